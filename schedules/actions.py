@@ -1,0 +1,110 @@
+"""What a schedule returns: a program, which is for each rank the list of actions that it performs, in order.
+
+The printable form extends that of `torch.distributed.pipelining` (`2F0`, `1B3`, `0I4`, `0W4`) with the weight version
+that an action reads, and with the optimizer step, which writes one:
+
+    0F5@3     stage 0, forward of micro-batch 5, with weights that have seen 3 updates
+    0B5@3     its backward (I and W: the input half and the weight half of a split backward)
+    0U4       stage 0 applies the gradient gathered since its last update; the result is version 4
+
+Micro-batches are numbered through the whole run. Sends and receives are no actions: they follow from F and B.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Op(StrEnum):
+    """What an action does."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+    UPDATE = "U"
+
+
+NO_MICROBATCH = -1
+"""The `microbatch` of an update, which belongs to no single one."""
+
+
+class Action(NamedTuple):
+    """One thing that a rank does: `(stage, op, microbatch, version)`.
+
+    `version` is the version read, or for an update the version written. `microbatch` of an update is `NO_MICROBATCH`.
+    """
+
+    stage: int
+    op: Op
+    microbatch: int
+    version: int
+
+    def __str__(self) -> str:
+        if self.op is Op.UPDATE:
+            return f"{self.stage}U{self.version}"
+        return f"{self.stage}{self.op.value}{self.microbatch}@{self.version}"
+
+
+_PRINTED = re.compile(r"(?P<stage>\d+)(?:U(?P<written>\d+)|(?P<op>[FBIW])(?P<microbatch>\d+)@(?P<read>\d+))")
+
+
+def parse_action(text: str) -> Action:
+    """The action that prints as `text`.
+
+    Raises:
+        ValueError: `text` is not an action in the printable form.
+    """
+    match = _PRINTED.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not an action; one looks like 0F5@3, 0B5@3, 0I5@3, 0W5@3 or 0U4")
+    if match["written"] is not None:
+        return Action(int(match["stage"]), Op.UPDATE, NO_MICROBATCH, int(match["written"]))
+    return Action(int(match["stage"]), Op(match["op"]), int(match["microbatch"]), int(match["read"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What every rank does in one segment of a run: from a start to the next drain.
+
+    The segment covers steps `first_step .. first_step + steps - 1`, so micro-batches
+    `first_step * microbatches .. (first_step + steps) * microbatches - 1`.
+    """
+
+    schedule: str
+    """Name of the schedule, for people: no reader decides anything by it."""
+    microbatches: int
+    """Micro-batches a step."""
+    update_interval: int
+    """Micro-batches whose gradients one update applies (`microbatches`, unless stages update more often)."""
+    steps: int
+    first_step: int
+    rank_of_stage: tuple[int, ...]
+    """Which rank performs each stage's actions."""
+    initial_versions: tuple[int, ...]
+    """Versions that every stage holds when the segment starts, ascending; the last is the newest."""
+    final_versions: tuple[int, ...]
+    """Versions that every stage must still hold at the drain (what the next segment starts with), ascending."""
+    actions: tuple[tuple[Action, ...], ...]
+    """For each rank, its actions in order."""
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.rank_of_stage)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.actions)
+
+    def all_actions(self) -> Iterator[Action]:
+        """Every action, rank by rank."""
+        for of_rank in self.actions:
+            yield from of_rank
+
+    def stage_actions(self, stage: int) -> list[Action]:
+        """The actions of one stage, in the order in which its rank performs them."""
+        return [action for action in self.actions[self.rank_of_stage[stage]] if action.stage == stage]

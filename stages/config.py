@@ -1,0 +1,130 @@
+"""The typed configuration of a run. Imports no torch, so that the command line can check a configuration quickly.
+
+Each field's meaning, unit and accepted values stand under it. `site` holds what may differ from machine to machine
+without making it another run; everything else is part of the run's identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from omegaconf import MISSING
+
+
+@dataclass
+class ScheduleConfig:
+    name: str = MISSING
+    """A schedule of `schedules.NAMES`."""
+    microbatches: int = 4
+    """Micro-batches a step."""
+    delay: Optional[int] = None
+    """2bw: updates between the weights of a gradient and those it is applied to; null: the smallest legal one."""
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = MISSING
+    """An optimizer of `optimizers.NAMES`."""
+    lr: float = 2e-3
+    """Peak learning rate."""
+    weight_decay: float = 0.1
+    """Decoupled; on matrices only."""
+    beta1: Optional[float] = None
+    """First-moment decay of the Adam family; null: the optimizer's default."""
+    beta2: Optional[float] = None
+    """Second-moment decay of the Adam family; null: the optimizer's default."""
+    momentum: Optional[float] = None
+    """Momentum of the matrix rule (Muon); null: the optimizer's default."""
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises linearly."""
+    final_lr: float = 0.1
+    """Learning rate at the end of the cosine, as a share of the peak."""
+
+
+@dataclass
+class ErrorFeedbackConfig:
+    coefficient: float = 0.0
+    """c in x' = x - u - c (u - u_previous); 0 turns the correction off."""
+    form: str = "look-ahead"
+    """`look-ahead` (no extra buffer) or `buffered` (the reference)."""
+
+
+@dataclass
+class ModelConfig:
+    name: str = MISSING
+    """Name of the size, for people."""
+    layers: int = MISSING
+    width: int = MISSING
+    heads: int = MISSING
+    kv_heads: int = MISSING
+    """Key/value heads (grouped-query attention); divides `heads`."""
+    mlp_width: int = MISSING
+    """Hidden width of the SwiGLU block."""
+    vocab_size: int = 256
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+
+
+@dataclass
+class DataConfig:
+    path: Optional[str] = None
+    """A text file, or a folder of them; null: the text of the Python standard library."""
+    context: int = 128
+    """Tokens in a sequence."""
+    validation_share: float = 0.05
+    """Share of the text held out, by whole files where there are several."""
+
+
+@dataclass
+class ParallelConfig:
+    stages: int = 2
+    """Pipeline stages."""
+
+
+@dataclass
+class TrainConfig:
+    steps: int = MISSING
+    """Steps of `schedule.microbatches` micro-batches each."""
+    microbatch_size: int = 8
+    """Sequences in a micro-batch."""
+    eval_interval: int = 100
+    """Steps between evaluations; the pipeline drains for each. There is always one at the end."""
+    eval_microbatches: int = 8
+    """Micro-batches of validation text in an evaluation."""
+    clip: str = "global"
+    """`global` (norm over all stages), `stage` (each stage by its own norm) or `none`."""
+    clip_norm: float = 1.0
+    precision: str = "float32"
+    """`float32`, `float64` (tests), or `bfloat16` (replicas; the master copy and the gradients are float32)."""
+
+
+@dataclass
+class SiteConfig:
+    device: str = "auto"
+    """`auto` (CUDA if there is one), `cpu` or `cuda`."""
+    threads: int = 1
+    """CPU threads a process computes with."""
+    timeout: float = 60.0
+    """Seconds without a message from a neighbour after which a process gives up."""
+
+
+@dataclass
+class RunConfig:
+    """Everything that decides what a run computes, and `site`."""
+
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    error_feedback: ErrorFeedbackConfig = field(default_factory=ErrorFeedbackConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    site: SiteConfig = field(default_factory=SiteConfig)
+    seed: int = 0
+    """Seeds the initial weights (together with each parameter's name) and the order of the data."""
+
+
+def tokens_per_step(config: RunConfig) -> int:
+    """Tokens that one step reads (one optimizer step, all micro-batches)."""
+    return config.schedule.microbatches * config.train.microbatch_size * config.data.context
