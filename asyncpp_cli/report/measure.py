@@ -1,0 +1,99 @@
+"""One run's metrics rows, turned into the numbers that a report shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What the metrics of one run say; None where they do not (yet) say it."""
+
+    steps_done: int = 0
+    """Updates that the metrics account for."""
+    val_loss: float | None = None
+    """Nats a token, of the last evaluation."""
+    bits_per_byte: float | None = None
+    """The same in bits per byte of text."""
+    unigram_bits_per_byte: float | None = None
+    """Entropy of the single bytes of the same text: what a model without context can reach at best."""
+    tokens_per_second: float | None = None
+    """In steady state: evaluations, and the filling and draining of the pipeline, are not in it."""
+    delay: int | None = None
+    """Updates between the weights of a gradient and those it was applied to, as counted; the largest."""
+    mismatch: int | None = None
+    """Versions between a micro-batch's forward and its backward, as counted; the largest."""
+    bubble: float | None = None
+    """Share of the steady state that a rank waited, mean over ranks, in 0..1."""
+    bubble_by_rank: tuple[float, ...] = ()
+    bubble_predicted: float | None = None
+    """The same as the schedule predicts it."""
+    skipped_steps: int = 0
+    """Steps left out because a gradient was not finite."""
+    seconds: float | None = None
+    """Training time, without evaluations."""
+    start: Row | None = None
+    """The `start` row of the last attempt: where and with what the run ran."""
+
+
+def measure(rows: Sequence[Row]) -> Measurement:
+    """The numbers in a run's metrics rows (as `runs` returns them: rows of repeated steps already dropped).
+
+    Raises:
+        KeyError: a row lacks a field that its kind has.
+    """
+    by_kind: dict[str, list[Row]] = {}
+    for row in rows:
+        by_kind.setdefault(row["kind"], []).append(row)
+    start = by_kind["start"][-1] if "start" in by_kind else None
+    steps = by_kind.get("step", [])
+    segments = by_kind.get("segment", [])
+    timed = [row for row in rows if row["kind"] in ("step", "eval", "segment", "end")]
+    val_loss = by_kind["eval"][-1]["val_loss"] if "eval" in by_kind else None
+    bubble_by_rank = _bubble_by_rank(segments)
+    return Measurement(
+        steps_done=max((row["step"] for row in steps), default=0),
+        val_loss=val_loss,
+        bits_per_byte=_bits_per_byte(val_loss, start),
+        unigram_bits_per_byte=start.get("unigram_bits_per_byte") if start is not None else None,
+        tokens_per_second=_tokens_per_second(segments),
+        delay=max((delay for row in segments for delay in row["delay_max"]), default=None),
+        mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
+        bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
+        bubble_by_rank=bubble_by_rank,
+        bubble_predicted=start.get("bubble_predicted") if start is not None else None,
+        skipped_steps=sum(bool(row["skipped"]) for row in steps),
+        seconds=timed[-1]["seconds"] if timed else None,
+        start=start,
+    )
+
+
+def _bits_per_byte(val_loss: float | None, start: Row | None) -> float | None:
+    bytes_per_token = start.get("bytes_per_token") if start is not None else None
+    if val_loss is None or not bytes_per_token:
+        return None
+    return val_loss / math.log(2) / float(bytes_per_token)
+
+
+def _tokens_per_second(segments: Sequence[Row]) -> float | None:
+    seconds = sum(row["steady_seconds"] for row in segments)
+    if seconds <= 0:
+        return None
+    return float(sum(row["steady_tokens"] for row in segments) / seconds)
+
+
+def _bubble_by_rank(segments: Sequence[Row]) -> tuple[float, ...]:
+    """For each rank, the share of the run's steady windows that it waited: segments count by their length."""
+    measured = [row for row in segments if row["steady_seconds"] > 0 and row["busy"]]
+    seconds = sum(row["steady_seconds"] for row in measured)
+    if seconds <= 0:
+        return ()
+    ranks = range(len(measured[0]["busy"]))
+    return tuple(
+        1 - sum(row["busy"][rank] * row["steady_seconds"] for row in measured) / seconds for rank in ranks
+    )

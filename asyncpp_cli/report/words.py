@@ -1,0 +1,128 @@
+"""The answer in words: what the delay costs, what error feedback recovers, what the schedule wins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from asyncpp_cli.report.aggregate import Cell
+
+TOKENS_PER_PARAMETER = 20
+"""Tokens a parameter that pretraining usually takes; runs below it are called short."""
+
+MAX_GROUPS = 4
+"""Models or other variations that are put into words one by one; beyond that the gap column does better."""
+
+
+def in_words(cells: Sequence[Cell]) -> list[str]:
+    """Sentences that answer, from the cells alone, what a reader of the table wants to know."""
+    delayed = [cell for cell in cells if cell.baseline is not None and not cell.synchronous]
+    if not delayed:
+        return []
+    return [*_loss_sentences(delayed), *_speed_sentences(delayed), *_caveats(delayed)]
+
+
+def _loss_sentences(delayed: Sequence[Cell]) -> list[str]:
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in delayed:
+        if cell.gap is not None and math.isfinite(cell.gap):
+            key = (cell.schedule, cell.model, *(f"{name}={value}" for name, value in cell.axes.items()))
+            groups.setdefault(key, []).append(cell)
+    if len(groups) > MAX_GROUPS:
+        return [f"Loss: {len(groups)} comparisons with a synchronous cell; see the gap column."]
+    sentences = []
+    for (schedule, *where), group in groups.items():
+        baseline = group[0].baseline
+        assert baseline is not None
+        prefix = f"Loss ({', '.join(where)})" if len(groups) > 1 else "Loss"
+        gaps = [
+            _of_optimizer([cell for cell in group if cell.optimizer == name]) for name in _optimizers(group)
+        ]
+        sentences.append(
+            f"{prefix}: against {baseline.schedule}, {schedule} ends {'; '.join(gaps)} (nats a token)."
+        )
+    return sentences
+
+
+def _optimizers(cells: Sequence[Cell]) -> list[str]:
+    return list(dict.fromkeys(cell.optimizer for cell in cells))
+
+
+def _of_optimizer(cells: Sequence[Cell]) -> str:
+    """One optimizer's gaps: plain, then with error feedback and the share of the gap that it recovers."""
+    gaps: Mapping[float, float] = {cell.error_feedback: cell.gap for cell in cells if cell.gap is not None}
+    plain = gaps.get(0.0)
+    parts = [] if plain is None else [_higher_or_lower(plain)]
+    for coefficient, gap in gaps.items():
+        if coefficient == 0:
+            continue
+        strength = "" if coefficient == 1 else f" (c = {coefficient:g})"
+        share = ""
+        if plain is not None and plain > 0:
+            recovered = (plain - gap) / plain
+            share = f", recovering {recovered:.0%} of the gap" if recovered >= 0 else ", which widens the gap"
+        parts.append(f"{_higher_or_lower(gap)} with error feedback{strength}{share}")
+    return (
+        f"{' and '.join(parts)} with {cells[0].optimizer}"
+        if len(parts) == 1
+        else (f"with {cells[0].optimizer} {' and '.join(parts)}")
+    )
+
+
+def _higher_or_lower(gap: float) -> str:
+    return f"{abs(gap):.3f} {'higher' if gap >= 0 else 'lower'}"
+
+
+def _speed_sentences(delayed: Sequence[Cell]) -> list[str]:
+    sentences = []
+    for schedule in dict.fromkeys(cell.schedule for cell in delayed):
+        cells = [cell for cell in delayed if cell.schedule == schedule and cell.throughput_ratio is not None]
+        if not cells:
+            continue
+        baseline = cells[0].baseline
+        assert baseline is not None
+        ratios = _range(
+            [cell.throughput_ratio for cell in cells if cell.throughput_ratio is not None], "{:.2f}"
+        )
+        sentence = (
+            f"Speed: {schedule} trains on {ratios} times as many tokens a second as {baseline.schedule}"
+        )
+        mine = [cell.bubble.mean for cell in cells if cell.bubble is not None]
+        theirs = [cell.baseline.bubble.mean for cell in cells if cell.baseline and cell.baseline.bubble]
+        if mine and theirs:
+            sentence += (
+                f"; its ranks wait {_range(mine, '{:.0%}')} of the time instead of {_range(theirs, '{:.0%}')}"
+            )
+        sentences.append(f"{sentence}.")
+    return sentences
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _caveats(delayed: Sequence[Cell]) -> list[str]:
+    compared = [cell for cell in delayed if cell.gap is not None]
+    if not compared:
+        return []
+    sentences = []
+    fewest = min(min(cell.n, cell.baseline.n) for cell in compared if cell.baseline is not None)
+    if fewest < 3:
+        runs = "one run" if fewest == 1 else f"{fewest} runs"
+        sentences.append(f"How sure: some cells rest on {runs} (n = {fewest}): a small gap may be chance.")
+    short = [tokens for tokens in (_tokens_per_parameter(cell) for cell in compared) if tokens is not None]
+    if short and min(short) < TOKENS_PER_PARAMETER:
+        sentences.append(
+            f"A short run ({min(short):.2g} tokens a parameter; pretraining takes about {TOKENS_PER_PARAMETER}) "
+            "spends most of its steps at a high learning rate and exaggerates gaps."
+        )
+    return sentences
+
+
+def _tokens_per_parameter(cell: Cell) -> float | None:
+    for run in cell.runs:
+        start = run.measurement.start
+        if start is not None and start.get("parameters") and start.get("tokens_per_step"):
+            return float(run.measurement.steps_done * start["tokens_per_step"] / start["parameters"])
+    return None
