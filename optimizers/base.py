@@ -1,0 +1,94 @@
+"""What the optimizers of this package share: they update whole lists of tensors instead of one tensor after
+another."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Group = dict[str, Any]
+"""A parameter group: `params`, `lr`, `weight_decay` and the rule's own settings."""
+State = dict[str, Any]
+"""What an optimizer keeps for one parameter."""
+
+
+class ListOptimizer(torch.optim.Optimizer):
+    """An optimizer whose rule acts on all parameters of a group at once.
+
+    Parameters without a gradient are left alone, and so is their state.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Apply one update to every parameter that has a gradient; gradients are read only.
+
+        Raises:
+            ValueError: A closure was given; the rules here take one gradient a step.
+        """
+        if closure is not None:
+            raise ValueError("this optimizer takes no closure")
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                gradients = [parameter.grad for parameter in parameters]
+                states = [self.state[parameter] for parameter in parameters]
+                self.update(parameters, gradients, states, group)
+
+    @abstractmethod
+    def update(
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
+    ) -> None:
+        """Update `parameters` (at least one) in place."""
+
+
+def buffers(states: Sequence[State], name: str, like: Sequence[Tensor]) -> list[Tensor]:
+    """The state tensors called `name`, created as zeros of the shapes and types of `like` where there are
+    none yet."""
+    for state, tensor in zip(states, like, strict=True):
+        if name not in state:
+            state[name] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+    return [state[name] for state in states]
+
+
+def count_step(states: Sequence[State]) -> int:
+    """Add one to the step count of every state and return the count.
+
+    Counts are tensors on the CPU, so that reading them never waits for an accelerator. All parameters of a
+    group have taken the same number of steps: the trainer gives every parameter a gradient in every step.
+    """
+    for state in states:
+        if "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+        state["step"] += 1
+    return int(states[0]["step"])
+
+
+def decay(parameters: list[Tensor], group: Group) -> None:
+    """Decoupled weight decay: W <- (1 - lr wd) W."""
+    if group["weight_decay"] != 0:
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+
+
+def ema_momentum(
+    momenta: list[Tensor], gradients: list[Tensor], beta: float, *, nesterov: bool
+) -> list[Tensor]:
+    """Update M <- beta M + (1 - beta) G in place and return the direction to step in.
+
+    The direction is M, or with `nesterov` the look-ahead (1 - beta) G + beta M.
+    """
+    torch._foreach_lerp_(momenta, gradients, 1 - beta)
+    if not nesterov:
+        return momenta
+    return list(torch._foreach_lerp(gradients, momenta, beta))
+
+
+def by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Positions in `tensors`, gathered by equal shape, in the order in which shapes first appear."""
+    positions: dict[torch.Size, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        positions.setdefault(tensor.shape, []).append(position)
+    return list(positions.values())

@@ -1,0 +1,208 @@
+"""The optimizers by name: what each is, its settings with their defaults, what it keeps, and where it is
+from.
+
+Imports no torch, so that the command line can list and check optimizers quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Value = float | bool | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A setting of an optimizer that a user may change."""
+
+    default: Value
+    meaning: str
+    low: float | None = None
+    """Smallest accepted number (itself accepted)."""
+    high: float | None = None
+    """Accepted numbers are below it."""
+    choices: tuple[str, ...] = ()
+    """Accepted words, where the setting is a word."""
+
+    def accepts(self) -> str:
+        """What is accepted, in words."""
+        if self.choices:
+            return " | ".join(self.choices)
+        if isinstance(self.default, bool):
+            return "true | false"
+        whole = "a whole number" if isinstance(self.default, int) else "a number"
+        bounds = [f"at least {self.low:g}"] if self.low is not None else []
+        bounds += [f"below {self.high:g}"] if self.high is not None else []
+        return " ".join([whole, " and ".join(bounds)]).strip()
+
+    def holds(self, value: object) -> bool:
+        """Whether `value` is accepted."""
+        if self.choices:
+            return value in self.choices
+        if isinstance(self.default, bool):
+            return isinstance(value, bool)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        if isinstance(self.default, int) and value != int(value):
+            return False
+        return (self.low is None or value >= self.low) and (self.high is None or value < self.high)
+
+
+def _everywhere(rule: str) -> Mapping[str, str]:
+    return {"matrix": rule, "embedding": rule, "head": rule, "vector": rule}
+
+
+def _on_matrices(rule: str) -> Mapping[str, str]:
+    return {"matrix": rule, "embedding": "adamw", "head": "adamw", "vector": "adamw"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One optimizer."""
+
+    name: str
+    summary: str
+    reference: str
+    rules: Mapping[str, str]
+    """Which rule updates each role of `optimizers.grouping.Role`."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    matrix_state: str
+    """Values kept for a matrix of `rows` x `columns` under the main rule, as a formula for people."""
+    values_per_parameter: float
+    """The same for a square matrix, divided by its entries; step counters (one number a tensor) are not
+    counted."""
+
+    @property
+    def state_bytes_per_parameter(self) -> float:
+        """Bytes kept for each entry of a square float32 matrix."""
+        return 4 * self.values_per_parameter
+
+
+def _decay_rate(default: float, meaning: str) -> Option:
+    return Option(default=default, low=0.0, high=1.0, meaning=meaning)
+
+
+def _epsilon(default: float) -> Option:
+    return Option(default=default, low=0.0, meaning="added to the denominator")
+
+
+def _adam_options(beta1: float, beta2: float) -> dict[str, Option]:
+    return {
+        "beta1": _decay_rate(beta1, "decay of the first moment"),
+        "beta2": _decay_rate(beta2, "decay of the second moment"),
+        "eps": _epsilon(1e-8),
+    }
+
+
+_AUXILIARY = {
+    "beta1": _decay_rate(0.9, "AdamW part (embedding, head, vectors): decay of the first moment"),
+    "beta2": _decay_rate(0.95, "AdamW part: decay of the second moment"),
+    "eps": Option(default=1e-8, low=0.0, meaning="AdamW part: added to the denominator"),
+    "auxiliary_lr_ratio": Option(
+        default=1.0, low=0.0, meaning="AdamW part: its learning rate as a share of the optimizer's"
+    ),
+}
+
+_MOMENTUM = {
+    "momentum": _decay_rate(0.95, "decay of the averaged gradient"),
+    "nesterov": Option(default=True, meaning="step along the look-ahead (1 - momentum) G + momentum M"),
+}
+
+_ORTHOGONAL = {
+    "iteration": Option(
+        default="newton-schulz",
+        choices=("newton-schulz", "polar-express"),
+        meaning="coefficients of the orthogonalization",
+    ),
+}
+
+_METHODS = (
+    Method(
+        name="sgd",
+        summary="gradient descent with averaged momentum",
+        reference="Polyak 1964; Nesterov 1983",
+        rules=_everywhere("sgd"),
+        options={
+            "momentum": _decay_rate(0.9, "decay of the averaged gradient; 0: none is kept"),
+            "nesterov": Option(
+                default=False, meaning="step along the look-ahead (1 - momentum) G + momentum M"
+            ),
+        },
+        matrix_state="rows columns",
+        values_per_parameter=1,
+    ),
+    Method(
+        name="adamw",
+        summary="Adam with decoupled weight decay",
+        reference="arXiv 1711.05101",
+        rules=_everywhere("adamw"),
+        options=_adam_options(0.9, 0.95),
+        matrix_state="2 rows columns",
+        values_per_parameter=2,
+    ),
+    Method(
+        name="nadamw",
+        summary="Nesterov Adam with decoupled decay: asynchronous Nesterov",
+        reference="arXiv 2505.01099",
+        rules=_everywhere("nadamw"),
+        options={
+            **_adam_options(0.99, 0.999),
+            "momentum_decay": Option(
+                default=0.004, low=0.0, meaning="how fast the momentum warms up to beta1"
+            ),
+        },
+        matrix_state="2 rows columns",
+        values_per_parameter=2,
+    ),
+    Method(
+        name="muon",
+        summary="orthogonalized momentum on matrices, AdamW for the rest",
+        reference="Jordan 2024; arXiv 2502.16982",
+        rules=_on_matrices("muon"),
+        options={
+            **_MOMENTUM,
+            "scale": Option(
+                default="match-rms",
+                choices=("match-rms", "original"),
+                meaning="0.2 sqrt(max(rows, columns)), for AdamW's rates, or sqrt(max(1, rows / columns))",
+            ),
+            **_ORTHOGONAL,
+            **_AUXILIARY,
+        },
+        matrix_state="rows columns",
+        values_per_parameter=1,
+    ),
+)
+
+METHODS: Mapping[str, Method] = {method.name: method for method in _METHODS}
+NAMES: tuple[str, ...] = tuple(METHODS)
+
+
+def method_named(name: str) -> Method:
+    """The optimizer called `name`.
+
+    Raises:
+        ValueError: There is none; the message lists those there are.
+    """
+    if name not in METHODS:
+        raise ValueError(f"unknown optimizer {name!r}; accepted: {', '.join(NAMES)}")
+    return METHODS[name]
+
+
+def check_options(name: str, options: Mapping[str, object]) -> dict[str, Value]:
+    """The settings of optimizer `name`: `options` over its defaults.
+
+    Raises:
+        ValueError: Unknown optimizer or option, or a value not accepted; the message says what would be.
+    """
+    accepted = method_named(name).options
+    settings: dict[str, Value] = {key: option.default for key, option in accepted.items()}
+    for key, value in options.items():
+        if key not in accepted:
+            raise ValueError(f"optimizer {name!r} has no option {key!r}; accepted: {', '.join(accepted)}")
+        if not accepted[key].holds(value):
+            raise ValueError(f"optimizer {name!r}: {key} is {value!r}, accepted: {accepted[key].accepts()}")
+        assert isinstance(value, float | int | str)
+        settings[key] = value
+    return settings

@@ -1,0 +1,124 @@
+"""Muon: momentum whose matrices are replaced by their nearest orthogonal ones.
+
+Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); the scale that lets
+AdamW's learning rate and decay be reused is that of Liu et al., "Muon is Scalable for LLM Training" (arXiv
+2502.16982); the Polar Express coefficients are those of Amsel et al. (arXiv 2505.16932).
+
+For matrices inside blocks only. Embeddings and the output head are two-dimensional as well, yet their rows
+are tokens, and orthogonalizing over tokens is not meant; nothing would fail, so `optimizers.grouping`
+decides it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from optimizers.base import Group, ListOptimizer, State, buffers, by_shape, decay, ema_momentum
+
+Coefficients = tuple[tuple[float, float, float], ...]
+"""One (a, b, c) an iteration of X <- a X + (b A + c A^2) X with A = X X^T."""
+
+NEWTON_SCHULZ: Coefficients = ((3.4445, -4.7750, 2.0315),) * 5
+POLAR_EXPRESS: Coefficients = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+ITERATIONS: dict[str, Coefficients] = {"newton-schulz": NEWTON_SCHULZ, "polar-express": POLAR_EXPRESS}
+
+_NORM_MARGIN = {"newton-schulz": 1.0, "polar-express": 1.02}
+"""What the Frobenius norm is multiplied by before dividing; Polar Express needs singular values strictly
+below 1."""
+_EPSILON = 1e-7
+_BATCHED_ON_CPU = 192
+"""Smaller side up to which a CPU multiplies the matrices of one shape as a batch; beyond, one by one is
+faster."""
+
+
+def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz") -> Tensor:
+    """Replace the singular values of each matrix by ones, approximately, by five matrix-polynomial
+    iterations.
+
+    Computed in bfloat16 on an accelerator and in the matrices' own type on a CPU, where bfloat16 is slow,
+    and wherever the matrices are float64. Each matrix's result has the same bits whichever other matrices
+    are in the batch on a CPU (tested); an accelerator's library may choose another kernel for another batch
+    size.
+
+    Args:
+        matrices: Of shape (count, rows, columns).
+        iteration: `newton-schulz` (singular values end between about 0.7 and 1.2) or `polar-express`
+            (closer to 1).
+
+    Returns:
+        A new tensor of the same shape and type.
+    """
+    rows, columns = matrices.shape[-2:]
+    x = matrices.mT if rows > columns else matrices
+    # One norm after another: a reduction over the whole batch may sum in another order for another batch
+    # size.
+    norms = torch.stack(torch._foreach_norm(matrices.unbind())).reshape(-1, 1, 1)
+    x = x / (norms * _NORM_MARGIN[iteration] + _EPSILON)
+    if matrices.device.type != "cpu" and matrices.dtype == torch.float32:
+        x = x.bfloat16()
+    coefficients = ITERATIONS[iteration]
+    if matrices.device.type == "cpu" and min(rows, columns) > _BATCHED_ON_CPU:
+        for matrix in x:
+            matrix.copy_(_iterate_one(matrix, coefficients))
+    else:
+        x = _iterate(x, coefficients)
+    return (x.mT if rows > columns else x).to(matrices.dtype)
+
+
+def _iterate(x: Tensor, coefficients: Coefficients) -> Tensor:
+    for a, b, c in coefficients:
+        gram = torch.bmm(x, x.mT)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
+    return x
+
+
+def _iterate_one(x: Tensor, coefficients: Coefficients) -> Tensor:
+    for a, b, c in coefficients:
+        gram = torch.mm(x, x.T)
+        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.addmm(x, polynomial, x, beta=a)
+    return x
+
+
+def update_scale(rows: int, columns: int, scale: str) -> float:
+    """What the orthogonal matrix is multiplied by.
+
+    `match-rms` is 0.2 sqrt(max(rows, columns)): an orthogonal matrix has root mean square 1 /
+    sqrt(max(rows, columns)), so every entry then moves by about 0.2 lr, as under AdamW. `original` is
+    sqrt(max(1, rows / columns)).
+    """
+    if scale == "match-rms":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns))
+
+
+class Muon(ListOptimizer):
+    """Muon on matrices, with the matrices of one shape orthogonalized as one batch.
+
+    M <- momentum M + (1 - momentum) G; Q = (1 - momentum) G + momentum M with `nesterov`, else M;
+    W <- (1 - lr weight_decay) W - lr scale orthogonalize(Q). Keeps one tensor (M) a parameter.
+
+    Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `scale`, `iteration`.
+    """
+
+    def update(
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
+    ) -> None:
+        momenta = buffers(states, "momentum", parameters)
+        directions = ema_momentum(momenta, gradients, group["momentum"], nesterov=group["nesterov"])
+        decay(parameters, group)
+        for positions in by_shape(parameters):
+            rows, columns = parameters[positions[0]].shape
+            steps = orthogonalize(torch.stack([directions[i] for i in positions]), group["iteration"])
+            factor = -group["lr"] * update_scale(rows, columns, group["scale"])
+            torch._foreach_add_([parameters[i] for i in positions], list(steps.unbind()), alpha=factor)
