@@ -1,0 +1,1 @@
+"""What a person types. Starts without importing torch, submitit or polars: commands import what they need."""

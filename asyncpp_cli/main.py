@@ -1,0 +1,29 @@
+"""The command `asyncpp`: which sub-commands there are, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from asyncpp_cli.errors import UserError
+
+app = typer.Typer(
+    name="asyncpp",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure what asynchronous pipeline-parallel pretraining costs in loss and wins in throughput.",
+)
+
+
+def main() -> None:
+    """Run the command line: exit code 2 and one line on standard error where the user made a mistake."""
+    try:
+        app()
+    except UserError as error:
+        message = " ".join(str(error).split())
+        print(f"asyncpp: error: {message}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,309 @@
+"""The run folder: the one owner of an experiment's files, but for those of single attempts (`attempts`).
+
+EXPERIMENT/experiment.json         name, template, cells {id, axes}
+EXPERIMENT/template.yaml           the template with its command-line overrides
+EXPERIMENT/runs/ID/config.yaml     the run's configuration, never changed
+EXPERIMENT/runs/ID/status.json     how it goes, replaced at once
+EXPERIMENT/runs/ID/metrics.jsonl   append-only, one JSON object a line
+EXPERIMENT/runs/ID/logs/           what each rank of each attempt printed
+EXPERIMENT/runs/ID/jobs/           submitit's own files
+EXPERIMENT/runs/ID/attempts/N/     who claimed attempt N, its ranks' processes and how they ended
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.files import read_json, write_json
+from stages.config import RunConfig
+
+FORMAT = 1
+"""Of experiment.json and status.json; a reader refuses a later one."""
+
+
+class State(StrEnum):
+    """What a run's status says."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """The content of status.json. Times are seconds since 1970."""
+
+    state: State = State.PENDING
+    attempt: int = 0
+    """Number of the latest attempt, from 1; 0: never started."""
+    step: int = 0
+    """Steps done."""
+    steps: int = 0
+    """Steps of the whole run."""
+    reason: str = ""
+    """Why it ended, where it did not complete."""
+    started: float | None = None
+    updated: float | None = None
+    ended: float | None = None
+    host: str = ""
+    pids: list[int] = field(default_factory=list)
+    """Process of each rank, as far as known."""
+    train_loss: float | None = None
+    """Nats a token."""
+    tokens_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A cell of the matrix: the run's id, and what tells it from the others.
+
+    `axes` always has `schedule, optimizer, error_feedback` (the coefficient), `model` and `seed`, then further
+    axes under their dotted configuration keys.
+    """
+
+    id: str
+    axes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def status_file(self) -> Path:
+        return self.folder / "status.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def jobs(self) -> Path:
+        return self.folder / "jobs"
+
+    @property
+    def attempts(self) -> Path:
+        return self.folder / "attempts"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.folder / "lock"
+
+    def log_file(self, *, attempt: int, rank: int) -> Path:
+        """What the rank printed in that attempt."""
+        return self.logs / f"attempt-{attempt}-rank-{rank}.log"
+
+    def config(self) -> RunConfig:
+        """The run's resolved configuration.
+
+        Raises:
+            DamagedError: the file is missing or is not a run configuration.
+        """
+        from asyncpp_cli.settings import read_config
+
+        return read_config(self.config_file)
+
+    def status(self) -> Status:
+        """What the run's status file says; `pending` where there is none yet.
+
+        Raises:
+            DamagedError: the file is there but cannot be read.
+        """
+        try:
+            content = read_json(self.status_file, newest_format=FORMAT)
+        except FileNotFoundError:
+            return Status()
+        known = {key: content[key] for key in Status.__dataclass_fields__ if key in content}
+        try:
+            return Status(**known | {"state": State(content["state"])})
+        except (KeyError, ValueError) as error:
+            raise DamagedError(f"{self.status_file} has no known state ({error})") from error
+
+    def write_status(self, status: Status) -> None:
+        """Replace the status file at once."""
+        write_json(self.status_file, {"format": FORMAT} | asdict(status))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics rows, without those of steps that a later attempt did again.
+
+        A line that is no JSON object is left out: a process that is killed while it writes leaves a torn one.
+        """
+        try:
+            text = self.metrics_file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return []
+        rows: list[dict[str, Any]] = []
+        for line in text.splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if not isinstance(row, dict) or "kind" not in row:
+                continue
+            if row["kind"] == "start":
+                rows = [earlier for earlier in rows if _step_of(earlier) < row["step"]]
+            rows.append(row)
+        return rows
+
+
+def _step_of(row: Mapping[str, Any]) -> int:
+    step = row["first_step"] if row["kind"] == "segment" else row["step"]
+    return int(step)
+
+
+class MetricsFile:
+    """Appends rows to a run's metrics, each in one write. One process of a run has it open."""
+
+    def __init__(self, run: Run) -> None:
+        self._descriptor = os.open(run.metrics_file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        size = os.fstat(self._descriptor).st_size
+        # An earlier attempt may have been killed in the middle of a line: end it, or the first row joins it.
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            os.write(self._descriptor, b"\n")
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        line = (json.dumps(row) + "\n").encode()
+        if os.write(self._descriptor, line) != len(line):
+            raise OSError("the disk is full: a metrics row was written in part")
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class RunRecorder:
+    """What the trainer's writer rank records: metrics rows, and a heartbeat in the status.
+
+    Nothing is opened before the first row, so that the other ranks may hold one as well.
+    """
+
+    _SECONDS_BETWEEN_HEARTBEATS = 0.5
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._metrics: MetricsFile | None = None
+        self._latest: Status | None = None
+        self._written_at = 0.0
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append a row to the metrics."""
+        if self._metrics is None:
+            self._metrics = MetricsFile(self._run)
+        self._metrics.append(row)
+
+    def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
+        """Say in the status how far the run is; written at most twice a second."""
+        now = time.time()
+        self._latest = replace(
+            self._latest or self._run.status(),
+            step=step,
+            train_loss=train_loss,
+            tokens_per_second=tokens_per_second,
+            updated=now,
+        )
+        if now - self._written_at >= self._SECONDS_BETWEEN_HEARTBEATS:
+            self._run.write_status(self._latest)
+            self._written_at = now
+
+    def close(self) -> None:
+        """Write the last heartbeat, if it was held back, and close the metrics."""
+        if self._latest is not None:
+            self._run.write_status(self._latest)
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """An experiment's folder, as experiment.json has it."""
+
+    folder: Path
+    name: str
+    template: str
+    """The template's name or file, as given to `sweep`."""
+    cells: tuple[Cell, ...]
+
+    @property
+    def template_file(self) -> Path:
+        return self.folder / "template.yaml"
+
+    def run(self, cell_id: str) -> Run:
+        return Run(self.folder / "runs" / cell_id)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The run of each cell, in the order of the cells."""
+        return [self.run(cell.id) for cell in self.cells]
+
+
+EXPERIMENT_FILE = "experiment.json"
+
+
+def open_experiment(folder: Path) -> Experiment:
+    """The experiment in a folder.
+
+    Raises:
+        UserError: there is none, or its description cannot be read.
+    """
+    file = folder / EXPERIMENT_FILE
+    try:
+        content = read_json(file, newest_format=FORMAT)
+        cells = tuple(Cell(id=cell["id"], axes=dict(cell["axes"])) for cell in content["cells"])
+        return Experiment(folder=folder, name=content["name"], template=content["template"], cells=cells)
+    except (FileNotFoundError, NotADirectoryError):
+        message = f"{folder} is not an experiment: it has no {EXPERIMENT_FILE} (`asyncpp sweep` makes one)"
+        raise UserError(message) from None
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{file} is not a description of an experiment ({error!r})") from error
+
+
+def open_run(folder: Path) -> Run:
+    """The run in a folder.
+
+    Raises:
+        UserError: the folder holds none.
+    """
+    run = Run(folder)
+    if not run.config_file.is_file():
+        raise UserError(
+            f"{folder} is not a run: it has no {run.config_file.name} (look into EXPERIMENT/runs)"
+        )
+    return run
+
+
+def write_experiment(experiment: Experiment) -> None:
+    """Write experiment.json."""
+    write_json(
+        experiment.folder / EXPERIMENT_FILE,
+        {
+            "format": FORMAT,
+            "name": experiment.name,
+            "template": experiment.template,
+            "cells": [asdict(cell) for cell in experiment.cells],
+        },
+    )

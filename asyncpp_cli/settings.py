@@ -1,0 +1,198 @@
+"""Run configurations by dotted key: which keys there are, what a value must be, and reading, writing and hashing them.
+
+The types stand in `stages.config`. OmegaConf checks every value against them; each pair of key and value is checked
+once, since the cells of a matrix repeat them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+import operator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asyncpp_cli.errors import DamagedError
+from stages.config import RunConfig
+
+
+class SettingError(Exception):
+    """A key or a value that no run configuration has. `key` is dotted."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    section.name: tuple(entry.name for entry in dataclasses.fields(section.default_factory))
+    for section in dataclasses.fields(RunConfig)
+    if section.default_factory is not dataclasses.MISSING
+    and dataclasses.is_dataclass(section.default_factory)
+}
+"""The keys of each section."""
+
+KEYS: tuple[str, ...] = tuple(
+    key
+    for top in dataclasses.fields(RunConfig)
+    for key in (
+        [f"{top.name}.{entry}" for entry in SECTIONS[top.name]] if top.name in SECTIONS else [top.name]
+    )
+)
+"""Every dotted key of a run configuration, in order."""
+
+SITE = "site"
+"""The section that is no part of a run's identity."""
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that no run configuration has.
+
+    Raises:
+        SettingError: with the nearest accepted key, or else those of the same section.
+    """
+    if key in KEYS:
+        return
+    section = key.partition(".")[0]
+    if near := difflib.get_close_matches(key, [*KEYS, *SECTIONS], n=1, cutoff=0.7):
+        raise SettingError(key, f"unknown key; did you mean {near[0]}?")
+    accepted = [entry for entry in KEYS if entry.startswith(f"{section}.")] or [*SECTIONS, "seed"]
+    raise SettingError(key, f"unknown key; accepted: {', '.join(accepted)}")
+
+
+def typed(key: str, value: Any) -> Any:
+    """The value as the key's type has it (an integer becomes a float where the key holds one).
+
+    Raises:
+        SettingError: the key is unknown, or the value is not of its type.
+    """
+    check_key(key)
+    if isinstance(value, list | Mapping):
+        raise SettingError(key, f"takes one value, not {_printed(value)}")
+    return _typed(key, type(value), value)
+
+
+@functools.cache
+def _typed(key: str, _type: type, value: Any) -> Any:
+    # The type is part of the cache's key, since True == 1 == 1.0 and the three are not accepted alike.
+    expected = _field_type(key)
+    if isinstance(value, bool) and "bool" not in expected:
+        raise SettingError(key, f"must be {expected}, not {_printed(value)}")
+    if isinstance(value, str) and expected != "text" and "text" not in expected:
+        # The YAML reader has made a number of everything that looks like one.
+        raise SettingError(key, f"must be {expected}, not {_printed(value)}")
+    if isinstance(value, int | float) and expected.startswith("text"):
+        value = str(value)
+    config = OmegaConf.structured(RunConfig)
+    try:
+        OmegaConf.update(config, key, value)
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException as error:
+        raise SettingError(key, f"must be {expected}, not {_printed(value)}") from error
+
+
+def _field_type(key: str) -> str:
+    *sections, name = key.split(".")
+    owner: Any = RunConfig
+    for section in sections:
+        owner = next(entry.default_factory for entry in dataclasses.fields(owner) if entry.name == section)
+    written = str(next(entry.type for entry in dataclasses.fields(owner) if entry.name == name))
+    names = {"int": "an integer", "float": "a number", "str": "text", "bool": "true or false (bool)"}
+    inner = written.removeprefix("Optional[").removesuffix("]")
+    return names.get(inner, inner) + (" or null" if written.startswith("Optional[") else "")
+
+
+def _printed(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def get(config: RunConfig, key: str) -> Any:
+    """The value of a dotted key."""
+    return operator.attrgetter(key)(config)
+
+
+def assign(config: RunConfig, settings: Mapping[str, Any]) -> None:
+    """Set dotted keys of a configuration, in place.
+
+    Raises:
+        SettingError: a key is unknown, or a value is not of its type.
+    """
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".")
+        setattr(get(config, section) if section else config, name, typed(key, value))
+
+
+def unset_keys(config: RunConfig) -> list[str]:
+    """Keys that have no default and were given no value."""
+    return [key for key, value in items(config) if value == MISSING]
+
+
+def items(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Every dotted key with its value."""
+    for key in KEYS:
+        yield key, get(config, key)
+
+
+def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys: `{train: {steps: 3}}` is `{train.steps: 3}`."""
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, prefix=f"{dotted}.")
+        else:
+            flat[dotted] = value
+    return flat
+
+
+def copy_of(config: RunConfig) -> RunConfig:
+    """An independent copy."""
+    return copy.deepcopy(config)
+
+
+def config_hash(config: RunConfig) -> str:
+    """64 hexadecimal digits that two runs share if, and only if, they compute the same: `site` is not in it."""
+    content = {key: value for key, value in items(config) if not key.startswith(f"{SITE}.")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+# The C readers and writers of libyaml, where PyYAML was built with it, are ten times as fast.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def config_text(config: RunConfig) -> str:
+    """The configuration as YAML."""
+    return str(yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False))
+
+
+def read_config(file: Path) -> RunConfig:
+    """The configuration in a run's config.yaml.
+
+    Raises:
+        DamagedError: the file is missing, or is not a complete run configuration.
+    """
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+        if not isinstance(content, dict):
+            raise DamagedError(f"{file} is not a run's configuration")
+        config = RunConfig()
+        assign(config, flatten(content))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedError(f"{file} cannot be read ({error})") from error
+    except yaml.YAMLError as error:
+        raise DamagedError(f"{file} is not YAML") from error
+    except SettingError as error:
+        raise DamagedError(f"{file}: {error.key}: {error}") from error
+    if missing := unset_keys(config):
+        raise DamagedError(f"{file}: {missing[0]} is missing")
+    return config
