@@ -67,8 +67,8 @@ class Status:
 class Cell:
     """A cell of the matrix: the run's id, and what tells it from the others.
 
-    `axes` always has `schedule, optimizer, error_feedback` (the coefficient), `model` and `seed`, then further
-    axes under their dotted configuration keys.
+    `axes` always has `schedule, optimizer, error_feedback` (the coefficient), `model` and `seed`, then
+    further axes under their dotted configuration keys.
     """
 
     id: str

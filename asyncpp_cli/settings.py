@@ -1,7 +1,7 @@
-"""Run configurations by dotted key: which keys there are, what a value must be, and reading, writing and hashing them.
+"""Run configurations by dotted key: the keys, what a value must be, and reading, writing and hashing.
 
-The types stand in `stages.config`. OmegaConf checks every value against them; each pair of key and value is checked
-once, since the cells of a matrix repeat them.
+The types stand in `stages.config`. OmegaConf checks every value against them; each pair of key and value is
+checked once, since the cells of a matrix repeat them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import difflib
 import functools
 import hashlib
 import json
+import math
 import operator
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,10 +35,9 @@ class SettingError(Exception):
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    section.name: tuple(entry.name for entry in dataclasses.fields(section.default_factory))
-    for section in dataclasses.fields(RunConfig)
-    if section.default_factory is not dataclasses.MISSING
-    and dataclasses.is_dataclass(section.default_factory)
+    name: tuple(entry.name for entry in dataclasses.fields(section))
+    for name, section in vars(RunConfig()).items()
+    if dataclasses.is_dataclass(section)
 }
 """The keys of each section."""
 
@@ -78,20 +78,21 @@ def typed(key: str, value: Any) -> Any:
     check_key(key)
     if isinstance(value, list | Mapping):
         raise SettingError(key, f"takes one value, not {_printed(value)}")
-    return _typed(key, type(value), value)
+    return _typed(key, value)
 
 
-@functools.cache
-def _typed(key: str, _type: type, value: Any) -> Any:
-    # The type is part of the cache's key, since True == 1 == 1.0 and the three are not accepted alike.
+@functools.lru_cache(maxsize=100_000, typed=True)  # typed: True, 1 and 1.0 are equal, but not accepted alike
+def _typed(key: str, value: Any) -> Any:
     expected = _field_type(key)
     if isinstance(value, bool) and "bool" not in expected:
         raise SettingError(key, f"must be {expected}, not {_printed(value)}")
-    if isinstance(value, str) and expected != "text" and "text" not in expected:
+    if isinstance(value, str) and "text" not in expected:
         # The YAML reader has made a number of everything that looks like one.
         raise SettingError(key, f"must be {expected}, not {_printed(value)}")
     if isinstance(value, int | float) and expected.startswith("text"):
         value = str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(key, f"must be a finite number, not {value}")
     config = OmegaConf.structured(RunConfig)
     try:
         OmegaConf.update(config, key, value)
@@ -160,7 +161,7 @@ def copy_of(config: RunConfig) -> RunConfig:
 
 
 def config_hash(config: RunConfig) -> str:
-    """64 hexadecimal digits that two runs share if, and only if, they compute the same: `site` is not in it."""
+    """64 hexadecimal digits that two runs share if they compute the same: `site` is not in it."""
     content = {key: value for key, value in items(config) if not key.startswith(f"{SITE}.")}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
