@@ -152,22 +152,29 @@ class Run:
 
         A line that is no JSON object is left out: a process that is killed while it writes leaves a torn one.
         """
+        rows, _ = self.metrics_and_torn_lines()
+        return rows
+
+    def metrics_and_torn_lines(self) -> tuple[list[dict[str, Any]], int]:
+        """As `metrics`, and how many lines were left out."""
         try:
             text = self.metrics_file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
-            return []
+            return [], 0
         rows: list[dict[str, Any]] = []
+        torn = 0
         for line in text.splitlines():
             try:
                 row = json.loads(line)
             except ValueError:
-                continue
+                row = None
             if not isinstance(row, dict) or "kind" not in row:
+                torn += 1
                 continue
             if row["kind"] == "start":
                 rows = [earlier for earlier in rows if _step_of(earlier) < row["step"]]
             rows.append(row)
-        return rows
+        return rows, torn
 
 
 def _step_of(row: Mapping[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,7 +111,10 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    std = statistics.stdev(known) if len(known) > 1 else None
+    std = None
+    if len(known) > 1:
+        # `stdev` raises for infinities; a diverged seed makes the spread as meaningless as the mean.
+        std = statistics.stdev(known) if all(map(math.isfinite, known)) else math.nan
     return Spread(mean=statistics.fmean(known), std=std, n=len(known))
 
 

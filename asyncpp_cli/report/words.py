@@ -114,7 +114,7 @@ def _caveats(delayed: Sequence[Cell]) -> list[str]:
     short = [tokens for tokens in (_tokens_per_parameter(cell) for cell in compared) if tokens is not None]
     if short and min(short) < TOKENS_PER_PARAMETER:
         sentences.append(
-            f"A short run ({min(short):.2g} tokens a parameter; pretraining takes about {TOKENS_PER_PARAMETER}) "
+            f"A short run ({min(short):.2g} tokens a parameter, against about {TOKENS_PER_PARAMETER} in pretraining) "
             "spends most of its steps at a high learning rate and exaggerates gaps."
         )
     return sentences

@@ -1,0 +1,107 @@
+"""Experiment folders as a finished `launch` leaves them, with chosen numbers, for the tests of the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.runs import Cell, Experiment, Run, State, Status, write_experiment
+from asyncpp_cli.settings import assign, config_text
+from stages.config import RunConfig
+
+BASE = {
+    "schedule.microbatches": 2,
+    "model.name": "nano",
+    "model.layers": 4,
+    "model.width": 128,
+    "model.heads": 4,
+    "model.kv_heads": 2,
+    "model.mlp_width": 384,
+    "train.steps": 4,
+}
+
+
+def settings(
+    schedule: str, optimizer: str, error_feedback: float = 0.0, seed: int = 0, **further: Any
+) -> dict[str, Any]:
+    return {
+        **BASE,
+        "schedule.name": schedule,
+        "optimizer.name": optimizer,
+        "error_feedback.coefficient": error_feedback,
+        "seed": seed,
+        **further,
+    }
+
+
+def metrics(
+    *,
+    val_losses: Sequence[float] = (4.0, 3.0),
+    steady: Sequence[tuple[int, float]] = ((1000, 2.0), (3000, 2.0)),
+    busy: Sequence[Sequence[float]] = ((0.5, 0.7), (0.9, 0.7)),
+    delay: int = 0,
+) -> list[dict[str, Any]]:
+    """Rows of a run of four steps in two segments."""
+    start = {
+        "kind": "start", "attempt": 1, "step": 0, "time": 0.0, "torch": "2.13.0", "python": "3.11.9", "host": "node7",
+        "device": "cpu", "threads": 1, "parameters": 800_000, "stage_parameters": [400_000, 400_000],
+        "microbatches": 2, "microbatch_size": 8, "context": 128, "tokens_per_step": 2048, "bytes_per_token": 1.0,
+        "unigram_bits_per_byte": 4.83, "bubble_predicted": 0.0 if delay else 1 / 3,
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = [start]
+    for segment, ((tokens, seconds), shares) in enumerate(zip(steady, busy, strict=True)):
+        for step in (2 * segment + 1, 2 * segment + 2):
+            rows.append(
+                {"kind": "step", "step": step, "tokens": 2048 * step, "train_loss": 5.0 - step / 4, "lr": 1e-3,
+                 "grad_norm": 1.0, "skipped": False, "seconds": 1.5 * step}
+            )  # fmt: skip
+        rows.append(
+            {"kind": "segment", "first_step": 2 * segment, "steps": 2, "steady_tokens": tokens,
+             "steady_seconds": seconds, "busy": list(shares), "delay_min": [0, 0], "delay_max": [delay, delay],
+             "mismatch_max": [0, 0], "seconds": 3.0 * (segment + 1)}
+        )  # fmt: skip
+        rows.append(
+            {"kind": "eval", "step": 2 * segment + 2, "tokens": 4096 * (segment + 1),
+             "val_loss": val_losses[segment], "seconds": 3.0 * (segment + 1)}
+        )  # fmt: skip
+    rows.append({"kind": "end", "step": 4, "seconds": 6.0, "weights_sha256": "0" * 64})
+    return rows
+
+
+class ExperimentFolder:
+    """Collects runs, and is an experiment's folder from the first one on."""
+
+    def __init__(self, folder: Path, *, name: str = "trial") -> None:
+        self.folder = folder
+        self.name = name
+        self.cells: list[Cell] = []
+
+    def add(
+        self,
+        run_settings: Mapping[str, Any],
+        *,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        status: Status | None = None,
+        axes: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """A run with these settings, completed with these rows unless told otherwise."""
+        named = {
+            "schedule": run_settings["schedule.name"],
+            "optimizer": run_settings["optimizer.name"],
+            "error_feedback": run_settings["error_feedback.coefficient"],
+            "model": run_settings["model.name"],
+            "seed": run_settings["seed"],
+        }
+        self.cells.append(Cell(id=f"run-{len(self.cells)}", axes=named | dict(axes or {})))
+        experiment = Experiment(folder=self.folder, name=self.name, template="trial.yaml", cells=tuple(self.cells))
+        run = experiment.run(self.cells[-1].id)
+        run.folder.mkdir(parents=True)
+        config = RunConfig()
+        assign(config, run_settings)
+        run.config_file.write_text(config_text(config))
+        run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows or metrics()))
+        run.write_status(status or Status(state=State.COMPLETED, attempt=1, step=4, steps=4))
+        write_experiment(experiment)
+        return run
