@@ -1,7 +1,7 @@
 """What a schedule returns: a program, which is for each rank the list of actions that it performs, in order.
 
-The printable form extends that of `torch.distributed.pipelining` (`2F0`, `1B3`, `0I4`, `0W4`) with the weight version
-that an action reads, and with the optimizer step, which writes one:
+The printable form extends that of `torch.distributed.pipelining` (`2F0`, `1B3`, `0I4`, `0W4`) with the weight
+version that an action reads, and with the optimizer step, which writes one:
 
     0F5@3     stage 0, forward of micro-batch 5, with weights that have seen 3 updates
     0B5@3     its backward (I and W: the input half and the weight half of a split backward)
@@ -36,7 +36,8 @@ NO_MICROBATCH = -1
 class Action(NamedTuple):
     """One thing that a rank does: `(stage, op, microbatch, version)`.
 
-    `version` is the version read, or for an update the version written. `microbatch` of an update is `NO_MICROBATCH`.
+    `version` is the version read, or for an update the version written. `microbatch` of an update is
+    `NO_MICROBATCH`.
     """
 
     stage: int
@@ -88,7 +89,9 @@ class Program:
     initial_versions: tuple[int, ...]
     """Versions that every stage holds when the segment starts, ascending; the last is the newest."""
     final_versions: tuple[int, ...]
-    """Versions that every stage must still hold at the drain (what the next segment starts with), ascending."""
+    """Versions that every stage must still hold at the drain (what the next segment starts with),
+    ascending.
+    """
     actions: tuple[tuple[Action, ...], ...]
     """For each rank, its actions in order."""
 

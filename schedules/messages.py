@@ -1,0 +1,69 @@
+"""What stages send each other. A program names no sends and receives: they follow from F, B and I, here and
+only here.
+
+A forward needs the activations of the stage before it and gives its own to the stage after it; a backward (or
+the input half of a split one) needs the gradient of the stage after it and gives its own to the stage before
+it. The weight half needs nothing from elsewhere.
+
+A channel is a directed pair of neighbouring stages: `(s, s + 1)` carries activations, `(s + 1, s)` gradients.
+The verifier holds every program to this: the messages of a channel are received in the order in which they
+are sent.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schedules.actions import Action, Op, Program
+
+
+class Message(NamedTuple):
+    """Activations (`destination == source + 1`) or a gradient (`destination == source - 1`) of one
+    micro-batch.
+    """
+
+    source: int
+    """Stage that sends."""
+    destination: int
+    """Stage that receives."""
+    microbatch: int
+
+
+def received(action: Action, num_stages: int) -> Message | None:
+    """The message without which `action` cannot start; None if it needs none."""
+    stage, op, microbatch, _ = action
+    if op is Op.FORWARD:
+        return Message(stage - 1, stage, microbatch) if stage > 0 else None
+    if op is Op.BACKWARD or op is Op.BACKWARD_INPUT:
+        return Message(stage + 1, stage, microbatch) if stage < num_stages - 1 else None
+    return None
+
+
+def sent(action: Action, num_stages: int) -> Message | None:
+    """The message that `action` gives to another stage when it is done; None if it gives none."""
+    stage, op, microbatch, _ = action
+    if op is Op.FORWARD:
+        return Message(stage, stage + 1, microbatch) if stage < num_stages - 1 else None
+    if op is Op.BACKWARD or op is Op.BACKWARD_INPUT:
+        return Message(stage, stage - 1, microbatch) if stage > 0 else None
+    return None
+
+
+def is_local(message: Message, program: Program) -> bool:
+    """Whether both ends of `message` are stages of one rank, so that nothing travels."""
+    return program.rank_of_stage[message.source] == program.rank_of_stage[message.destination]
+
+
+def sent_between_ranks(program: Program) -> dict[tuple[int, int], list[Message]]:
+    """For each pair (sending rank, receiving rank), the messages in the order in which they are sent.
+
+    Whoever receives can post its receives in this order, whichever it consumes first.
+    """
+    sent_by_pair: dict[tuple[int, int], list[Message]] = {}
+    for rank, actions in enumerate(program.actions):
+        for action in actions:
+            message = sent(action, program.num_stages)
+            if message is not None and not is_local(message, program):
+                pair = (rank, program.rank_of_stage[message.destination])
+                sent_by_pair.setdefault(pair, []).append(message)
+    return sent_by_pair

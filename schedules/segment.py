@@ -1,0 +1,183 @@
+"""What a schedule is asked for, and the two ways of turning an order of forwards and backwards into a
+program.
+
+`flushed` repeats the order of one step and lets every stage update when its last backward is done: nothing of
+a step is left when the next begins. `unflushed` runs through all micro-batches of the segment and names
+versions as it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schedules.actions import NO_MICROBATCH, Action, Op, Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """The part of a run that a program is wanted for: steps `first_step .. first_step + steps - 1`."""
+
+    ranks: int
+    """Pipeline ranks p."""
+    microbatches: int
+    """Micro-batches m a step."""
+    steps: int
+    first_step: int
+
+    @property
+    def first_microbatch(self) -> int:
+        return self.first_step * self.microbatches
+
+    @property
+    def end_microbatch(self) -> int:
+        return (self.first_step + self.steps) * self.microbatches
+
+
+class Slot(NamedTuple):
+    """A place in the order of one step: what `stage` does with the step's `microbatch`, counted from 0 within
+    the step.
+    """
+
+    stage: int
+    op: Op
+    microbatch: int
+
+
+def one_forward_one_backward(*, warmup: int, count: int) -> Iterable[tuple[Op, int]]:
+    """The order 1F1B of `count` micro-batches: `warmup` forwards, then one forward and one backward in turn.
+
+    With `warmup = p - 1 - s` stage s has at most p - s micro-batches in flight (PipeDream, SOSP 2019).
+    """
+    warmup = min(warmup, count)
+    for index in range(warmup):
+        yield Op.FORWARD, index
+    for index in range(warmup, count):
+        yield Op.FORWARD, index
+        yield Op.BACKWARD, index - warmup
+    for index in range(count - warmup, count):
+        yield Op.BACKWARD, index
+
+
+def flushed(
+    segment: Segment, *, schedule: str, rank_of_stage: Sequence[int], order: Sequence[Sequence[Slot]]
+) -> Program:
+    """The synchronous program that performs `order` in every step.
+
+    Args:
+        segment: What is asked for.
+        schedule: The program's name.
+        rank_of_stage: Which rank performs each stage's actions.
+        order: For each rank, what it does in one step, updates left out: they follow a stage's last backward.
+    """
+    return Program(
+        schedule=schedule,
+        microbatches=segment.microbatches,
+        update_interval=segment.microbatches,
+        steps=segment.steps,
+        first_step=segment.first_step,
+        rank_of_stage=tuple(rank_of_stage),
+        initial_versions=(segment.first_step,),
+        final_versions=(segment.first_step + segment.steps,),
+        actions=tuple(_repeat(_with_updates(of_rank), segment) for of_rank in order),
+    )
+
+
+def _with_updates(of_rank: Sequence[Slot]) -> list[Slot]:
+    last_backward = {
+        slot.stage: place
+        for place, slot in enumerate(of_rank)
+        if slot.op is Op.BACKWARD or slot.op is Op.BACKWARD_WEIGHT
+    }
+    slots = []
+    for place, slot in enumerate(of_rank):
+        slots.append(slot)
+        if last_backward.get(slot.stage) == place:
+            slots.append(Slot(slot.stage, Op.UPDATE, 0))
+    return slots
+
+
+def _repeat(of_rank: list[Slot], segment: Segment) -> tuple[Action, ...]:
+    update = Op.UPDATE
+    actions = []
+    for step in range(segment.first_step, segment.first_step + segment.steps):
+        offset = step * segment.microbatches
+        for stage, op, microbatch in of_rank:
+            if op is update:
+                actions.append(Action(stage, op, NO_MICROBATCH, step + 1))
+            else:
+                actions.append(Action(stage, op, microbatch + offset, step))
+    return tuple(actions)
+
+
+def unflushed(
+    segment: Segment,
+    *,
+    schedule: str,
+    update_interval: int,
+    stashed: bool,
+    read: Callable[[int, int], int],
+    initial_versions: tuple[int, ...],
+    final_versions: tuple[int, ...],
+) -> Program:
+    """The program that runs through the segment in the order 1F1B, one stage a rank, and drains at its end
+    only.
+
+    Args:
+        segment: What is asked for.
+        schedule: The program's name.
+        update_interval: Backwards after which a stage updates.
+        stashed: Whether a backward reads the version that its forward read; if not, it reads the newest.
+        read: The version that a forward reads, from its micro-batch and the newest version of the stage.
+        initial_versions: Versions held at the start; the last is the newest.
+        final_versions: Versions that must still be held at the drain.
+    """
+    return Program(
+        schedule=schedule,
+        microbatches=segment.microbatches,
+        update_interval=update_interval,
+        steps=segment.steps,
+        first_step=segment.first_step,
+        rank_of_stage=tuple(range(segment.ranks)),
+        initial_versions=initial_versions,
+        final_versions=final_versions,
+        actions=tuple(
+            _run_through(
+                segment,
+                stage=stage,
+                update_interval=update_interval,
+                stashed=stashed,
+                read=read,
+                newest=initial_versions[-1],
+            )
+            for stage in range(segment.ranks)
+        ),
+    )
+
+
+def _run_through(
+    segment: Segment,
+    *,
+    stage: int,
+    update_interval: int,
+    stashed: bool,
+    read: Callable[[int, int], int],
+    newest: int,
+) -> tuple[Action, ...]:
+    forward, update = Op.FORWARD, Op.UPDATE
+    first = segment.first_microbatch
+    count = segment.end_microbatch - first
+    read_by: list[int] = []
+    actions = []
+    for op, index in one_forward_one_backward(warmup=segment.ranks - 1 - stage, count=count):
+        if op is forward:
+            version = read(first + index, newest)
+            read_by.append(version)
+            actions.append(Action(stage, op, first + index, version))
+        else:
+            actions.append(Action(stage, op, first + index, read_by[index] if stashed else newest))
+            if (index + 1) % update_interval == 0:
+                newest += 1
+                actions.append(Action(stage, update, NO_MICROBATCH, newest))
+    return tuple(actions)
