@@ -85,8 +85,8 @@ def _explain(program: Program, position: list[int], unsent: list[Message | None]
         if waiting_for is not None:
             other = program.rank_of_stage[waiting_for.destination]
             links.append(
-                f"rank {rank} cannot send {_named(waiting_for)} to rank {other} while the channel is full, which rank "
-                f"{other} relieves only after {program.actions[other][position[other]]}"
+                f"rank {rank} cannot send {_named(waiting_for)} to rank {other} while the channel is full, "
+                f"which rank {other} relieves only after {program.actions[other][position[other]]}"
             )
         else:
             action = program.actions[rank][position[rank]]

@@ -180,8 +180,8 @@ def _update_interval(schedule: Schedule, *, microbatches: int, asked: int | None
     if schedule.default_interval is None:
         if asked not in (None, microbatches):
             raise ScheduleError(
-                f"{schedule.name} updates once a step, after {microbatches} micro-batches; an interval of {asked} is "
-                "asked for"
+                f"{schedule.name} updates once a step, after {microbatches} micro-batches; "
+                f"an interval of {asked} is asked for"
             )
         return microbatches
     interval = schedule.default_interval(microbatches) if asked is None else asked

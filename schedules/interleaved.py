@@ -30,8 +30,8 @@ def interleaved_1f1b(segment: Segment, *, chunks: int) -> Program:
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:
         raise ScheduleError(
-            f"interleaved-1f1b goes in rounds of equally many micro-batches, and {microbatches} micro-batches on "
-            f"{ranks} ranks do not divide into {rounds} of them; accepted: a multiple of {ranks}"
+            f"interleaved-1f1b has rounds of equally many micro-batches, and {microbatches} micro-batches "
+            f"on {ranks} ranks do not divide into {rounds} of them; accepted: a multiple of {ranks}"
         )
     return flushed(
         segment,

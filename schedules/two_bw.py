@@ -33,8 +33,8 @@ def two_bw(segment: Segment, *, delay: int | None) -> Program:
         delay = smallest
     if delay < smallest:
         raise ScheduleError(
-            f"2bw with {segment.ranks} stages and {segment.microbatches} micro-batches a step needs a delay of at "
-            f"least {smallest}, and {delay} is asked for"
+            f"2bw with {segment.ranks} stages and {segment.microbatches} micro-batches a step needs a delay "
+            f"of at least {smallest}, and {delay} is asked for"
         )
     end_step = segment.first_step + segment.steps
     return unflushed(

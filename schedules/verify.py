@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from schedules.actions import Action, Op, Program
@@ -78,8 +78,8 @@ def _outline_problems(program: Program) -> Iterator[str]:
     for label, microbatch in (("start", first), ("end", end)):
         if microbatch % program.update_interval:
             yield (
-                f"an update interval of {program.update_interval} does not fit the {label} of the segment, which "
-                f"stands at micro-batch {microbatch}"
+                f"an update interval of {program.update_interval} does not fit the {label} of the segment, "
+                f"which stands at micro-batch {microbatch}"
             )
 
 
@@ -90,11 +90,15 @@ def _place_problems(program: Program) -> Iterator[str]:
         for place, action in enumerate(actions):
             stage, op, microbatch, _ = action
             if not 0 <= stage < program.num_stages:
-                yield f"rank {rank}, action {place} ({action}): there is no stage {stage}"
+                yield f"{_where(rank, place, action)}: there is no stage {stage}"
             elif program.rank_of_stage[stage] != rank:
-                yield f"rank {rank}, action {place} ({action}): stage {stage} is on rank {program.rank_of_stage[stage]}"
+                yield f"{_where(rank, place, action)}: stage {stage} is on rank {program.rank_of_stage[stage]}"
             elif op is not update and not first <= microbatch < end:
-                yield f"rank {rank}, action {place} ({action}): the segment has micro-batches {first} to {end - 1}"
+                yield f"{_where(rank, place, action)}: the segment has micro-batches {first} to {end - 1}"
+
+
+def _where(rank: int, place: int, action: Action) -> str:
+    return f"rank {rank}, action {place} ({action})"
 
 
 def _microbatch_range(program: Program) -> tuple[int, int]:
@@ -120,7 +124,6 @@ class _StageState:
     gathered: set[int] = field(default_factory=set)
     """Micro-batches whose backward is complete."""
     since_update: list[int] = field(default_factory=list)
-    last_read: dict[int, Action] = field(default_factory=dict)
 
 
 def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iterator[str]:
@@ -137,16 +140,16 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
             state.since_update = []
             continue
         if version > state.newest:
-            yield f"{action} reads version {version} before stage {stage} has written it (newest: {state.newest})"
+            yield f"{action} reads version {version} while the newest of stage {stage} is {state.newest}"
         elif version <= initial[-1] and version not in held_at_start:
-            yield f"{action} reads version {version}, which stage {stage} does not hold at the start ({list(initial)})"
+            yield f"{action} reads version {version}; stage {stage} starts with {_listed(initial)} only"
         if op is forward:
             if microbatch in state.forwards:
                 yield f"{action}: stage {stage} forwards micro-batch {microbatch} twice"
             state.forwards[microbatch] = version
             continue
         if microbatch not in state.forwards:
-            yield f"{action}: the backward of micro-batch {microbatch} stands before its forward, or without one"
+            yield f"{action}: micro-batch {microbatch} has no forward before this backward"
         elif version not in (state.forwards[microbatch], state.newest):
             yield (
                 f"{action} must read the version of its forward ({state.forwards[microbatch]}) or the newest "
@@ -160,7 +163,7 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
         if microbatch in state.gathered or (op is backward and microbatch in state.input_halves):
             yield f"{action}: stage {stage} backwards micro-batch {microbatch} twice"
         elif op is not backward and microbatch not in state.input_halves:
-            yield f"{action}: the weight half stands before the input half {stage}I{microbatch}, or without one"
+            yield f"{action}: there is no input half {stage}I{microbatch} before this weight half"
         state.gathered.add(microbatch)
         state.since_update.append(microbatch)
     for microbatch in range(first, end):
@@ -171,18 +174,18 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
             yield f"stage {stage} never performs the {missing} micro-batch {microbatch}"
     if state.since_update:
         yield (
-            f"stage {stage} ends with the gradient of micro-batches {_listed(state.since_update)} gathered and no "
-            "update to apply it"
+            f"stage {stage} ends with the gradient of micro-batches {_listed(state.since_update)} gathered "
+            "and no update to apply it"
         )
     if state.newest != program.final_versions[-1]:
-        yield f"stage {stage} ends with version {state.newest}; its final version is {program.final_versions[-1]}"
+        yield f"stage {stage} ends with version {state.newest}, not with {program.final_versions[-1]}"
     for version in program.final_versions:
         if version <= initial[-1] and version not in held_at_start:
-            yield f"stage {stage} must end with version {version}, which it neither holds at the start nor writes"
+            yield f"stage {stage} must end with version {version}, which it neither starts with nor writes"
 
 
 def _update_problems(action: Action, state: _StageState, interval: int) -> Iterator[str]:
-    stage, _, _, version = action
+    version = action.version
     if version != state.newest + 1:
         yield f"{action} writes version {version} where {state.newest + 1} is due"
         return
@@ -190,10 +193,10 @@ def _update_problems(action: Action, state: _StageState, interval: int) -> Itera
     gathered = set(state.since_update)
     missing = [microbatch for microbatch in due if microbatch not in gathered]
     if missing:
-        yield f"{action} stands before stage {stage} has gathered the gradient of micro-batches {_listed(missing)}"
+        yield f"{action} comes before the gradient of micro-batches {_listed(missing)} is gathered"
     foreign = [microbatch for microbatch in state.since_update if microbatch not in due]
     if foreign:
-        yield f"{action} would apply the gradient of micro-batches {_listed(foreign)}, which belongs to other updates"
+        yield f"{action} would apply the gradient of micro-batches {_listed(foreign)} of other updates"
 
 
 def _order_problems(program: Program) -> Iterator[str]:
@@ -218,6 +221,6 @@ def _order_problems(program: Program) -> Iterator[str]:
                 break
 
 
-def _listed(microbatches: list[int]) -> str:
-    shown = ", ".join(str(microbatch) for microbatch in microbatches[:8])
-    return shown if len(microbatches) <= 8 else f"{shown} and {len(microbatches) - 8} more"
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:8])
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
