@@ -18,18 +18,20 @@ def write_text(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        _give_usual_mode(temporary)
+        # mkstemp makes files that only their owner reads; an experiment is read by a whole group.
+        Path(temporary).chmod(0o666 & ~usual_mask())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
 
 
-def _give_usual_mode(path: str) -> None:
-    # mkstemp makes files that only their owner reads; an experiment is read by a whole group.
-    mask = os.umask(0)
+def usual_mask() -> int:
+    """The permission bits that this process's user withholds from new files (the umask)."""
+    # It can only be read by setting it.
+    mask = os.umask(0o077)
     os.umask(mask)
-    os.chmod(path, 0o666 & ~mask)  # noqa: PTH101 (a plain string is what mkstemp returns)
+    return mask
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,6 +6,9 @@ import sys
 
 import typer
 
+from asyncpp_cli.commands import templates
+from asyncpp_cli.commands.report import report
+from asyncpp_cli.commands.sweep import sweep
 from asyncpp_cli.errors import UserError
 
 app = typer.Typer(
@@ -17,6 +20,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure what asynchronous pipeline-parallel pretraining costs in loss and wins in throughput.",
 )
+
+app.command()(sweep)
+app.command()(report)
+app.add_typer(templates.app, name="templates")
 
 
 def main() -> None:

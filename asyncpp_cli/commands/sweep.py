@@ -1,0 +1,69 @@
+"""`asyncpp sweep`: a template's cells, checked and written as an experiment."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from asyncpp_cli.errors import UserError
+
+
+def sweep(
+    template: Annotated[
+        str, typer.Argument(metavar="TEMPLATE", help="A shipped template's name, or a file.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Changes, as in train.steps=300 or matrix.seed=[0,1]; each holds for every cell.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder of the experiment: new, or the same one."),
+    ] = None,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Check and show the cells; write nothing.")
+    ] = False,
+) -> None:
+    """Render an experiment matrix into a folder of runs, every cell checked before anything is written.
+
+    Into a folder that holds the same experiment, only cells that it lacks are added (more seeds, say).
+    """
+    from asyncpp_cli.console import say
+    from asyncpp_cli.experiments import render
+    from asyncpp_cli.matrix import check, expand
+    from asyncpp_cli.template_file import load
+
+    if out is None and not list_only:
+        raise UserError("--out DIR is missing: where the experiment goes (or --list, to only show its cells)")
+    loaded = load(template, changes or [])
+    cells = expand(loaded)
+    check(loaded, cells)
+    show_cells([(resolved.cell.id, resolved.cell.axes) for resolved in cells], title=loaded.name)
+    if list_only or out is None:
+        return
+    rendered = render(loaded, cells, template_name=template, folder=out)
+    if rendered.added == len(cells):
+        say(f"Wrote {len(cells)} runs to {out}. Next: asyncpp launch {shlex.quote(str(out))}")
+    else:
+        say(f"{out}: {rendered.added} runs added to the {len(cells) - rendered.added} that were there.")
+
+
+def show_cells(cells: list[tuple[str, dict[str, Any]]], *, title: str) -> None:
+    """The cells as a table on standard output, with their count."""
+    from asyncpp_cli.console import show_table
+
+    axes = list(cells[0][1])
+    rows = [[cell_id, *(_printed(key, values[key]) for key in axes)] for cell_id, values in cells]
+    show_table(["run", *axes], rows, title=f"{title}: {len(cells)} cells")
+
+
+def _printed(key: str, value: Any) -> str:
+    if key == "error_feedback":
+        return f"{value:g}" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

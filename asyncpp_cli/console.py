@@ -1,0 +1,48 @@
+"""What people read: remarks go to standard error, what they asked to see to standard output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def say(message: str) -> None:
+    """A remark for people, on standard error."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> None:
+    """A table on standard output: ruled on a terminal, in plain columns otherwise.
+
+    Args:
+        columns: headings.
+        rows: one text for each column.
+        title: stands above it.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in [columns, *rows]
+        ]
+        print("\n".join([title, *(line.rstrip() for line in lines)]))
+        return
+    table = Table(title=Text(title), title_justify="left")
+    for column in columns:
+        table.add_column(Text(column), overflow="fold")
+    for row in rows:
+        # As Text: brackets in a user's text are no markup.
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def duration(seconds: float) -> str:
+    """`75 s` as `1:15`, with hours where there are any."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

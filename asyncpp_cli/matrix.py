@@ -1,0 +1,187 @@
+"""From a template to its cells, each a resolved run configuration. Deterministic: same template, same order.
+
+A cell is the base, then its values on the axes, then every override whose `when` it meets, in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.runs import Cell
+from asyncpp_cli.settings import (
+    SettingError,
+    assign,
+    config_hash,
+    copy_of,
+    get,
+    unset_keys,
+)
+from asyncpp_cli.template_file import SHORTHANDS, Settings, Template, settings_of
+from stages.config import RunConfig
+
+MOST_CELLS = 100_000
+"""A product beyond this is taken for a mistake."""
+
+ALWAYS_AXES = ("schedule", "optimizer", "error_feedback", "model", "seed")
+"""The axes that every cell states, whether they vary or not."""
+
+
+@dataclass(frozen=True)
+class ResolvedCell:
+    """A cell with the configuration of its run."""
+
+    cell: Cell
+    config: RunConfig
+
+
+def expand(template: Template) -> list[ResolvedCell]:
+    """The cells of a template, in order: the product of the axes (first axis outermost), then `include`.
+
+    Raises:
+        UserError: a key or value is not accepted, a setting is missing, two cells are the same run, or there
+            is no cell.
+    """
+    further = [key for key in _axis_keys(template) if key not in ALWAYS_AXES]
+    cells: list[ResolvedCell] = []
+    seen: dict[str, str] = {}
+    for config in _configs(template):
+        if missing := unset_keys(config):
+            raise UserError(f"{template.source}: {missing[0]} is not set")
+        axes = {key: get(config, SHORTHANDS.get(key, key)) for key in (*ALWAYS_AXES, *further)}
+        digest = config_hash(config)
+        cell = Cell(id=_run_id(axes, digest), axes=axes)
+        if digest in seen:
+            raise UserError(f"{template.source}: two cells of the matrix are the same run ({describe(axes)})")
+        seen[digest] = cell.id
+        cells.append(ResolvedCell(cell, config))
+    if not cells:
+        raise UserError(f"{template.source}: the matrix has no cell left (exclude takes all of them)")
+    return cells
+
+
+def check(template: Template, cells: list[ResolvedCell]) -> None:
+    """Refuse the template if any of its cells could not be trained.
+
+    Raises:
+        UserError: names the file, the key and the first such cell.
+    """
+    from stages.check import ConfigError
+    from stages.check import check as check_config
+
+    checked: set[str] = set()
+    for resolved in cells:
+        # What a seed is does not decide whether a run can be trained.
+        digest = config_hash(replace(resolved.config, seed=0))
+        if digest in checked:
+            continue
+        checked.add(digest)
+        try:
+            check_config(resolved.config)
+        except ConfigError as error:
+            cell = describe(resolved.cell.axes)
+            raise UserError(f"{template.source}: {error.key}: {error.message} (cell {cell})") from error
+
+
+def describe(axes: Mapping[str, Any]) -> str:
+    """The axes in one line, for messages."""
+    return ", ".join(f"{key}={value}" for key, value in axes.items())
+
+
+def _axis_keys(template: Template) -> list[str]:
+    axes = [template.matrix, *template.zip, *template.include]
+    return list(dict.fromkeys(key for settings in axes for key in settings))
+
+
+def _configs(template: Template) -> Iterator[RunConfig]:
+    base = RunConfig()
+    _apply(base, template.base, template, where="")
+    points: Iterator[tuple[Settings, bool]] = itertools.chain(
+        ((point, True) for point in _product(template)), ((point, False) for point in template.include)
+    )
+    for point, of_product in points:
+        config = copy_of(base)
+        _apply(config, point, template, where="matrix: " if of_product else "include: ")
+        if of_product and any(_meets(config, left_out, template) for left_out in template.exclude):
+            continue
+        for override in template.overrides:
+            if _meets(config, override.when, template):
+                _apply(config, override.set, template, where="overrides: ")
+        if config.data.path is not None:
+            # A job may start in another folder than the one that the path was written for.
+            config.data.path = str(Path(config.data.path).expanduser().absolute())
+        yield config
+
+
+def _product(template: Template) -> Iterator[Settings]:
+    if template.include and not template.matrix and not template.zip:
+        return
+    axes: list[list[Settings]] = [
+        [{key: value} for value in values] for key, values in template.matrix.items()
+    ]
+    for group in template.zip:
+        axes.append([dict(zip(group, values, strict=True)) for values in zip(*group.values(), strict=True)])
+    count = 1
+    for axis in axes:
+        count *= len(axis)
+    if count > MOST_CELLS:
+        raise UserError(
+            f"{template.source}: the matrix has {count:,} cells; at most {MOST_CELLS:,} are accepted"
+        )
+    for parts in itertools.product(*axes):
+        point: Settings = {}
+        for part in parts:
+            point |= part
+        yield point
+
+
+def _apply(config: RunConfig, settings: Settings, template: Template, *, where: str) -> None:
+    # A shorthand first: `model` sets a whole section, of which `model.layers` then changes a part.
+    for key in sorted(settings, key=lambda key: "." in key):
+        try:
+            assign(config, settings_of(key, settings[key], folder=template.folder))
+        except SettingError as error:
+            raise UserError(f"{template.source}: {where}{error.key}: {error}") from error
+
+
+def _meets(config: RunConfig, condition: Mapping[str, Any], template: Template) -> bool:
+    """Whether the configuration has, for each key, the value (or one of the values) of the condition."""
+    return all(_has(config, key, wanted, template) for key, wanted in condition.items())
+
+
+def _has(config: RunConfig, key: str, wanted: Any, template: Template) -> bool:
+    dotted = SHORTHANDS.get(key, key)
+    actual = get(config, dotted)
+    for value in wanted if isinstance(wanted, list) else [wanted]:
+        try:
+            if actual == settings_of(key, value, folder=template.folder)[dotted]:
+                return True
+        except SettingError as error:
+            raise UserError(f"{template.source}: {error.key}: {error}") from error
+    return False
+
+
+def _run_id(axes: Mapping[str, Any], digest: str) -> str:
+    parts = [
+        axes["schedule"],
+        axes["optimizer"],
+        f"ef{axes['error_feedback']:g}",
+        axes["model"],
+        f"s{axes['seed']}",
+        *(
+            f"{key.rpartition('.')[2]}={_short(value)}"
+            for key, value in axes.items()
+            if key not in ALWAYS_AXES
+        ),
+    ]
+    readable = re.sub(r"[^A-Za-z0-9._=-]+", "_", "-".join(str(part) for part in parts)).lstrip(".-")
+    return f"{readable[:120]}-{digest[:8]}"
+
+
+def _short(value: Any) -> str:
+    return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else str(value)

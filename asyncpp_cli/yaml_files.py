@@ -1,0 +1,82 @@
+"""YAML that people write, read as data: no tags, no aliases, no interpolations, no key twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from asyncpp_cli.errors import UserError
+
+_LARGEST = 4 * 2**20
+
+
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, with text keys throughout.
+
+    Read with OmegaConf, which takes 2e-3 for a number (PyYAML takes it for text) and refuses repeated keys.
+
+    Raises:
+        UserError: the file cannot be read, is not YAML, or asks for more than data.
+    """
+    try:
+        if file.stat().st_size > _LARGEST:
+            raise UserError(f"{file} is too large to be a template ({file.stat().st_size} bytes)")
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as text ({error})") from error
+    content = _parse(text, where=str(file))
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds no mapping of keys to values")
+    return content
+
+
+def parse_value(text: str, *, where: str) -> Any:
+    """The value that a person gave on the command line, read as YAML: `[0,1]`, `2e-3`, `true`.
+
+    Raises:
+        UserError: it is not YAML, or asks for more than data.
+    """
+    # As the one item of a list, a bare word is a value like any other.
+    content = _parse(f"- {text}\n", where=where)
+    if not isinstance(content, list) or len(content) != 1:
+        raise UserError(f"{where}: {text!r} is not one value")
+    return content[0]
+
+
+def _parse(text: str, *, where: str) -> Any:
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            line = event.start_mark.line + 1 if event.start_mark is not None else 1
+            if (tag := getattr(event, "tag", None)) is not None:
+                raise UserError(f"{where}, line {line}: the tag {tag} is not accepted; this is data only")
+            if isinstance(event, yaml.AliasEvent):
+                raise UserError(f"{where}, line {line}: aliases (*{event.anchor}) are not accepted")
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}" if mark is not None else ""
+        raise UserError(f"{where}{place}: not YAML ({getattr(error, 'problem', None) or error})") from error
+    except (OmegaConfBaseException, RecursionError) as error:
+        raise UserError(f"{where} is not accepted: {error}") from error
+    _check(content, where=where)
+    return content
+
+
+def _check(content: Any, *, where: str) -> None:
+    if isinstance(content, Mapping):
+        for key, value in content.items():
+            if not isinstance(key, str):
+                raise UserError(f"{where}: the key {key!r} is not text")
+            _check(value, where=where)
+    elif isinstance(content, list):
+        for value in content:
+            _check(value, where=where)
+    elif isinstance(content, str) and "${" in content:
+        raise UserError(f"{where}: {content!r} asks for an interpolation; write the value itself")
+    elif not isinstance(content, str | int | float | bool | None):
+        raise UserError(f"{where}: {content!r} is neither text nor a number")
