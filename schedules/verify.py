@@ -92,7 +92,8 @@ def _place_problems(program: Program) -> Iterator[str]:
             if not 0 <= stage < program.num_stages:
                 yield f"{_where(rank, place, action)}: there is no stage {stage}"
             elif program.rank_of_stage[stage] != rank:
-                yield f"{_where(rank, place, action)}: stage {stage} is on rank {program.rank_of_stage[stage]}"
+                right = program.rank_of_stage[stage]
+                yield f"{_where(rank, place, action)}: stage {stage} is on rank {right}"
             elif op is not update and not first <= microbatch < end:
                 yield f"{_where(rank, place, action)}: the segment has micro-batches {first} to {end - 1}"
 

@@ -1,0 +1,145 @@
+"""How long things take: the cost model that the simulator works with. Any unit of time, as long as it is
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from schedules.actions import Op, Program
+from schedules.errors import ScheduleError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Times of a program's actions and messages. Tuples are indexed by stage."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    """A whole backward."""
+    input_half: tuple[float, ...]
+    weight_half: tuple[float, ...]
+    update: tuple[float, ...]
+    """The optimizer step, which occupies the rank."""
+    reduction: tuple[float, ...]
+    """The gradient all-reduce over data-parallel ranks, which runs beside the rank's other work."""
+    norm: float | None
+    """The all-reduce of the gradient norm over the stages, which no stage's update can do without; None:
+    stages update on their own.
+    """
+    latency: float
+    """From the end of a message's sending to its arrival."""
+    transfer: float
+    """A message's size over the bandwidth: how long it occupies its channel."""
+    jitter: float
+    """Standard deviation of each computation's time, as a share of it; the factors are log-normal with mean
+    1.
+    """
+    seed: int
+    """Seeds the jitter. Stage, op and micro-batch decide a factor, so that schedules meet the same ones."""
+
+
+def uniform_costs(
+    program: Program,
+    *,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    input_half: float | None = None,
+    weight_half: float | None = None,
+    update: float = 0.0,
+    reduction: float = 0.0,
+    norm: float | None = None,
+    latency: float = 0.0,
+    transfer: float = 0.0,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> Costs:
+    """Costs of `program` where every rank holds an equal share of the model.
+
+    The times of computation are those of a rank's whole share, so that schedules with different numbers of
+    chunks are compared on one model: a stage takes the chunk's part of them.
+
+    Args:
+        program: The program, for its numbers of stages and ranks.
+        forward: One micro-batch's forward through a rank's share.
+        backward: Its backward; where the halves are given, their sum counts instead.
+        input_half: The input half of a split backward; None: half of `backward`.
+        weight_half: The weight half; None: half of `backward`.
+        update: The optimizer step of a rank's share.
+        reduction: Its data-parallel all-reduce.
+        norm: See `Costs`.
+        latency: See `Costs`.
+        transfer: See `Costs`.
+        jitter: See `Costs`.
+        seed: See `Costs`.
+
+    Raises:
+        ScheduleError: A time is negative or not finite, or only one half of the backward is given.
+    """
+    if (input_half is None) != (weight_half is None):
+        raise ScheduleError(
+            "the halves of a split backward are given together: its input half and its weight half"
+        )
+    if input_half is None or weight_half is None:
+        input_half = weight_half = backward / 2
+    else:
+        backward = input_half + weight_half
+    for label, time in (
+        ("forward", forward),
+        ("backward", backward),
+        ("input", input_half),
+        ("weight", weight_half),
+        ("update", update),
+        ("reduction", reduction),
+        ("norm", norm or 0.0),
+        ("latency", latency),
+        ("transfer", transfer),
+        ("jitter", jitter),
+    ):
+        if not math.isfinite(time) or time < 0:
+            raise ScheduleError(f"{label} takes {time}; accepted: a finite time of 0 or more")
+    share = program.num_ranks / program.num_stages
+    return Costs(
+        forward=_each(program, forward * share),
+        backward=_each(program, backward * share),
+        input_half=_each(program, input_half * share),
+        weight_half=_each(program, weight_half * share),
+        update=_each(program, update * share),
+        reduction=_each(program, reduction * share),
+        norm=norm,
+        latency=latency,
+        transfer=transfer,
+        jitter=jitter,
+        seed=seed,
+    )
+
+
+def _each(program: Program, time: float) -> tuple[float, ...]:
+    return (time,) * program.num_stages
+
+
+def durations(program: Program, costs: Costs) -> dict[Op, list[list[float]]]:
+    """For each op but the update: by stage, the time of each micro-batch of the segment, jitter included."""
+    count = program.steps * program.microbatches
+    times = {
+        Op.FORWARD: costs.forward,
+        Op.BACKWARD: costs.backward,
+        Op.BACKWARD_INPUT: costs.input_half,
+        Op.BACKWARD_WEIGHT: costs.weight_half,
+    }
+    if costs.jitter == 0:
+        rows = {time: [time] * count for of_stage in times.values() for time in of_stage}
+        return {op: [rows[time] for time in of_stage] for op, of_stage in times.items()}
+    import numpy as np
+
+    variance = math.log1p(costs.jitter**2)
+    first = program.first_step * program.microbatches
+    drawn: dict[Op, list[list[float]]] = {}
+    for op, of_stage in times.items():
+        drawn[op] = []
+        for stage in range(program.num_stages):
+            generator = np.random.default_rng([costs.seed, stage, ord(op.value), first])
+            factors = generator.lognormal(-variance / 2, math.sqrt(variance), size=count)
+            drawn[op].append((of_stage[stage] * factors).tolist())
+    return drawn

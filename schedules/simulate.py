@@ -1,0 +1,254 @@
+"""When does everything happen? A program played through under a cost model.
+
+Each rank performs its list in order and starts an action when the rank is free and the action's message is
+there. A message occupies its channel for `costs.transfer`, after the one before it, and arrives
+`costs.latency` later; nothing that a rank waits for depends on anything but what other ranks have done
+before, so each rank is played as far as it can go, again and again, and every action is looked at once.
+
+An update that waits for a collective (the data-parallel reduction, the gradient norm over the stages) is
+performed just before the first reader of its version, or before the stage's next update: what lies between
+hides the collective.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass
+
+from schedules.actions import Action, Op, Program
+from schedules.costs import Costs, durations
+
+_NONE_PENDING = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """When every action of a program starts and ends, by rank and place in the rank's list."""
+
+    program: Program
+    starts: tuple[array[float], ...]
+    ends: tuple[array[float], ...]
+
+    @property
+    def makespan(self) -> float:
+        """The time from the first action's start to the last one's end."""
+        return max(max(of_rank, default=0.0) for of_rank in self.ends)
+
+
+def simulate(program: Program, costs: Costs) -> Timeline:
+    """The timeline of `program`, which must be right (see `verify`), under `costs`."""
+    return _Simulation(program, costs).run()
+
+
+class _Simulation:
+    """The state of a simulation: what each rank has done, and when each message arrives."""
+
+    def __init__(self, program: Program, costs: Costs) -> None:
+        count = program.steps * program.microbatches
+        stages = program.num_stages
+        self.program = program
+        self.costs = costs
+        self.durations = durations(program, costs)
+        self.first = program.first_step * program.microbatches
+        self.position = [0] * program.num_ranks
+        self.clock = [0.0] * program.num_ranks
+        self.starts = [array("d", bytes(8 * len(actions))) for actions in program.actions]
+        self.ends = [array("d", bytes(8 * len(actions))) for actions in program.actions]
+        # When the activations and the gradient that a stage needs for a micro-batch are there; -1: not known yet.
+        self.activations_at = [[-1.0] * count for _ in range(stages)]
+        self.gradient_at = [[-1.0] * count for _ in range(stages)]
+        self.activations_at[0] = [0.0] * count
+        self.gradient_at[-1] = [0.0] * count
+        self.channel_free = {(stage, stage + way): 0.0 for stage in range(stages) for way in (-1, 1)}
+        self.pending_version = [_NONE_PENDING] * stages
+        self.pending_place = [0] * stages
+        self.reduced_at = [0.0] * stages
+        self.norm_waits_for: dict[int, int] = {}
+        self.norm_at: dict[int, float] = {}
+        self.runnable = deque(range(program.num_ranks))
+        self.queued = [True] * program.num_ranks
+
+    def run(self) -> Timeline:
+        while self.runnable:
+            rank = self.runnable.popleft()
+            self.queued[rank] = False
+            self._play(rank)
+        return Timeline(program=self.program, starts=tuple(self.starts), ends=tuple(self.ends))
+
+    def _play(self, rank: int) -> None:
+        """Let `rank` go on until it waits for another rank or is done."""
+        forward, weight_half, update = Op.FORWARD, Op.BACKWARD_WEIGHT, Op.UPDATE
+        forward_time, weight_time = self.durations[forward], self.durations[weight_half]
+        actions = self.program.actions[rank]
+        starts, ends = self.starts[rank], self.ends[rank]
+        first, last_stage = self.first, self.program.num_stages - 1
+        place, now = self.position[rank], self.clock[rank]
+        while place < len(actions):
+            stage, op, microbatch, version = actions[place]
+            if version >= self.pending_version[stage]:
+                done = self._finish_update(rank, stage, now)
+                if done < 0:
+                    break
+                now = done
+            index = microbatch - first
+            if op is forward:
+                arrived = self.activations_at[stage][index]
+                if arrived < 0:
+                    break
+                start = now if now >= arrived else arrived
+                now = start + forward_time[stage][index]
+                if stage < last_stage:
+                    self._send(self.activations_at, stage, stage + 1, index, now)
+            elif op is update:
+                start = now
+                now = self._issue_update(stage, version, place, now)
+            elif op is weight_half:
+                start = now
+                now = start + weight_time[stage][index]
+            else:
+                arrived = self.gradient_at[stage][index]
+                if arrived < 0:
+                    break
+                start = now if now >= arrived else arrived
+                now = start + self.durations[op][stage][index]
+                if stage > 0:
+                    self._send(self.gradient_at, stage, stage - 1, index, now)
+            starts[place] = start
+            ends[place] = now
+            place += 1
+        else:
+            now = self._finish_all(rank, now)
+        self.position[rank], self.clock[rank] = place, now
+
+    def _send(self, table: list[list[float]], source: int, destination: int, index: int, now: float) -> None:
+        rank_of_stage = self.program.rank_of_stage
+        receiver = rank_of_stage[destination]
+        if receiver == rank_of_stage[source]:
+            table[destination][index] = now
+            return
+        if self.costs.transfer:
+            channel = source, destination
+            now = max(now, self.channel_free[channel]) + self.costs.transfer
+            self.channel_free[channel] = now
+        table[destination][index] = now + self.costs.latency
+        self._wake(receiver)
+
+    def _wake(self, rank: int) -> None:
+        if not self.queued[rank]:
+            self.queued[rank] = True
+            self.runnable.append(rank)
+
+    def _issue_update(self, stage: int, version: int, place: int, now: float) -> float:
+        """Perform the update, or start its collectives; returns when the rank can go on."""
+        reduction, norm = self.costs.reduction[stage], self.costs.norm
+        if reduction == 0 and norm is None:
+            return now + self.costs.update[stage]
+        self.pending_version[stage], self.pending_place[stage] = version, place
+        self.reduced_at[stage] = now + reduction
+        if norm is not None:
+            waits_for = self.norm_waits_for.get(version, self.program.num_stages) - 1
+            self.norm_waits_for[version] = waits_for
+            self.norm_at[version] = max(self.norm_at.get(version, 0.0), now + reduction)
+            if waits_for == 0:
+                self.norm_at[version] += norm
+                for rank in range(self.program.num_ranks):
+                    self._wake(rank)
+        return now
+
+    def _finish_update(self, rank: int, stage: int, now: float) -> float:
+        """Perform a pending update; returns when it is done, or -1 if the norm is not known yet."""
+        version, ready = self.pending_version[stage], self.reduced_at[stage]
+        if self.costs.norm is not None:
+            if self.norm_waits_for[version]:
+                return -1.0
+            ready = self.norm_at[version]
+        start = max(now, ready)
+        end = start + self.costs.update[stage]
+        self.starts[rank][self.pending_place[stage]] = start
+        self.ends[rank][self.pending_place[stage]] = end
+        self.pending_version[stage] = _NONE_PENDING
+        return end
+
+    def _finish_all(self, rank: int, now: float) -> float:
+        """At the end of a rank's list, perform what is pending on its stages, as far as it can be."""
+        for stage, placed_on in enumerate(self.program.rank_of_stage):
+            if placed_on == rank and self.pending_version[stage] != _NONE_PENDING:
+                done = self._finish_update(rank, stage, now)
+                if done >= 0:
+                    now = done
+        return now
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What a timeline amounts to. Times are in the unit of the costs."""
+
+    step_time: float
+    """Time a step takes when the pipeline is running: from one step's last backward to the next one's."""
+    busy: tuple[float, ...]
+    """For each rank, the share of that time in which it computes."""
+    drain_time: float
+    """What the fill at the start and the drain at the end of a segment add to its steps."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of a step in which a stage is idle, as a mean over the ranks."""
+        return max(0.0, 1.0 - sum(self.busy) / len(self.busy))
+
+
+def measured_steps(program: Program) -> tuple[int, int]:
+    """The steps, counted from the segment's start, between whose ends the pipeline is neither filling nor
+    draining.
+
+    Raises:
+        ValueError: The segment is too short (see `steps_to_measure`).
+    """
+    fill = fill_steps(stages=program.num_stages, microbatches=program.microbatches)
+    first, last = fill, program.steps - 1 - fill
+    if last <= first:
+        raise ValueError(f"{program.steps} steps are too few to measure: {2 * fill + 2} are needed")
+    return first, last
+
+
+def fill_steps(*, stages: int, microbatches: int) -> int:
+    """Steps after which an unflushed pipeline surely runs evenly."""
+    return -(-stages // microbatches)
+
+
+def steps_to_measure(*, stages: int, microbatches: int) -> int:
+    """Steps of a segment that `throughput` can measure well."""
+    return 2 * fill_steps(stages=stages, microbatches=microbatches) + 4
+
+
+def throughput(timeline: Timeline) -> Throughput:
+    """What `timeline` amounts to between the fill and the drain.
+
+    Raises:
+        ValueError: The segment is too short (see `steps_to_measure`).
+    """
+    program = timeline.program
+    first, last = measured_steps(program)
+    step_times, busy = [], []
+    for rank, actions in enumerate(program.actions):
+        ends = timeline.ends[rank]
+        marks = _ends_of_steps(program, actions)
+        begin, end = marks[first], marks[last]
+        elapsed = ends[end] - ends[begin]
+        starts = timeline.starts[rank]
+        computing = sum(ends[place] - starts[place] for place in range(begin + 1, end + 1))
+        step_times.append(elapsed / (last - first))
+        busy.append(computing / elapsed if elapsed else 1.0)
+    step_time = sum(step_times) / len(step_times)
+    drain_time = max(0.0, timeline.makespan - program.steps * step_time)
+    return Throughput(step_time=step_time, busy=tuple(busy), drain_time=drain_time)
+
+
+def _ends_of_steps(program: Program, actions: tuple[Action, ...]) -> list[int]:
+    """For each step of the segment, the place of the rank's last action of that step that is no update."""
+    marks = [0] * program.steps
+    for place, action in enumerate(actions):
+        if action.op is not Op.UPDATE:
+            step = action.microbatch // program.microbatches - program.first_step
+            marks[step] = place
+    return marks
