@@ -6,8 +6,7 @@ without making it another run; everything else is part of the run's identity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Optional
+from dataclasses import dataclass, field, fields
 
 from omegaconf import MISSING
 
@@ -18,8 +17,13 @@ class ScheduleConfig:
     """A schedule of `schedules.NAMES`."""
     microbatches: int = 4
     """Micro-batches a step."""
-    delay: Optional[int] = None
-    """2bw: updates between the weights of a gradient and those it is applied to; null: the smallest legal one."""
+    delay: int = 1
+    """2bw: updates between the weights of a gradient and those it is applied to; 1 needs as many micro-batches as
+    there are stages, less one."""
+    chunks: int = 1
+    """interleaved-1f1b: stages that a rank holds."""
+    update_interval: int | None = None
+    """pipedream, paci: micro-batches between a stage's updates; null: 1 for pipedream, `microbatches` for paci."""
 
 
 @dataclass
@@ -30,11 +34,11 @@ class OptimizerConfig:
     """Peak learning rate."""
     weight_decay: float = 0.1
     """Decoupled; on matrices only."""
-    beta1: Optional[float] = None
+    beta1: float | None = None
     """First-moment decay of the Adam family; null: the optimizer's default."""
-    beta2: Optional[float] = None
+    beta2: float | None = None
     """Second-moment decay of the Adam family; null: the optimizer's default."""
-    momentum: Optional[float] = None
+    momentum: float | None = None
     """Momentum of the matrix rule (Muon); null: the optimizer's default."""
     warmup: float = 0.1
     """Share of the steps in which the learning rate rises linearly."""
@@ -68,7 +72,7 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    path: Optional[str] = None
+    path: str | None = None
     """A text file, or a folder of them; null: the text of the Python standard library."""
     context: int = 128
     """Tokens in a sequence."""
@@ -79,7 +83,7 @@ class DataConfig:
 @dataclass
 class ParallelConfig:
     stages: int = 2
-    """Pipeline stages."""
+    """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
 
 
 @dataclass
@@ -123,6 +127,15 @@ class RunConfig:
     site: SiteConfig = field(default_factory=SiteConfig)
     seed: int = 0
     """Seeds the initial weights (together with each parameter's name) and the order of the data."""
+
+
+def optimizer_options(config: OptimizerConfig) -> dict[str, float]:
+    """The options of the optimizer that the configuration sets; the rest keep the method's defaults."""
+    of_every_method = {"name", "lr", "weight_decay", "warmup", "final_lr"}
+    options = {option.name: getattr(config, option.name) for option in fields(config)}
+    return {
+        name: value for name, value in options.items() if name not in of_every_method and value is not None
+    }
 
 
 def tokens_per_step(config: RunConfig) -> int:

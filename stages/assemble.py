@@ -1,0 +1,131 @@
+"""From a configuration to what runs: the segments with their programs, and each rank's stages and executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from schedules import Op, Program, analyze, verify
+from stages.check import segment_program
+from stages.config import RunConfig
+from stages.corpus import Corpus
+from stages.data import Batches
+from stages.executor import RankExecutor, StageState, StepResult
+from stages.partition import cut_model
+from stages.transport import Links
+from stages.update import StageUpdate
+from stages.weights import WeightVersions
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank, ready to run."""
+
+    number: int
+    stages: dict[int, StageState]
+    batches: Batches
+    executor: RankExecutor
+
+
+class Types(NamedTuple):
+    """Number formats of a run."""
+
+    master: torch.dtype
+    """Of the master copy and the gradients."""
+    replica: torch.dtype
+    """Of the weights computed with, and of what stages send each other."""
+
+
+def dtypes(config: RunConfig) -> Types:
+    """The number formats of `train.precision`."""
+    replica = getattr(torch, config.train.precision)
+    return Types(master=torch.float32 if replica is torch.bfloat16 else replica, replica=replica)
+
+
+def activation_shape(config: RunConfig) -> tuple[int, ...]:
+    """Shape of what one stage sends another: `(microbatch_size, context, width)`."""
+    return (config.train.microbatch_size, config.data.context, config.model.width)
+
+
+def segment_lengths(config: RunConfig) -> list[tuple[int, int]]:
+    """(first step, steps) of each segment: the pipeline drains at every evaluation and at the end."""
+    interval, steps = config.train.eval_interval, config.train.steps
+    return [(first, min(interval, steps - first)) for first in range(0, steps, interval)]
+
+
+def build_ranks(
+    config: RunConfig,
+    *,
+    ranks: Sequence[int],
+    links: Links,
+    corpus: Corpus,
+    device: torch.device,
+    on_step: Callable[[StepResult], None],
+) -> list[Rank]:
+    """The stages of `ranks` with their weights, and the executors that run them.
+
+    Args:
+        config: the run's.
+        ranks: those that this process performs.
+        links: between all ranks.
+        corpus: the run's text.
+        device: where everything is computed.
+        on_step: called at each update of the last stage, in the process that holds it.
+    """
+    programs = representative_programs(config)
+    rank_of_stage = programs[0].rank_of_stage
+    analyses = [analyze(program) for program in programs]
+    cuts = cut_model(config.model, stages=len(rank_of_stage), context=config.data.context)
+    types = dtypes(config)
+    built = []
+    for rank in ranks:
+        stages = {}
+        for stage in (stage for stage, holder in enumerate(rank_of_stage) if holder == rank):
+            weights = WeightVersions(
+                config.model,
+                cuts[stage],
+                context=config.data.context,
+                seed=config.seed,
+                replicas=max(analysis.versions[stage] for analysis in analyses),
+                gradient_buffers=1 + (config.train.clip == "global" and _overlaps(programs, stage)),
+                master_dtype=types.master,
+                replica_dtype=types.replica,
+                device=device,
+            )
+            stages[stage] = StageState(weights=weights, update=StageUpdate(config, weights))
+        batches = Batches(config, corpus, device=device)
+        executor = RankExecutor(
+            rank=rank, stages=stages, links=links, batches=batches, clip=config.train.clip, on_step=on_step
+        )
+        built.append(Rank(number=rank, stages=stages, batches=batches, executor=executor))
+    return built
+
+
+def representative_programs(config: RunConfig) -> list[Program]:
+    """The programs of the run's segments, but one of each kind: the first, one in the middle, the last.
+
+    Segments between them differ from the middle one in nothing but their numbers.
+    """
+    lengths = segment_lengths(config)
+    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    programs = [segment_program(config, first_step=first, steps=steps) for first, steps in chosen]
+    for program in programs:
+        verify(program)
+    return programs
+
+
+def _overlaps(programs: Sequence[Program], stage: int) -> bool:
+    """Whether `stage` runs a backward between an update and the first reader of the version that it writes."""
+    for program in programs:
+        unread: int | None = None
+        for action in program.stage_actions(stage):
+            if action.op is Op.UPDATE:
+                unread = action.version
+            elif unread is not None and action.version >= unread:
+                unread = None
+            elif unread is not None and action.op is not Op.FORWARD:
+                return True
+    return False

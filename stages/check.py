@@ -1,0 +1,199 @@
+"""Is this configuration one that can run? Asked of every cell before anything is written. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+
+import schedules
+from optimizers import NAMES as OPTIMIZER_NAMES
+from optimizers import check_options
+from stages.config import DataConfig, RunConfig, optimizer_options
+from stages.corpus import DataError, text_files
+
+CLIPS = ("global", "stage", "none")
+PRECISIONS = ("float32", "float64", "bfloat16")
+DEVICES = ("auto", "cpu", "cuda")
+FORMS = ("look-ahead", "buffered")
+BYTE_VALUES = 256
+
+
+class ConfigError(ValueError):
+    """A value that cannot be: which key, and what would be accepted."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key = key
+        self.message = message
+
+
+def check(config: RunConfig) -> None:
+    """Raise for the first thing in `config` that cannot run.
+
+    Raises:
+        ConfigError: names the key, what is wrong and what would be accepted.
+    """
+    _check_counts(config)
+    _one_of("schedule.name", config.schedule.name, schedules.NAMES)
+    _one_of("optimizer.name", config.optimizer.name, OPTIMIZER_NAMES)
+    _one_of("train.clip", config.train.clip, CLIPS)
+    _one_of("train.precision", config.train.precision, PRECISIONS)
+    _one_of("error_feedback.form", config.error_feedback.form, FORMS)
+    _one_of("site.device", config.site.device, DEVICES)
+    _check_model(config)
+    _check_schedule(config)
+    _check_optimizer(config)
+    problem = _text_problem(config.data.path)
+    if problem is not None:
+        raise ConfigError("data.path", problem)
+
+
+def _check_counts(config: RunConfig) -> None:
+    at_least_one = {
+        "schedule.microbatches": config.schedule.microbatches,
+        "schedule.delay": config.schedule.delay,
+        "schedule.chunks": config.schedule.chunks,
+        "parallel.stages": config.parallel.stages,
+        "model.layers": config.model.layers,
+        "model.width": config.model.width,
+        "model.heads": config.model.heads,
+        "model.kv_heads": config.model.kv_heads,
+        "model.mlp_width": config.model.mlp_width,
+        "data.context": config.data.context,
+        "train.steps": config.train.steps,
+        "train.microbatch_size": config.train.microbatch_size,
+        "train.eval_interval": config.train.eval_interval,
+        "train.eval_microbatches": config.train.eval_microbatches,
+        "site.threads": config.site.threads,
+    }
+    for key, value in at_least_one.items():
+        if value < 1:
+            raise ConfigError(key, f"is {value}, must be at least 1")
+    positive = {
+        "optimizer.lr": config.optimizer.lr,
+        "train.clip_norm": config.train.clip_norm,
+        "site.timeout": config.site.timeout,
+    }
+    for key, number in positive.items():
+        if not number > 0:
+            raise ConfigError(key, f"is {number:g}, must be above 0")
+    not_negative = {
+        "optimizer.weight_decay": config.optimizer.weight_decay,
+        "optimizer.final_lr": config.optimizer.final_lr,
+        "error_feedback.coefficient": config.error_feedback.coefficient,
+        "seed": config.seed,
+    }
+    for key, number in not_negative.items():
+        if not number >= 0:
+            raise ConfigError(key, f"is {number:g}, must be 0 or more")
+    if not 0 <= config.optimizer.warmup <= 1:
+        raise ConfigError("optimizer.warmup", f"is {config.optimizer.warmup:g}, must be a share from 0 to 1")
+    if not 0 < config.data.validation_share < 1:
+        share = config.data.validation_share
+        raise ConfigError("data.validation_share", f"is {share:g}, must be a share between 0 and 1")
+
+
+def _check_model(config: RunConfig) -> None:
+    model = config.model
+    if model.width % model.heads:
+        raise ConfigError("model.heads", f"is {model.heads}, must divide model.width = {model.width}")
+    if model.width // model.heads % 2:
+        head = model.width // model.heads
+        raise ConfigError(
+            "model.heads", f"gives heads of width {head}, which must be even for rotary positions"
+        )
+    if model.heads % model.kv_heads:
+        raise ConfigError("model.kv_heads", f"is {model.kv_heads}, must divide model.heads = {model.heads}")
+    if model.vocab_size < BYTE_VALUES:
+        raise ConfigError(
+            "model.vocab_size", f"is {model.vocab_size}, text read as bytes needs {BYTE_VALUES}"
+        )
+
+
+def _check_schedule(config: RunConfig) -> None:
+    name, geometry = config.schedule.name, config.schedule
+    try:
+        segment_program(config, first_step=0, steps=1)
+    except schedules.ScheduleError as error:
+        raise ConfigError("schedule", str(error)) from None
+    stages = config.parallel.stages * geometry.chunks
+    if stages > config.model.layers:
+        raise ConfigError(
+            "parallel.stages",
+            f"{stages} stages are asked for; the model {config.model.name} has {config.model.layers} blocks, and every "
+            "stage needs one",
+        )
+    if config.error_feedback.coefficient != 0 and schedules.is_synchronous(name):
+        raise ConfigError(
+            "error_feedback", f"corrects for delay, and the schedule {name} has none; accepted with it: false"
+        )
+    if config.train.clip == "global" and schedules.FAMILY[name].default_interval is not None:
+        raise ConfigError(
+            "train.clip",
+            f"global needs a step that all stages share, and under {name} each stage updates on its own; accepted with "
+            "it: stage, none",
+        )
+
+
+def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedules.Program:
+    """The program of steps `first_step .. first_step + steps - 1` of a run.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be had with these numbers.
+    """
+    return _build(config.schedule.name, config.parallel.stages, *_schedule_numbers(config), first_step, steps)
+
+
+def _schedule_numbers(config: RunConfig) -> tuple[int, int | None, int, int | None]:
+    schedule = config.schedule
+    takes_delay = schedule.name in schedules.FAMILY and schedules.FAMILY[schedule.name].takes_delay
+    return (
+        schedule.microbatches,
+        schedule.delay if takes_delay else None,
+        schedule.chunks,
+        schedule.update_interval,
+    )
+
+
+@lru_cache(maxsize=8)
+def _build(
+    name: str,
+    stages: int,
+    microbatches: int,
+    delay: int | None,
+    chunks: int,
+    update_interval: int | None,
+    first_step: int,
+    steps: int,
+) -> schedules.Program:
+    return schedules.build(
+        name,
+        stages=stages,
+        microbatches=microbatches,
+        delay=delay,
+        chunks=chunks,
+        update_interval=update_interval,
+        first_step=first_step,
+        steps=steps,
+    )
+
+
+def _check_optimizer(config: RunConfig) -> None:
+    try:
+        check_options(config.optimizer.name, optimizer_options(config.optimizer))
+    except ValueError as error:
+        raise ConfigError("optimizer", str(error)) from None
+
+
+@lru_cache
+def _text_problem(path: str | None) -> str | None:
+    try:
+        text_files(DataConfig(path=path))
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _one_of(key: str, value: str, accepted: Collection[str]) -> None:
+    if value not in accepted:
+        raise ConfigError(key, f"{value!r} is not known; accepted: {', '.join(accepted)}")

@@ -1,0 +1,206 @@
+"""From text on disk to token shards: files of bytes, split into train and validation. Imports no torch.
+
+A corpus is prepared once and kept in the user's cache folder; training reads it by memmap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stages.config import DataConfig
+
+FORMAT = 1
+SPLITS = ("train", "validation")
+
+
+class DataError(ValueError):
+    """The text that the configuration names cannot be trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Token shards on disk (bytes: one token a byte) and what is known of them."""
+
+    folder: Path
+    train_tokens: int
+    validation_tokens: int
+    bytes_per_token: float
+    unigram_bits_per_byte: float
+    """Entropy of the validation text's single bytes: what a model that ignores context could reach at best."""
+    sha256: str
+    """Of both splits."""
+
+    def shard(self, split: str) -> Path:
+        return self.folder / f"{split}.bin"
+
+
+def prepare(config: DataConfig, *, cache: Path | None = None) -> Corpus:
+    """The corpus that the configuration names, from the cache or newly made.
+
+    Args:
+        config: which text, and how much of it to hold out.
+        cache: folder for prepared corpora; the user's cache folder unless given.
+
+    Raises:
+        DataError: there is no text, or too little of it for one sequence a split.
+    """
+    root, files = text_files(config)
+    folder = (cache or cache_folder()) / _key(config, root, files)
+    manifest = folder / "manifest.json"
+    if not manifest.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Several ranks may prepare at once: each writes a folder of its own, and the first to move it in place wins.
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            _write(unfinished, root, files, share=config.validation_share)
+            unfinished.rename(folder)
+        except OSError:
+            if not manifest.exists():
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    known = json.loads(manifest.read_text())
+    corpus = Corpus(folder=folder, **{name: value for name, value in known.items() if name != "format"})
+    for split, count in (("train", corpus.train_tokens), ("validation", corpus.validation_tokens)):
+        if count < config.context + 1:
+            where = root if config.path else "the Python standard library"
+            raise DataError(
+                f"the {split} split of {where} has {count} tokens, one sequence needs {config.context + 1}"
+            )
+    return corpus
+
+
+def cache_folder() -> Path:
+    """Where prepared corpora are kept: below ASYNCPP_CACHE, XDG_CACHE_HOME or ~/.cache."""
+    if "ASYNCPP_CACHE" in os.environ:
+        return Path(os.environ["ASYNCPP_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "asyncpp"
+
+
+def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
+    """The folder that names are relative to, and the files of text below it, sorted by name.
+
+    Raises:
+        DataError: the path does not exist or holds no text.
+    """
+    if config.path is None:
+        root = Path(sysconfig.get_path("stdlib"))
+        files = [path for path in root.rglob("*.py") if _is_library_text(path.relative_to(root))]
+    else:
+        root = Path(config.path).expanduser()
+        if root.is_file():
+            root, files = root.parent, [root]
+        elif root.is_dir():
+            files = [
+                path for path in root.rglob("*") if path.is_file() and not _hidden(path.relative_to(root))
+            ]
+        else:
+            raise DataError(
+                f"{config.path} does not exist; a text file or a folder of text files is accepted"
+            )
+    # Empty files and binary ones (a zero byte at the start) are no text.
+    files = sorted(path for path in files if _is_text(path))
+    if not files:
+        raise DataError(
+            f"{config.path or root} holds no text; a text file or a folder of text files is accepted"
+        )
+    return root, files
+
+
+def _is_library_text(relative: Path) -> bool:
+    # Tests and tables of character codes are text of another kind; site-packages differ from machine to machine.
+    skipped = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "__pycache__",
+        "encodings",
+        "lib2to3",
+    }
+    return not skipped.intersection(relative.parts)
+
+
+def _hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            start = file.read(1024)
+    except OSError:
+        return False
+    return bool(start) and b"\0" not in start
+
+
+def _key(config: DataConfig, root: Path, files: Sequence[Path]) -> str:
+    digest = hashlib.sha256(f"{FORMAT}:{config.validation_share}:{root.resolve()}".encode())
+    for path in files:
+        known = path.stat()
+        digest.update(f"{path.relative_to(root)}:{known.st_size}:{known.st_mtime_ns}".encode())
+    return f"bytes-{digest.hexdigest()[:16]}"
+
+
+def _write(folder: Path, root: Path, files: Sequence[Path], *, share: float) -> None:
+    held_out = validation_files(
+        {str(path.relative_to(root)): path.stat().st_size for path in files}, share=share
+    )
+    parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
+    for path in files:
+        split = "validation" if str(path.relative_to(root)) in held_out else "train"
+        parts[split].append(path.read_bytes())
+    texts = {split: b"\n".join(parts[split]) for split in SPLITS}
+    if not texts["validation"]:
+        # Too few files to hold a whole one out: the end of the text is held out.
+        cut = len(texts["train"]) - round(len(texts["train"]) * share)
+        texts = {"train": texts["train"][:cut], "validation": texts["train"][cut:]}
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        (folder / f"{split}.bin").write_bytes(texts[split])
+        digest.update(texts[split])
+    corpus = Corpus(
+        folder=folder,
+        train_tokens=len(texts["train"]),
+        validation_tokens=len(texts["validation"]),
+        bytes_per_token=1.0,
+        unigram_bits_per_byte=_entropy(texts["validation"]),
+        sha256=digest.hexdigest(),
+    )
+    known = {name: value for name, value in asdict(corpus).items() if name != "folder"}
+    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, **known}))
+
+
+def validation_files(sizes: dict[str, int], *, share: float) -> set[str]:
+    """Names of the files to hold out: in the order of their names' hashes, as many as fit into `share` of the bytes.
+
+    Args:
+        sizes: bytes of each file by name.
+        share: of all bytes.
+    """
+    budget = share * sum(sizes.values())
+    chosen = set()
+    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        if sizes[name] <= budget:
+            chosen.add(name)
+            budget -= sizes[name]
+    return chosen
+
+
+def _entropy(text: bytes) -> float:
+    if not text:
+        return 0.0
+    counts = np.bincount(np.frombuffer(text, dtype=np.uint8), minlength=256)
+    share = counts[counts > 0] / len(text)
+    return float(-(share * np.log2(share)).sum())

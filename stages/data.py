@@ -1,0 +1,75 @@
+"""Batches: a pure function of (seed, step, data-parallel rank), whatever the schedule, the cut and the history."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.config import RunConfig
+from stages.corpus import Corpus
+
+
+class Batches:
+    """Tokens and targets of each micro-batch of a run.
+
+    Sequences are windows of `context + 1` tokens at random places of the training text. The places of a step are drawn
+    from a counter-based generator keyed by (seed, step), for all data-parallel ranks at once, and each rank takes its
+    rows: so the same step sees the same tokens on any number of ranks.
+
+    Args:
+        config: the run's.
+        corpus: its text.
+        device: where tensors go.
+        data_rank: which replica of the pipeline this is.
+        data_ranks: how many there are.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        corpus: Corpus,
+        *,
+        device: torch.device,
+        data_rank: int = 0,
+        data_ranks: int = 1,
+    ) -> None:
+        self._seed = config.seed
+        self._context = config.data.context
+        self._size = config.train.microbatch_size
+        self._microbatches = config.schedule.microbatches
+        self._device = device
+        self._data_rank = data_rank
+        self._data_ranks = data_ranks
+        self._train = np.memmap(corpus.shard("train"), dtype=np.uint8, mode="r")
+        self._validation = np.memmap(corpus.shard("validation"), dtype=np.uint8, mode="r")
+        self._starts: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def tokens(self, microbatch: int) -> Tensor:
+        """Input tokens `(microbatch_size, context)` of a micro-batch of the run."""
+        return self._windows(microbatch)[:, :-1]
+
+    def targets(self, microbatch: int) -> Tensor:
+        """For each input token the one that follows it, `(microbatch_size, context)`."""
+        return self._windows(microbatch)[:, 1:]
+
+    def validation(self, index: int, *, count: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of validation micro-batch `index` of `count`; they are spread evenly over the text."""
+        sequences = count * self._size
+        last_start = len(self._validation) - self._context - 1
+        starts = np.linspace(0, last_start, sequences, dtype=np.int64)
+        windows = self._read(self._validation, starts[index * self._size : (index + 1) * self._size])
+        return windows[:, :-1], windows[:, 1:]
+
+    def _windows(self, microbatch: int) -> Tensor:
+        step, within = divmod(microbatch, self._microbatches)
+        if self._starts[0] != step:
+            generator = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, step]))
+            last_start = len(self._train) - self._context - 1
+            shape = (self._data_ranks, self._microbatches, self._size)
+            self._starts = (step, generator.integers(0, last_start + 1, size=shape))
+        return self._read(self._train, self._starts[1][self._data_rank, within])
+
+    def _read(self, shard: np.ndarray, starts: np.ndarray) -> Tensor:
+        rows = shard[starts[:, None] + np.arange(self._context + 1)]
+        return torch.from_numpy(rows.astype(np.int64)).to(self._device)

@@ -1,0 +1,16 @@
+"""What a trainer tells of itself while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Recorder(Protocol):
+    """Where a run's measurements go. Only the rank of the last stage, which knows the loss, writes."""
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Keep one row of the run's metrics for good; its `kind` is start, step, eval, segment or end."""
+
+    def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
+        """Say that the run is alive, after `step` updates."""

@@ -1,0 +1,114 @@
+"""One process of a pipeline: its rank, its device, and how it finds the others."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stages.config import SiteConfig
+
+ADDRESS_FILE = "rendezvous"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """This process among those of its run."""
+
+    rank: int
+    size: int
+    device: torch.device
+    timeout: datetime.timedelta
+
+    def new_group(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        """A communicator of `ranks`, made by its members alone, so that start-up does not grow with the world."""
+        group = dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
+        assert group is not None
+        return group
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What every rank brought, in the order of the ranks. A meeting of all ranks: for drains only."""
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, mine)
+        return everyone
+
+
+def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:
+    """The device that a process computes on.
+
+    Raises:
+        RuntimeError: `site.device` is `cuda` and there is none.
+    """
+    available = torch.cuda.is_available()
+    if site.device == "cuda" and not available:
+        raise RuntimeError("site.device is cuda, but torch finds no GPU here; accepted: auto, cpu")
+    if site.device == "cpu" or not available:
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+@contextmanager
+def connected(
+    *, rank: int, size: int, local_rank: int, local_size: int, rendezvous: Path, site: SiteConfig
+) -> Iterator[Process]:
+    """Join the other processes of the run; leave them at the end.
+
+    Rank 0 opens a store on a port that the system chooses and writes its address into `rendezvous`, a folder of this
+    attempt alone that all ranks can see: so no two runs ever meet on one port.
+
+    Args:
+        rank: of this process, 0 .. size - 1.
+        size: number of processes.
+        local_rank: of this process on its machine; chooses the GPU.
+        local_size: processes of the run on this machine. Where that is all of them, only the loopback address is used.
+        rendezvous: folder of this attempt.
+
+    Raises:
+        TimeoutError: rank 0 left no address within `site.timeout` seconds.
+    """
+    device = choose_device(site, local_rank=local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    timeout = datetime.timedelta(seconds=site.timeout)
+    host = "127.0.0.1" if local_size == size else socket.getfqdn()
+    if local_size == size and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = _open_store(rank=rank, size=size, host=host, rendezvous=rendezvous, timeout=timeout)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    try:
+        yield Process(rank=rank, size=size, device=device, timeout=timeout)
+    finally:
+        dist.destroy_process_group()
+
+
+def _open_store(
+    *, rank: int, size: int, host: str, rendezvous: Path, timeout: datetime.timedelta
+) -> dist.Store:
+    address_file = rendezvous / ADDRESS_FILE
+    if rank == 0:
+        store = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        rendezvous.mkdir(parents=True, exist_ok=True)
+        unfinished = address_file.with_suffix(".writing")
+        unfinished.write_text(f"{host}:{store.port}")
+        unfinished.replace(address_file)
+        return store
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not address_file.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"rank 0 left no address in {address_file} within {timeout.total_seconds():g} s"
+            )
+        time.sleep(0.02)
+    host, _, port = address_file.read_text().rpartition(":")
+    return dist.TCPStore(host, int(port), size, is_master=False, timeout=timeout, wait_for_workers=False)

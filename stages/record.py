@@ -1,0 +1,124 @@
+"""The rows that a run writes about itself (docs/run-folder.md says what each field is)."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.config import RunConfig, tokens_per_step
+from stages.corpus import Corpus
+from stages.executor import RankTrace, StageTrace, StepResult
+
+Row = dict[str, Any]
+
+
+def tokens_per_update(config: RunConfig, *, update_interval: int) -> int:
+    """Tokens whose gradient one update applies."""
+    return tokens_per_step(config) * update_interval // config.schedule.microbatches
+
+
+def start_row(
+    config: RunConfig,
+    corpus: Corpus,
+    *,
+    device: torch.device,
+    stage_parameters: Sequence[int],
+    replayed: bool,
+) -> Row:
+    """What is known when training begins."""
+    return {
+        "kind": "start",
+        "step": 0,
+        "time": time.time(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": config.site.threads,
+        "replayed": replayed,
+        "parameters": sum(stage_parameters),
+        "stage_parameters": list(stage_parameters),
+        "microbatches": config.schedule.microbatches,
+        "microbatch_size": config.train.microbatch_size,
+        "context": config.data.context,
+        "tokens_per_step": tokens_per_step(config),
+        "bytes_per_token": corpus.bytes_per_token,
+        "unigram_bits_per_byte": corpus.unigram_bits_per_byte,
+        "corpus_sha256": corpus.sha256,
+    }
+
+
+def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:
+    """One update; `tokens` and `seconds` since the start of the run."""
+    return {
+        "kind": "step",
+        "step": result.version,
+        "tokens": tokens,
+        "train_loss": result.train_loss,
+        "lr": result.update.lr,
+        "grad_norm": result.update.grad_norm,
+        "skipped": result.update.skipped,
+        "seconds": seconds,
+    }
+
+
+def segment_row(
+    traces: Mapping[int, RankTrace],
+    *,
+    first_step: int,
+    steps: int,
+    writer: int,
+    tokens_per_update: int,
+    seconds: float,
+    replayed: bool,
+) -> Row:
+    """What the ranks measured from one drain to the next.
+
+    Args:
+        traces: of each rank.
+        first_step: of the segment.
+        steps: of the segment.
+        writer: the rank whose clock counts.
+        tokens_per_update: tokens whose gradient one update applies.
+        seconds: of training since the start of the run.
+        replayed: ranks that take turns in one process wait for nobody, so replay has no throughput and no bubble.
+    """
+    of_stage = [trace for _, trace in sorted(stage_traces(traces.values()).items())]
+    periods = max(0, len(traces[writer].update_times) - 1)
+    return {
+        "kind": "segment",
+        "first_step": first_step,
+        "steps": steps,
+        "steady_tokens": 0 if replayed else periods * tokens_per_update,
+        "steady_seconds": 0.0 if replayed else traces[writer].steady_seconds,
+        "busy": [] if replayed else [traces[rank].busy for rank in sorted(traces)],
+        "delay_min": [trace.delay_min for trace in of_stage],
+        "delay_max": [trace.delay_max for trace in of_stage],
+        "mismatch_max": [trace.mismatch_max for trace in of_stage],
+        "seconds": seconds,
+    }
+
+
+def stage_traces(traces: Iterable[RankTrace]) -> dict[int, StageTrace]:
+    """The traces of all stages, by stage."""
+    return {stage: trace for of_rank in traces for stage, trace in of_rank.stages.items()}
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes."""
+    return hashlib.sha256(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def weights_digest(digests: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over all parameters, from each one's name and digest; the same for every cut."""
+    together = hashlib.sha256()
+    for name, digest in sorted(digests):
+        together.update(f"{name}:{digest}\n".encode())
+    return together.hexdigest()

@@ -1,0 +1,250 @@
+"""The training of one run: segment after segment of its program, with an evaluation at each drain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schedules import Analysis, analyze
+from stages import record
+from stages.assemble import activation_shape, build_ranks, dtypes, representative_programs, segment_lengths
+from stages.check import segment_program
+from stages.config import RunConfig, tokens_per_step
+from stages.corpus import prepare
+from stages.evaluate import evaluate, evaluation_weights, forward_program
+from stages.executor import RankTrace, StepResult
+from stages.metrics import Recorder
+from stages.process import Process, choose_device
+from stages.transport import DistributedLinks, InProcessLinks, Links
+
+HEARTBEAT_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run leaves in memory, of the stages that this process holds."""
+
+    weights: dict[str, Tensor]
+    """Evaluation weights by parameter name."""
+    train_losses: list[float]
+    """Of each update; empty where the last stage is elsewhere."""
+    val_losses: list[float]
+    """Of each evaluation; likewise."""
+
+
+def train(config: RunConfig, *, process: Process, recorder: Recorder) -> RunResult:
+    """Train as one rank of a pipeline of processes. All ranks call this with the same configuration.
+
+    Only the rank of the last stage, which knows the loss, writes to `recorder`.
+
+    Raises:
+        RuntimeError: a measured delay is not the program's, or another rank is gone.
+        stages.corpus.DataError: the text cannot be trained on.
+    """
+    links = DistributedLinks(
+        process,
+        rank_of_stage=representative_programs(config)[0].rank_of_stage,
+        shape=activation_shape(config),
+        dtype=dtypes(config).replica,
+    )
+    run = _Run(
+        config, ranks=[process.rank], links=links, device=process.device, process=process, recorder=recorder
+    )
+    return run.run()
+
+
+def replay(config: RunConfig, *, recorder: Recorder) -> RunResult:
+    """Train with all ranks taking turns in this process: the same numbers, bit for bit, without a cluster."""
+    program = representative_programs(config)[0]
+    links = InProcessLinks(num_stages=program.num_stages)
+    run = _Run(
+        config,
+        ranks=range(program.num_ranks),
+        links=links,
+        device=choose_device(config.site),
+        process=None,
+        recorder=recorder,
+    )
+    return run.run()
+
+
+class _Run:
+    """One run, as the process that performs `ranks` sees it; `process` is None where that is all of them."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        ranks: Sequence[int],
+        links: Links,
+        device: torch.device,
+        process: Process | None,
+        recorder: Recorder,
+    ) -> None:
+        torch.set_num_threads(config.site.threads)
+        program = representative_programs(config)[0]
+        self._config = config
+        self._links = links
+        self._device = device
+        self._process = process
+        self._recorder = recorder
+        self._rank_of_stage = program.rank_of_stage
+        self._tokens_per_update = record.tokens_per_update(config, update_interval=program.update_interval)
+        self._corpus = prepare(config.data)
+        self._ranks = build_ranks(
+            config, ranks=ranks, links=links, corpus=self._corpus, device=device, on_step=self._on_step
+        )
+        self._writer = program.rank_of_stage[-1]
+        self._seconds = 0.0
+        self._segment_started = 0.0
+        self._heartbeat = (0, 0.0)
+        self._train_losses: list[float] = []
+        self._val_losses: list[float] = []
+
+    def run(self) -> RunResult:
+        sizes = [
+            (stage, sum(parameter.numel() for parameter in state.weights.master.parameters))
+            for rank in self._ranks
+            for stage, state in rank.stages.items()
+        ]
+        self._write(
+            record.start_row(
+                self._config,
+                self._corpus,
+                device=self._device,
+                stage_parameters=[size for _, size in sorted(self._collect(sizes))],
+                replayed=self._process is None,
+            )
+        )
+        for first_step, steps in segment_lengths(self._config):
+            self._train_segment(first_step, steps)
+            self._evaluate(first_step + steps)
+        weights = {
+            name: tensor
+            for rank in self._ranks
+            for state in rank.stages.values()
+            for name, tensor in evaluation_weights(state, dtype=dtypes(self._config).master).items()
+        }
+        digests = self._collect([(name, record.tensor_digest(tensor)) for name, tensor in weights.items()])
+        self._write(
+            {
+                "kind": "end",
+                "step": self._config.train.steps,
+                "seconds": self._seconds,
+                "weights_sha256": record.weights_digest(digests),
+            }
+        )
+        return RunResult(weights=weights, train_losses=self._train_losses, val_losses=self._val_losses)
+
+    def _train_segment(self, first_step: int, steps: int) -> None:
+        program = segment_program(self._config, first_step=first_step, steps=steps)
+        self._segment_started = time.perf_counter()
+        drive([rank.executor.run(program) for rank in self._ranks])
+        self._links.finish()
+        self._seconds += time.perf_counter() - self._segment_started
+        traces = dict(self._collect([(rank.number, rank.executor.trace) for rank in self._ranks]))
+        check_staleness(traces, analyze(program))
+        self._write(
+            record.segment_row(
+                traces,
+                first_step=first_step,
+                steps=steps,
+                writer=self._writer,
+                tokens_per_update=self._tokens_per_update,
+                seconds=self._seconds,
+                replayed=self._process is None,
+            )
+        )
+
+    def _evaluate(self, step: int) -> None:
+        program = forward_program(
+            rank_of_stage=self._rank_of_stage,
+            microbatches=self._config.train.eval_microbatches,
+            version=step,
+        )
+        dtype = dtypes(self._config).replica
+        losses = drive(
+            [
+                evaluate(
+                    program,
+                    rank=rank.number,
+                    stages=rank.stages,
+                    links=self._links,
+                    batches=rank.batches,
+                    dtype=dtype,
+                )
+                for rank in self._ranks
+            ]
+        )
+        self._links.finish()
+        for loss in losses:
+            if loss is not None:
+                self._val_losses.append(loss)
+                tokens = step * tokens_per_step(self._config)
+                self._write(
+                    {
+                        "kind": "eval",
+                        "step": step,
+                        "tokens": tokens,
+                        "val_loss": loss,
+                        "seconds": self._seconds,
+                    }
+                )
+
+    def _on_step(self, result: StepResult) -> None:
+        """Called at each update of the last stage, in the process that holds it."""
+        self._train_losses.append(result.train_loss)
+        seconds = self._seconds + result.time - self._segment_started
+        self._write(record.step_row(result, tokens=result.version * self._tokens_per_update, seconds=seconds))
+        version, then = self._heartbeat
+        now = time.perf_counter()
+        if now - then >= HEARTBEAT_SECONDS:
+            tokens = (result.version - version) * self._tokens_per_update
+            self._recorder.heartbeat(
+                result.version, train_loss=result.train_loss, tokens_per_second=tokens / (now - then)
+            )
+            self._heartbeat = (result.version, now)
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        if any(rank.number == self._writer for rank in self._ranks):
+            self._recorder.append(row)
+
+    def _collect(self, mine: list[Any]) -> list[Any]:
+        """What all ranks brought, rank by rank."""
+        if self._process is None:
+            return mine
+        return [item for of_process in self._process.gather(mine) for item in of_process]
+
+
+def drive(parts: Sequence[Iterator[None] | Generator[None, None, Any]]) -> list[Any]:
+    """Let the parts take turns until all have ended; gives what each returned."""
+    results: list[Any] = [None] * len(parts)
+    going = dict(enumerate(parts))
+    while going:
+        for index, part in list(going.items()):
+            try:
+                next(part)
+            except StopIteration as stop:
+                results[index] = stop.value
+                del going[index]
+    return results
+
+
+def check_staleness(traces: Mapping[int, RankTrace], expected: Analysis) -> None:
+    """Hold what the stages measured against the program's analysis.
+
+    Raises:
+        RuntimeError: a stage's gradients were older or younger than the program says.
+    """
+    for stage, trace in sorted(record.stage_traces(traces.values()).items()):
+        measured = (trace.delay_min, trace.delay_max, trace.mismatch_max)
+        promised = (expected.delay_min[stage], expected.delay_max[stage], expected.mismatch_max[stage])
+        if measured != promised:
+            raise RuntimeError(
+                f"stage {stage}: measured delay (least, most) and mismatch {measured}, the program has {promised}"
+            )

@@ -1,0 +1,250 @@
+"""What connects the ranks of a pipeline: activations, gradients and the norms of gradients between stages.
+
+`Links` has two forms: `DistributedLinks` between processes, and `InProcessLinks` between ranks that are interleaved in
+one process (replay). The executor does not know which it has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schedules.actions import Program
+from schedules.messages import Message, sent_between_ranks
+from stages.process import Process
+
+POSTED_AHEAD = 2
+"""Receives posted ahead on each edge and direction: one may arrive while another waits to be used."""
+
+
+class Links(Protocol):
+    """What a rank of a pipeline may ask of the others."""
+
+    waits: bool
+    """Whether `receive` and `total` wait by themselves. If not, the caller lets other ranks go on until
+    `arrived` or `contributed` is true."""
+
+    def begin(self, program: Program) -> None:
+        """Make ready for the messages of a segment."""
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Send without holding up the caller. `tensor` must not be written afterwards."""
+
+    def arrived(self, message: Message) -> bool:
+        """Whether `receive` can be served; asked only where `waits` is false."""
+
+    def receive(self, message: Message) -> Tensor:
+        """The tensor sent."""
+
+    def release(self, tensor: Tensor) -> None:
+        """Say that a received tensor is not read any more."""
+
+    def contribute(self, version: int, squares: dict[int, Tensor]) -> None:
+        """Start the exchange of the squared gradient norms of this rank's stages for the update to `version`."""
+
+    def contributed(self, version: int) -> bool:
+        """Whether `total` can be had without waiting."""
+
+    def total(self, version: int) -> Tensor:
+        """The squared norm over all stages, summed in the order of the stages so that all ranks get the same bits."""
+
+    def finish(self) -> None:
+        """Wait until everything sent in the segment has left."""
+
+
+class InProcessLinks:
+    """Links between ranks that take turns in one process."""
+
+    waits = False
+
+    def __init__(self, *, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._mail: dict[Message, Tensor] = {}
+        self._squares: dict[int, dict[int, Tensor]] = {}
+
+    def begin(self, program: Program) -> None:
+        pass
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        self._mail[message] = tensor
+
+    def arrived(self, message: Message) -> bool:
+        return message in self._mail
+
+    def receive(self, message: Message) -> Tensor:
+        return self._mail.pop(message)
+
+    def release(self, tensor: Tensor) -> None:
+        pass
+
+    def contribute(self, version: int, squares: dict[int, Tensor]) -> None:
+        self._squares.setdefault(version, {}).update(squares)
+
+    def contributed(self, version: int) -> bool:
+        return len(self._squares[version]) == self._num_stages
+
+    def total(self, version: int) -> Tensor:
+        of_stage = self._squares[version]
+        return _sum_in_order([of_stage[stage] for stage in range(self._num_stages)])
+
+    def finish(self) -> None:
+        if self._mail:
+            raise RuntimeError(f"messages nobody received: {sorted(map(str, self._mail))}")
+        self._squares.clear()
+
+
+class _Channel(NamedTuple):
+    """One direction of an edge, seen from one end."""
+
+    peer: int
+    """Rank at the other end."""
+    forward: bool
+    """Whether activations travel here; if not, gradients."""
+
+    @classmethod
+    def of(cls, message: Message, peer: int) -> _Channel:
+        return cls(peer, forward=message.destination > message.source)
+
+
+class DistributedLinks:
+    """Links between processes, one a rank, over gloo (CPU) or NCCL (GPU).
+
+    Each edge has one communicator a direction, since NCCL orders the operations of a communicator and a gradient must
+    not wait for an activation.
+
+    Args:
+        process: this rank's.
+        rank_of_stage: which rank performs each stage.
+        shape: of every activation and gradient.
+        dtype: likewise.
+    """
+
+    waits = True
+
+    def __init__(
+        self, process: Process, *, rank_of_stage: Sequence[int], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> None:
+        self._process = process
+        self._rank_of_stage = rank_of_stage
+        self._shape = shape
+        self._dtype = dtype
+        self._groups = self._make_groups()
+        self._norm_group = process.new_group(range(process.size))
+        self._local: dict[Message, Tensor] = {}
+        self._coming: dict[_Channel, deque[Message]] = {}
+        self._posted: dict[_Channel, dict[Message, tuple[Tensor, dist.Work]]] = {}
+        self._free: list[Tensor] = []
+        self._owned: set[int] = set()
+        self._sent: deque[tuple[Tensor, dist.Work]] = deque()
+        self._norms: dict[int, tuple[list[Tensor], dist.Work]] = {}
+
+    def _make_groups(self) -> dict[_Channel, dist.ProcessGroup]:
+        neighbours = sorted(
+            {
+                (min(pair), max(pair))
+                for pair in zip(self._rank_of_stage, self._rank_of_stage[1:], strict=False)
+                if pair[0] != pair[1]
+            }
+        )
+        groups = {}
+        # Even edges first: then no rank waits for a chain of others while the communicators are made.
+        for low, high in sorted(neighbours, key=lambda edge: (edge[0] % 2, edge)):
+            if self._process.rank in (low, high):
+                peer = high if self._process.rank == low else low
+                for forward in (True, False):
+                    groups[_Channel(peer, forward)] = self._process.new_group((low, high))
+        return groups
+
+    def begin(self, program: Program) -> None:
+        self._coming = {}
+        for (source, destination), messages in sent_between_ranks(program).items():
+            if destination == self._process.rank:
+                for message in messages:
+                    self._coming.setdefault(_Channel.of(message, source), deque()).append(message)
+        self._posted = {channel: {} for channel in self._coming}
+        for channel in self._coming:
+            for _ in range(POSTED_AHEAD):
+                self._post(channel)
+
+    def _post(self, channel: _Channel) -> None:
+        if not self._coming[channel]:
+            return
+        message = self._coming[channel].popleft()
+        buffer = self._free.pop() if self._free else self._new_buffer()
+        work = dist.irecv(buffer, channel.peer, group=self._groups[channel])
+        assert work is not None
+        self._posted[channel][message] = (buffer, work)
+
+    def _new_buffer(self) -> Tensor:
+        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._process.device)
+        self._owned.add(buffer.data_ptr())
+        return buffer
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        peer = self._rank_of_stage[message.destination]
+        if peer == self._process.rank:
+            self._local[message] = tensor
+            return
+        work = dist.isend(tensor, peer, group=self._groups[_Channel.of(message, peer)])
+        assert work is not None
+        self._sent.append((tensor, work))
+        # The oldest have long been used by the receiver, so this wait does not hold up compute.
+        while len(self._sent) > 4 * self._process.size + 64:
+            self._sent.popleft()[1].wait()
+
+    def arrived(self, message: Message) -> bool:
+        return True
+
+    def receive(self, message: Message) -> Tensor:
+        peer = self._rank_of_stage[message.source]
+        if peer == self._process.rank:
+            return self._local.pop(message)
+        channel = _Channel.of(message, peer)
+        while message not in self._posted[channel]:
+            self._post(channel)
+        buffer, work = self._posted[channel].pop(message)
+        work.wait()
+        self._post(channel)
+        return buffer
+
+    def release(self, tensor: Tensor) -> None:
+        # What came from a stage of this same rank is part of that stage's graph and is no buffer of ours.
+        if tensor.data_ptr() in self._owned:
+            self._free.append(tensor.detach())
+
+    def contribute(self, version: int, squares: dict[int, Tensor]) -> None:
+        mine = torch.stack([squares[stage] for stage in sorted(squares)])
+        gathered = [torch.empty_like(mine) for _ in range(self._process.size)]
+        work = dist.all_gather(gathered, mine, group=self._norm_group, async_op=True)
+        assert work is not None
+        self._norms[version] = (gathered, work)
+
+    def contributed(self, version: int) -> bool:
+        return self._norms[version][1].is_completed()
+
+    def total(self, version: int) -> Tensor:
+        gathered, work = self._norms[version]
+        work.wait()
+        position = [0] * self._process.size
+        in_order = []
+        for rank in self._rank_of_stage:
+            in_order.append(gathered[rank][position[rank]])
+            position[rank] += 1
+        return _sum_in_order(in_order)
+
+    def finish(self) -> None:
+        while self._sent:
+            self._sent.popleft()[1].wait()
+        self._norms.clear()
+
+
+def _sum_in_order(squares: Sequence[Tensor]) -> Tensor:
+    total = squares[0]
+    for square in squares[1:]:
+        total = total + square
+    return total

@@ -1,0 +1,184 @@
+"""Weight versions: as many replicas of a stage's module as the program needs, and the master copy that is updated.
+
+Each replica is an ordinary module whose parameters are views of one flat buffer, so forward and backward of a version
+run on the replica that holds it, and autograd's own version check catches a buffer that is overwritten too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from stages.config import ModelConfig
+from stages.model import Stage, initialise
+from stages.partition import StageCut
+
+EMPTY = -1
+"""The version of a replica that nothing has been written into."""
+
+
+class Replica:
+    """One module of the stage, the version of the weights that it holds, and the backwards that wait for it."""
+
+    def __init__(self, module: Stage, parameters: list[nn.Parameter], *, version: int) -> None:
+        self.module = module
+        self.parameters = parameters
+        self.version = version
+        self.pending_backwards = 0
+
+
+class GradientBuffer:
+    """One flat buffer into which backwards of any replica accumulate, with a view a parameter."""
+
+    def __init__(self, flat: Tensor, views: list[Tensor]) -> None:
+        self.flat = flat
+        self.views = views
+        self.versions: list[int] = []
+        """For each micro-batch gathered here: the version that its forward read."""
+
+    def clear(self) -> None:
+        self.flat.zero_()
+        self.versions.clear()
+
+
+class WeightVersions:
+    """The weights of one stage: master copy, replicas, gradient buffers.
+
+    Args:
+        config: the model.
+        cut: what the stage holds.
+        context: tokens in a sequence.
+        replicas: how many weight versions the program needs at this stage.
+        gradient_buffers: 2 where backwards of the next step run before an update has been applied, else 1.
+        master_dtype: of the master copy and of the gradients.
+        replica_dtype: of the weights that forward and backward compute with.
+        version: the version that the initial weights are; the other replicas hold none yet.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cut: StageCut,
+        *,
+        context: int,
+        seed: int,
+        replicas: int,
+        gradient_buffers: int,
+        master_dtype: torch.dtype,
+        replica_dtype: torch.dtype,
+        device: torch.device,
+        version: int = 0,
+    ) -> None:
+        with torch.device("meta"):
+            shapes = {
+                name: tuple(p.shape) for name, p in Stage(config, cut, context=context).named_parameters()
+            }
+        self.names = list(shapes)
+        self._shapes = list(shapes.values())
+        self.master = self._module(config, cut, context=context, dtype=master_dtype, device=device)
+        for name, parameter in zip(self.names, self.master.parameters, strict=True):
+            initialise(parameter, name=name, seed=seed, layers=config.layers)
+        self.replicas = [
+            self._module(config, cut, context=context, dtype=replica_dtype, device=device)
+            for _ in range(replicas)
+        ]
+        self.gradients = [
+            GradientBuffer(*self._flat(dtype=master_dtype, device=device)) for _ in range(gradient_buffers)
+        ]
+        self._gathering = 0
+        with torch.no_grad():
+            for target, source in zip(self.replicas[0].parameters, self.master.parameters, strict=True):
+                target.copy_(source)
+        self.replicas[0].version = version
+        self._point_gradients()
+
+    def _flat(self, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+        sizes = [torch.Size(shape).numel() for shape in self._shapes]
+        flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
+        views = [piece.view(shape) for piece, shape in zip(flat.split(sizes), self._shapes, strict=True)]
+        return flat, views
+
+    def _module(
+        self, config: ModelConfig, cut: StageCut, *, context: int, dtype: torch.dtype, device: torch.device
+    ) -> Replica:
+        with torch.device("meta"):
+            module = Stage(config, cut, context=context)
+        _, views = self._flat(dtype=dtype, device=device)
+        parameters = []
+        for name, view in zip(self.names, views, strict=True):
+            owner_name, _, leaf = name.rpartition(".")
+            parameter = nn.Parameter(view)
+            setattr(module.get_submodule(owner_name), leaf, parameter)
+            parameters.append(parameter)
+        module.prepare(device=device, dtype=dtype)
+        return Replica(module, parameters, version=EMPTY)
+
+    @property
+    def gathering(self) -> GradientBuffer:
+        """The buffer into which backwards accumulate now."""
+        return self.gradients[self._gathering]
+
+    def holding(self, version: int) -> Replica:
+        """The replica that holds `version`.
+
+        Raises:
+            RuntimeError: none does: the program reads a version before it is written or after it is overwritten.
+        """
+        for replica in self.replicas:
+            if replica.version == version:
+                return replica
+        held = sorted(replica.version for replica in self.replicas)
+        raise RuntimeError(f"the program reads version {version}, this stage holds {held}")
+
+    def oldest(self) -> Replica:
+        """The replica that the next version is written into."""
+        return min(self.replicas, key=lambda replica: replica.version)
+
+    def take_gradient(self) -> GradientBuffer:
+        """Hand the gathered gradient to the update; later backwards accumulate into the next buffer.
+
+        The master parameters' `grad` are views of the buffer that is handed over.
+        """
+        taken = self.gathering
+        for parameter, view in zip(self.master.parameters, taken.views, strict=True):
+            parameter.grad = view
+        if len(self.gradients) > 1:
+            self._gathering = (self._gathering + 1) % len(self.gradients)
+            self._point_gradients()
+        return taken
+
+    def _point_gradients(self) -> None:
+        # Autograd adds into an existing .grad in place, so all replicas gather into one buffer without a copy.
+        for replica in self.replicas:
+            for parameter, view in zip(replica.parameters, self.gathering.views, strict=True):
+                if parameter.dtype != view.dtype:
+                    parameter.grad_dtype = view.dtype
+                parameter.grad = view
+
+    @contextmanager
+    def rewriting(self, *, version: int) -> Iterator[Sequence[Tensor]]:
+        """Give out the oldest replica's parameters to be overwritten; afterwards it holds `version`."""
+        replica = self.oldest()
+        with torch.no_grad():
+            # Only where there is one replica may the program write under a backward; elsewhere autograd must object.
+            if replica.pending_backwards and len(self.replicas) == 1:
+                with writing_under_pending_backward(replica.parameters):
+                    yield replica.parameters
+            else:
+                yield replica.parameters
+        replica.version = version
+
+
+@contextmanager
+def writing_under_pending_backward(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Let in-place writes to `parameters` pass autograd's version check: only an unstashed schedule may.
+
+    Backwards that wait then read the new values. Torch offers this under a private name only; it is used here and
+    nowhere else.
+    """
+    with torch.autograd._unsafe_preserve_version_counter(cast("tuple[Tensor, ...]", tuple(parameters))):
+        yield
