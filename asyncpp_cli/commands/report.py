@@ -33,7 +33,7 @@ def report(
 ) -> None:
     """Show loss, gap to synchronous training, throughput, delay and bubble of every cell, seeds averaged.
 
-    Works while runs go on, and shows every cell of the matrix: failed, missing and unreadable ones with the reason.
+    Works while runs go on. Failed, missing and unreadable runs are shown with the reason.
     """
     from rich.console import Console
 
@@ -44,7 +44,8 @@ def report(
 
     opened = open_experiment(experiment)
     cells, notes = aggregate(load(opened))
-    made = render.Report(name=opened.name, cells=cells, notes=notes)
+    problems = [problem for cell in cells for run in cell.runs for problem in run.problems]
+    made = render.Report(name=opened.name, cells=cells, notes=[*notes, *problems])
     if out is None and output_format is Format.TABLE and sys.stdout.isatty():
         render.to_table(made, console=Console())
         return

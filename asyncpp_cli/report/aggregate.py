@@ -137,18 +137,17 @@ def _hashable(mapping: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 def _group_by_all_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs with one configuration but for the seed; runs without a readable one go by their axes."""
     groups: dict[object, list[Run]] = {}
-    key_of_axes: dict[object, object] = {}
+    configuration_of_axes: dict[object, object] = {}
     for run in runs:
         if run.config is not None:
-            key = _hashable(_without(run.config, "seed", "site."))
-            key_of_axes.setdefault(_hashable(_without(run.axes, "seed")), key)
+            axes = _hashable(_without(run.axes, "seed"))
+            configuration_of_axes.setdefault(axes, _hashable(_without(run.config, "seed", "site.")))
     for run in runs:
-        by_axes = _hashable(_without(run.axes, "seed"))
         if run.config is not None:
-            key = _hashable(_without(run.config, "seed", "site."))
+            groups.setdefault(_hashable(_without(run.config, "seed", "site.")), []).append(run)
         else:
-            key = key_of_axes.get(by_axes, by_axes)
-        groups.setdefault(key, []).append(run)
+            axes = _hashable(_without(run.axes, "seed"))
+            groups.setdefault(configuration_of_axes.get(axes, axes), []).append(run)
     return list(groups.values())
 
 

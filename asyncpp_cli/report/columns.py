@@ -15,7 +15,7 @@ NOTHING = "-"
 @dataclass(frozen=True)
 class Column:
     title: str
-    """May have two lines."""
+    """May have several lines."""
     text: Callable[[Cell], str]
     right: bool = True
     """Numbers stand at the right."""
@@ -32,14 +32,14 @@ def columns(cells: Sequence[Cell]) -> list[Column]:
         *axes,
         Column("status", lambda cell: cell.state, right=False),
         Column("n", lambda cell: str(cell.n) if cell.n == len(cell.runs) else f"{cell.n}/{len(cell.runs)}"),
-        Column("val loss\nnats/token", lambda cell: _spread(cell.val_loss, "{:.3f}")),
+        Column("val loss\nnats/tok.", lambda cell: _spread(cell.val_loss, "{:.3f}")),
         Column("bits/\nbyte", lambda cell: _mean(cell.bits_per_byte, "{:.3f}")),
-        Column("unigram\nbits/byte", lambda cell: _number(cell.unigram_bits_per_byte, "{:.3f}")),
-        Column("gap\ndelayed-sync", _gap_text(cells)),
-        Column("tokens/s", lambda cell: _mean(cell.tokens_per_second, "{:,.0f}")),
-        Column("x sync", lambda cell: _number(cell.throughput_ratio, "{:.2f}")),
+        Column("unigram\nb./byte", lambda cell: _number(cell.unigram_bits_per_byte, "{:.3f}")),
+        Column("gap\n(delayed\n- sync)", _gap_text(cells)),
+        Column("tokens\n/s", lambda cell: _mean(cell.tokens_per_second, "{:,.0f}")),
+        Column("× sync", lambda cell: _number(cell.throughput_ratio, "{:.2f}")),
         Column("delay\nsteps", lambda cell: NOTHING if cell.delay is None else str(cell.delay)),
-        Column("bubble\n(predicted)", _bubble_text),
+        Column("bubble\n(pred.)", _bubble_text),
     ]
 
 
@@ -79,7 +79,7 @@ def _mean(value: Spread | None, form: str) -> str:
 def _spread(value: Spread | None, form: str) -> str:
     if value is None or value.std is None:
         return _mean(value, form)
-    return f"{form.format(value.mean)} ± {form.format(value.std)}"
+    return f"{form.format(value.mean)}±{form.format(value.std)}"
 
 
 def _gap_text(cells: Sequence[Cell]) -> Callable[[Cell], str]:

@@ -53,13 +53,14 @@ def conditions_lines(cells: Sequence[Cell]) -> list[str]:
         return " or ".join(_readable(value) for value in found[name]) or "?"
 
     geometry = (
-        f"{values('stages')} stages, {values('microbatches')} micro-batches x {values('microbatch_size')} "
-        f"sequences x {values('context')} tokens = {values('tokens_per_step')} tokens a step, "
+        f"Conditions: {values('stages')} stages; {values('microbatches')} micro-batches x "
+        f"{values('microbatch_size')} sequences x {values('context')} tokens = "
+        f"{values('tokens_per_step')} tokens a step; "
         f"{values('steps')} steps; {values('parameters')} parameters"
     )
     machine = (
         f"asyncpp {asyncpp_version()}, torch {values('torch')}, Python {values('python')}; "
-        f"host {values('host')}, device {values('device')}, {values('threads')} thread(s) a process"
+        f"host {values('host')}, device {values('device')}, threads a process {values('threads')}"
     )
     return [geometry, machine]
 

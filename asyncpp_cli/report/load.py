@@ -1,4 +1,4 @@
-"""Experiment folder -> runs as the report sees them. Whatever is wrong with one run's files stays with that run."""
+"""Experiment folder -> runs as the report sees them; what is wrong with one run's files stays with it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ def _load_run(cell: runs.Cell, run: runs.Run) -> Run:
     except (DamagedError, OSError) as error:
         return _unreadable(cell, config, str(error))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        # Rows are JSON of any shape: a field that is missing, null, or no number shows when it is computed with.
+        # Rows are JSON of any shape: a field that is missing or no number shows when it is computed with.
         return _unreadable(cell, config, f"{run.metrics_file} has a row of another form ({error!r})")
     if status.state == runs.State.COMPLETED and measurement.val_loss is None:
-        return _unreadable(cell, config, f"{run.metrics_file} has no evaluation although the run is completed")
+        return _unreadable(
+            cell, config, f"{run.metrics_file} has no evaluation although the run is completed"
+        )
     return Run(
         id=cell.id,
         axes=cell.axes,
@@ -46,6 +48,10 @@ def _load_run(cell: runs.Cell, run: runs.Run) -> Run:
 
 def _unreadable(cell: runs.Cell, config: Mapping[str, Any] | None, reason: str) -> Run:
     return Run(
-        id=cell.id, axes=cell.axes, config=config, state="unreadable", reason=reason, measurement=Measurement()
+        id=cell.id,
+        axes=cell.axes,
+        config=config,
+        state="unreadable",
+        reason=reason,
+        measurement=Measurement(),
     )
-

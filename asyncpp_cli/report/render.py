@@ -11,17 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from asyncpp_cli.report.aggregate import Cell, Spread
-from asyncpp_cli.report.columns import columns, printable
+from asyncpp_cli.report.columns import Column, columns, printable
 from asyncpp_cli.report.conditions import asyncpp_version, conditions, conditions_lines
 from asyncpp_cli.report.words import in_words
 
 PLAIN_WIDTH = 120
-"""Columns of a table that is not written to a terminal."""
+"""Columns of a report that is not written to a terminal; more if the table needs them."""
+
+SPARE_TITLES = ("model", "status", "n", "unigram\nb./byte", "delay\nsteps")
+"""Columns that a narrow terminal can do without if they say the same in every row, first to go first."""
 
 STYLE_OF_STATE = {"completed": "green", "running": "cyan", "failed": "bold red", "unreadable": "bold red"}
 
@@ -37,51 +41,65 @@ class Report:
 
 
 def to_table(report: Report, *, console: Console) -> None:
-    """Prints the report for people: the table, the answer in words, what went wrong, and the conditions."""
-    table = Table(
-        box=SIMPLE_HEAD,
-        title=Text(printable(report.name)),
-        title_justify="left",
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    shown = columns(report.cells)
+    """Prints the report for people: the table, the answer in words, what went wrong, and the conditions.
+
+    Where the console is too narrow, columns that say the same in every row become a line under the table.
+    """
+    shown, same_in_every_row, gap = _fitting(report.cells, width=console.width)
+    # With a width of its own a table too wide for the terminal is wrapped by that, not cut off by rich.
+    width = _width(shown, report.cells, gap=gap)
+    table = Table(box=SIMPLE_HEAD, width=width, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
     for column in shown:
         table.add_column(Text(column.title), justify="right" if column.right else "left", no_wrap=True)
     for cell in report.cells:
-        texts = [Text(column.text(cell)) for column in shown]
-        texts[[column.title for column in shown].index("status")].stylize(STYLE_OF_STATE.get(cell.state, ""))
-        table.add_row(*texts)
-    console.print(table)
-    for line in in_words(report.cells):
-        console.print(Text(printable(line)))
-    troubles = [*_reasons(report.cells), *report.notes]
-    if troubles:
-        console.print()
-    for line in troubles:
-        console.print(Text(f"! {printable(line)}", style="yellow"))
+        style = STYLE_OF_STATE.get(cell.state, "")
+        table.add_row(
+            *(Text(column.text(cell), style if column.title == "status" else "") for column in shown)
+        )
+    console.print(Text(printable(report.name), style="bold"))
     console.print()
-    for line in conditions_lines(report.cells):
-        console.print(Text(printable(line), style="dim"))
+    console.print(table, crop=False)
+    if same_in_every_row:
+        console.print(Text(f"In every row: {', '.join(same_in_every_row)}"))
+    troubles = [*_reasons(report.cells), *report.notes]
+    for lines, style in (
+        (in_words(report.cells), ""),
+        ([f"! {line}" for line in troubles], "yellow"),
+        (conditions_lines(report.cells), "dim"),
+    ):
+        if lines:
+            console.print()
+        for line in lines:
+            console.print(Text(printable(line), style=style))
+
+
+def _fitting(cells: Sequence[Cell], *, width: int) -> tuple[list[Column], list[str], int]:
+    """Columns for a table of that width, the constants left out of it, and the spaces between columns."""
+    shown = columns(cells)
+    same_in_every_row = []
+    for title in SPARE_TITLES:
+        if _width(shown, cells, gap=1) <= width:
+            break
+        column = next(column for column in shown if column.title == title)
+        texts = {column.text(cell) for cell in cells}
+        if len(texts) == 1:
+            shown.remove(column)
+            same_in_every_row.append(f"{' '.join(title.split())} {texts.pop()}")
+    return shown, same_in_every_row, 2 if _width(shown, cells, gap=2) <= width else 1
+
+
+def _width(shown: Sequence[Column], cells: Sequence[Cell], *, gap: int) -> int:
+    """Columns of the terminal that a table needs without cutting anything off."""
+    texts = [[*column.title.split("\n"), *(column.text(cell) for cell in cells)] for column in shown]
+    return sum(max(map(cell_len, column)) for column in texts) + gap * (len(shown) - 1)
 
 
 def to_text(report: Report) -> str:
-    """The terminal's table as plain text, for files and pipes."""
+    """The terminal's table as plain text, for files and pipes: as wide as it must be."""
+    width = max(PLAIN_WIDTH, _width(columns(report.cells), report.cells, gap=1))
     stream = io.StringIO()
-    to_table(
-        report,
-        console=Console(file=stream, width=max(PLAIN_WIDTH, _natural_width(report)), color_system=None),
-    )
+    to_table(report, console=Console(file=stream, width=width, color_system=None))
     return "".join(f"{line.rstrip()}\n" for line in stream.getvalue().splitlines())
-
-
-def _natural_width(report: Report) -> int:
-    """Columns that the table needs without cutting anything off."""
-    width = 0
-    for column in columns(report.cells):
-        entries = [*column.title.split("\n"), *(column.text(cell) for cell in report.cells)]
-        width += max(Text(entry).cell_len for entry in entries) + 1
-    return width
 
 
 def to_markdown(report: Report) -> str:
@@ -97,7 +115,7 @@ def to_markdown(report: Report) -> str:
     ]
     lines += [f"- {_markdown(line)}" for line in in_words(report.cells)]
     lines += [f"- **Note:** {_markdown(line)}" for line in (*_reasons(report.cells), *report.notes)]
-    lines += ["", *(f"Conditions: {_markdown(line)}  " for line in conditions_lines(report.cells))]
+    lines += ["", *(f"{_markdown(line)}  " for line in conditions_lines(report.cells))]
     return "\n".join(lines) + "\n"
 
 

@@ -35,42 +35,31 @@ def _loss_sentences(delayed: Sequence[Cell]) -> list[str]:
         baseline = group[0].baseline
         assert baseline is not None
         prefix = f"Loss ({', '.join(where)})" if len(groups) > 1 else "Loss"
-        gaps = [
-            _of_optimizer([cell for cell in group if cell.optimizer == name]) for name in _optimizers(group)
-        ]
+        optimizers = dict.fromkeys(cell.optimizer for cell in group)
+        changes = [_of_optimizer([cell for cell in group if cell.optimizer == name]) for name in optimizers]
         sentences.append(
-            f"{prefix}: against {baseline.schedule}, {schedule} ends {'; '.join(gaps)} (nats a token)."
+            f"{prefix}: against {baseline.schedule}, {schedule} changes the validation loss "
+            f"{'; '.join(changes)} nats a token."
         )
     return sentences
-
-
-def _optimizers(cells: Sequence[Cell]) -> list[str]:
-    return list(dict.fromkeys(cell.optimizer for cell in cells))
 
 
 def _of_optimizer(cells: Sequence[Cell]) -> str:
     """One optimizer's gaps: plain, then with error feedback and the share of the gap that it recovers."""
     gaps: Mapping[float, float] = {cell.error_feedback: cell.gap for cell in cells if cell.gap is not None}
     plain = gaps.get(0.0)
-    parts = [] if plain is None else [_higher_or_lower(plain)]
+    parts = [] if plain is None else [f"by {plain:+.3f}"]
     for coefficient, gap in gaps.items():
         if coefficient == 0:
             continue
         strength = "" if coefficient == 1 else f" (c = {coefficient:g})"
         share = ""
         if plain is not None and plain > 0:
-            recovered = (plain - gap) / plain
-            share = f", recovering {recovered:.0%} of the gap" if recovered >= 0 else ", which widens the gap"
-        parts.append(f"{_higher_or_lower(gap)} with error feedback{strength}{share}")
-    return (
-        f"{' and '.join(parts)} with {cells[0].optimizer}"
-        if len(parts) == 1
-        else (f"with {cells[0].optimizer} {' and '.join(parts)}")
-    )
-
-
-def _higher_or_lower(gap: float) -> str:
-    return f"{abs(gap):.3f} {'higher' if gap >= 0 else 'lower'}"
+            share = (
+                f" ({(plain - gap) / plain:.0%} of the gap recovered)" if gap <= plain else " (a wider gap)"
+            )
+        parts.append(f"with error feedback{strength} by {gap:+.3f}{share}")
+    return f"of {cells[0].optimizer} {', '.join(parts)}"
 
 
 def _speed_sentences(delayed: Sequence[Cell]) -> list[str]:
@@ -114,8 +103,8 @@ def _caveats(delayed: Sequence[Cell]) -> list[str]:
     short = [tokens for tokens in (_tokens_per_parameter(cell) for cell in compared) if tokens is not None]
     if short and min(short) < TOKENS_PER_PARAMETER:
         sentences.append(
-            f"A short run ({min(short):.2g} tokens a parameter, against about {TOKENS_PER_PARAMETER} in pretraining) "
-            "spends most of its steps at a high learning rate and exaggerates gaps."
+            f"A short run ({min(short):.2g} tokens a parameter; {TOKENS_PER_PARAMETER} are usual) spends "
+            "most of its steps at a high learning rate and exaggerates gaps."
         )
     return sentences
 

@@ -45,29 +45,61 @@ def metrics(
 ) -> list[dict[str, Any]]:
     """Rows of a run of four steps in two segments."""
     start = {
-        "kind": "start", "attempt": 1, "step": 0, "time": 0.0, "torch": "2.13.0", "python": "3.11.9", "host": "node7",
-        "device": "cpu", "threads": 1, "parameters": 800_000, "stage_parameters": [400_000, 400_000],
-        "microbatches": 2, "microbatch_size": 8, "context": 128, "tokens_per_step": 2048, "bytes_per_token": 1.0,
-        "unigram_bits_per_byte": 4.83, "bubble_predicted": 0.0 if delay else 1 / 3,
-    }  # fmt: skip
-    rows: list[dict[str, Any]] = [start]
+        "kind": "start",
+        "attempt": 1,
+        "step": 0,
+        "time": 0.0,
+        "torch": "2.13.0",
+        "python": "3.11.9",
+        "host": "node7",
+        "device": "cpu",
+        "threads": 1,
+        "parameters": 800_000,
+        "stage_parameters": [400_000, 400_000],
+        "microbatches": 2,
+        "microbatch_size": 8,
+        "context": 128,
+        "tokens_per_step": 2048,
+        "bytes_per_token": 1.0,
+        "unigram_bits_per_byte": 4.83,
+        "bubble_predicted": 0.0 if delay else 1 / 3,
+    }
+    rows = [start]
     for segment, ((tokens, seconds), shares) in enumerate(zip(steady, busy, strict=True)):
-        for step in (2 * segment + 1, 2 * segment + 2):
-            rows.append(
-                {"kind": "step", "step": step, "tokens": 2048 * step, "train_loss": 5.0 - step / 4, "lr": 1e-3,
-                 "grad_norm": 1.0, "skipped": False, "seconds": 1.5 * step}
-            )  # fmt: skip
+        done = 2 * segment
+        so_far = {"seconds": 3.0 * (segment + 1)}
+        rows += [_step(done + 1), _step(done + 2)]
         rows.append(
-            {"kind": "segment", "first_step": 2 * segment, "steps": 2, "steady_tokens": tokens,
-             "steady_seconds": seconds, "busy": list(shares), "delay_min": [0, 0], "delay_max": [delay, delay],
-             "mismatch_max": [0, 0], "seconds": 3.0 * (segment + 1)}
-        )  # fmt: skip
-        rows.append(
-            {"kind": "eval", "step": 2 * segment + 2, "tokens": 4096 * (segment + 1),
-             "val_loss": val_losses[segment], "seconds": 3.0 * (segment + 1)}
-        )  # fmt: skip
+            {
+                "kind": "segment",
+                "first_step": done,
+                "steps": 2,
+                "steady_tokens": tokens,
+                "steady_seconds": seconds,
+                "busy": list(shares),
+                "delay_min": [0, 0],
+                "delay_max": [delay, delay],
+                "mismatch_max": [0, 0],
+                **so_far,
+            }
+        )
+        rows.append({"kind": "eval", "step": done + 2, "tokens": 2048 * (done + 2)} | so_far)
+        rows[-1]["val_loss"] = val_losses[segment]
     rows.append({"kind": "end", "step": 4, "seconds": 6.0, "weights_sha256": "0" * 64})
     return rows
+
+
+def _step(step: int) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "step": step,
+        "tokens": 2048 * step,
+        "train_loss": 5.0 - step / 4,
+        "lr": 1e-3,
+        "grad_norm": 1.0,
+        "skipped": False,
+        "seconds": 1.5 * step,
+    }
 
 
 class ExperimentFolder:
@@ -95,7 +127,9 @@ class ExperimentFolder:
             "seed": run_settings["seed"],
         }
         self.cells.append(Cell(id=f"run-{len(self.cells)}", axes=named | dict(axes or {})))
-        experiment = Experiment(folder=self.folder, name=self.name, template="trial.yaml", cells=tuple(self.cells))
+        experiment = Experiment(
+            folder=self.folder, name=self.name, template="trial.yaml", cells=tuple(self.cells)
+        )
         run = experiment.run(self.cells[-1].id)
         run.folder.mkdir(parents=True)
         config = RunConfig()
