@@ -4,7 +4,7 @@ another."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,10 @@ class ListOptimizer(torch.optim.Optimizer):
 
     Parameters without a gradient are left alone, and so is their state.
     """
+
+    def __init__(self, groups: list[Group], settings: Mapping[str, Any]) -> None:
+        """Take `settings` for whatever the groups do not say themselves."""
+        super().__init__(groups, dict(settings))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -86,9 +90,21 @@ def ema_momentum(
     return list(torch._foreach_lerp(gradients, momenta, beta))
 
 
+_BATCH_ENTRIES = 2**26
+"""Entries of a batch of matrices at most, so that temporary copies stay small beside a large model's
+weights."""
+
+
 def by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Positions in `tensors`, gathered by equal shape, in the order in which shapes first appear."""
+    """Positions in `tensors`, gathered by equal shape, in the order in which shapes first appear.
+
+    A gathering of more than 2^26 entries is cut, down to one tensor each.
+    """
     positions: dict[torch.Size, list[int]] = {}
     for position, tensor in enumerate(tensors):
         positions.setdefault(tensor.shape, []).append(position)
-    return list(positions.values())
+    batches = []
+    for shape, members in positions.items():
+        count = max(1, _BATCH_ENTRIES // max(1, shape.numel()))
+        batches += [members[first : first + count] for first in range(0, len(members), count)]
+    return batches

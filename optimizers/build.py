@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from optimizers.adan import Adan
+from optimizers.basis_rotation import BasisRotation
 from optimizers.catalogue import Value, check_options
 from optimizers.composite import Composite
 from optimizers.grouping import ParameterGroup, assign
+from optimizers.lion import Lion
+from optimizers.mars import Mars
 from optimizers.muon import Muon
+from optimizers.normuon import NorMuon
+from optimizers.scion import ScionSign, ScionSpectral
 from optimizers.sgd import SGD
+from optimizers.soap import Soap
 
 Groups = list[dict[str, Any]]
 Settings = Mapping[str, Any]
@@ -33,20 +41,27 @@ def _nadamw(groups: Groups, settings: Settings) -> torch.optim.Optimizer:
     )
 
 
-def _sgd(groups: Groups, settings: Settings) -> torch.optim.Optimizer:
-    return SGD(groups, {"momentum": settings["momentum"], "nesterov": settings["nesterov"]})
-
-
-def _muon(groups: Groups, settings: Settings) -> torch.optim.Optimizer:
-    return Muon(groups, {key: settings[key] for key in ("momentum", "nesterov", "scale", "iteration")})
+def _scion(groups: Groups, settings: Settings, *, rule: type[torch.optim.Optimizer], radius: str) -> Any:
+    if settings["constrained"]:
+        groups = [{**group, "weight_decay": 1.0} for group in groups]
+    return rule(groups, {**settings, "radius": settings[radius]})
 
 
 _RULES: Mapping[str, Callable[[Groups, Settings], torch.optim.Optimizer]] = {
     "adamw": _adamw,
-    "muon": _muon,
+    "adan": Adan,
+    "basis-rotation": BasisRotation,
+    "lion": Lion,
+    "mars": Mars,
+    "muon": Muon,
     "nadamw": _nadamw,
-    "sgd": _sgd,
+    "normuon": NorMuon,
+    "scion-sign": partial(_scion, rule=ScionSign, radius="sign_radius"),
+    "scion-spectral": partial(_scion, rule=ScionSpectral, radius="radius"),
+    "sgd": SGD,
+    "soap": Soap,
 }
+"""How each rule of the catalogue is built from groups and the method's settings."""
 
 
 def build_optimizer(

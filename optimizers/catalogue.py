@@ -104,6 +104,10 @@ _AUXILIARY = {
     ),
 }
 
+_REFRESH = {
+    "refresh_interval": Option(default=10, low=1, meaning="steps between refreshes of the bases"),
+}
+
 _MOMENTUM = {
     "momentum": _decay_rate(0.95, "decay of the averaged gradient"),
     "nesterov": Option(default=True, meaning="step along the look-ahead (1 - momentum) G + momentum M"),
@@ -114,6 +118,11 @@ _ORTHOGONAL = {
         default="newton-schulz",
         choices=("newton-schulz", "polar-express"),
         meaning="coefficients of the orthogonalization",
+    ),
+    "precision": Option(
+        default="auto",
+        choices=("auto", "float32", "bfloat16"),
+        meaning="what the orthogonalization computes in; auto: float32 on a CPU, bfloat16 elsewhere",
     ),
 }
 
@@ -172,6 +181,112 @@ _METHODS = (
         },
         matrix_state="rows columns",
         values_per_parameter=1,
+    ),
+    Method(
+        name="normuon",
+        summary="Muon with a second moment for each row",
+        reference="arXiv 2510.05491",
+        rules=_on_matrices("normuon"),
+        options={
+            **_MOMENTUM,
+            "row_beta2": _decay_rate(0.95, "decay of the row-wise second moment"),
+            "row_eps": _epsilon(1e-10),
+            **_ORTHOGONAL,
+            **_AUXILIARY,
+        },
+        matrix_state="rows columns + rows",
+        values_per_parameter=1,
+    ),
+    Method(
+        name="soap",
+        summary="Adam in the eigenbasis of Shampoo's preconditioner; AdamW for the rest",
+        reference="arXiv 2409.11321",
+        rules=_on_matrices("soap"),
+        options={**_adam_options(0.95, 0.95), **_REFRESH},
+        matrix_state="2 rows columns + 2 rows^2 + 2 columns^2",
+        values_per_parameter=6,
+    ),
+    Method(
+        name="adan",
+        summary="Adam with a Nesterov look-ahead from gradient differences",
+        reference="arXiv 2208.06677",
+        rules=_everywhere("adan"),
+        options={
+            **_adam_options(0.98, 0.92),
+            "beta2": _decay_rate(0.92, "decay of the gradient's change"),
+            "beta3": _decay_rate(0.99, "decay of the second moment"),
+        },
+        matrix_state="4 rows columns",
+        values_per_parameter=4,
+    ),
+    Method(
+        name="lion",
+        summary="sign of an interpolated momentum; wants 3 to 10 times smaller learning rates",
+        reference="arXiv 2302.06675",
+        rules=_everywhere("lion"),
+        options={
+            "beta1": _decay_rate(0.9, "interpolation between momentum and gradient in the step"),
+            "beta2": _decay_rate(0.99, "decay of the momentum"),
+        },
+        matrix_state="rows columns",
+        values_per_parameter=1,
+    ),
+    Method(
+        name="mars",
+        summary="Adam on a variance-reduced gradient; AdamW for vectors",
+        reference="arXiv 2411.10438",
+        rules={**_everywhere("mars"), "vector": "adamw"},
+        options={
+            **_adam_options(0.95, 0.99),
+            "gamma": Option(default=0.025, low=0.0, meaning="weight of the gradient's change"),
+        },
+        matrix_state="3 rows columns",
+        values_per_parameter=3,
+    ),
+    Method(
+        name="scion",
+        summary="steps of fixed norm: spectral on matrices, sign on embedding and head, AdamW on vectors",
+        reference="arXiv 2502.07529",
+        rules={
+            "matrix": "scion-spectral",
+            "embedding": "scion-sign",
+            "head": "scion-sign",
+            "vector": "adamw",
+        },
+        options={
+            "momentum": _decay_rate(0.9, "decay of the averaged gradient"),
+            "radius": Option(default=50.0, low=0.0, meaning="size of a step on matrices in blocks"),
+            "sign_radius": Option(default=3000.0, low=0.0, meaning="size of a step on embedding and head"),
+            "constrained": Option(
+                default=False, meaning="shrink by lr in every step (weight decay 1), which bounds the weights"
+            ),
+            **_ORTHOGONAL,
+            **_AUXILIARY,
+        },
+        matrix_state="rows columns",
+        values_per_parameter=1,
+    ),
+    Method(
+        name="basis-rotation",
+        summary="Adam in a rotated basis; AdamW for the rest",
+        reference="arXiv 2602.03515",
+        rules=_on_matrices("basis-rotation"),
+        options={
+            **_adam_options(0.95, 0.95),
+            "source": Option(
+                default="second-moment",
+                choices=("first-moment", "second-moment"),
+                meaning="what the bases come from",
+            ),
+            "geometry": Option(
+                default="bilateral",
+                choices=("bilateral", "unilateral"),
+                meaning="rotate both sides of a matrix or its smaller one",
+            ),
+            **_REFRESH,
+        },
+        matrix_state="2 rows columns + 2 rows^2 + 2 columns^2",
+        values_per_parameter=6,
     ),
 )
 

@@ -12,6 +12,7 @@ decides it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -40,19 +41,20 @@ _BATCHED_ON_CPU = 192
 faster."""
 
 
-def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz") -> Tensor:
+def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision: str = "auto") -> Tensor:
     """Replace the singular values of each matrix by ones, approximately, by five matrix-polynomial
     iterations.
 
-    Computed in bfloat16 on an accelerator and in the matrices' own type on a CPU, where bfloat16 is slow,
-    and wherever the matrices are float64. Each matrix's result has the same bits whichever other matrices
-    are in the batch on a CPU (tested); an accelerator's library may choose another kernel for another batch
-    size.
+    Each matrix's result has the same bits whichever other matrices are in the batch on a CPU (tested); an
+    accelerator's library may choose another kernel for another batch size.
 
     Args:
         matrices: Of shape (count, rows, columns).
         iteration: `newton-schulz` (singular values end between about 0.7 and 1.2) or `polar-express`
             (closer to 1).
+        precision: What float32 matrices are computed in: `float32`, `bfloat16`, or `auto`: float32 on
+            a CPU, where bfloat16 is slow unless the processor has units for it, else bfloat16.
+            Matrices of another type are computed in their own.
 
     Returns:
         A new tensor of the same shape and type.
@@ -63,18 +65,19 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz") -> Tensor:
     # size.
     norms = torch.stack(torch._foreach_norm(matrices.unbind())).reshape(-1, 1, 1)
     x = x / (norms * _NORM_MARGIN[iteration] + _EPSILON)
-    if matrices.device.type != "cpu" and matrices.dtype == torch.float32:
+    on_cpu = matrices.device.type == "cpu"
+    if matrices.dtype == torch.float32 and (precision == "bfloat16" or (precision == "auto" and not on_cpu)):
         x = x.bfloat16()
     coefficients = ITERATIONS[iteration]
-    if matrices.device.type == "cpu" and min(rows, columns) > _BATCHED_ON_CPU:
+    if on_cpu and min(rows, columns) > _BATCHED_ON_CPU:
         for matrix in x:
             matrix.copy_(_iterate_one(matrix, coefficients))
     else:
-        x = _iterate(x, coefficients)
+        x = _iterate_batch(x, coefficients)
     return (x.mT if rows > columns else x).to(matrices.dtype)
 
 
-def _iterate(x: Tensor, coefficients: Coefficients) -> Tensor:
+def _iterate_batch(x: Tensor, coefficients: Coefficients) -> Tensor:
     for a, b, c in coefficients:
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -88,6 +91,13 @@ def _iterate_one(x: Tensor, coefficients: Coefficients) -> Tensor:
         polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.addmm(x, polynomial, x, beta=a)
     return x
+
+
+def orthogonal_directions(directions: Sequence[Tensor], group: Group) -> Iterator[tuple[list[int], Tensor]]:
+    """Orthogonalize `directions`, gathered by shape: yields their positions and the results as one batch."""
+    for positions in by_shape(directions):
+        batch = torch.stack([directions[i] for i in positions])
+        yield positions, orthogonalize(batch, group["iteration"], group["precision"])
 
 
 def update_scale(rows: int, columns: int, scale: str) -> float:
@@ -108,7 +118,8 @@ class Muon(ListOptimizer):
     M <- momentum M + (1 - momentum) G; Q = (1 - momentum) G + momentum M with `nesterov`, else M;
     W <- (1 - lr weight_decay) W - lr scale orthogonalize(Q). Keeps one tensor (M) a parameter.
 
-    Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `scale`, `iteration`.
+    Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `scale`, `iteration`,
+    `precision`.
     """
 
     def update(
@@ -117,8 +128,7 @@ class Muon(ListOptimizer):
         momenta = buffers(states, "momentum", parameters)
         directions = ema_momentum(momenta, gradients, group["momentum"], nesterov=group["nesterov"])
         decay(parameters, group)
-        for positions in by_shape(parameters):
-            rows, columns = parameters[positions[0]].shape
-            steps = orthogonalize(torch.stack([directions[i] for i in positions]), group["iteration"])
+        for positions, steps in orthogonal_directions(directions, group):
+            rows, columns = steps.shape[-2:]
             factor = -group["lr"] * update_scale(rows, columns, group["scale"])
             torch._foreach_add_([parameters[i] for i in positions], list(steps.unbind()), alpha=factor)

@@ -1,0 +1,150 @@
+"""Basis rotation: Adam in a rotated basis, so that its entry-wise scaling meets the curvature's own axes.
+
+Jung, Shin and Lee (arXiv 2602.03515), Algorithms 1 and 2. A delayed gradient makes Adam oscillate where the
+two are badly aligned. The bases come from the second moment of the gradient (then it is close to SOAP) or
+from the momentum (then close to full-rank GaLore), on both sides of a matrix or on its smaller one.
+
+Against SOAP (`optimizers.soap`): the first gradient already makes a step, the bases of a step know that
+step's gradient (they are refreshed before the step, not after it), and the refreshes count from the first
+gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from optimizers.base import Group, ListOptimizer, State, buffers, by_shape, count_step, decay
+from optimizers.rotation import eigenbasis, refresh, reorder, rotate, rotate_back, stacked, store
+
+
+def sides(rows: int, columns: int, geometry: str) -> tuple[str, ...]:
+    """Which sides of a matrix are rotated: both if `bilateral`, the smaller one if `unilateral`."""
+    if geometry == "bilateral":
+        return ("left", "right")
+    return ("left",) if rows < columns else ("right",)
+
+
+class BasisRotation(ListOptimizer):
+    """M <- beta1 M + (1 - beta1) G, kept in the original basis; every `refresh_interval` steps new bases U,
+    V;
+
+    N <- beta2 N + (1 - beta2) (U^T G V)^2; W <- (1 - lr weight_decay) W; then
+    W <- W - lr U (U^T M' V / (sqrt(N') + eps)) V^T, with ' for Adam's bias corrections.
+
+    With `source` second-moment, U comes from L = EMA(G G^T) and V from R = EMA(G^T G), by a full
+    decomposition in the first step and one step of power iteration later; the rows and columns of N follow
+    the sorting of the bases. With `source` first-moment, U and V are the singular vectors of M, later QR(M
+    V) and QR(M^T U).
+
+    Keeps M and N, U and V, and for the second moment L and R: 2 rows columns + k (rows^2 + columns^2)
+    values a matrix with k = 2, or 1 for the first moment, where a side that is not rotated counts nothing.
+
+    Group settings: `lr`, `weight_decay`, `beta1`, `beta2`, `eps`, `source`, `geometry`, `refresh_interval`.
+    """
+
+    def update(
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
+    ) -> None:
+        step = count_step(states)
+        correction1, correction2 = 1 - group["beta1"] ** step, 1 - group["beta2"] ** step
+        decay(parameters, group)
+        for positions in by_shape(parameters):
+            chosen = [states[i] for i in positions]
+            batch = torch.stack([gradients[i] for i in positions])
+            like = list(batch.unbind())
+            momenta = buffers(chosen, "first", like)
+            squares = buffers(chosen, "square", like)
+            torch._foreach_lerp_(momenta, like, 1 - group["beta1"])
+            rows, columns = batch.shape[-2:]
+            rotated = sides(rows, columns, group["geometry"])
+            if group["source"] == "second-moment":
+                _accumulate(batch, chosen, rotated, group["beta2"])
+            if (step - 1) % group["refresh_interval"] == 0:
+                _REFRESH[group["source"]](chosen, rotated)
+            left = stacked(chosen, "left_basis") if "left" in rotated else None
+            right = stacked(chosen, "right_basis") if "right" in rotated else None
+            torch._foreach_lerp_(
+                squares, list(rotate(batch, left, right).square().unbind()), 1 - group["beta2"]
+            )
+            denominator = stacked(chosen, "square").div_(correction2).sqrt_().add_(group["eps"])
+            steps = rotate_back(rotate(stacked(chosen, "first"), left, right) / denominator, left, right)
+            torch._foreach_add_(
+                [parameters[i] for i in positions], list(steps.unbind()), alpha=-group["lr"] / correction1
+            )
+
+
+def _accumulate(batch: Tensor, states: list[State], rotated: tuple[str, ...], beta: float) -> None:
+    for side in rotated:
+        grams = torch.bmm(batch, batch.mT) if side == "left" else torch.bmm(batch.mT, batch)
+        torch._foreach_lerp_(buffers(states, side, list(grams.unbind())), list(grams.unbind()), 1 - beta)
+
+
+def _refresh_from_second_moment(states: list[State], rotated: tuple[str, ...]) -> None:
+    first_time = f"{rotated[0]}_basis" not in states[0]
+    for side in rotated:
+        if first_time:
+            store(states, f"{side}_basis", eigenbasis(stacked(states, side)))
+            continue
+        basis, order = refresh(stacked(states, side), stacked(states, f"{side}_basis"))
+        store(states, f"{side}_basis", basis)
+        axis = -2 if side == "left" else -1
+        store(states, "square", reorder(stacked(states, "square"), order, axis))
+
+
+def _refresh_from_first_moment(states: list[State], rotated: tuple[str, ...]) -> None:
+    momenta = stacked(states, "first")
+    if f"{rotated[0]}_basis" not in states[0]:
+        u, _, vh = torch.linalg.svd(momenta, full_matrices=True)
+        for side, basis in (("left", u), ("right", vh.mT)):
+            if side in rotated:
+                store(states, f"{side}_basis", basis)
+        return
+    if "right" not in rotated:
+        left = stacked(states, "left_basis")
+        store(states, "left_basis", _advance(torch.bmm(momenta, torch.bmm(momenta.mT, left)), left))
+    elif "left" not in rotated:
+        right = stacked(states, "right_basis")
+        store(states, "right_basis", _advance(torch.bmm(momenta.mT, torch.bmm(momenta, right)), right))
+    else:
+        left, right = stacked(states, "left_basis"), stacked(states, "right_basis")
+        left = _advance(torch.bmm(momenta, right), left)
+        store(states, "left_basis", left)
+        store(states, "right_basis", _advance(torch.bmm(momenta.mT, left), right))
+
+
+def _advance(images: Tensor, basis: Tensor) -> Tensor:
+    """Orthonormalize `images` (count, n, k) into a full basis of n columns.
+
+    Where k < n, the columns of the present basis beyond k complete it, so that the part of the space that
+    the momentum does not reach keeps its axes as far as possible.
+    """
+    size = basis.shape[-1]
+    if images.shape[-1] < size:
+        images = torch.cat([images, basis[..., images.shape[-1] :]], dim=-1)
+    advanced: Tensor = torch.linalg.qr(images[..., :size]).Q
+    return advanced
+
+
+_REFRESH = {"second-moment": _refresh_from_second_moment, "first-moment": _refresh_from_first_moment}
+
+
+def stage_aware_intervals(interval: int, delays: Sequence[float]) -> list[int]:
+    """Refresh intervals of the stages that spend the same refreshes in all, more often where the delay is
+    larger.
+
+    Refresh frequencies are proportional to 1 + delay, with the mean frequency of `interval`. The paper
+    gives the idea (early stages more often) and not the rule, which is ours.
+
+    Args:
+        interval: Steps between refreshes if all stages had the same.
+        delays: Each stage's delay in updates.
+
+    Returns:
+        Steps between refreshes of each stage, at least 1.
+    """
+    mean = sum(1 + delay for delay in delays) / len(delays)
+    return [max(1, math.floor(interval * mean / (1 + delay) + 0.5)) for delay in delays]

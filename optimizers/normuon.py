@@ -1,0 +1,44 @@
+"""NorMuon: Muon whose update is divided, row by row, by the running size of that row's updates.
+
+Li et al., "NorMuon: Making Muon more efficient and scalable" (arXiv 2510.05491), Algorithm 1. Rows are
+output neurons. Ours rather than pytorch_optimizer's, which orthogonalizes in bfloat16 on every device and,
+on its path without foreach, overwrites the gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from optimizers.base import Group, ListOptimizer, State, buffers, decay, ema_momentum
+from optimizers.muon import orthogonal_directions
+
+
+class NorMuon(ListOptimizer):
+    """Muon with a second moment for each row.
+
+    With O the orthogonalized direction of Muon: v <- row_beta2 v + (1 - row_beta2) mean over columns of
+    O^2; O' = O / (sqrt(v) + eps); W <- (1 - lr weight_decay) W - lr 0.2 sqrt(rows columns) O' / ||O'||, so
+    that the root mean square of a step is 0.2 lr. Keeps one tensor (M) a parameter and one number (v) a
+    row.
+
+    Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `row_beta2`, `row_eps`, `iteration`,
+    `precision`.
+    """
+
+    def update(
+        self, parameters: list[Tensor], gradients: list[Tensor], states: list[State], group: Group
+    ) -> None:
+        momenta = buffers(states, "momentum", parameters)
+        directions = ema_momentum(momenta, gradients, group["momentum"], nesterov=group["nesterov"])
+        squares = buffers(states, "row_square", [parameter[:, :1] for parameter in parameters])
+        decay(parameters, group)
+        for positions, steps in orthogonal_directions(directions, group):
+            chosen = [squares[i] for i in positions]
+            torch._foreach_lerp_(
+                chosen, list(steps.square().mean(-1, keepdim=True).unbind()), 1 - group["row_beta2"]
+            )
+            steps = steps / (torch.stack(chosen).sqrt() + group["row_eps"])
+            norms = torch.stack(torch._foreach_norm(steps.unbind())).reshape(-1, 1, 1)
+            steps *= 0.2 * steps[0].numel() ** 0.5 / norms
+            torch._foreach_add_([parameters[i] for i in positions], list(steps.unbind()), alpha=-group["lr"])
