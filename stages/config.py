@@ -38,8 +38,42 @@ class OptimizerConfig:
     """First-moment decay of the Adam family; null: the optimizer's default."""
     beta2: float | None = None
     """Second-moment decay of the Adam family; null: the optimizer's default."""
+    eps: float | None = None
+    """Added to the denominator in the Adam family; null: the optimizer's default."""
     momentum: float | None = None
     """Momentum of the matrix rule (Muon); null: the optimizer's default."""
+    nesterov: bool | None = None
+    """sgd, muon, normuon: step along the look-ahead of the momentum; null: the optimizer's default."""
+    scale: str | None = None
+    """muon: `match-rms` (AdamW's learning rates) or `original`; null: match-rms."""
+    iteration: str | None = None
+    """muon, normuon, scion: orthogonalize by `newton-schulz` or `polar-express`; null: newton-schulz."""
+    precision: str | None = None
+    """muon, normuon, scion: orthogonalize in `float32`, `bfloat16` or `auto`; null: auto."""
+    auxiliary_lr_ratio: float | None = None
+    """muon, normuon, scion: learning rate of the AdamW part as a share of `lr`; null: 1."""
+    momentum_decay: float | None = None
+    """nadamw: how fast the momentum warms up to beta1; null: 0.004."""
+    row_beta2: float | None = None
+    """normuon: decay of the row-wise second moment; null: 0.95."""
+    row_eps: float | None = None
+    """normuon: added to the row-wise denominator; null: 1e-10."""
+    refresh_interval: int | None = None
+    """soap, basis-rotation: steps between refreshes of the bases; null: 10."""
+    source: str | None = None
+    """basis-rotation: bases from the `second-moment` or the `first-moment`; null: second-moment."""
+    geometry: str | None = None
+    """basis-rotation: rotate both sides (`bilateral`) or the smaller (`unilateral`); null: bilateral."""
+    beta3: float | None = None
+    """adan: decay of the second moment; null: 0.99."""
+    gamma: float | None = None
+    """mars: weight of the gradient's change; null: 0.025."""
+    radius: float | None = None
+    """scion: size of a step on matrices in blocks; null: 50."""
+    sign_radius: float | None = None
+    """scion: size of a step on embedding and head; null: 3000."""
+    constrained: bool | None = None
+    """scion: shrink by the learning rate in every step, which bounds the weights; null: false."""
     warmup: float = 0.1
     """Share of the steps in which the learning rate rises linearly."""
     final_lr: float = 0.1
@@ -129,7 +163,7 @@ class RunConfig:
     """Seeds the initial weights (together with each parameter's name) and the order of the data."""
 
 
-def optimizer_options(config: OptimizerConfig) -> dict[str, float]:
+def optimizer_options(config: OptimizerConfig) -> dict[str, float | bool | str]:
     """The options of the optimizer that the configuration sets; the rest keep the method's defaults."""
     of_every_method = {"name", "lr", "weight_decay", "warmup", "final_lr"}
     options = {option.name: getattr(config, option.name) for option in fields(config)}
