@@ -7,8 +7,8 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer.main
 
@@ -135,11 +135,10 @@ def documented_commands() -> list[tuple[str, str]]:
 def test_documented_commands_are_accepted_by_the_parser(document: str, line: str) -> None:
     from asyncpp_cli.main import app
 
-    command: click.Command = typer.main.get_command(app)
-    arguments = shlex.split(line)[1:]
-    context = click.Context(command, info_name="asyncpp")
-    while isinstance(command, click.Group):
-        name, found, arguments = command.resolve_command(context, arguments)
-        assert found is not None, document
-        command, context = found, click.Context(found, info_name=name, parent=context)
-    command.make_context(context.info_name, arguments, parent=context.parent)
+    command: Any = typer.main.get_command(app)
+    name, *arguments = shlex.split(line)
+    while hasattr(command, "commands"):
+        name = arguments.pop(0)
+        assert name in command.commands, f"{document} has a command {name} that asyncpp has not"
+        command = command.commands[name]
+    command.make_context(name, arguments)

@@ -37,6 +37,8 @@ class Run:
     reason: str | None = None
     """Why it failed, was interrupted or cannot be read."""
     measurement: Measurement = field(default_factory=Measurement)
+    bubble_predicted: float | None = None
+    """Share of the steady state in which a rank waits by the schedule alone: equal stages, free messages."""
     problems: tuple[str, ...] = ()
     """What is wrong with its files although its numbers could be used."""
 
@@ -196,7 +198,7 @@ def _cell(group: Sequence[Run], keys: Sequence[str]) -> Cell:
         tokens_per_second=spread(one.tokens_per_second for one in done),
         bubble=spread(one.bubble for one in done),
         unigram_bits_per_byte=_first(one.unigram_bits_per_byte for one in done),
-        bubble_predicted=_first(one.bubble_predicted for one in done),
+        bubble_predicted=_first(run.bubble_predicted for run in group),
         delay=max((one.delay for one in done if one.delay is not None), default=None),
         synchronous=_is_synchronous(schedule),
     )

@@ -17,7 +17,7 @@ GEOMETRY_KEYS = {
 }
 """Configuration keys that say how much a step computes and in how many pieces."""
 
-MACHINE_FIELDS = ("host", "device", "threads", "torch", "python", "parameters", "tokens_per_step")
+MACHINE_FIELDS = ("host", "device", "threads", "torch", "python", "parameters", "tokens_per_step", "replayed")
 """Fields of a `start` row that say where and with what a run ran."""
 
 
@@ -62,6 +62,11 @@ def conditions_lines(cells: Sequence[Cell]) -> list[str]:
         f"asyncpp {asyncpp_version()}, torch {values('torch')}, Python {values('python')}; "
         f"host {values('host')}, device {values('device')}, threads a process {values('threads')}"
     )
+    if True in found["replayed"]:
+        replayed = (
+            "Replayed runs took the turns of all ranks in one process: they have no throughput and no bubble."
+        )
+        return [geometry, machine, replayed]
     return [geometry, machine]
 
 

@@ -9,6 +9,7 @@ from asyncpp_cli import runs
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.report.aggregate import Run
 from asyncpp_cli.report.measure import Measurement, measure
+from asyncpp_cli.report.predict import predicted_bubble
 from asyncpp_cli.settings import items
 
 
@@ -22,7 +23,8 @@ def _load_run(cell: runs.Cell, run: runs.Run) -> Run:
         return Run(id=cell.id, axes=cell.axes, config=None, state="missing", reason=f"{run.folder} is gone")
     config: Mapping[str, Any] | None = None
     try:
-        config = dict(items(run.config()))
+        run_config = run.config()
+        config = dict(items(run_config))
         status = run.status()
         rows, torn = run.metrics_and_torn_lines()
         measurement = measure(rows)
@@ -42,6 +44,7 @@ def _load_run(cell: runs.Cell, run: runs.Run) -> Run:
         state=str(status.state),
         reason=status.reason or None,
         measurement=measurement,
+        bubble_predicted=predicted_bubble(run_config),
         problems=(f"{run.metrics_file}: {torn} line(s) cut off, left out",) if torn else (),
     )
 

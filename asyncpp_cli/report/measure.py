@@ -31,8 +31,6 @@ class Measurement:
     bubble: float | None = None
     """Share of the steady state that a rank waited, mean over ranks, in 0..1."""
     bubble_by_rank: tuple[float, ...] = ()
-    bubble_predicted: float | None = None
-    """The same as the schedule predicts it."""
     skipped_steps: int = 0
     """Steps left out because a gradient was not finite."""
     seconds: float | None = None
@@ -66,7 +64,6 @@ def measure(rows: Sequence[Row]) -> Measurement:
         mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
         bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
         bubble_by_rank=bubble_by_rank,
-        bubble_predicted=start.get("bubble_predicted") if start is not None else None,
         skipped_steps=sum(bool(row["skipped"]) for row in steps),
         seconds=timed[-1]["seconds"] if timed else None,
         start=start,

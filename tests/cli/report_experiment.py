@@ -62,7 +62,7 @@ def metrics(
         "tokens_per_step": 2048,
         "bytes_per_token": 1.0,
         "unigram_bits_per_byte": 4.83,
-        "bubble_predicted": 0.0 if delay else 1 / 3,
+        "replayed": False,
     }
     rows = [start]
     for segment, ((tokens, seconds), shares) in enumerate(zip(steady, busy, strict=True)):

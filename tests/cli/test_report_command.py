@@ -167,6 +167,16 @@ def test_table_is_at_most_120_columns_and_says_its_conditions(quickstart: Experi
     assert "host node7, device cpu" in text
 
 
+def test_replayed_runs_have_no_throughput_and_say_so(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    rows = metrics(steady=((0, 0.0), (0, 0.0)), busy=((), ()))
+    rows[0]["replayed"] = True
+    experiment.add(settings("1f1b", "muon"), rows=rows)
+    [cell] = cells_of(experiment.folder)
+    assert (cell["tokens_per_second"], cell["bubble"], cell["val_loss"]) == (None, None, 3.0)
+    assert "Replayed runs" in to_text(report_of(experiment.folder))
+
+
 def test_a_narrow_terminal_sees_every_number_uncut(quickstart: ExperimentFolder) -> None:
     stream = io.StringIO()
     to_table(report_of(quickstart.folder), console=Console(file=stream, width=80, color_system=None))
