@@ -55,7 +55,7 @@ class _Simulation:
         self.clock = [0.0] * program.num_ranks
         self.starts = [array("d", bytes(8 * len(actions))) for actions in program.actions]
         self.ends = [array("d", bytes(8 * len(actions))) for actions in program.actions]
-        # When the activations and the gradient that a stage needs for a micro-batch are there; -1: not known yet.
+        # When the activations and the gradient that a micro-batch needs at a stage are there; -1: unknown.
         self.activations_at = [[-1.0] * count for _ in range(stages)]
         self.gradient_at = [[-1.0] * count for _ in range(stages)]
         self.activations_at[0] = [0.0] * count

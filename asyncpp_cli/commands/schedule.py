@@ -1,0 +1,200 @@
+"""`asyncpp schedule`: pipeline schedules shown, compared, checked and turned into other forms."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from asyncpp_cli.commands import schedule_files
+from asyncpp_cli.schedule_options import (
+    Backward,
+    Bandwidth,
+    Chunks,
+    Delay,
+    EvenSteps,
+    Forward,
+    Input,
+    Interval,
+    Jitter,
+    Json,
+    Latency,
+    MessageSize,
+    Microbatches,
+    Name,
+    Names,
+    Norm,
+    Reduction,
+    Seed,
+    Stages,
+    Steps,
+    UpdateTime,
+    Weight,
+)
+
+app = typer.Typer(
+    help="Pipeline schedules: list, show, compare, check, draw, import and export them. Needs no GPU.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.command()(schedule_files.check)
+app.command()(schedule_files.draw)
+app.command("import")(schedule_files.import_)
+app.command()(schedule_files.export)
+
+
+@app.command("list")
+def list_(
+    stages: Annotated[int, typer.Option("--stages", metavar="P", help="Pipeline ranks.")] = 4,
+    microbatches: Annotated[
+        int, typer.Option("--microbatches", metavar="M", help="Micro-batches a step.")
+    ] = 8,
+    chunks: Chunks = None,
+    as_json: Json = False,
+) -> None:
+    """The family, with its properties for P stages and M micro-batches (forward 1, backward 2, no
+    latency).
+    """
+    from asyncpp_cli import schedule_input
+    from asyncpp_cli.schedule_input import CostOptions, Geometry
+    from schedules import FAMILY
+
+    rows = schedule_input.comparison(
+        list(FAMILY), Geometry(stages=stages, microbatches=microbatches, chunks=chunks), CostOptions()
+    )
+    for row in rows:
+        schedule = FAMILY[row["schedule"]]
+        row["synchronous"], row["description"] = schedule.synchronous, schedule.description
+    if as_json:
+        _print_json(rows)
+        return
+    from asyncpp_cli.schedule_output import comparison_table, out
+
+    console = out()
+    console.print(comparison_table(rows, title=f"{stages} stages, {microbatches} micro-batches a step"))
+    for row in rows:
+        console.print(f"{row['schedule']}: {row['description']}", soft_wrap=True)
+
+
+@app.command()
+def show(
+    name: Name,
+    stages: Stages = None,
+    microbatches: Microbatches = None,
+    steps: Steps = 3,
+    first_step: Annotated[
+        int, typer.Option("--first-step", metavar="K", min=0, help="First step to show.")
+    ] = 0,
+    chunks: Chunks = None,
+    delay: Delay = None,
+    update_interval: Interval = None,
+    as_json: Json = False,
+) -> None:
+    """One schedule as a Gantt chart (forward 1, backward 2), with delay, mismatch and memory of every
+    stage.
+    """
+    from asyncpp_cli import schedule_input, schedule_output
+    from asyncpp_cli.schedule_input import CostOptions, Geometry
+    from schedules import analyze
+
+    geometry = Geometry(
+        stages=stages,
+        microbatches=microbatches,
+        chunks=chunks,
+        delay=delay,
+        update_interval=update_interval,
+    )
+    schedule_input.refuse_untaken([name], geometry)
+    program = schedule_input.program(name, geometry, steps=steps, first_step=first_step)
+    analysis = analyze(program)
+    if as_json:
+        _print_json(
+            {
+                "schedule": program.schedule,
+                "stages": program.num_stages,
+                "microbatches": program.microbatches,
+                "update_interval": program.update_interval,
+                "steps": program.steps,
+                "first_step": program.first_step,
+                "rank_of_stage": program.rank_of_stage,
+                "initial_versions": program.initial_versions,
+                "final_versions": program.final_versions,
+                "ranks": [[str(action) for action in actions] for actions in program.actions],
+                "analysis": schedule_output.analysis_data(analysis),
+            }
+        )
+        return
+    last_step = program.first_step + program.steps - 1
+    console = schedule_output.out()
+    console.print(
+        f"{program.schedule}: {program.num_stages} stages on {program.num_ranks} ranks, "
+        f"{program.microbatches} micro-batches a step, steps {program.first_step} to {last_step}"
+    )
+    schedule_output.print_chart(schedule_input.timeline(program, CostOptions()))
+    console.print(schedule_output.analysis_table(program, analysis))
+
+
+@app.command()
+def compare(
+    names: Names,
+    stages: Stages = None,
+    microbatches: Microbatches = None,
+    chunks: Chunks = None,
+    delay: Delay = None,
+    update_interval: Interval = None,
+    steps: EvenSteps = None,
+    forward: Forward = 1.0,
+    backward: Backward = 2.0,
+    input_half: Input = None,
+    weight_half: Weight = None,
+    update: UpdateTime = 0.0,
+    reduction: Reduction = 0.0,
+    norm: Norm = None,
+    latency: Latency = 0.0,
+    message_size: MessageSize = 0.0,
+    bandwidth: Bandwidth = None,
+    jitter: Jitter = 0.0,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Several schedules under one cost model: bubble, time a step, delay and memory, side by side.
+
+    Times are in any one unit, and those of a rank's whole share of the model.
+    """
+    from asyncpp_cli import schedule_input
+    from asyncpp_cli.schedule_input import CostOptions, Geometry
+
+    geometry = Geometry(
+        stages=stages,
+        microbatches=microbatches,
+        chunks=chunks,
+        delay=delay,
+        update_interval=update_interval,
+    )
+    schedule_input.refuse_untaken(names, geometry)
+    costs = CostOptions(
+        forward=forward,
+        backward=backward,
+        input_half=input_half,
+        weight_half=weight_half,
+        update=update,
+        reduction=reduction,
+        norm=norm,
+        latency=latency,
+        transfer=schedule_input.transfer_time(message_size, bandwidth),
+        jitter=jitter,
+        seed=seed,
+    )
+    rows = schedule_input.comparison(names, geometry, costs, steps=steps)
+    if as_json:
+        _print_json(rows)
+        return
+    from asyncpp_cli.schedule_output import comparison_table, out
+
+    geometry_words = f"{rows[0]['stages']} stages, {rows[0]['microbatches']} micro-batches a step"
+    out().print(comparison_table(rows, title=geometry_words))
+
+
+def _print_json(content: object) -> None:
+    typer.echo(json.dumps(content))

@@ -1,0 +1,125 @@
+"""How `asyncpp schedule` shows programs: as tables and charts for people, as plain data for scripts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from schedules import Analysis, Program, analyze
+from schedules.gantt import LEGEND, Piece, gantt
+from schedules.simulate import Throughput, Timeline, throughput
+
+PLAIN_WIDTH = 80
+_BACKGROUNDS = ("blue", "yellow", "green", "magenta", "cyan", "red", "white")
+
+
+def comparison_row(timeline: Timeline) -> dict[str, Any]:
+    """What `compare` says of one schedule."""
+    program = timeline.program
+    analysis = analyze(program)
+    measured = throughput(timeline)
+    return {
+        "schedule": program.schedule,
+        "stages": program.num_ranks,
+        "chunks": program.num_stages // program.num_ranks,
+        "microbatches": program.microbatches,
+        "bubble": measured.bubble,
+        "step_time": measured.step_time,
+        "delay_max": max(analysis.delay_max),
+        "mismatch_max": max(analysis.mismatch_max),
+        "versions_max": max(analysis.versions),
+        "activations_max": activations_of_a_rank(program, analysis),
+        "drain_time": measured.drain_time,
+        "busy": list(measured.busy),
+    }
+
+
+def activations_of_a_rank(program: Program, analysis: Analysis) -> float:
+    """Most activations a rank holds, in those of one micro-batch over a rank's whole share of the layers."""
+    chunks = program.num_stages / program.num_ranks
+    most = max(analysis.rank_activations) / chunks
+    return int(most) if most == int(most) else most
+
+
+def comparison_table(rows: list[dict[str, Any]], *, title: str) -> Table:
+    """`rows` of `comparison_row` side by side."""
+    table = Table(title=title, title_justify="left", title_style="")
+    table.add_column("schedule")
+    columns = ("bubble", "step time", "delay", "mismatch", "versions", "activations", "drain")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        chunks = f" ({row['chunks']} chunks)" if row["chunks"] > 1 else ""
+        table.add_row(
+            f"{row['schedule']}{chunks}",
+            f"{100 * row['bubble']:.1f} %",
+            f"{row['step_time']:.4g}",
+            str(row["delay_max"]),
+            str(row["mismatch_max"]),
+            str(row["versions_max"]),
+            f"{row['activations_max']:g}",
+            f"{row['drain_time']:.4g}",
+        )
+    return table
+
+
+def analysis_data(analysis: Analysis) -> dict[str, list[int | None]]:
+    """An analysis as JSON has it."""
+    return {key: list(of_stage) for key, of_stage in vars(analysis).items()}
+
+
+def analysis_table(program: Program, analysis: Analysis) -> Table:
+    """The properties of every stage."""
+    table = Table()
+    for column in ("stage", "rank", "delay", "mismatch", "versions", "activations", "slack"):
+        table.add_column(column, justify="right")
+    for stage, rank in enumerate(program.rank_of_stage):
+        least, most = analysis.delay_min[stage], analysis.delay_max[stage]
+        slack = analysis.slack[stage]
+        table.add_row(
+            str(stage),
+            str(rank),
+            f"{least}" if least == most else f"{least} to {most}",
+            str(analysis.mismatch_max[stage]),
+            str(analysis.versions[stage]),
+            str(analysis.activations[stage]),
+            "-" if slack is None else str(slack),
+        )
+    return table
+
+
+def print_chart(timeline: Timeline) -> None:
+    """The Gantt chart on standard output: with colours on a terminal, as plain text elsewhere."""
+    console = out()
+    width = console.width if console.is_terminal else PLAIN_WIDTH
+    for line in gantt(timeline, width=width):
+        text = Text()
+        for piece in line:
+            text.append(piece.text, style=_style(piece))
+        console.print(text, no_wrap=True, overflow="ignore", crop=False)
+    console.print(Text(LEGEND, style="dim"))
+
+
+def _style(piece: Piece) -> str:
+    if piece.version is None:
+        return "dim" if piece.text.startswith(".") else ""
+    return f"{'bold ' if piece.is_backward else ''}black on {_BACKGROUNDS[piece.version % len(_BACKGROUNDS)]}"
+
+
+def throughput_line(measured: Throughput) -> str:
+    """One sentence on what a timeline amounts to."""
+    return (
+        f"A step takes {measured.step_time:.4g}; {100 * measured.bubble:.1f} % of it is bubble. "
+        f"Filling and draining once adds {measured.drain_time:.4g}."
+    )
+
+
+def out() -> Console:
+    """Standard output: as wide as the terminal, or 80 columns wide elsewhere."""
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=PLAIN_WIDTH, file=sys.stdout)
