@@ -1,4 +1,4 @@
-"""From a configuration to what runs: the segments with their programs, and each rank's stages and executor."""
+"""From a configuration to what runs: its segments, and each rank's stages and executor."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def representative_programs(config: RunConfig) -> list[Program]:
 
 
 def _overlaps(programs: Sequence[Program], stage: int) -> bool:
-    """Whether `stage` runs a backward between an update and the first reader of the version that it writes."""
+    """Whether `stage` runs a backward between an update and the first reader of what it writes."""
     for program in programs:
         unread: int | None = None
         for action in program.stage_actions(stage):

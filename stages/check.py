@@ -1,4 +1,4 @@
-"""Is this configuration one that can run? Asked of every cell before anything is written. Imports no torch."""
+"""Can this configuration run? Asked of every cell before anything is written. Imports no torch."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def _check_schedule(config: RunConfig) -> None:
     if stages > config.model.layers:
         raise ConfigError(
             "parallel.stages",
-            f"{stages} stages are asked for; the model {config.model.name} has {config.model.layers} blocks, and every "
-            "stage needs one",
+            f"{stages} stages are asked for; the model {config.model.name} has {config.model.layers} blocks, "
+            "and every stage needs one",
         )
     if config.error_feedback.coefficient != 0 and schedules.is_synchronous(name):
         raise ConfigError(
@@ -130,8 +130,8 @@ def _check_schedule(config: RunConfig) -> None:
     if config.train.clip == "global" and schedules.FAMILY[name].default_interval is not None:
         raise ConfigError(
             "train.clip",
-            f"global needs a step that all stages share, and under {name} each stage updates on its own; accepted with "
-            "it: stage, none",
+            f"global needs a step that all stages share, and under {name} each stage updates on its own; "
+            "accepted with it: stage, none",
         )
 
 

@@ -1,7 +1,7 @@
-"""The typed configuration of a run. Imports no torch, so that the command line can check a configuration quickly.
+"""The typed configuration of a run. Imports no torch, so that the command line checks it quickly.
 
-Each field's meaning, unit and accepted values stand under it. `site` holds what may differ from machine to machine
-without making it another run; everything else is part of the run's identity.
+Each field's meaning, unit and accepted values stand under it. `site` holds what may differ from machine to
+machine without making it another run; everything else is part of the run's identity.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ class ScheduleConfig:
     microbatches: int = 4
     """Micro-batches a step."""
     delay: int = 1
-    """2bw: updates between the weights of a gradient and those it is applied to; 1 needs as many micro-batches as
-    there are stages, less one."""
+    """2bw: updates between the weights of a gradient and those it is applied to; 1 needs as many
+    micro-batches as there are stages, less one."""
     chunks: int = 1
     """interleaved-1f1b: stages that a rank holds."""
     update_interval: int | None = None
-    """pipedream, paci: micro-batches between a stage's updates; null: 1 for pipedream, `microbatches` for paci."""
+    """pipedream, paci: micro-batches between a stage's updates; null: 1 for pipedream, `microbatches` for
+    paci."""
 
 
 @dataclass
@@ -134,7 +135,8 @@ class TrainConfig:
     """`global` (norm over all stages), `stage` (each stage by its own norm) or `none`."""
     clip_norm: float = 1.0
     precision: str = "float32"
-    """`float32`, `float64` (tests), or `bfloat16` (replicas; the master copy and the gradients are float32)."""
+    """`float32`, `float64` (tests), or `bfloat16` (replicas; the master copy and the gradients are
+    float32)."""
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Corpus:
     validation_tokens: int
     bytes_per_token: float
     unigram_bits_per_byte: float
-    """Entropy of the validation text's single bytes: what a model that ignores context could reach at best."""
+    """Entropy of the validation text's single bytes: the best that a model without context can do."""
     sha256: str
     """Of both splits."""
 
@@ -59,7 +59,8 @@ def prepare(config: DataConfig, *, cache: Path | None = None) -> Corpus:
     manifest = folder / "manifest.json"
     if not manifest.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # Several ranks may prepare at once: each writes a folder of its own, and the first to move it in place wins.
+        # Several ranks may prepare at once: each writes a folder of its own, and the first to move it in
+        # place wins.
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
             _write(unfinished, root, files, share=config.validation_share)
@@ -118,7 +119,8 @@ def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
 
 
 def _is_library_text(relative: Path) -> bool:
-    # Tests and tables of character codes are text of another kind; site-packages differ from machine to machine.
+    # Tests and tables of character codes are text of another kind; site-packages differ from machine to
+    # machine.
     skipped = {
         "site-packages",
         "dist-packages",
@@ -183,7 +185,7 @@ def _write(folder: Path, root: Path, files: Sequence[Path], *, share: float) -> 
 
 
 def validation_files(sizes: dict[str, int], *, share: float) -> set[str]:
-    """Names of the files to hold out: in the order of their names' hashes, as many as fit into `share` of the bytes.
+    """Names of the files to hold out: as many as fit, in the order of their names' hashes.
 
     Args:
         sizes: bytes of each file by name.

@@ -1,4 +1,4 @@
-"""Batches: a pure function of (seed, step, data-parallel rank), whatever the schedule, the cut and the history."""
+"""Batches: a pure function of (seed, step, data-parallel rank)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stages.corpus import Corpus
 class Batches:
     """Tokens and targets of each micro-batch of a run.
 
-    Sequences are windows of `context + 1` tokens at random places of the training text. The places of a step are drawn
-    from a counter-based generator keyed by (seed, step), for all data-parallel ranks at once, and each rank takes its
-    rows: so the same step sees the same tokens on any number of ranks.
+    Sequences are windows of `context + 1` tokens at random places of the training text. The places of a step
+    are drawn from a counter-based generator keyed by (seed, step), for all data-parallel ranks at once, and
+    each rank takes its rows: so the same step sees the same tokens on any number of ranks.
 
     Args:
         config: the run's.
@@ -54,7 +54,7 @@ class Batches:
         return self._windows(microbatch)[:, 1:]
 
     def validation(self, index: int, *, count: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of validation micro-batch `index` of `count`; they are spread evenly over the text."""
+        """Tokens and targets of validation micro-batch `index` of `count`, spread evenly over the text."""
         sequences = count * self._size
         last_start = len(self._validation) - self._context - 1
         starts = np.linspace(0, last_start, sequences, dtype=np.int64)

@@ -80,9 +80,8 @@ def evaluate(
 
 
 def evaluation_weights(state: StageState, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The stage's weights that are evaluated and saved, by parameter name, in the type that forwards compute in."""
+    """The stage's weights that are evaluated and saved, by parameter name, as `dtype`."""
     tensors = state.update.correction.evaluation_weights(state.weights.master.parameters)
-    weights = {
+    return {
         name: tensor.detach().to(dtype) for name, tensor in zip(state.weights.names, tensors, strict=True)
     }
-    return weights

@@ -13,6 +13,7 @@ from schedules.actions import Action, Op, Program
 from schedules.messages import Message, received, sent
 from stages.data import Batches
 from stages.model import next_token_loss
+from stages.split_backward import DeferredGradients, deferring
 from stages.transport import Links
 from stages.update import StageUpdate, UpdateResult, squared_norm
 from stages.weights import GradientBuffer, Replica, WeightVersions
@@ -78,6 +79,8 @@ class _Saved:
     output: Tensor
     replica: Replica
     version: int
+    deferred: DeferredGradients | None
+    """Where its weight gradients wait, if the backward comes in two halves."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class RankExecutor:
         self._clip = clip
         self._on_step = on_step
         self._saved: dict[tuple[int, int], _Saved] = {}
+        self._halves: dict[tuple[int, int], _Saved] = {}
         self._pending: dict[int, _PendingUpdate] = {}
         self._squares: dict[int, dict[int, Tensor]] = {}
         self._losses: list[Tensor] = []
@@ -129,21 +133,23 @@ class RankExecutor:
         self._program = program
         self._last_stage = program.num_stages - 1
         self.trace = RankTrace(stages={stage: StageTrace() for stage in self._stages})
+        self._split = {a.stage for a in program.actions[self._rank] if a.op is Op.BACKWARD_INPUT}
         self._links.begin(program)
         for action in program.actions[self._rank]:
             yield from self._finish_updates(before=action)
             if action.op is Op.FORWARD:
                 yield from self._forward(action)
-            elif action.op is Op.BACKWARD:
+            elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
                 yield from self._backward(action)
-            elif action.op is Op.UPDATE:
-                self._begin_update(action)
+            elif action.op is Op.BACKWARD_WEIGHT:
+                self._backward_weight(action)
             else:
-                raise NotImplementedError(f"{action}: split backwards are not executed yet")
+                self._begin_update(action)
         for stage in list(self._pending):
             yield from self._finish_update(stage)
-        if self._saved:
-            raise RuntimeError(f"forwards without a backward at the drain: {sorted(self._saved)}")
+        left = sorted(self._saved) + sorted(self._halves)
+        if left:
+            raise RuntimeError(f"micro-batches without a whole backward at the drain: {left}")
 
     def _forward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
@@ -153,7 +159,9 @@ class RankExecutor:
             given = self._batches.tokens(microbatch)
         else:
             given = (yield from self._receive(activation)).detach().requires_grad_()
-        output = replica.module(given)
+        deferred = DeferredGradients() if stage in self._split else None
+        with deferring(deferred):
+            output = replica.module(given)
         message = sent(action, self._program.num_stages)
         if message is None:
             loss = next_token_loss(output, self._batches.targets(microbatch))
@@ -162,7 +170,7 @@ class RankExecutor:
         else:
             self._links.send(message, output.detach())
         replica.pending_backwards += 1
-        self._saved[stage, microbatch] = _Saved(given, output, replica, replica.version)
+        self._saved[stage, microbatch] = _Saved(given, output, replica, replica.version, deferred)
 
     def _backward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
@@ -183,9 +191,18 @@ class RankExecutor:
             self._links.send(outgoing, saved.input.grad)
             self._links.release(saved.input)
         saved.replica.pending_backwards -= 1
-        weights.gathering.versions.append(saved.version)
+        if saved.deferred is None:
+            weights.gathering.versions.append(saved.version)
+        else:
+            self._halves[stage, microbatch] = saved
         trace = self.trace.stages[stage]
         trace.mismatch_max = max(trace.mismatch_max, saved.replica.version - saved.version)
+
+    def _backward_weight(self, action: Action) -> None:
+        saved = self._halves.pop((action.stage, action.microbatch))
+        assert saved.deferred is not None
+        saved.deferred.compute()
+        self._stages[action.stage].weights.gathering.versions.append(saved.version)
 
     def _begin_update(self, action: Action) -> None:
         stage, version = action.stage, action.version

@@ -1,8 +1,8 @@
 """The decoder (RMSNorm, RoPE, SwiGLU, grouped-query attention, untied head), built one stage at a time.
 
-Parameters carry the names that they have in the whole model (`blocks.3.attention.query.weight`), however the model is
-cut, and each is initialised from a generator seeded by the run's seed and that name: so the weights that a run starts
-from do not depend on the cut.
+Parameters carry the names that they have in the whole model (`blocks.3.attention.query.weight`), however the
+model is cut, and each is initialised from a generator seeded by the run's seed and that name: so the weights
+that a run starts from do not depend on the cut.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stages.config import ModelConfig
 from stages.partition import StageCut
+from stages.split_backward import Linear
 
 INITIAL_STD = 0.02
 
@@ -32,16 +33,16 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions (arXiv 2104.09864) and grouped key/value heads (arXiv 2305.13245)."""
+    """Causal attention: rotary positions (arXiv 2104.09864), grouped key/value heads (2305.13245)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_width = config.width // config.heads
         kv_width = config.kv_heads * self.head_width
-        self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key = nn.Linear(config.width, kv_width, bias=False)
-        self.value = nn.Linear(config.width, kv_width, bias=False)
-        self.output = nn.Linear(config.width, config.width, bias=False)
+        self.query = Linear(config.width, config.width)
+        self.key = Linear(config.width, kv_width)
+        self.value = Linear(config.width, kv_width)
+        self.output = Linear(config.width, config.width)
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         """Attend within each sequence.
@@ -69,9 +70,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, config.mlp_width, bias=False)
-        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
-        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+        self.gate = Linear(config.width, config.mlp_width)
+        self.up = Linear(config.width, config.mlp_width)
+        self.down = Linear(config.mlp_width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
@@ -97,8 +98,8 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """The part of the decoder that one pipeline stage computes.
 
-    The first stage takes token ids `(batch, context)`; later ones take activations `(batch, context, width)`. The last
-    stage returns logits `(batch, context, vocab_size)`; earlier ones return activations.
+    The first stage takes token ids `(batch, context)`; later ones take activations `(batch, context, width)`.
+    The last stage returns logits `(batch, context, vocab_size)`; earlier ones return activations.
     """
 
     def __init__(self, config: ModelConfig, cut: StageCut, *, context: int) -> None:
@@ -108,7 +109,7 @@ class Stage(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.width) if cut.has_embedding else None
         self.blocks = nn.ModuleDict({str(index): Block(config) for index in cut.blocks})
         self.norm = RMSNorm(config.width, config.norm_eps) if cut.has_head else None
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False) if cut.has_head else None
+        self.head = Linear(config.width, config.vocab_size) if cut.has_head else None
         self.rotation: Tensor | None = None
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -135,7 +136,7 @@ def rotary_table(config: ModelConfig, *, context: int) -> Tensor:
 
 
 def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    cosine, sine = rotation[:, : x.shape[-2]]
+    cosine, sine = rotation[0, : x.shape[-2]], rotation[1, : x.shape[-2]]
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
@@ -153,10 +154,10 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise(parameter: Tensor, *, name: str, seed: int, layers: int) -> None:
-    """Fill one parameter with its initial values, the same for every cut, device and precision (up to rounding).
+    """Fill one parameter with its initial values, which depend on its name and the seed alone.
 
-    Norm weights are 1; matrices are normal with standard deviation 0.02, and those that write into the residual stream
-    (`attention.output`, `mlp.down`) with 0.02 / sqrt(2 layers) (GPT-2's rule).
+    Norm weights are 1; matrices are normal with standard deviation 0.02, and those that write into the
+    residual stream (`attention.output`, `mlp.down`) with 0.02 / sqrt(2 layers) (GPT-2's rule).
     """
     if parameter.ndim == 1:
         parameter.fill_(1.0)

@@ -56,8 +56,8 @@ def cut_model(config: ModelConfig, *, stages: int, context: int) -> list[StageCu
 def balance(costs: Sequence[float], *, stages: int, last_extra: float = 0.0) -> list[int]:
     """Sizes of contiguous groups of `costs`, none empty, that minimise the dearest group.
 
-    Dynamic programming over suffixes. Among equally good cuts the earlier stages are given more, since the last also
-    computes the loss.
+    Dynamic programming over suffixes. Among equally good cuts the earlier stages are given more, since the
+    last also computes the loss.
 
     Args:
         costs: of the items, in order.

@@ -7,18 +7,30 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 
 from stages.config import SiteConfig
 
 ADDRESS_FILE = "rendezvous"
+
+
+class Communicator(Protocol):
+    """What torch's process groups offer of use here, gloo's and NCCL's alike."""
+
+    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> Work: ...
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> Work: ...
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +41,22 @@ class Process:
     size: int
     device: torch.device
     timeout: datetime.timedelta
+    store: Store
 
-    def new_group(self, ranks: Iterable[int]) -> dist.ProcessGroup:
-        """A communicator of `ranks`, made by its members alone, so that start-up does not grow with the world."""
-        group = dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
-        assert group is not None
-        return group
+    def communicator(self, name: str, ranks: Sequence[int]) -> Communicator:
+        """A communicator of `ranks`, this one among them; its members call this with the same name.
+
+        `torch.distributed.new_group` is no way to it: with every rank taking part its cost grows with the
+        world, and with `use_local_synchronization` it derives the name from how many groups each member has
+        made before, which differs between the ends and the middle of a pipeline.
+        """
+        store = PrefixStore(name, self.store)
+        rank = list(ranks).index(self.rank)
+        if self.device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self.timeout
+            return cast(Communicator, dist.ProcessGroupNCCL(store, rank, len(ranks), options))
+        return cast(Communicator, dist.ProcessGroupGloo(store, rank, len(ranks), self.timeout))
 
     def gather(self, mine: Any) -> list[Any]:
         """What every rank brought, in the order of the ranks. A meeting of all ranks: for drains only."""
@@ -63,14 +85,15 @@ def connected(
 ) -> Iterator[Process]:
     """Join the other processes of the run; leave them at the end.
 
-    Rank 0 opens a store on a port that the system chooses and writes its address into `rendezvous`, a folder of this
-    attempt alone that all ranks can see: so no two runs ever meet on one port.
+    Rank 0 opens a store on a port that the system chooses and writes its address into `rendezvous`, a folder
+    of this attempt alone that all ranks can see: so no two runs ever meet on one port.
 
     Args:
         rank: of this process, 0 .. size - 1.
         size: number of processes.
         local_rank: of this process on its machine; chooses the GPU.
-        local_size: processes of the run on this machine. Where that is all of them, only the loopback address is used.
+        local_size: processes of the run on this machine. Where that is all of them, only the loopback address
+            is used.
         rendezvous: folder of this attempt.
 
     Raises:
@@ -84,20 +107,17 @@ def connected(
     if local_size == size and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = _open_store(rank=rank, size=size, host=host, rendezvous=rendezvous, timeout=timeout)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     try:
-        yield Process(rank=rank, size=size, device=device, timeout=timeout)
+        yield Process(rank=rank, size=size, device=device, timeout=timeout, store=store)
     finally:
         dist.destroy_process_group()
 
 
-def _open_store(
-    *, rank: int, size: int, host: str, rendezvous: Path, timeout: datetime.timedelta
-) -> dist.Store:
+def _open_store(*, rank: int, size: int, host: str, rendezvous: Path, timeout: datetime.timedelta) -> Store:
     address_file = rendezvous / ADDRESS_FILE
     if rank == 0:
-        store = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
         rendezvous.mkdir(parents=True, exist_ok=True)
         unfinished = address_file.with_suffix(".writing")
         unfinished.write_text(f"{host}:{store.port}")
@@ -111,4 +131,4 @@ def _open_store(
             )
         time.sleep(0.02)
     host, _, port = address_file.read_text().rpartition(":")
-    return dist.TCPStore(host, int(port), size, is_master=False, timeout=timeout, wait_for_workers=False)
+    return TCPStore(host, int(port), size, is_master=False, timeout=timeout, wait_for_workers=False)

@@ -88,7 +88,7 @@ def segment_row(
         writer: the rank whose clock counts.
         tokens_per_update: tokens whose gradient one update applies.
         seconds: of training since the start of the run.
-        replayed: ranks that take turns in one process wait for nobody, so replay has no throughput and no bubble.
+        replayed: ranks that take turns wait for nobody: replay has no throughput and no bubble.
     """
     of_stage = [trace for _, trace in sorted(stage_traces(traces.values()).items())]
     periods = max(0, len(traces[writer].update_times) - 1)

@@ -246,5 +246,6 @@ def check_staleness(traces: Mapping[int, RankTrace], expected: Analysis) -> None
         promised = (expected.delay_min[stage], expected.delay_max[stage], expected.mismatch_max[stage])
         if measured != promised:
             raise RuntimeError(
-                f"stage {stage}: measured delay (least, most) and mismatch {measured}, the program has {promised}"
+                f"stage {stage}: measured delay (least, most) and mismatch are {measured}, "
+                f"the program's are {promised}"
             )

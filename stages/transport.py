@@ -1,7 +1,7 @@
 """What connects the ranks of a pipeline: activations, gradients and the norms of gradients between stages.
 
-`Links` has two forms: `DistributedLinks` between processes, and `InProcessLinks` between ranks that are interleaved in
-one process (replay). The executor does not know which it has.
+`Links` has two forms: `DistributedLinks` between processes, and `InProcessLinks` between ranks that are
+interleaved in one process (replay). The executor does not know which it has.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Work
 
 from schedules.actions import Program
 from schedules.messages import Message, sent_between_ranks
-from stages.process import Process
+from stages.process import Communicator, Process
 
 POSTED_AHEAD = 2
 """Receives posted ahead on each edge and direction: one may arrive while another waits to be used."""
@@ -45,13 +45,15 @@ class Links(Protocol):
         """Say that a received tensor is not read any more."""
 
     def contribute(self, version: int, squares: dict[int, Tensor]) -> None:
-        """Start the exchange of the squared gradient norms of this rank's stages for the update to `version`."""
+        """Start the exchange of the squared gradient norms of this rank's stages for the update to
+        `version`."""
 
     def contributed(self, version: int) -> bool:
         """Whether `total` can be had without waiting."""
 
     def total(self, version: int) -> Tensor:
-        """The squared norm over all stages, summed in the order of the stages so that all ranks get the same bits."""
+        """The squared norm over all stages, summed in the order of the stages so that all ranks get the same
+        bits."""
 
     def finish(self) -> None:
         """Wait until everything sent in the segment has left."""
@@ -86,7 +88,7 @@ class InProcessLinks:
         self._squares.setdefault(version, {}).update(squares)
 
     def contributed(self, version: int) -> bool:
-        return len(self._squares[version]) == self._num_stages
+        return len(self._squares.get(version, ())) == self._num_stages
 
     def total(self, version: int) -> Tensor:
         of_stage = self._squares[version]
@@ -114,8 +116,8 @@ class _Channel(NamedTuple):
 class DistributedLinks:
     """Links between processes, one a rank, over gloo (CPU) or NCCL (GPU).
 
-    Each edge has one communicator a direction, since NCCL orders the operations of a communicator and a gradient must
-    not wait for an activation.
+    Each edge has one communicator a direction, since NCCL orders the operations of a communicator and a
+    gradient must not wait for an activation.
 
     Args:
         process: this rank's.
@@ -134,30 +136,26 @@ class DistributedLinks:
         self._shape = shape
         self._dtype = dtype
         self._groups = self._make_groups()
-        self._norm_group = process.new_group(range(process.size))
+        self._everyone = process.communicator("norms", range(process.size))
         self._local: dict[Message, Tensor] = {}
         self._coming: dict[_Channel, deque[Message]] = {}
-        self._posted: dict[_Channel, dict[Message, tuple[Tensor, dist.Work]]] = {}
+        self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work]]] = {}
         self._free: list[Tensor] = []
         self._owned: set[int] = set()
-        self._sent: deque[tuple[Tensor, dist.Work]] = deque()
-        self._norms: dict[int, tuple[list[Tensor], dist.Work]] = {}
+        self._sent: deque[tuple[Tensor, Work]] = deque()
+        self._norms: dict[int, tuple[list[Tensor], Work]] = {}
 
-    def _make_groups(self) -> dict[_Channel, dist.ProcessGroup]:
-        neighbours = sorted(
-            {
-                (min(pair), max(pair))
-                for pair in zip(self._rank_of_stage, self._rank_of_stage[1:], strict=False)
-                if pair[0] != pair[1]
-            }
-        )
+    def _make_groups(self) -> dict[_Channel, Communicator]:
         groups = {}
-        # Even edges first: then no rank waits for a chain of others while the communicators are made.
-        for low, high in sorted(neighbours, key=lambda edge: (edge[0] % 2, edge)):
-            if self._process.rank in (low, high):
-                peer = high if self._process.rank == low else low
+        for first, second in zip(self._rank_of_stage, self._rank_of_stage[1:], strict=False):
+            pair = sorted((first, second))
+            if first != second and self._process.rank in pair:
+                peer = pair[1] if self._process.rank == pair[0] else pair[0]
                 for forward in (True, False):
-                    groups[_Channel(peer, forward)] = self._process.new_group((low, high))
+                    channel = _Channel(peer, forward)
+                    if channel not in groups:
+                        name = f"{'activations' if forward else 'gradients'} {pair[0]}-{pair[1]}"
+                        groups[channel] = self._process.communicator(name, pair)
         return groups
 
     def begin(self, program: Program) -> None:
@@ -176,9 +174,12 @@ class DistributedLinks:
             return
         message = self._coming[channel].popleft()
         buffer = self._free.pop() if self._free else self._new_buffer()
-        work = dist.irecv(buffer, channel.peer, group=self._groups[channel])
-        assert work is not None
+        work = self._groups[channel].recv([buffer], self._rank_in_pair(channel.peer), 0)
         self._posted[channel][message] = (buffer, work)
+
+    def _rank_in_pair(self, peer: int) -> int:
+        """Rank of `peer` in the communicator that this rank shares with it."""
+        return int(peer > self._process.rank)
 
     def _new_buffer(self) -> Tensor:
         buffer = torch.empty(self._shape, dtype=self._dtype, device=self._process.device)
@@ -190,8 +191,7 @@ class DistributedLinks:
         if peer == self._process.rank:
             self._local[message] = tensor
             return
-        work = dist.isend(tensor, peer, group=self._groups[_Channel.of(message, peer)])
-        assert work is not None
+        work = self._groups[_Channel.of(message, peer)].send([tensor], self._rank_in_pair(peer), 0)
         self._sent.append((tensor, work))
         # The oldest have long been used by the receiver, so this wait does not hold up compute.
         while len(self._sent) > 4 * self._process.size + 64:
@@ -220,8 +220,7 @@ class DistributedLinks:
     def contribute(self, version: int, squares: dict[int, Tensor]) -> None:
         mine = torch.stack([squares[stage] for stage in sorted(squares)])
         gathered = [torch.empty_like(mine) for _ in range(self._process.size)]
-        work = dist.all_gather(gathered, mine, group=self._norm_group, async_op=True)
-        assert work is not None
+        work = self._everyone.allgather([gathered], [mine])
         self._norms[version] = (gathered, work)
 
     def contributed(self, version: int) -> bool:

@@ -29,7 +29,8 @@ class UpdateResult:
 
 
 def learning_rate_factor(config: OptimizerConfig, *, step: int, steps: int) -> float:
-    """Share of the peak learning rate at `step` (0-based) of `steps`: linear warm-up, then a cosine to `final_lr`."""
+    """Share of the peak learning rate at `step` (0-based) of `steps`: linear warm-up, then a cosine to
+    `final_lr`."""
     warmup = max(1, round(config.warmup * steps))
     if step < warmup:
         return (step + 1) / warmup
@@ -72,7 +73,8 @@ class StageUpdate:
             gradient: gathered since the last update; cleared afterwards.
             version: the version written.
             step: 0-based step whose learning rate applies.
-            squared_norm: what to clip by, a scalar: of all stages or of this one, as configured; None: no clipping.
+            squared_norm: what to clip by, a scalar: of all stages or of this one, as configured; None: no
+                clipping.
         """
         factor = learning_rate_factor(self._config.optimizer, step=step, steps=self._config.train.steps)
         for group in self.optimizer.param_groups:

@@ -1,7 +1,9 @@
-"""Weight versions: as many replicas of a stage's module as the program needs, and the master copy that is updated.
+"""Weight versions: as many replicas of a stage's module as the program needs, and the master copy that is
+updated.
 
-Each replica is an ordinary module whose parameters are views of one flat buffer, so forward and backward of a version
-run on the replica that holds it, and autograd's own version check catches a buffer that is overwritten too early.
+Each replica is an ordinary module whose parameters are views of one flat buffer, so forward and backward of a
+version run on the replica that holds it, and autograd's own version check catches a buffer that is
+overwritten too early.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from stages.config import ModelConfig
 from stages.model import Stage, initialise
@@ -22,7 +25,8 @@ EMPTY = -1
 
 
 class Replica:
-    """One module of the stage, the version of the weights that it holds, and the backwards that wait for it."""
+    """One module of the stage, the version of the weights that it holds, and the backwards that wait for
+    it."""
 
     def __init__(self, module: Stage, parameters: list[nn.Parameter], *, version: int) -> None:
         self.module = module
@@ -99,7 +103,9 @@ class WeightVersions:
     def _flat(self, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
         sizes = [torch.Size(shape).numel() for shape in self._shapes]
         flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        views = [piece.view(shape) for piece, shape in zip(flat.split(sizes), self._shapes, strict=True)]
+        views = [
+            piece.view(shape) for piece, shape in zip(torch.split(flat, sizes), self._shapes, strict=True)
+        ]
         return flat, views
 
     def _module(
@@ -126,7 +132,8 @@ class WeightVersions:
         """The replica that holds `version`.
 
         Raises:
-            RuntimeError: none does: the program reads a version before it is written or after it is overwritten.
+            RuntimeError: none does: the program reads a version before it is written or after it is
+                overwritten.
         """
         for replica in self.replicas:
             if replica.version == version:
@@ -152,7 +159,8 @@ class WeightVersions:
         return taken
 
     def _point_gradients(self) -> None:
-        # Autograd adds into an existing .grad in place, so all replicas gather into one buffer without a copy.
+        # Autograd adds into an existing .grad in place, so all replicas gather into one buffer without a
+        # copy.
         for replica in self.replicas:
             for parameter, view in zip(replica.parameters, self.gathering.views, strict=True):
                 if parameter.dtype != view.dtype:
@@ -164,7 +172,8 @@ class WeightVersions:
         """Give out the oldest replica's parameters to be overwritten; afterwards it holds `version`."""
         replica = self.oldest()
         with torch.no_grad():
-            # Only where there is one replica may the program write under a backward; elsewhere autograd must object.
+            # Only where there is one replica may the program write under a backward; elsewhere autograd must
+            # object.
             if replica.pending_backwards and len(self.replicas) == 1:
                 with writing_under_pending_backward(replica.parameters):
                     yield replica.parameters
@@ -177,8 +186,8 @@ class WeightVersions:
 def writing_under_pending_backward(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Let in-place writes to `parameters` pass autograd's version check: only an unstashed schedule may.
 
-    Backwards that wait then read the new values. Torch offers this under a private name only; it is used here and
-    nowhere else.
+    Backwards that wait then read the new values. Torch offers this under a private name only; it is used here
+    and nowhere else.
     """
-    with torch.autograd._unsafe_preserve_version_counter(cast("tuple[Tensor, ...]", tuple(parameters))):
+    with _unsafe_preserve_version_counter(cast("tuple[Tensor, ...]", tuple(parameters))):
         yield

@@ -1,0 +1,75 @@
+"""A backward in two halves: the gradient of the input first, those of the weight matrices when there is time.
+
+Zero-bubble schedules (arXiv 2401.10241, section 2) fill the bubble with the second half. A matrix's weight gradient
+needs the layer's input and the gradient of its output, no weights: both are kept until the second half asks for them.
+Gradients of norms and of the embedding, which cost next to nothing, are taken in the first half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class DeferredGradients:
+    """The weight gradients that one micro-batch's first half leaves to be computed."""
+
+    def __init__(self) -> None:
+        self._left: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def leave(self, weight: Tensor, given: Tensor, gradient: Tensor) -> None:
+        """Keep what the gradient of `weight` follows from: the layer's input and the gradient of its output."""
+        self._left.append((weight, given, gradient))
+
+    def compute(self) -> None:
+        """The second half: add every gradient to its parameter's `grad`."""
+        for weight, given, gradient in self._left:
+            assert weight.grad is not None
+            weight.grad.add_(gradient.flatten(0, -2).t() @ given.flatten(0, -2))
+        self._left.clear()
+
+
+_current: DeferredGradients | None = None
+
+
+@contextmanager
+def deferring(gradients: DeferredGradients | None) -> Iterator[None]:
+    """Forwards in this context leave their weight gradients to `gradients`; None: nothing is left."""
+    global _current
+    before, _current = _current, gradients
+    try:
+        yield
+    finally:
+        _current = before
+
+
+class Linear(nn.Linear):
+    """A matrix without bias whose weight gradient can be deferred."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if _current is None:
+            return F.linear(input, self.weight)
+        out: Tensor = _DeferredLinear.apply(input, self.weight, _current)
+        return out
+
+
+class _DeferredLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, gradients: DeferredGradients) -> Tensor:
+        ctx.save_for_backward(given, weight)
+        ctx.gradients = gradients
+        return F.linear(given, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        given, weight = ctx.saved_tensors
+        ctx.gradients.leave(weight, given, gradient)
+        return gradient @ weight, None, None
