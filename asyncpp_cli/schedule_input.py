@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_output import comparison_row
-from schedules import FAMILY, Program, ScheduleError, build, find_problems
+from schedules import FAMILY, Program, ScheduleError, build, find_problems, smallest_delay
 from schedules.costs import Costs, uniform_costs
 from schedules.program_file import from_text
 from schedules.simulate import Timeline, simulate, steps_to_measure
@@ -108,6 +109,20 @@ def _taken(name: str, geometry: Geometry) -> dict[str, Any]:
     if schedule.default_interval is not None:
         taken["update_interval"] = geometry.update_interval
     return taken
+
+
+def note_delay(names: Sequence[str], geometry: Geometry) -> None:
+    """Say so where 2bw cannot have a delay of 1."""
+    if "2bw" not in names or geometry.delay is not None:
+        return
+    stages, microbatches = geometry.stages or 1, geometry.microbatches or 1
+    delay = smallest_delay(stages=stages, microbatches=microbatches)
+    if delay > 1:
+        print(
+            f"2bw: a delay of 1 needs {stages - 1} micro-batches a step on {stages} stages; "
+            f"the smallest delay with {microbatches} is {delay}, which is taken",
+            file=sys.stderr,
+        )
 
 
 def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from schedules import Analysis, Program, analyze
 from schedules.gantt import LEGEND, Piece, gantt
-from schedules.simulate import Throughput, Timeline, throughput
+from schedules.simulate import Timeline, throughput
 
-PLAIN_WIDTH = 80
+_PLAIN_WIDTH = 80
+_TABLE_WIDTH = 120
 _BACKGROUNDS = ("blue", "yellow", "green", "magenta", "cyan", "red", "white")
 
 
@@ -45,17 +46,20 @@ def activations_of_a_rank(program: Program, analysis: Analysis) -> float:
     return int(most) if most == int(most) else most
 
 
-def comparison_table(rows: list[dict[str, Any]], *, title: str) -> Table:
+def comparison_table(rows: list[dict[str, Any]]) -> Table:
     """`rows` of `comparison_row` side by side."""
-    table = Table(title=title, title_justify="left", title_style="")
-    table.add_column("schedule")
-    columns = ("bubble", "step time", "delay", "mismatch", "versions", "activations", "drain")
-    for column in columns:
-        table.add_column(column, justify="right")
+    first = rows[0]
+    chunks = max(row["chunks"] for row in rows)
+    table = _table(
+        f"{first['stages']} ranks, {first['microbatches']} micro-batches a step"
+        + (f", {chunks} chunks a rank where a schedule takes them" if chunks > 1 else "")
+    )
+    table.add_column("schedule", no_wrap=True)
+    for column in ("bubble", "step", "delay", "mismatch", "versions", "in flight", "drain"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        chunks = f" ({row['chunks']} chunks)" if row["chunks"] > 1 else ""
         table.add_row(
-            f"{row['schedule']}{chunks}",
+            row["schedule"],
             f"{100 * row['bubble']:.1f} %",
             f"{row['step_time']:.4g}",
             str(row["delay_max"]),
@@ -67,6 +71,10 @@ def comparison_table(rows: list[dict[str, Any]], *, title: str) -> Table:
     return table
 
 
+def _table(title: str | None) -> Table:
+    return Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
+
+
 def analysis_data(analysis: Analysis) -> dict[str, list[int | None]]:
     """An analysis as JSON has it."""
     return {key: list(of_stage) for key, of_stage in vars(analysis).items()}
@@ -74,8 +82,8 @@ def analysis_data(analysis: Analysis) -> dict[str, list[int | None]]:
 
 def analysis_table(program: Program, analysis: Analysis) -> Table:
     """The properties of every stage."""
-    table = Table()
-    for column in ("stage", "rank", "delay", "mismatch", "versions", "activations", "slack"):
+    table = _table(None)
+    for column in ("stage", "rank", "delay", "mismatch", "versions", "in flight", "slack"):
         table.add_column(column, justify="right")
     for stage, rank in enumerate(program.rank_of_stage):
         least, most = analysis.delay_min[stage], analysis.delay_max[stage]
@@ -95,7 +103,7 @@ def analysis_table(program: Program, analysis: Analysis) -> Table:
 def print_chart(timeline: Timeline) -> None:
     """The Gantt chart on standard output: with colours on a terminal, as plain text elsewhere."""
     console = out()
-    width = console.width if console.is_terminal else PLAIN_WIDTH
+    width = console.width if console.is_terminal else _PLAIN_WIDTH
     for line in gantt(timeline, width=width):
         text = Text()
         for piece in line:
@@ -110,16 +118,8 @@ def _style(piece: Piece) -> str:
     return f"{'bold ' if piece.is_backward else ''}black on {_BACKGROUNDS[piece.version % len(_BACKGROUNDS)]}"
 
 
-def throughput_line(measured: Throughput) -> str:
-    """One sentence on what a timeline amounts to."""
-    return (
-        f"A step takes {measured.step_time:.4g}; {100 * measured.bubble:.1f} % of it is bubble. "
-        f"Filling and draining once adds {measured.drain_time:.4g}."
-    )
-
-
 def out() -> Console:
-    """Standard output: as wide as the terminal, or 80 columns wide elsewhere."""
+    """Standard output: as wide as the terminal; elsewhere wide enough for any table."""
     if sys.stdout.isatty():
         return Console(highlight=False)
-    return Console(highlight=False, width=PLAIN_WIDTH, file=sys.stdout)
+    return Console(highlight=False, width=_TABLE_WIDTH, file=sys.stdout)

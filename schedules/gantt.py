@@ -22,7 +22,7 @@ class Piece:
     is_backward: bool = False
 
 
-LEGEND = "F forward, B backward (I input half, W weight half), @ version read, U version written, . idle"
+LEGEND = "F forward  B backward  I, W its halves  @ version read  U version written"
 
 
 def gantt(timeline: Timeline, *, width: int = 80) -> list[list[Piece]]:

@@ -24,6 +24,9 @@ SUFFIXES = (".svg", ".png", ".pdf")
 _HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _IDLE = "#F4F4F4"
 _PALE = 0.55
+_WIDTH = 11.0
+_DIGIT_WIDTH = 0.055
+"""Inches, as is the width."""
 _MOST_LABELS = 1500
 """Boxes of a panel above which their micro-batches are not written into them."""
 
@@ -47,17 +50,31 @@ def draw(
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     length = max(timeline.makespan for timeline in timelines)
     length = length if until is None else min(until, length)
     rows = [timeline.program.num_ranks for timeline in timelines]
     # Fixed names inside an SVG, so that drawing the same picture again writes the same file.
     with mpl.rc_context({"svg.hashsalt": "asyncpp", "svg.fonttype": "path"}):
-        figure = Figure(figsize=(11.0, sum(0.32 * row + 0.75 for row in rows) + 0.25), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, sum(0.32 * row + 0.75 for row in rows) + 0.6), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=[row + 1.2 for row in rows])
         for axes, timeline, title in zip(panels[:, 0], timelines, titles, strict=True):
             _draw_panel(axes, timeline, title=title, length=length)
+        panels[-1, 0].set_xlabel("time", fontsize=8, loc="right", labelpad=1)
+        versions = sorted(
+            {action.version for timeline in timelines for action in timeline.program.all_actions()}
+        )
+        figure.legend(
+            handles=[Patch(color=_hue(version), label=str(version)) for version in versions[: len(_HUES)]],
+            title="colour: weight version read; pale: forward, full: backward; bar: update",
+            loc="outside lower left",
+            ncols=len(_HUES),
+            fontsize=7,
+            title_fontsize=7,
+            frameon=False,
+        )
         figure.savefig(file, dpi=150, metadata=_without_date(file))
 
 
@@ -95,7 +112,8 @@ def _draw_panel(axes: Axes, timeline: Timeline, *, title: str, length: float) ->
         )
         if labelled:
             for action, start, end in shown:
-                _write_label(axes, action, x=(start + end) / 2, row=rank, length=length)
+                if (end - start) / length * _WIDTH > _DIGIT_WIDTH * len(str(action.microbatch)):
+                    _write_label(axes, action, x=(start + end) / 2, row=rank, length=length)
         _draw_updates(axes, timeline, rank=rank, length=length)
 
 

@@ -72,7 +72,7 @@ def list_(
     from asyncpp_cli.schedule_output import comparison_table, out
 
     console = out()
-    console.print(comparison_table(rows, title=f"{stages} stages, {microbatches} micro-batches a step"))
+    console.print(comparison_table(rows))
     for row in rows:
         console.print(f"{row['schedule']}: {row['description']}", soft_wrap=True)
 
@@ -107,6 +107,7 @@ def show(
     )
     schedule_input.refuse_untaken([name], geometry)
     program = schedule_input.program(name, geometry, steps=steps, first_step=first_step)
+    schedule_input.note_delay([name], geometry)
     analysis = analyze(program)
     if as_json:
         _print_json(
@@ -132,7 +133,9 @@ def show(
         f"{program.microbatches} micro-batches a step, steps {program.first_step} to {last_step}"
     )
     schedule_output.print_chart(schedule_input.timeline(program, CostOptions()))
+    console.print()
     console.print(schedule_output.analysis_table(program, analysis))
+    console.print("slack: micro-batches from an update to the first reader of its version")
 
 
 @app.command()
@@ -187,13 +190,13 @@ def compare(
         seed=seed,
     )
     rows = schedule_input.comparison(names, geometry, costs, steps=steps)
+    schedule_input.note_delay(names, geometry)
     if as_json:
         _print_json(rows)
         return
     from asyncpp_cli.schedule_output import comparison_table, out
 
-    geometry_words = f"{rows[0]['stages']} stages, {rows[0]['microbatches']} micro-batches a step"
-    out().print(comparison_table(rows, title=geometry_words))
+    out().print(comparison_table(rows))
 
 
 def _print_json(content: object) -> None:

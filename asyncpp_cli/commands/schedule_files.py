@@ -89,7 +89,7 @@ def draw(
     """
     from asyncpp_cli import schedule_input
     from asyncpp_cli.schedule_input import CostOptions, Geometry
-    from schedules import ScheduleError
+    from schedules import ScheduleError, analyze
     from schedules.picture import draw as draw_picture
 
     geometry = Geometry(
@@ -110,7 +110,11 @@ def draw(
         seed=seed,
     )
     programs = [schedule_input.program(name, geometry, steps=steps) for name in names]
-    titles = [f"{program.schedule}, {program.microbatches} micro-batches a step" for program in programs]
+    titles = [
+        f"{program.schedule}: {program.microbatches} micro-batches a step, "
+        f"delay {max(analyze(program).delay_max)}"
+        for program in programs
+    ]
     timelines = [schedule_input.timeline(program, costs) for program in programs]
     try:
         draw_picture(timelines, titles=titles, file=out, until=until)
