@@ -101,7 +101,7 @@ class Cell:
     def throughput_ratio(self) -> float | None:
         """Tokens a second of this cell over those of its synchronous counterpart."""
         mine, base = self.tokens_per_second, self.baseline.tokens_per_second if self.baseline else None
-        return mine.mean / base.mean if mine is not None and base is not None else None
+        return mine.mean / base.mean if mine is not None and base is not None and base.mean > 0 else None
 
 
 def completed(runs: Iterable[Run]) -> list[Run]:

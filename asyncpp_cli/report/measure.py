@@ -43,7 +43,7 @@ def measure(rows: Sequence[Row]) -> Measurement:
     """The numbers in a run's metrics rows (as `runs` returns them: rows of repeated steps already dropped).
 
     Raises:
-        KeyError: a row lacks a field that its kind has.
+        KeyError, TypeError or ValueError: a row lacks a field that its kind has, or one is no number.
     """
     by_kind: dict[str, list[Row]] = {}
     for row in rows:
@@ -52,13 +52,13 @@ def measure(rows: Sequence[Row]) -> Measurement:
     steps = by_kind.get("step", [])
     segments = by_kind.get("segment", [])
     timed = [row for row in rows if row["kind"] in ("step", "eval", "segment", "end")]
-    val_loss = by_kind["eval"][-1]["val_loss"] if "eval" in by_kind else None
+    val_loss = float(by_kind["eval"][-1]["val_loss"]) if "eval" in by_kind else None
     bubble_by_rank = _bubble_by_rank(segments)
     return Measurement(
         steps_done=max((row["step"] for row in steps), default=0),
         val_loss=val_loss,
         bits_per_byte=_bits_per_byte(val_loss, start),
-        unigram_bits_per_byte=start.get("unigram_bits_per_byte") if start is not None else None,
+        unigram_bits_per_byte=_of_start(start, "unigram_bits_per_byte"),
         tokens_per_second=_tokens_per_second(segments),
         delay=max((delay for row in segments for delay in row["delay_max"]), default=None),
         mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
@@ -70,11 +70,16 @@ def measure(rows: Sequence[Row]) -> Measurement:
     )
 
 
+def _of_start(start: Row | None, name: str) -> float | None:
+    value = start.get(name) if start is not None else None
+    return float(value) if value is not None else None
+
+
 def _bits_per_byte(val_loss: float | None, start: Row | None) -> float | None:
-    bytes_per_token = start.get("bytes_per_token") if start is not None else None
+    bytes_per_token = _of_start(start, "bytes_per_token")
     if val_loss is None or not bytes_per_token:
         return None
-    return val_loss / math.log(2) / float(bytes_per_token)
+    return val_loss / math.log(2) / bytes_per_token
 
 
 def _tokens_per_second(segments: Sequence[Row]) -> float | None:

@@ -9,11 +9,15 @@ import math
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from report_experiment import ExperimentFolder, metrics, settings
 from rich.console import Console
 
@@ -293,6 +297,35 @@ def test_repeated_steps_count_once(tmp_path: Path) -> None:
     experiment.add(settings("1f1b", "muon"), rows=[*first, *metrics(val_losses=(4.0, 3.0))])
     [cell] = cells_of(experiment.folder)
     assert (cell["val_loss"], cell["tokens_per_second"]) == (3.0, 1000.0)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings_of_hypothesis(max_examples=60, deadline=None)
+@given(place=st.integers(0, 100), field=st.integers(0, 100), value=JSON, remove=st.booleans())
+def test_no_row_whatever_it_holds_stops_the_report(place: int, field: int, value: Any, remove: bool) -> None:
+    rows = metrics()
+    row = rows[place % len(rows)]
+    name = list(row)[field % len(row)]
+    if remove:
+        del row[name]
+    else:
+        row[name] = value
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = ExperimentFolder(Path(folder) / "experiment")
+        experiment.add(settings("1f1b", "muon"), rows=rows)
+        experiment.add(settings("2bw", "muon"))
+        report = report_of(experiment.folder)
+        cells = json.loads(to_json(report))
+        assert cells[1]["val_loss"] == 3.0
+        assert cells[0]["status"] in ("completed", "unreadable")
+        for text in (to_text(report), to_markdown(report), to_csv(report)):
+            assert "2bw" in text
 
 
 HOSTILE = "<script>alert(1)</script>|[bold]\x1b[31m`x`"
