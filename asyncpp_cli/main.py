@@ -6,9 +6,13 @@ import sys
 
 import typer
 
-from asyncpp_cli.commands import templates
+from asyncpp_cli.commands import schedule, templates
+from asyncpp_cli.commands.launch import launch
+from asyncpp_cli.commands.quickstart import quickstart
 from asyncpp_cli.commands.report import report
+from asyncpp_cli.commands.status import status
 from asyncpp_cli.commands.sweep import sweep
+from asyncpp_cli.commands.train import train
 from asyncpp_cli.errors import UserError
 
 app = typer.Typer(
@@ -21,8 +25,9 @@ app = typer.Typer(
     help="Measure what asynchronous pipeline-parallel pretraining costs in loss and wins in throughput.",
 )
 
-app.command()(sweep)
-app.command()(report)
+for command in (quickstart, sweep, launch, status, report, train):
+    app.command()(command)
+app.add_typer(schedule.app, name="schedule")
 app.add_typer(templates.app, name="templates")
 
 

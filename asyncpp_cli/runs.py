@@ -209,17 +209,21 @@ class RunRecorder:
 
     _SECONDS_BETWEEN_HEARTBEATS = 0.5
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, attempt: int) -> None:
         self._run = run
+        self._attempt = attempt
         self._metrics: MetricsFile | None = None
         self._latest: Status | None = None
         self._written_at = 0.0
+        self._last_step: Mapping[str, Any] | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the metrics."""
+        """Append a row to the metrics; the first of an attempt says which attempt it is."""
         if self._metrics is None:
             self._metrics = MetricsFile(self._run)
-        self._metrics.append(row)
+        self._metrics.append({**row, "attempt": self._attempt} if row["kind"] == "start" else row)
+        if row["kind"] == "step":
+            self._last_step = row
 
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         """Say in the status how far the run is; written at most twice a second."""
@@ -236,9 +240,11 @@ class RunRecorder:
             self._written_at = now
 
     def close(self) -> None:
-        """Write the last heartbeat, if it was held back, and close the metrics."""
-        if self._latest is not None:
-            self._run.write_status(self._latest)
+        """Say in the status how far the run came, with its mean throughput, and close the metrics."""
+        if (row := self._last_step) is not None:
+            rate = row["tokens"] / row["seconds"] if row["seconds"] else 0.0
+            self._written_at = 0.0
+            self.heartbeat(row["step"], train_loss=row["train_loss"], tokens_per_second=rate)
         if self._metrics is not None:
             self._metrics.close()
 

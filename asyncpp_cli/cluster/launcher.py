@@ -1,0 +1,210 @@
+"""Running an experiment's runs on this machine: start what is missing, watch, and leave nothing half done.
+
+Whoever launches takes runs one by one, each under its lock, so two launches of one experiment share the work.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from asyncpp_cli.cluster.attempts import Attempt, claim, look
+from asyncpp_cli.cluster.local import LocalSite
+from asyncpp_cli.cluster.processes import end
+from asyncpp_cli.cluster.resources import Machine, Resources, resources_of
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.runs import Run, State, Status
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_TO_END = 20.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to launch, and what it takes."""
+
+    run: Run
+    resources: Resources
+    steps: int
+
+
+class Progress(Protocol):
+    """Shows people how the runs go."""
+
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        """Show the present state of every run; called a few times a second."""
+
+
+class Interrupted(Exception):  # noqa: N818 (it is no error)
+    """A person, or the system, told the launcher to end."""
+
+
+class Launcher:
+    """Runs tasks on this machine.
+
+    Args:
+        tasks: in the order in which they are to start.
+        machine: what they share.
+        max_parallel: runs at once; None: as many as have cores and GPUs of their own.
+        replay: each run in one process.
+        progress: is told how it goes.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        machine: Machine,
+        max_parallel: int | None,
+        replay: bool,
+        progress: Progress,
+    ) -> None:
+        self._tasks = tasks
+        self._machine = machine
+        self._max_parallel = max_parallel
+        self._replay = replay
+        self._progress = progress
+        self._site = LocalSite()
+        self._mine: dict[str, tuple[Attempt, Task, tuple[str, ...]]] = {}
+        self._tried: set[str] = set()
+
+    def run(self) -> list[Status]:
+        """Run everything that is not completed, and wait for what others are running.
+
+        Returns:
+            The last status of each task's run.
+
+        Raises:
+            Interrupted: by SIGINT, SIGTERM or SIGHUP. The runs started here have been ended then.
+        """
+        with _signals_raise():
+            try:
+                while True:
+                    statuses = self._look()
+                    if not self._start_next(statuses) and not self._any_going_on(statuses):
+                        return [status for _, status in statuses]
+                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+            except Interrupted as interrupted:
+                self._end_mine(f"{interrupted} in asyncpp launch")
+                self._look()
+                raise
+
+    def _look(self) -> list[tuple[Run, Status]]:
+        statuses = [(task.run, self._status(task.run)) for task in self._tasks]
+        for run, status in statuses:
+            if status.state != State.RUNNING:
+                self._mine.pop(run.id, None)
+            elif run.id not in self._mine:
+                # Somebody else runs it. Should it fail, it is theirs to start again.
+                self._tried.add(run.id)
+        self._progress.update(statuses)
+        return statuses
+
+    def _status(self, run: Run) -> Status:
+        mine = self._mine.get(run.id)
+        return look(run, none_to_come=mine is not None and self._site.has_ended(mine[0]))
+
+    def _start_next(self, statuses: Sequence[tuple[Run, Status]]) -> bool:
+        """Start one run if one is left and there is room. Whether it did."""
+        running = [
+            task for task, (_, status) in zip(self._tasks, statuses, strict=True) if _is_running(status)
+        ]
+        for task, (run, status) in zip(self._tasks, statuses, strict=True):
+            if status.state in (State.RUNNING, State.COMPLETED) or run.id in self._tried:
+                continue
+            if not self._has_room(task.resources, running):
+                return False
+            self._tried.add(run.id)
+            try:
+                attempt = claim(
+                    run, processes=task.resources.processes, replay=self._replay, steps=task.steps
+                )
+            except DamagedError:
+                continue
+            if attempt is not None:
+                devices = self._free_gpus()[: task.resources.gpus]
+                self._mine[run.id] = (attempt, task, devices)
+                self._site.start(attempt, resources=task.resources, devices=devices)
+            return True
+        return False
+
+    def _has_room(self, wanted: Resources, running: Sequence[Task]) -> bool:
+        if not running:
+            return True
+        if wanted.gpus > len(self._free_gpus()):
+            return False
+        if self._max_parallel is not None:
+            return len(running) < self._max_parallel
+        if wanted.gpus:
+            return True
+        return sum(task.resources.cores for task in running) + wanted.cores <= self._machine.cores
+
+    def _free_gpus(self) -> tuple[str, ...]:
+        taken = {device for _, _, devices in self._mine.values() for device in devices}
+        return tuple(device for device in self._machine.gpus if device not in taken)
+
+    def _any_going_on(self, statuses: Sequence[tuple[Run, Status]]) -> bool:
+        return any(
+            _is_running(status) or (status.state != State.COMPLETED and run.id not in self._tried)
+            for run, status in statuses
+        )
+
+    def _end_mine(self, reason: str) -> None:
+        for attempt, _, _ in self._mine.values():
+            attempt.stop(reason)
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while self._mine and time.monotonic() < deadline:
+            self._look()
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        for attempt, task, _ in self._mine.values():
+            for rank in range(task.resources.processes):
+                for process in attempt.processes(rank):
+                    end(process, signal.SIGKILL)
+
+
+def _is_running(status: Status) -> bool:
+    return status.state == State.RUNNING
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """In the block, the first signal to end raises `Interrupted`; further ones are ignored from then on."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise Interrupted("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
+    # What is ignored stays ignored: nohup, or a shell that put this into the background, wants it so.
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[list[Task], list[str]]:
+    """What there is to launch, and what is wrong with the runs whose configuration cannot be read.
+
+    Raises:
+        UserError: a run asks for what the machine lacks.
+    """
+    tasks: list[Task] = []
+    damaged: list[str] = []
+    for run in runs:
+        try:
+            config = run.config()
+        except DamagedError as error:
+            damaged.append(str(error))
+            continue
+        resources = resources_of(config, replay=replay, machine=machine)
+        tasks.append(Task(run, resources, config.train.steps))
+    return tasks, damaged

@@ -1,0 +1,93 @@
+"""What a run needs, and what this machine has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncpp_cli.errors import UserError
+from stages.check import segment_program
+from stages.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run takes while it runs."""
+
+    ranks: int
+    """Of its pipeline."""
+    processes: int
+    """One a rank; one in all where the ranks take turns in one process."""
+    threads: int
+    """CPU threads of each process."""
+    gpus: int
+    """One a process, or none."""
+
+    @property
+    def cores(self) -> int:
+        return self.processes * self.threads
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to run on."""
+
+    cores: int
+    gpus: tuple[str, ...]
+    """Names of the GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+
+
+def ranks_of(config: RunConfig) -> int:
+    """Ranks of the run's pipeline: the schedule places stages on ranks."""
+    return segment_program(config, first_step=0, steps=1).num_ranks
+
+
+def resources_of(config: RunConfig, *, replay: bool, machine: Machine) -> Resources:
+    """What the run needs on this machine.
+
+    Raises:
+        UserError: it asks for more GPUs than there are.
+    """
+    ranks = ranks_of(config)
+    processes = 1 if replay else ranks
+    gpus = processes if config.site.device != "cpu" and len(machine.gpus) >= processes else 0
+    if config.site.device == "cuda" and not gpus:
+        raise UserError(
+            f"site.device is cuda and the run has {processes} processes, but there are {len(machine.gpus)} "
+            "GPUs here; accepted: site.device=cpu, or --replay, which needs one"
+        )
+    return Resources(ranks=ranks, processes=processes, threads=config.site.threads, gpus=gpus)
+
+
+def this_machine() -> Machine:
+    """The cores that this process may use, and the GPUs that it sees."""
+    return Machine(cores=_cores(), gpus=_gpus())
+
+
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # A container may be given less time than it sees cores.
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _gpus() -> tuple[str, ...]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    listed = subprocess.run(
+        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return tuple(listed.stdout.split()) if listed.returncode == 0 else ()

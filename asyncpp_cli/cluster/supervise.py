@@ -1,0 +1,132 @@
+"""Watching over one rank: the process that trains is a child of one that does little else.
+
+So every end of a rank has a witness, a kill -9 too, on any kind of cluster; a signal reaches every rank,
+where submitit would only tell rank 0; and a rank whose neighbour has ended is ended as well, should it hang.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.cluster.processes import is_gone, process_id, this_process
+from asyncpp_cli.runs import State
+
+ATTEMPT_VARIABLE = "ASYNCPP_ATTEMPT"
+"""Number of the attempt, for the process that trains: it is set if, and only if, that has a supervisor."""
+
+_SECONDS_BETWEEN_LOOKS = 0.25
+_SECONDS_BETWEEN_LOOKS_AT_OTHERS = 1.0
+_SECONDS_AFTER_ANOTHER = 10.0
+"""How long a rank may take to notice by itself that another has ended: its own account of it is kept then."""
+_SECONDS_TO_END = 5.0
+"""How long a rank may take to end once it is told to."""
+
+
+class _Supervisor:
+    def __init__(self, attempt: Attempt, *, rank: int, size: int) -> None:
+        self._attempt = attempt
+        self._rank = rank
+        self._others = [other for other in range(size) if other != rank]
+        self._looked_at_others = 0.0
+        self._told_by: signal.Signals | None = None
+
+    def watch(self, child: subprocess.Popen[bytes]) -> None:
+        """Wait for the child to end, or make it."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        stopped = False
+        while child.poll() is None:
+            if self._must_end():
+                stopped = True
+                _end(child)
+                break
+            try:
+                child.wait(_SECONDS_BETWEEN_LOOKS)
+            except subprocess.TimeoutExpired:
+                continue
+        code = child.wait()
+        self._attempt.rank_ended(
+            self._rank,
+            code=code if code >= 0 else None,
+            signal_number=-code if code < 0 else None,
+            stopped=stopped,
+        )
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._told_by = signal.Signals(number)
+
+    def _must_end(self) -> bool:
+        if self._told_by is not None:
+            self._attempt.stop(f"rank {self._rank} was told to end by {self._told_by.name}")
+            return True
+        return self._attempt.stop_reason is not None or self._another_failed_long_ago()
+
+    def _another_failed_long_ago(self) -> bool:
+        now = time.time()
+        if now - self._looked_at_others < _SECONDS_BETWEEN_LOOKS_AT_OTHERS:
+            return False
+        self._looked_at_others = now
+        return any(self._failed_long_ago(other, now) for other in self._others)
+
+    def _failed_long_ago(self, other: int, now: float) -> bool:
+        end = self._attempt.read(f"rank-{other}.end")
+        if end is not None:
+            return bool(end["code"] != 0 and now - end["time"] > _SECONDS_AFTER_ANOTHER)
+        # Without a word: its supervisor was killed, and then it ends at once by itself.
+        processes = self._attempt.processes(other)
+        return bool(processes) and all(is_gone(process) for process in processes)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(_SECONDS_TO_END)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def supervise(
+    attempt: Attempt, *, rank: int, size: int, local_rank: int, local_size: int, threads: int, devices: str
+) -> bool:
+    """Run one rank of an attempt in a child process, to its end. Whether it ended well.
+
+    Args:
+        attempt: which.
+        rank: of the child, 0 .. size - 1.
+        size: number of processes of the attempt.
+        local_rank: among those on this machine.
+        local_size: number of those on this machine.
+        threads: CPU threads of the child.
+        devices: GPUs of the attempt's processes on this machine, as CUDA_VISIBLE_DEVICES takes them.
+    """
+    status = attempt.run.status()
+    if status.state != State.RUNNING or status.attempt != attempt.number:
+        return False  # so late that it was given up
+    command = [sys.executable, "-m", "asyncpp_cli", "train", str(attempt.run.folder)]
+    if attempt.replays:
+        command.append("--replay")
+    environment = dict(os.environ) | {
+        ATTEMPT_VARIABLE: str(attempt.number),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "OMP_NUM_THREADS": str(threads),
+        "CUDA_VISIBLE_DEVICES": devices,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    with attempt.run.log_file(attempt=attempt.number, rank=rank).open("ab") as log:
+        # The child ends when its standard input does: it does not outlive its supervisor.
+        child = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+        )
+    attempt.rank_started(rank, process_id(child.pid), this_process())
+    _Supervisor(attempt, rank=rank, size=size).watch(child)
+    return child.returncode == 0

@@ -1,0 +1,70 @@
+"""`asyncpp quickstart`: the main job in one command."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TEMPLATE = "quickstart"
+_FOLDER = "asyncpp-quickstart"
+
+
+def quickstart(
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder of the experiment; an earlier quickstart's: go on with it."
+        ),
+    ] = None,
+) -> None:
+    """Train six small pipelines on this machine and report: what delay costs in loss, and wins in throughput.
+
+    It is `sweep`, `launch` and `report` of the template `quickstart`. Nothing is downloaded.
+    """
+    from asyncpp_cli.commands.launch import INTERRUPTED_CODE, launch_here
+    from asyncpp_cli.commands.report import report
+    from asyncpp_cli.console import say
+    from asyncpp_cli.experiments import render
+    from asyncpp_cli.matrix import check, expand
+    from asyncpp_cli.template_file import load
+
+    folder = out if out is not None else _new_folder()
+    template = load(TEMPLATE, [])
+    cells = expand(template)
+    check(template, cells)
+    rendered = render(template, cells, template_name=TEMPLATE, folder=folder)
+    named = shlex.quote(str(folder))
+    say(
+        f"{len(cells)} runs of a small language model over a pipeline of two processes, on the text of the\n"
+        "Python standard library: the synchronous schedule 1f1b beside the asynchronous 2bw, AdamW beside\n"
+        "Muon, with and without error feedback. About five minutes on two cores.\n"
+        f"Ctrl-C ends it; to go on then: asyncpp quickstart --out {named}"
+    )
+    if rendered.added < len(cells):
+        say(f"{folder} is there already: going on with what it lacks.")
+    code = launch_here(folder, replay=False, max_parallel=None)
+    if code == INTERRUPTED_CODE:
+        raise typer.Exit(code)
+    report(folder)
+    say(
+        "\nNext:\n"
+        f"  asyncpp report {named} --format markdown    the same as Markdown, csv or json\n"
+        f"  asyncpp sweep {TEMPLATE} 'matrix.seed=[0,1,2]' --out {named} && asyncpp launch {named}\n"
+        "                                              two more seeds, for a spread beside the mean\n"
+        f"  asyncpp templates show {TEMPLATE}               the template, as a start for one of your own\n"
+        "  asyncpp schedule show 2bw --stages 4 --microbatches 8"
+    )
+    raise typer.Exit(code)
+
+
+def _new_folder() -> Path:
+    """The first of asyncpp-quickstart, asyncpp-quickstart-2, ... that is not there."""
+    folder = Path(_FOLDER)
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path(f"{_FOLDER}-{number}")
+    return folder

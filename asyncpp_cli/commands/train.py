@@ -1,0 +1,74 @@
+"""`asyncpp train`: one rank of a run, or with --replay all of them. What a job runs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from asyncpp_cli.errors import UserError
+
+
+def train(
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.")
+    ],
+    replay: Annotated[
+        bool, typer.Option("--replay", help="All ranks take turns in this process: the same numbers.")
+    ] = False,
+) -> None:
+    """Train one run: what `launch` starts for every rank, and what torchrun can start.
+
+    With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train RUN_DIR.
+    """
+    from asyncpp_cli.cluster.place import find_place, taking_part
+    from asyncpp_cli.cluster.resources import ranks_of
+    from asyncpp_cli.errors import DamagedError
+    from asyncpp_cli.runs import RunRecorder, open_run
+    from stages.check import ConfigError, check
+
+    run = open_run(run_folder)
+    try:
+        config = run.config()
+        check(config)
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    except ConfigError as error:
+        raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+    place = find_place()
+    processes = 1 if replay else ranks_of(config)
+    if place.size != processes:
+        raise UserError(_wrong_number(run_folder, processes=processes, there=place.size, replay=replay))
+    with taking_part(run, place, replay=replay, steps=config.train.steps) as attempt:
+        from stages import trainer
+        from stages.process import connected
+
+        recorder = RunRecorder(run, attempt=attempt.number)
+        try:
+            if replay:
+                trainer.replay(config, recorder=recorder)
+                return
+            with connected(
+                rank=place.rank,
+                size=place.size,
+                local_rank=place.local_rank,
+                local_size=place.local_size,
+                rendezvous=attempt.rendezvous,
+                site=config.site,
+            ) as process:
+                trainer.train(config, process=process, recorder=recorder)
+        finally:
+            recorder.close()
+
+
+def _wrong_number(folder: Path, *, processes: int, there: int, replay: bool) -> str:
+    run = shlex.quote(str(folder))
+    if replay:
+        return f"--replay runs all ranks in one process, but there are {there}: start it alone"
+    return (
+        f"{folder} has {processes} ranks, one process each, but there is {there}: start it with "
+        f"`asyncpp launch` on its experiment, or with --replay, "
+        f"or `torchrun --nproc-per-node {processes} -m asyncpp_cli train {run}`"
+    )

@@ -1,0 +1,132 @@
+"""How runs go, shown while they go: bars on a terminal, lines otherwise. On standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from asyncpp_cli.cluster import launcher
+from asyncpp_cli.console import duration, say
+from asyncpp_cli.runs import Run, State, Status
+
+_SECONDS_BETWEEN_LINES = 15.0
+
+
+@contextmanager
+def shown_progress() -> Iterator[launcher.Progress]:
+    """The kind of progress that fits standard error."""
+    if sys.stderr.isatty():
+        with _bars() as bars:
+            yield _Bars(bars)
+    else:
+        yield _Lines()
+
+
+class _Ends:
+    """Tells which runs have started or ended since the last look, and how long the others will take."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, tuple[State, int]] = {}
+        self._first: dict[str, tuple[float, int]] = {}
+
+    def changed(self, run: Run, status: Status) -> bool:
+        """Whether it has started or ended; how runs stand at the first look is no change, unless they run."""
+        known = self._states.get(run.id)
+        now = (status.state, status.attempt)
+        self._states[run.id] = now
+        if status.state == State.RUNNING and known != now:
+            self._first.pop(run.id, None)
+        return known != now and (known is not None or status.state == State.RUNNING)
+
+    def remaining(self, run: Run, status: Status) -> float | None:
+        """Seconds to its end, at the pace of its steps so far."""
+        now = status.updated or time.time()
+        since, step = self._first.setdefault(run.id, (now, status.step))
+        if status.step == step or status.step == 0:
+            return None
+        return (now - since) / (status.step - step) * (status.steps - status.step)
+
+
+def ended_line(run: Run, status: Status) -> str:
+    """A run's start or end in one line."""
+    if status.state == State.RUNNING:
+        return f"started      {run.id}"
+    if status.state != State.COMPLETED:
+        return f"{status.state:<12} {run.id}: {status.reason}"
+    taken = (status.ended or 0.0) - (status.started or 0.0)
+    return f"completed    {run.id}: {status.steps} steps in {duration(taken)}{_figures(status)}"
+
+
+def _figures(status: Status) -> str:
+    loss = f", training loss {status.train_loss:.3f}" if status.train_loss is not None else ""
+    rate = f", {status.tokens_per_second:,.0f} tokens/s" if status.tokens_per_second else ""
+    return loss + rate
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._ends = _Ends()
+        self._last = time.monotonic()
+
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        for run, status in statuses:
+            if self._ends.changed(run, status):
+                say(ended_line(run, status))
+        if time.monotonic() - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last = time.monotonic()
+        for run, status in statuses:
+            if status.state == State.RUNNING:
+                remaining = self._ends.remaining(run, status)
+                left = f", {duration(remaining)} remaining" if remaining is not None else ""
+                say(f"running      {run.id}: step {status.step} of {status.steps}{_figures(status)}{left}")
+
+
+def _bars() -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}", markup=False),
+        console=Console(stderr=True, highlight=False),
+        expand=True,
+        transient=True,
+    )
+
+
+class _Bars:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._ends = _Ends()
+        self._bars: dict[str, TaskID] = {}
+        self._all = progress.add_task("runs", figures="", total=0)
+
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        for run, status in statuses:
+            if self._ends.changed(run, status) and status.state != State.RUNNING:
+                self._progress.console.print(Text(ended_line(run, status)))
+            if status.state == State.RUNNING:
+                self._show(run, status)
+            elif run.id in self._bars:
+                self._progress.remove_task(self._bars.pop(run.id))
+        done = sum(status.state == State.COMPLETED for _, status in statuses)
+        self._progress.update(self._all, completed=done, total=len(statuses))
+
+    def _show(self, run: Run, status: Status) -> None:
+        if run.id not in self._bars:
+            self._bars[run.id] = self._progress.add_task(run.id, figures="starting", total=status.steps)
+        remaining = self._ends.remaining(run, status)
+        figures = []
+        if status.step:
+            figures.append(_figures(status).removeprefix(", "))
+        if remaining is not None:
+            figures.append(f"{duration(remaining)} remaining")
+        self._progress.update(
+            self._bars[run.id], completed=status.step, figures=", ".join(figures) or "starting"
+        )
