@@ -1,0 +1,51 @@
+"""A stage's parameters, small, with every role and several shapes, and gradients for them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+SHAPES = {
+    "embedding.weight": (11, 6),
+    "blocks.0.attention.wq.weight": (6, 6),
+    "blocks.0.attention.wk.weight": (3, 6),
+    "blocks.0.attention.wv.weight": (3, 6),
+    "blocks.0.mlp.up.weight": (9, 6),
+    "blocks.0.mlp.down.weight": (6, 9),
+    "blocks.0.attention_norm.weight": (6,),
+    "blocks.1.attention.wq.weight": (6, 6),
+    "blocks.1.mlp.up.weight": (9, 6),
+    "blocks.1.mlp.down.weight": (6, 9),
+    "blocks.1.mlp_norm.weight": (6,),
+    "norm.weight": (6,),
+    "head.weight": (11, 6),
+}
+
+
+def parameters(dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in SHAPES.items()
+    }
+    return {name: torch.nn.Parameter(tensor.to(dtype)) for name, tensor in drawn.items()}
+
+
+def gradients(steps: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> dict[str, list[Tensor]]:
+    """For each parameter, one gradient a step: a part that stays and noise."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    return {
+        name: [(still + 0.5 * draw(shape)).to(dtype) for _ in range(steps)]
+        for name, shape in SHAPES.items()
+        for still in [draw(shape)]
+    }
+
+
+def rates(steps: int, peak: float) -> list[float]:
+    """Warm-up and decay, so that a rule that forgets that the learning rate changes is found out."""
+    return [peak * min(1.0, (step + 1) / 4) * (0.6 + 0.4 * math.cos(step / steps)) for step in range(steps)]

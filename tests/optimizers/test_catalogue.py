@@ -1,0 +1,92 @@
+"""Names, settings and groups: what a user reads and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from optimizer_models import SHAPES
+
+import optimizers
+from optimizers.build import build_optimizer
+from optimizers.catalogue import METHODS
+from optimizers.grouping import Role, assign, describe, role_of
+from stages.config import OptimizerConfig
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import optimizers, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_unknown_names_list_what_is_accepted() -> None:
+    with pytest.raises(ValueError, match=r"unknown optimizer 'muonn'.*muon.*soap"):
+        optimizers.check_options("muonn", {})
+    with pytest.raises(ValueError, match=r"'lion' has no option 'momentum'; accepted: beta1, beta2"):
+        optimizers.check_options("lion", {"momentum": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "accepted"),
+    [
+        ("adamw", {"beta1": 1.0}, "a number at least 0 and below 1"),
+        ("adamw", {"beta1": -0.1}, "a number at least 0 and below 1"),
+        ("adamw", {"beta1": "0.9"}, "a number"),
+        ("adamw", {"beta1": True}, "a number"),
+        ("muon", {"scale": "rms"}, "match-rms | original"),
+        ("muon", {"nesterov": 1}, "true | false"),
+        ("soap", {"refresh_interval": 2.5}, "a whole number at least 1"),
+        ("soap", {"refresh_interval": 0}, "a whole number at least 1"),
+    ],
+)
+def test_bad_values_say_what_is_accepted(name: str, options: dict[str, object], accepted: str) -> None:
+    with pytest.raises(ValueError, match="accepted: ") as error:
+        optimizers.check_options(name, options)
+    assert accepted in str(error.value)
+
+
+def test_options_stand_over_the_defaults() -> None:
+    settings = optimizers.check_options("muon", {"momentum": 0.9})
+    assert settings["momentum"] == 0.9
+    assert settings["beta2"] == 0.95
+
+
+def test_every_option_can_be_configured() -> None:
+    configured = {entry.name for entry in fields(OptimizerConfig)}
+    assert {option for method in METHODS.values() for option in method.options} <= configured
+
+
+def test_defaults_are_accepted_by_their_own_check() -> None:
+    for method in METHODS.values():
+        for key, option in method.options.items():
+            assert option.holds(option.default), (method.name, key)
+
+
+def test_roles() -> None:
+    assert role_of("blocks.3.mlp.up.weight", 2) is Role.MATRIX
+    assert role_of("blocks.3.mlp_norm.weight", 1) is Role.VECTOR
+    assert role_of("embedding.weight", 2) is Role.EMBEDDING
+    assert role_of("head.weight", 2) is Role.HEAD
+    for name, dimensions in (("router.weight", 2), ("blocks.0.experts.weight", 3)):
+        with pytest.raises(ValueError, match=name):
+            role_of(name, dimensions)
+
+
+def test_matrices_in_blocks_go_to_the_main_rule_and_the_rest_to_adamw() -> None:
+    groups = assign("muon", [(name, len(shape)) for name, shape in SHAPES.items()])
+    by_rule = {name: group.rule for group in groups for name in group.names}
+    assert by_rule.keys() == SHAPES.keys()
+    for name, rule in by_rule.items():
+        assert rule == ("muon" if name.startswith("blocks") and "norm" not in name else "adamw")
+    decayed = {name for group in groups if group.decayed for name in group.names}
+    assert decayed == {name for name, shape in SHAPES.items() if len(shape) == 2} - {"embedding.weight"}
+    lines = describe(groups)
+    assert len(lines) == len(groups)
+    assert lines[0].startswith("muon: 8 x matrix (decayed): blocks.0.attention.wq.weight")
+
+
+def test_no_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match="no parameters"):
+        build_optimizer({}, name="muon", lr=1e-3, weight_decay=0.1, options={})

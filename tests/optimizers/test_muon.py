@@ -1,0 +1,95 @@
+"""The orthogonalization: what it does to singular values, and that neighbours in a batch do not matter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from optimizer_models import gradients, parameters
+from optimizer_references import orthogonal
+
+from optimizers import base
+from optimizers.build import build_optimizer
+from optimizers.muon import orthogonalize, update_scale
+
+SHAPES = [(8, 8), (8, 24), (24, 8), (192, 96), (200, 224)]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("iteration", ["newton-schulz", "polar-express"])
+def test_orthogonalizes_as_written_out(shape: tuple[int, int], iteration: str) -> None:
+    matrices = draw(3, *shape, dtype=torch.float64)
+    for ours, matrix in zip(orthogonalize(matrices, iteration), matrices, strict=True):
+        torch.testing.assert_close(ours, orthogonal(matrix, iteration), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_polar_express_comes_closer_to_the_polar_factor(shape: tuple[int, int]) -> None:
+    matrix = draw(1, *shape, dtype=torch.float64)
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    rough, close = (
+        float((orthogonalize(matrix, iteration) - u @ vh).norm() / (u @ vh).norm())
+        for iteration in ("newton-schulz", "polar-express")
+    )
+    assert close < rough < 0.4
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_neighbours_in_a_batch_do_not_change_a_bit(shape: tuple[int, int], precision: str) -> None:
+    """Stages hold different numbers of blocks, and the result may not depend on how the model is cut."""
+    matrices = draw(5, *shape)
+    whole = orthogonalize(matrices, precision=precision)
+    for cut in (1, 2, 4):
+        parts = [orthogonalize(part, precision=precision) for part in (matrices[:cut], matrices[cut:])]
+        assert torch.equal(torch.cat(parts), whole)
+
+
+def test_bfloat16_is_coarser_and_only_taken_where_asked_for_on_a_cpu() -> None:
+    matrices = draw(2, 16, 32)
+    exact, auto = orthogonalize(matrices.double()), orthogonalize(matrices)
+    coarse = orthogonalize(matrices, precision="bfloat16")
+    assert coarse.dtype == auto.dtype == torch.float32
+    assert float((auto - exact).abs().max()) < 1e-5
+    assert 1e-4 < float((coarse - exact).norm() / exact.norm()) < 0.03
+    assert torch.equal(orthogonalize(matrices.double(), precision="bfloat16"), exact)
+
+
+def test_zero_gradient_gives_a_zero_step() -> None:
+    assert torch.equal(orthogonalize(torch.zeros(2, 4, 3)), torch.zeros(2, 4, 3))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (64, 256), (256, 64)])
+def test_match_rms_moves_every_entry_by_a_fifth_of_the_rate(rows: int, columns: int) -> None:
+    step = orthogonalize(draw(1, rows, columns), "polar-express") * update_scale(rows, columns, "match-rms")
+    assert float(step.square().mean().sqrt()) == pytest.approx(0.2, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "scion", "soap", "basis-rotation"])
+def test_a_stage_alone_takes_the_steps_of_the_whole_model(name: str) -> None:
+    """Bit for bit, whichever of the blocks a process holds."""
+    steps = gradients(4, torch.float32)
+    ends = []
+    for held in ("", "blocks.1", "blocks.0.attention"):
+        weights = {key: w for key, w in parameters(torch.float32).items() if key.startswith(held)}
+        optimizer = build_optimizer(weights, name=name, lr=1e-3, weight_decay=0.1, options={})
+        for step in range(4):
+            for key, weight in weights.items():
+                weight.grad = steps[key][step].clone()
+            optimizer.step()
+        ends.append({key: weight.detach() for key, weight in weights.items()})
+    for part in ends[1:]:
+        for key, weight in part.items():
+            assert torch.equal(weight, ends[0][key]), key
+
+
+def test_batches_are_cut_where_they_grow_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.zeros(4, 4) for _ in range(5)] + [torch.zeros(2, 3)]
+    assert base.by_shape(tensors) == [[0, 1, 2, 3, 4], [5]]
+    monkeypatch.setattr(base, "_BATCH_ENTRIES", 32)
+    assert base.by_shape(tensors) == [[0, 1], [2, 3], [4], [5]]
+    monkeypatch.setattr(base, "_BATCH_ENTRIES", 1)
+    assert base.by_shape(tensors) == [[0], [1], [2], [3], [4], [5]]

@@ -1,0 +1,114 @@
+"""Every optimizer against its formula written out, and against torch and pytorch_optimizer where they have
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from optimizer_models import gradients, parameters, rates
+from optimizer_references import RULES
+from torch import Tensor
+
+import optimizers
+from optimizers.build import build_optimizer
+
+STEPS = 20
+ROTATIONS = {"soap", "basis-rotation"}
+FLOAT32_EPS = 1e-3
+"""For the rotations in float32: the first gradient is diagonal in its own basis, and what stands beside the
+diagonal is rounding (about 1e-7), which an eps of 1e-8 would blow up to steps of full size."""
+
+VARIANTS: list[tuple[str, dict[str, float | bool | str]]] = [
+    *((name, {}) for name in optimizers.NAMES),
+    ("sgd", {"nesterov": True}),
+    ("sgd", {"momentum": 0.0}),
+    ("adamw", {"beta1": 0.8, "beta2": 0.999, "eps": 1e-6}),
+    ("muon", {"nesterov": False, "scale": "original", "auxiliary_lr_ratio": 0.015}),
+    ("muon", {"iteration": "polar-express", "momentum": 0.9}),
+    ("normuon", {"nesterov": False, "row_beta2": 0.8}),
+    ("scion", {"constrained": True}),
+    ("soap", {"refresh_interval": 3}),
+    ("basis-rotation", {"refresh_interval": 2}),
+    ("basis-rotation", {"geometry": "unilateral", "refresh_interval": 3}),
+    ("basis-rotation", {"source": "first-moment", "refresh_interval": 3}),
+    ("basis-rotation", {"source": "first-moment", "geometry": "unilateral", "refresh_interval": 3}),
+]
+
+
+def peak_of(name: str) -> float:
+    return 2e-4 if name in ("scion", "lion") else 1e-2
+
+
+def run(
+    name: str, options: Mapping[str, float | bool | str], *, dtype: torch.dtype, weight_decay: float
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+    """The end weights, and where the rule rotates, the bases of the first step."""
+    weights, steps = parameters(dtype), gradients(STEPS, dtype)
+    optimizer = build_optimizer(
+        weights, name=name, lr=peak_of(name), weight_decay=weight_decay, options=options
+    )
+    bases = {}
+    for step, rate in enumerate(rates(STEPS, 1.0)):
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * rate
+        for key, weight in weights.items():
+            weight.grad = steps[key][step].clone()
+        optimizer.step()
+        for key, weight in weights.items():
+            assert torch.equal(weight.grad, steps[key][step]), f"the gradient of {key} was changed"
+            if step == 0 and (optimizer.state[weight].keys() & {"left_basis", "right_basis"}):
+                left = optimizer.state[weight].get("left_basis", torch.eye(weight.shape[0]))
+                right = optimizer.state[weight].get("right_basis", torch.eye(weight.shape[1]))
+                bases[key] = (left.double().clone(), right.double().clone())
+    return {key: weight.detach().double() for key, weight in weights.items()}, bases
+
+
+def check(
+    name: str,
+    options: dict[str, float | bool | str],
+    *,
+    dtype: torch.dtype,
+    weight_decay: float,
+    tolerance: float,
+) -> None:
+    ours, bases = run(name, options, dtype=dtype, weight_decay=weight_decay)
+    weights, steps = parameters(dtype), gradients(STEPS, dtype)
+    settings = optimizers.check_options(name, options)
+    groups = optimizers.assign(name, [(key, weight.ndim) for key, weight in weights.items()])
+    assert sorted(key for group in groups for key in group.names) == sorted(weights)
+    for group in groups:
+        ratio = settings.get("auxiliary_lr_ratio", 1.0) if group.rule == "adamw" else 1.0
+        for key in group.names:
+            reference = RULES[group.rule](
+                weights[key].detach().double(),
+                [gradient.double() for gradient in steps[key]],
+                rates(STEPS, peak_of(name) * ratio),
+                weight_decay if group.decayed else 0.0,
+                **settings,
+                **({"first_bases": bases[key]} if key in bases else {}),
+            )
+            torch.testing.assert_close(ours[key], reference, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_float64_follows_the_formula(
+    name: str, options: dict[str, float | bool | str], weight_decay: float
+) -> None:
+    check(name, options, dtype=torch.float64, weight_decay=weight_decay, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
+def test_float32_follows_the_formula(
+    name: str, options: dict[str, float | bool | str], weight_decay: float
+) -> None:
+    if name in ROTATIONS:
+        options = {**options, "eps": FLOAT32_EPS}
+    check(name, options, dtype=torch.float32, weight_decay=weight_decay, tolerance=1e-5)
+
+
+def test_the_written_out_rules_cover_every_rule() -> None:
+    assert set(RULES) == {rule for method in optimizers.METHODS.values() for rule in method.rules.values()}

@@ -1,0 +1,156 @@
+"""Bases are what they should be, and basis rotation meets SOAP and Adam where the methods coincide."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from optimizer_models import parameters
+
+from optimizers.basis_rotation import stage_aware_intervals
+from optimizers.build import build_optimizer
+from optimizers.rotation import eigenbasis, refresh, reorder, rotate, rotate_back
+
+SQUARE = "blocks.0.attention.wq.weight"
+WIDE = "blocks.0.mlp.down.weight"
+TALL = "blocks.0.mlp.up.weight"
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def covariance(count: int, size: int) -> torch.Tensor:
+    x = draw(count, size, 3 * size)
+    return torch.bmm(x, x.mT)
+
+
+def off_diagonal(matrices: torch.Tensor) -> float:
+    return float((matrices - torch.diag_embed(matrices.diagonal(dim1=-2, dim2=-1))).abs().max())
+
+
+def test_eigenbasis_diagonalizes_in_descending_order() -> None:
+    symmetric = covariance(3, 5)
+    basis = eigenbasis(symmetric)
+    rotated = basis.mT @ symmetric @ basis
+    values = rotated.diagonal(dim1=-2, dim2=-1)
+    assert off_diagonal(rotated) < 1e-10
+    assert bool((values.diff(dim=-1) <= 0).all())
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(5, dtype=torch.float64).expand(3, 5, 5))
+
+
+def test_power_iteration_approaches_the_eigenbasis() -> None:
+    symmetric = covariance(2, 4)
+    basis = eigenbasis(covariance(2, 4) + draw(2, 4, 4, seed=3).square().sum(-1).diag_embed())
+    before = off_diagonal(basis.mT @ symmetric @ basis)
+    for _ in range(300):
+        basis, _ = refresh(symmetric, basis)
+    assert off_diagonal(basis.mT @ symmetric @ basis) < 1e-6 < before
+
+
+def test_rotating_back_undoes_rotating() -> None:
+    left, right, x = eigenbasis(covariance(2, 4)), eigenbasis(covariance(2, 6)), draw(2, 4, 6)
+    torch.testing.assert_close(rotate_back(rotate(x, left, right), left, right), x)
+    torch.testing.assert_close(rotate(x, left, None), left.mT @ x)
+
+
+def test_second_moments_follow_the_sorting_of_their_basis() -> None:
+    """Rows of an array that belong to basis vectors move with them."""
+    basis, values = torch.eye(3, dtype=torch.float64)[None], draw(1, 3, 4).square()
+    _, order = refresh(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64))[None], basis)
+    assert order.tolist() == [[1, 2, 0]]
+    assert torch.equal(reorder(values, order, -2)[0], values[0][[1, 2, 0]])
+    assert torch.equal(reorder(values.mT, order, -1)[0], values[0].T[:, [1, 2, 0]])
+
+
+@pytest.mark.parametrize("name", [SQUARE, WIDE, TALL])
+@pytest.mark.parametrize("source", ["second-moment", "first-moment"])
+def test_first_bases_diagonalize_the_first_gradient(name: str, source: str) -> None:
+    weight = parameters()[name]
+    optimizer = build_optimizer(
+        {name: weight}, name="basis-rotation", lr=1e-2, weight_decay=0.0, options={"source": source}
+    )
+    weight.grad = draw(*weight.shape, seed=5)
+    optimizer.step()
+    state = optimizer.state[weight]
+    rotated = state["left_basis"].T @ weight.grad @ state["right_basis"]
+    rank = min(weight.shape)
+    diagonal = torch.zeros_like(rotated)
+    diagonal[:rank, :rank] = torch.diag(rotated.diagonal())
+    torch.testing.assert_close(rotated, diagonal, rtol=0, atol=1e-7)
+    assert bool((rotated.diagonal().abs().diff() <= 0).all())
+
+
+def test_basis_rotation_is_adam_in_the_rotated_basis() -> None:
+    """torch's Adam on coordinates Y with W = U Y V^T; at a refresh its first moment is carried over through
+    W's basis.
+
+    The second moment goes with its rows and columns: which old basis vector a new one is, the largest overlap
+    tells.
+    """
+    interval, steps, eps = 5, 20, 1e-3
+    weight = parameters()[SQUARE]
+    still = draw(*weight.shape, seed=9)
+    options = {"refresh_interval": interval, "beta1": 0.9, "beta2": 0.95, "eps": eps}
+    ours = build_optimizer(
+        {SQUARE: weight}, name="basis-rotation", lr=1e-2, weight_decay=0.0, options=options
+    )
+    coordinates = torch.nn.Parameter(torch.zeros_like(weight))
+    adam = torch.optim.Adam([coordinates], lr=1e-2, betas=(0.9, 0.95), eps=eps, foreach=False)
+    w = weight.detach().clone()
+    u = v = torch.empty(0)
+    for step in range(steps):
+        gradient = still + 0.1 * draw(*weight.shape, seed=10 + step)
+        weight.grad = gradient.clone()
+        ours.step()
+        new_u, new_v = (ours.state[weight][f"{side}_basis"].clone() for side in ("left", "right"))
+        if step > 0 and step % interval == 0:
+            rows, columns = ((old.T @ new).abs().argmax(0) for old, new in ((u, new_u), (v, new_v)))
+            assert sorted(rows.tolist()) == sorted(columns.tolist()) == list(range(6))
+            state = adam.state[coordinates]
+            state["exp_avg"].copy_(new_u.T @ u @ state["exp_avg"] @ v.T @ new_v)
+            state["exp_avg_sq"].copy_(state["exp_avg_sq"][rows][:, columns])
+        u, v = new_u, new_v
+        with torch.no_grad():
+            coordinates.copy_(u.T @ w @ v)
+        coordinates.grad = u.T @ gradient @ v
+        adam.step()
+        w = u @ coordinates.detach() @ v.T
+    torch.testing.assert_close(weight.detach(), w, rtol=1e-10, atol=1e-10)
+
+
+def test_basis_rotation_is_soap_but_for_when_bases_and_steps_begin() -> None:
+    """SOAP only sets its bases in the first step, and they lag a step behind.
+
+    So SOAP that is fed the first gradient twice takes the steps of basis rotation, as long as no basis is
+    refreshed.
+    """
+    weights = {name: parameters()[SQUARE] for name in ("soap", "basis-rotation")}
+    optimizers = {
+        name: build_optimizer(
+            {SQUARE: weight},
+            name=name,
+            lr=1e-2,
+            weight_decay=0.1,
+            options={"refresh_interval": 1000},
+        )
+        for name, weight in weights.items()
+    }
+    start = weights["soap"].detach().clone()
+    for step in range(20):
+        for name, weight in weights.items():
+            weight.grad = draw(6, 6, seed=20 + step)
+            for _ in range(2 if name == "soap" and step == 0 else 1):
+                optimizers[name].step()
+    assert not torch.equal(weights["soap"], start)
+    torch.testing.assert_close(weights["basis-rotation"], weights["soap"], rtol=1e-6, atol=1e-6)
+
+
+def test_stage_aware_refresh_spends_the_same_budget_earlier() -> None:
+    delays = [3, 2, 1, 0]
+    intervals = stage_aware_intervals(10, delays)
+    assert intervals == sorted(intervals)
+    assert intervals[0] < 10 < intervals[-1]
+    budget = sum(1 / interval for interval in intervals)
+    assert budget == pytest.approx(4 / 10, rel=0.05)
+    assert stage_aware_intervals(10, [1, 1]) == [10, 10]
+    assert min(stage_aware_intervals(1, delays)) == 1
