@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncpp_cli import runs
+from asyncpp_cli.cluster.attempts import settle
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.report.aggregate import Run
 from asyncpp_cli.report.measure import Measurement, measure
@@ -25,7 +26,7 @@ def _load_run(cell: runs.Cell, run: runs.Run) -> Run:
     try:
         run_config = run.config()
         config = dict(items(run_config))
-        status = run.status()
+        status = _status(run)
         rows, torn = run.metrics_and_torn_lines()
         measurement = measure(rows)
     except (DamagedError, OSError) as error:
@@ -47,6 +48,15 @@ def _load_run(cell: runs.Cell, run: runs.Run) -> Run:
         bubble_predicted=predicted_bubble(run_config),
         problems=(f"{run.metrics_file}: {torn} line(s) cut off, left out",) if torn else (),
     )
+
+
+def _status(run: runs.Run) -> runs.Status:
+    """The run's status; a run whose processes have vanished without a word is settled first."""
+    try:
+        return settle(run)
+    except OSError:
+        # Somebody else's experiment, or a read-only disk: the status is taken as it stands.
+        return run.status()
 
 
 def _unreadable(cell: runs.Cell, config: Mapping[str, Any] | None, reason: str) -> Run:

@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from report_experiment import ExperimentFolder, metrics, settings
 from rich.console import Console
 
+from asyncpp_cli.cluster.attempts import claim
+from asyncpp_cli.cluster.processes import this_process
 from asyncpp_cli.report.aggregate import aggregate
 from asyncpp_cli.report.load import load
 from asyncpp_cli.report.render import Report, to_csv, to_json, to_markdown, to_table, to_text
@@ -205,7 +207,10 @@ def test_every_cell_is_shown_whatever_became_of_it(tmp_path: Path) -> None:
     experiment.add(settings("1f1b", "muon"))
     killed = Status(state=State.FAILED, attempt=1, step=2, steps=4, reason="rank 1 was killed by SIGKILL")
     experiment.add(settings("2bw", "muon"), status=killed)
-    experiment.add(settings("2bw", "adamw"), status=Status(state=State.RUNNING, attempt=1, step=2, steps=4))
+    going_on = experiment.add(settings("2bw", "adamw"), status=Status())
+    attempt = claim(going_on, processes=1, replay=True, steps=4)
+    assert attempt is not None
+    attempt.rank_started(0, this_process())
     experiment.add(settings("gpipe", "muon"), status=Status())
     gone = experiment.add(settings("gpipe", "adamw"))
     for file in gone.folder.iterdir():
@@ -217,6 +222,21 @@ def test_every_cell_is_shown_whatever_became_of_it(tmp_path: Path) -> None:
     assert (cells[4]["schedule"], cells[4]["optimizer"], cells[4]["val_loss"]) == ("gpipe", "adamw", None)
     assert "rank 1 was killed by SIGKILL" in to_text(report_of(experiment.folder))
     assert "rank 1 was killed by SIGKILL" in to_markdown(report_of(experiment.folder))
+
+
+def test_a_run_whose_process_has_vanished_is_not_called_running(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    run = experiment.add(settings("2bw", "adamw"), status=Status())
+    code = (
+        "import sys; from pathlib import Path; from asyncpp_cli.cluster.attempts import claim; "
+        "from asyncpp_cli.cluster.processes import this_process; from asyncpp_cli.runs import open_run; "
+        "attempt = claim(open_run(Path(sys.argv[1])), processes=1, replay=True, steps=4); "
+        "attempt.rank_started(0, this_process())"
+    )
+    subprocess.run([sys.executable, "-c", code, str(run.folder)], check=True, timeout=60)
+    [cell] = cells_of(experiment.folder)
+    assert cell["status"] == "failed"
+    assert "rank 0" in cell["reason"]
 
 
 def damage_nothing_but_the_last_line(run: Path) -> None:
