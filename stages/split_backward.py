@@ -1,15 +1,16 @@
 """A backward in two halves: the gradient of the input first, those of the weight matrices when there is time.
 
-Zero-bubble schedules (arXiv 2401.10241, section 2) fill the bubble with the second half. A matrix's weight gradient
-needs the layer's input and the gradient of its output, no weights: both are kept until the second half asks for them.
-Gradients of norms and of the embedding, which cost next to nothing, are taken in the first half.
+Zero-bubble schedules (arXiv 2401.10241, section 2) fill the bubble with the second half. A matrix's weight
+gradient needs the layer's input and the gradient of its output, no weights: both are kept until the second
+half asks for them. Gradients of norms and of the embedding, which cost next to nothing, are taken in the
+first half.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,11 @@ class DeferredGradients:
         self._left: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def leave(self, weight: Tensor, given: Tensor, gradient: Tensor) -> None:
-        """Keep what the gradient of `weight` follows from: the layer's input and the gradient of its output."""
+        """Keep what the gradient of `weight` follows from: the layer's input and the gradient of its
+        output."""
         self._left.append((weight, given, gradient))
 
+    @torch.no_grad()
     def compute(self) -> None:
         """The second half: add every gradient to its parameter's `grad`."""
         for weight, given, gradient in self._left:
@@ -57,8 +60,8 @@ class Linear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if _current is None:
             return F.linear(input, self.weight)
-        out: Tensor = _DeferredLinear.apply(input, self.weight, _current)
-        return out
+        out = _DeferredLinear.apply(input, self.weight, _current)  # type: ignore[no-untyped-call]
+        return cast(Tensor, out)
 
 
 class _DeferredLinear(torch.autograd.Function):
@@ -69,7 +72,7 @@ class _DeferredLinear(torch.autograd.Function):
         return F.linear(given, weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         given, weight = ctx.saved_tensors
         ctx.gradients.leave(weight, given, gradient)
         return gradient @ weight, None, None
