@@ -1,13 +1,14 @@
 """A rehearsal on this machine: every cell checked, its job shown, a small twin of it trained for a few steps.
 
 A twin has the cell's stages, schedule, micro-batches, optimizer, correction and precision, and a model of the
-same kind with little in it; cells that have the same twin share it. Where a twin would need many processes, its
-ranks take turns in one.
+same kind with little in it; cells that have the same twin share it. Where a twin would need many processes,
+its ranks take turns in one.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def twin_of(config: RunConfig) -> RunConfig:
 
 
 def dry_run_of(experiment: Experiment, *, replay: bool) -> bool:
-    """Rehearse an experiment: tables of the jobs, then of the twins, on standard output. Whether all went well.
+    """Rehearse an experiment: tables of jobs, then of twins, on standard output. Whether all went well.
 
     Raises:
         UserError: a cell cannot be trained; nothing is run then.

@@ -1,0 +1,188 @@
+"""Runs launched for real: processes, signals, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.cluster.processes import ProcessId, end, is_gone
+from asyncpp_cli.runs import Experiment, Run, State, open_experiment
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+
+TINY = [
+    "model=micro",
+    "data.context=16",
+    "train.microbatch_size=1",
+    "train.eval_microbatches=1",
+    "train.eval_interval=500",
+]
+HOURS = 1_000_000
+"""Steps of a run that does not end by itself."""
+
+
+def asyncpp(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    command = [sys.executable, "-m", "asyncpp_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+StartLaunch = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start_launch(tmp_path: Path) -> Iterator[StartLaunch]:
+    """Starts `asyncpp launch` as the leader of a process group, as a shell does. Nothing outlives the test."""
+    started: list[tuple[Path, subprocess.Popen[str]]] = []
+
+    def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "asyncpp_cli", "launch", str(folder), *arguments]
+        launched = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append((folder, launched))
+        return launched
+
+    yield start
+    for folder, launched in started:
+        launched.kill()
+        launched.communicate()
+        for run in open_experiment(folder).runs:
+            for process in processes_of(run):
+                end(process, signal.SIGKILL)
+
+
+def sweep(folder: Path, *changes: str) -> Experiment:
+    """The quickstart's matrix with tiny runs, changed."""
+    made = asyncpp("sweep", "quickstart", *TINY, *changes, "--out", folder)
+    assert made.returncode == 0, made.stderr
+    return open_experiment(folder)
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.05)
+
+
+def is_training(run: Run) -> bool:
+    status = run.status()
+    return status.state == State.RUNNING and status.step > 0
+
+
+def processes_of(run: Run) -> list[ProcessId]:
+    attempt = Attempt(run, run.status().attempt)
+    return [process for rank in (0, 1) for process in attempt.processes(rank)]
+
+
+def starts(run: Run) -> int:
+    return sum(json.loads(line)["kind"] == "start" for line in run.metrics_file.read_text().splitlines())
+
+
+def weights(run: Run) -> str:
+    return str(run.metrics()[-1]["weights_sha256"])
+
+
+@pytest.mark.timeout(120)
+def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    changes = ["matrix.schedule=2bw", "matrix.optimizer=adamw", "train.steps=3"]
+    experiment = sweep(tmp_path / "a b;'c\"$(touch x)", *changes)
+    first, second = start_launch(experiment.folder), start_launch(experiment.folder)
+    for launched in (first, second):
+        output, errors = launched.communicate(timeout=100)
+        assert launched.returncode == 0, errors
+        assert output == ""
+    for run in experiment.runs:
+        assert run.status().state == State.COMPLETED
+        assert run.status().attempt == 1
+        assert run.status().step == 3
+        assert starts(run) == 1
+    assert asyncpp("launch", experiment.folder).returncode == 0
+    assert [run.status().attempt for run in experiment.runs] == [1, 1]
+
+    replayed = sweep(tmp_path / "replayed", *changes)
+    assert asyncpp("launch", replayed.folder, "--replay").returncode == 0
+    assert [weights(run) for run in replayed.runs] == [weights(run) for run in experiment.runs]
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_rank_fails_its_run_alone_and_ctrl_c_interrupts(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    experiment = sweep(
+        tmp_path / "e",
+        "matrix={schedule: 2bw, optimizer: adamw}",
+        f"zip={{error_feedback: [false, true], train.steps: [{HOURS}, 3]}}",
+        "exclude=[]",
+    )
+    long, short = experiment.runs
+    launched = start_launch(experiment.folder, "--max-parallel", "2")
+    wait_for(lambda: is_training(long), seconds=60)
+    os.kill(long.status().pids[1], signal.SIGKILL)
+    killed = time.monotonic()
+    _, errors = launched.communicate(timeout=60)
+    assert time.monotonic() - killed < 60
+    assert launched.returncode == 1, errors
+    failed = long.status()
+    assert failed.state == State.FAILED
+    assert "rank 1 was killed by SIGKILL" in failed.reason
+    assert failed.reason in errors
+    assert short.status().state == State.COMPLETED
+
+    launched = start_launch(experiment.folder)
+    wait_for(lambda: is_training(long), seconds=60)
+    assert long.status().attempt == 2
+    processes = processes_of(long)
+    os.killpg(launched.pid, signal.SIGINT)  # what a terminal does at Ctrl-C
+    _, errors = launched.communicate(timeout=30)
+    assert launched.returncode == 130, errors
+    assert "asyncpp launch" in errors
+    assert long.status().state == State.INTERRUPTED
+    assert long.status().reason == "Ctrl-C in asyncpp launch"
+    assert short.status().attempt == 1
+    wait_for(lambda: all(is_gone(process) for process in processes), seconds=10)
+
+
+@pytest.mark.timeout(150)
+def test_a_killed_launch_leaves_its_run_going_which_the_next_leaves_alone(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    experiment = sweep(
+        tmp_path / "e",
+        "matrix={schedule: 2bw, optimizer: adamw}",
+        f"train.steps={HOURS}",
+        "exclude=[]",
+    )
+    (run,) = experiment.runs
+    launched = start_launch(experiment.folder)
+    wait_for(lambda: is_training(run), seconds=60)
+    launched.kill()
+    launched.communicate(timeout=10)
+    before = run.status()
+
+    other = start_launch(experiment.folder)
+    wait_for(lambda: (run.status().updated or 0.0) > (before.updated or 0.0) + 1.0, seconds=30)
+    other.send_signal(signal.SIGINT)
+    other.communicate(timeout=30)
+    assert (run.status().attempt, run.status().pids) == (1, before.pids)
+    assert run.status().state == State.RUNNING
+
+    supervisor = Attempt(run, 1).processes(0)[1]
+    os.kill(supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: all(is_gone(process) for process in processes_of(run)), seconds=60)
+    shown = asyncpp("status", experiment.folder, "--json")
+    (status,) = json.loads(shown.stdout)
+    assert status["state"] == "failed"
+    assert "rank 0 vanished" in status["reason"]
