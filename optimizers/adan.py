@@ -2,7 +2,9 @@
 
 Xie et al., "Adan: Adaptive Nesterov momentum algorithm for faster optimizing deep models" (arXiv
 2208.06677). Betas are decay rates here (0.98 keeps 98 %); the paper's text uses their complements. Weight
-decay is decoupled and taken first, as everywhere in this package; the paper also has a proximal form.
+decay is decoupled and taken first, as everywhere in this package; the paper also has a proximal form. Equal
+to pytorch_optimizer's (tested), which is not used because it counts steps per group, where a checkpoint keyed
+by parameter name cannot find them, and because its path without foreach overwrites the gradient.
 """
 
 from __future__ import annotations

@@ -98,13 +98,17 @@ weights."""
 def by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Positions in `tensors`, gathered by equal shape, in the order in which shapes first appear.
 
-    A gathering of more than 2^26 entries is cut, down to one tensor each.
+    A gathering of more than 2^26 entries is cut, down to one tensor each. Matrices with a side that is not a
+    multiple of 8 are left alone: their neighbours in a batch would start off the boundaries of the
+    processor's vectors, and libraries for CPUs then round otherwise, so that results would depend on the
+    neighbours.
     """
     positions: dict[torch.Size, list[int]] = {}
     for position, tensor in enumerate(tensors):
         positions.setdefault(tensor.shape, []).append(position)
     batches = []
     for shape, members in positions.items():
-        count = max(1, _BATCH_ENTRIES // max(1, shape.numel()))
+        aligned = all(side % 8 == 0 for side in shape)
+        count = max(1, _BATCH_ENTRIES // shape.numel()) if aligned else 1
         batches += [members[first : first + count] for first in range(0, len(members), count)]
     return batches

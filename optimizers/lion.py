@@ -1,6 +1,8 @@
 """Lion: the sign of an interpolation between momentum and gradient.
 
-Chen et al., "Symbolic discovery of optimization algorithms" (arXiv 2302.06675).
+Chen et al., "Symbolic discovery of optimization algorithms" (arXiv 2302.06675). Equal to pytorch_optimizer's
+(tested), which is not used because that would make a package of its own a requirement for two lines of
+arithmetic.
 """
 
 from __future__ import annotations

@@ -24,26 +24,30 @@ SHAPES = {
 }
 
 
-def parameters(dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, torch.nn.Parameter]:
+def parameters(
+    dtype: torch.dtype = torch.float64, seed: int = 0, widen: int = 1
+) -> dict[str, torch.nn.Parameter]:
+    """`widen` multiplies every side."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in SHAPES.items()
+    return {
+        name: torch.nn.Parameter(draw(shape, generator, widen).to(dtype)) for name, shape in SHAPES.items()
     }
-    return {name: torch.nn.Parameter(tensor.to(dtype)) for name, tensor in drawn.items()}
 
 
-def gradients(steps: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> dict[str, list[Tensor]]:
+def gradients(
+    steps: int, dtype: torch.dtype = torch.float64, seed: int = 1, widen: int = 1
+) -> dict[str, list[Tensor]]:
     """For each parameter, one gradient a step: a part that stays and noise."""
     generator = torch.Generator().manual_seed(seed)
-
-    def draw(shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
     return {
-        name: [(still + 0.5 * draw(shape)).to(dtype) for _ in range(steps)]
+        name: [(still + 0.5 * draw(shape, generator, widen)).to(dtype) for _ in range(steps)]
         for name, shape in SHAPES.items()
-        for still in [draw(shape)]
+        for still in [draw(shape, generator, widen)]
     }
+
+
+def draw(shape: tuple[int, ...], generator: torch.Generator, widen: int) -> Tensor:
+    return torch.randn([side * widen for side in shape], generator=generator, dtype=torch.float64)
 
 
 def rates(steps: int, peak: float) -> list[float]:

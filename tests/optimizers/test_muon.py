@@ -65,16 +65,20 @@ def test_zero_gradient_gives_a_zero_step() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(64, 64), (64, 256), (256, 64)])
 def test_match_rms_moves_every_entry_by_a_fifth_of_the_rate(rows: int, columns: int) -> None:
     step = orthogonalize(draw(1, rows, columns), "polar-express") * update_scale(rows, columns, "match-rms")
-    assert float(step.square().mean().sqrt()) == pytest.approx(0.2, rel=0.02)
+    # Polar Express leaves singular values within 5 % of one.
+    assert float(step.square().mean().sqrt()) == pytest.approx(0.2, rel=0.05)
 
 
+@pytest.mark.parametrize("width", [1, 8])
 @pytest.mark.parametrize("name", ["muon", "normuon", "scion", "soap", "basis-rotation"])
-def test_a_stage_alone_takes_the_steps_of_the_whole_model(name: str) -> None:
-    """Bit for bit, whichever of the blocks a process holds."""
-    steps = gradients(4, torch.float32)
+def test_a_stage_alone_takes_the_steps_of_the_whole_model(name: str, width: int) -> None:
+    """Bit for bit, whichever of the blocks a process holds, for odd sizes and for multiples of 8."""
+    steps = gradients(4, torch.float32, widen=width)
     ends = []
     for held in ("", "blocks.1", "blocks.0.attention"):
-        weights = {key: w for key, w in parameters(torch.float32).items() if key.startswith(held)}
+        weights = {
+            key: w for key, w in parameters(torch.float32, widen=width).items() if key.startswith(held)
+        }
         optimizer = build_optimizer(weights, name=name, lr=1e-3, weight_decay=0.1, options={})
         for step in range(4):
             for key, weight in weights.items():
@@ -87,9 +91,13 @@ def test_a_stage_alone_takes_the_steps_of_the_whole_model(name: str) -> None:
 
 
 def test_batches_are_cut_where_they_grow_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = [torch.zeros(4, 4) for _ in range(5)] + [torch.zeros(2, 3)]
+    tensors = [torch.zeros(8, 8) for _ in range(5)] + [torch.zeros(8, 16)]
     assert base.by_shape(tensors) == [[0, 1, 2, 3, 4], [5]]
-    monkeypatch.setattr(base, "_BATCH_ENTRIES", 32)
+    monkeypatch.setattr(base, "_BATCH_ENTRIES", 128)
     assert base.by_shape(tensors) == [[0, 1], [2, 3], [4], [5]]
     monkeypatch.setattr(base, "_BATCH_ENTRIES", 1)
     assert base.by_shape(tensors) == [[0], [1], [2], [3], [4], [5]]
+
+
+def test_matrices_of_odd_sizes_are_left_alone() -> None:
+    assert base.by_shape([torch.zeros(8, 6), torch.zeros(8, 6)]) == [[0], [1]]
