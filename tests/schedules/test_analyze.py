@@ -1,0 +1,82 @@
+"""The analyzer against a slow walk through each stage's list."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from schedule_cases import programs
+
+from schedules import Op, analyze
+
+SOME = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@SOME
+@given(programs(max_microbatches=24))
+def test_delay_and_mismatch(program):
+    analysis = analyze(program)
+    for stage in range(program.num_stages):
+        delays, mismatches, forwarded_at, gathered = [], [], {}, []
+        for action in program.stage_actions(stage):
+            if action.op is Op.FORWARD:
+                forwarded_at[action.microbatch] = action.version
+            elif action.op is Op.UPDATE:
+                delays += [action.version - 1 - forwarded_at[microbatch] for microbatch in gathered]
+                gathered = []
+            else:
+                mismatches.append(action.version - forwarded_at[action.microbatch])
+                if action.op is not Op.BACKWARD_INPUT:
+                    gathered.append(action.microbatch)
+        assert analysis.delay_min[stage] == min(delays)
+        assert analysis.delay_max[stage] == max(delays)
+        assert analysis.mismatch_max[stage] == max(mismatches)
+
+
+@SOME
+@given(programs(max_stages=6, max_microbatches=8))
+def test_versions(program):
+    analysis = analyze(program)
+    for stage in range(program.num_stages):
+        actions = program.stage_actions(stage)
+        most = len(program.initial_versions)
+        written = set(program.initial_versions)
+        for place, action in enumerate(actions):
+            if action.op is Op.UPDATE:
+                written.add(action.version)
+                wanted = {later.version for later in actions[place + 1 :] if later.op is not Op.UPDATE}
+                wanted |= {*program.final_versions, action.version}
+                most = max(most, len(written & wanted))
+        assert analysis.versions[stage] == most
+
+
+@SOME
+@given(programs(max_stages=6, max_microbatches=8))
+def test_activations(program):
+    analysis = analyze(program)
+    for stage in range(program.num_stages):
+        in_flight, most = set(), 0
+        for action in program.stage_actions(stage):
+            if action.op is Op.FORWARD:
+                in_flight.add(action.microbatch)
+            elif action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+                in_flight.remove(action.microbatch)
+            most = max(most, len(in_flight))
+        assert analysis.activations[stage] == most
+
+
+@SOME
+@given(programs(max_stages=6, max_microbatches=8))
+def test_slack(program):
+    analysis = analyze(program)
+    for stage in range(program.num_stages):
+        actions = program.stage_actions(stage)
+        slacks = []
+        for place, action in enumerate(actions):
+            if action.op is not Op.UPDATE:
+                continue
+            between = 0
+            for later in actions[place + 1 :]:
+                if later.op is not Op.UPDATE and later.version == action.version:
+                    slacks.append(between)
+                    break
+                between += later.op is Op.FORWARD
+        assert analysis.slack[stage] == min(slacks, default=None)

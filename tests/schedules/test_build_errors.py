@@ -1,0 +1,45 @@
+"""What cannot be built is refused with what would be accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedules import ScheduleError, build, is_synchronous
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"name": "1f2b"}, "unknown schedule '1f2b'; accepted: gpipe, 1f1b, interleaved-1f1b, zero-bubble, 2bw,"),
+        ({"stages": 0}, "stages is 0; accepted: 1 or more"),
+        ({"microbatches": 0}, "microbatches is 0; accepted: 1 or more"),
+        ({"steps": 0}, "steps is 0; accepted: 1 or more"),
+        ({"first_step": -1}, "first_step is -1; accepted: 0 or more"),
+        ({"chunks": 0}, "chunks is 0; accepted: 1 or more"),
+        ({"chunks": 2}, "1f1b has one chunk of the model a rank, and 2 are asked for"),
+        ({"delay": 1}, "a delay can be chosen for 2bw only, and 1 is asked of 1f1b"),
+        ({"name": "2bw", "delay": 0}, "delay is 0; accepted: 1 or more"),
+        ({"name": "2bw", "update_interval": 1}, "2bw updates once a step, after 4 micro-batches"),
+        ({"name": "paci", "update_interval": 3}, "an update interval of 3 does not divide the 4 micro-batches"),
+        (
+            {"name": "interleaved-1f1b", "microbatches": 9, "chunks": 2},
+            "9 micro-batches on 4 ranks do not divide into 2 of them; accepted: a multiple of 4",
+        ),
+    ],
+)
+def test_bad_arguments(asked, message):
+    with pytest.raises(ScheduleError) as caught:
+        build(**{"name": "1f1b", "stages": 4, "microbatches": 4, "steps": 1} | asked)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_synchronous_schedules_are_known_by_name():
+    assert is_synchronous("zero-bubble")
+    assert not is_synchronous("paci")
+    with pytest.raises(ScheduleError, match="accepted: gpipe"):
+        is_synchronous("zb")
+
+
+def test_an_interval_of_all_microbatches_may_be_spelled_out():
+    assert build("1f1b", stages=2, microbatches=4, steps=1, update_interval=4).update_interval == 4

@@ -1,0 +1,134 @@
+"""What holds for every program of the family, by the slow runner of `schedule_cases` rather than by our verifier."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from schedule_cases import arguments, programs, run
+
+from schedules import Op, Program, build, verify
+
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def stages_of(program: Program) -> range:
+    return range(program.num_stages)
+
+
+@QUICK
+@given(programs())
+def test_the_verifier_finds_nothing_wrong(program):
+    verify(program)
+
+
+@QUICK
+@given(programs(), st.integers(0, 2**32))
+def test_no_interleaving_of_the_ranks_ends_in_a_deadlock_with_one_message_a_channel(program, seed):
+    # Interleaved rounds of more micro-batches than ranks are the one exception: see the test after this one.
+    per_round = program.microbatches // max(1, program.microbatches // program.num_ranks)
+    longer_by = per_round - program.num_ranks if program.num_stages > program.num_ranks else 0
+    ran = run(program, capacity=max(1, longer_by + 1), chance=random.Random(seed))
+    assert ran.finished
+    assert ran.unread == 0
+
+
+def test_interleaved_rounds_longer_than_the_ranks_need_room_for_the_difference():
+    program = build("interleaved-1f1b", stages=5, microbatches=14, steps=1, chunks=2)
+    assert not run(program, capacity=2, chance=random.Random(0)).finished
+    assert run(program, capacity=3, chance=random.Random(0)).finished
+    verify(program, channel_capacity=3)
+    with pytest.raises(ValueError, match="deadlock"):
+        verify(program, channel_capacity=2)
+
+
+@QUICK
+@given(programs())
+def test_every_microbatch_is_forwarded_and_backwarded_once_at_every_stage(program):
+    first = program.first_step * program.microbatches
+    due = Counter(range(first, first + program.steps * program.microbatches))
+    for stage in stages_of(program):
+        done = {op: Counter(a.microbatch for a in program.stage_actions(stage) if a.op is op) for op in Op}
+        assert done[Op.FORWARD] == due
+        assert done[Op.BACKWARD] + done[Op.BACKWARD_INPUT] == due
+        assert done[Op.BACKWARD] + done[Op.BACKWARD_WEIGHT] == due
+
+
+@QUICK
+@given(programs())
+def test_versions_are_written_once_in_order_and_read_after(program):
+    for stage in stages_of(program):
+        newest = program.initial_versions[-1]
+        readable = set(program.initial_versions)
+        for action in program.stage_actions(stage):
+            if action.op is Op.UPDATE:
+                assert action.version == newest + 1
+                newest += 1
+                readable.add(newest)
+            else:
+                assert action.version in readable
+        assert newest == program.final_versions[-1]
+        assert set(program.final_versions) <= readable
+
+
+@QUICK
+@given(programs())
+def test_an_update_gathers_the_microbatches_of_its_interval(program):
+    for stage in stages_of(program):
+        gathered = []
+        for action in program.stage_actions(stage):
+            if action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+                gathered.append(action.microbatch)
+            elif action.op is Op.UPDATE:
+                assert len(gathered) == program.update_interval
+                assert {i // program.update_interval for i in gathered} == {action.version - 1}
+                gathered = []
+        assert gathered == []
+
+
+@QUICK
+@given(programs())
+def test_stashed_backwards_read_the_version_of_their_forward_and_others_the_newest(program):
+    stashed = program.schedule not in ("paci", "pipedream-unstashed")
+    for stage in stages_of(program):
+        newest = program.initial_versions[-1]
+        forwarded_at = {}
+        for action in program.stage_actions(stage):
+            if action.op is Op.UPDATE:
+                newest = action.version
+            elif action.op is Op.FORWARD:
+                forwarded_at[action.microbatch] = action.version
+            else:
+                assert action.version == (forwarded_at[action.microbatch] if stashed else newest)
+
+
+@QUICK
+@given(arguments(max_microbatches=16), st.data())
+def test_a_run_in_segments_hands_over_the_versions(asked, data):
+    assume(asked["steps"] > 1)
+    cut = data.draw(st.integers(1, asked["steps"] - 1))
+    before = build(**{**asked, "steps": cut})
+    after = build(**{**asked, "first_step": asked["first_step"] + cut, "steps": asked["steps"] - cut})
+    assert before.final_versions == after.initial_versions
+    assert after.final_versions == build(**asked).final_versions
+
+
+@QUICK
+@given(arguments(names=("2bw",)), st.data())
+def test_drains_change_no_version_number_of_2bw(asked, data):
+    whole = build(**asked)
+    lengths = []
+    while sum(lengths) < asked["steps"]:
+        lengths.append(data.draw(st.integers(1, asked["steps"] - sum(lengths))))
+    read_in_pieces: dict[tuple[int, str, int], int] = {}
+    first_step = asked["first_step"]
+    for steps in lengths:
+        piece = build(**{**asked, "first_step": first_step, "steps": steps})
+        read_in_pieces |= {(a.stage, a.op, a.microbatch): a.version for a in piece.all_actions() if a.op != "U"}
+        first_step += steps
+    assert read_in_pieces == {
+        (a.stage, a.op, a.microbatch): a.version for a in whole.all_actions() if a.op != "U"
+    }

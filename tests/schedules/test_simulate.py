@@ -1,0 +1,209 @@
+"""The simulator against a slow solution of the same rules, and against cases small enough for paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schedule_cases import programs
+
+from schedules import Op, Program, ScheduleError, build
+from schedules.costs import Costs, uniform_costs
+from schedules.simulate import simulate, steps_to_measure, throughput
+
+SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+WHOLE_TIMES = st.integers(0, 5).map(float)
+
+
+def slow_ends(program: Program, costs: Costs) -> dict[tuple[str, ...], float]:
+    """When each action ends: start from 0 and push ends back until every rule holds."""
+    last = program.num_stages - 1
+    time_of = {
+        Op.FORWARD: costs.forward,
+        Op.BACKWARD: costs.backward,
+        Op.BACKWARD_INPUT: costs.input_half,
+        Op.BACKWARD_WEIGHT: costs.weight_half,
+        Op.UPDATE: costs.update,
+    }
+    ends = {str(action): 0.0 for action in program.all_actions()}
+    changed = True
+    while changed:
+        changed = False
+        left_at: dict[tuple[int, int], float] = {}
+        arrival: dict[tuple[int, int, int], float] = {}
+        for actions in program.actions:
+            for action in actions:
+                stage = action.stage
+                neighbour = stage + 1 if action.op is Op.FORWARD else stage - 1
+                if action.op in (Op.BACKWARD_WEIGHT, Op.UPDATE) or not 0 <= neighbour <= last:
+                    continue
+                done = ends[str(action)]
+                if program.rank_of_stage[stage] != program.rank_of_stage[neighbour]:
+                    done = left_at[stage, neighbour] = (
+                        max(done, left_at.get((stage, neighbour), 0.0)) + costs.transfer
+                    )
+                    done += costs.latency
+                arrival[stage, neighbour, action.microbatch] = done
+        for actions in program.actions:
+            free = 0.0
+            for action in actions:
+                stage = action.stage
+                ready = free
+                if action.op is Op.FORWARD and stage > 0:
+                    ready = max(free, arrival[stage - 1, stage, action.microbatch])
+                elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT) and stage < last:
+                    ready = max(free, arrival[stage + 1, stage, action.microbatch])
+                free = ready + time_of[action.op][stage]
+                if free != ends[str(action)]:
+                    ends[str(action)] = free
+                    changed = True
+    return ends
+
+
+@SOME
+@given(programs(max_stages=5, max_microbatches=6, max_steps=3), st.data())
+def test_every_action_ends_when_the_slow_solution_says(program, data):
+    def per_stage():
+        return tuple(data.draw(WHOLE_TIMES) for _ in range(program.num_stages))
+
+    costs = Costs(
+        forward=per_stage(),
+        backward=per_stage(),
+        input_half=per_stage(),
+        weight_half=per_stage(),
+        update=per_stage(),
+        reduction=(0.0,) * program.num_stages,
+        norm=None,
+        latency=data.draw(WHOLE_TIMES),
+        transfer=data.draw(WHOLE_TIMES),
+        jitter=0.0,
+        seed=0,
+    )
+    timeline = simulate(program, costs)
+    ends = {
+        str(action): end
+        for actions, of_rank in zip(program.actions, timeline.ends, strict=True)
+        for action, end in zip(actions, of_rank, strict=True)
+    }
+    assert ends == slow_ends(program, costs)
+
+
+@SOME
+@given(programs(max_stages=5, max_microbatches=6, max_steps=3), st.integers(0, 9))
+def test_a_rank_does_one_thing_at_a_time_whatever_the_collectives(program, seed):
+    costs = uniform_costs(program, update=0.5, reduction=1.5, norm=0.25, latency=0.125, jitter=0.3, seed=seed)
+    timeline = simulate(program, costs)
+    for starts, ends in zip(timeline.starts, timeline.ends, strict=True):
+        spans = sorted(zip(starts, ends, strict=True))
+        assert all(start >= 0 and end >= start for start, end in spans)
+        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+
+
+def place_of(program: Program, text: str) -> tuple[int, int]:
+    for rank, actions in enumerate(program.actions):
+        for place, action in enumerate(actions):
+            if str(action) == text:
+                return rank, place
+    raise AssertionError(f"{text} is not in the program")
+
+
+def test_one_stage_waits_for_its_reduction_before_the_next_step():
+    program = build("1f1b", stages=1, microbatches=1, steps=2)
+    timeline = simulate(program, uniform_costs(program, update=0.5, reduction=4.0))
+    # F 0-1, B 1-3, reduction 3-7, U 7-7.5, F 7.5-8.5, B 8.5-10.5, reduction to 14.5, U to 15.
+    assert list(timeline.ends[0]) == [1.0, 3.0, 7.5, 8.5, 10.5, 15.0]
+
+
+def test_2bw_hides_the_reduction_behind_a_step_of_other_work():
+    steps = steps_to_measure(stages=2, microbatches=4)
+    program = build("2bw", stages=2, microbatches=4, steps=steps)
+    hidden = throughput(simulate(program, uniform_costs(program, reduction=9.0)))
+    # The first stage has m - p + 1 = 3 micro-batches of 3 between an update and its first reader.
+    assert (hidden.bubble, hidden.step_time) == (0.0, 12.0)
+    assert throughput(simulate(program, uniform_costs(program, reduction=12.0))).bubble > 0
+
+
+def test_an_update_by_the_global_norm_waits_for_the_slowest_stage():
+    program = build("1f1b", stages=2, microbatches=1, steps=2)
+    timeline = simulate(program, uniform_costs(program, norm=0.5, update=0.25))
+    # F 0-1 and 1-2, B 2-4 on the last stage and 4-6 on the first: the norm is there at 6.5.
+    for text in ("0U1", "1U1"):
+        rank, place = place_of(program, text)
+        assert (timeline.starts[rank][place], timeline.ends[rank][place]) == (6.5, 6.75)
+
+
+def test_messages_of_a_channel_go_one_after_another():
+    program = build("gpipe", stages=2, microbatches=2, steps=1)
+    timeline = simulate(program, uniform_costs(program, latency=1.0, transfer=3.0))
+    # The activations leave at 1-4 and 4-7 and arrive at 5 and 8.
+    assert [timeline.starts[1][place] for place in range(2)] == [5.0, 8.0]
+
+
+def test_jitter_is_seeded_and_the_same_for_every_schedule():
+    def of(name, seed):
+        program = build(name, stages=3, microbatches=4, steps=2)
+        timeline = simulate(program, uniform_costs(program, jitter=0.2, seed=seed))
+        return {
+            (action.op, action.stage, action.microbatch): end - start
+            for actions, starts, ends in zip(program.actions, timeline.starts, timeline.ends, strict=True)
+            for action, start, end in zip(actions, starts, ends, strict=True)
+        }
+
+    assert of("2bw", 1) == of("2bw", 1) != of("2bw", 2)
+    assert of("2bw", 1) == pytest.approx(of("gpipe", 1))
+
+
+def test_jitter_has_the_spread_that_was_asked_for():
+    program = build("gpipe", stages=1, microbatches=4000, steps=1)
+    timeline = simulate(program, uniform_costs(program, forward=2.0, jitter=0.25))
+    times = [end - start for start, end in zip(timeline.starts[0], timeline.ends[0], strict=True)][:4000]
+    mean = sum(times) / 4000
+    spread = (sum((time - mean) ** 2 for time in times) / 3999) ** 0.5
+    # Five standard errors of the mean and of the spread of 4000 draws.
+    assert mean == pytest.approx(2.0, abs=5 * 0.5 / 4000**0.5)
+    assert spread == pytest.approx(0.5, abs=5 * 0.5 / 4000**0.5)
+
+
+def test_jitter_costs_a_flushed_pipeline_and_an_unflushed_one():
+    def step_time(name, jitter):
+        program = build(name, stages=4, microbatches=8, steps=40)
+        return throughput(simulate(program, uniform_costs(program, jitter=jitter))).step_time
+
+    assert step_time("1f1b", 0.3) > step_time("1f1b", 0.0)
+    assert step_time("2bw", 0.3) > step_time("2bw", 0.0)
+
+
+def test_the_slowest_stage_sets_the_pace_of_an_unflushed_pipeline():
+    program = build("2bw", stages=3, microbatches=4, steps=8)
+    costs = replace(uniform_costs(program), forward=(1.0, 2.0, 1.0))
+    measured = throughput(simulate(program, costs))
+    assert measured.step_time == 16.0
+    assert measured.busy == (0.75, 1.0, 0.75)
+    assert measured.bubble == pytest.approx(1 / 6)
+
+
+def test_chunks_share_a_ranks_time():
+    program = build("interleaved-1f1b", stages=2, microbatches=4, steps=12, chunks=4)
+    measured = throughput(simulate(program, uniform_costs(program)))
+    assert measured.step_time == pytest.approx(4 * 3 + 3 / 4)
+
+
+def test_too_short_a_segment_cannot_be_measured():
+    program = build("2bw", stages=4, microbatches=2, steps=4)
+    with pytest.raises(ValueError, match="4 steps are too few to measure: 6 are needed"):
+        throughput(simulate(program, uniform_costs(program)))
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        ({"forward": -1.0}, "forward takes -1.0"),
+        ({"latency": float("nan")}, "latency takes nan"),
+        ({"input_half": 1.0}, "are given together"),
+    ],
+)
+def test_impossible_times_are_refused(costs, message):
+    with pytest.raises(ScheduleError, match=message):
+        uniform_costs(build("gpipe", stages=1, microbatches=1, steps=1), **costs)
