@@ -32,7 +32,9 @@ def test_the_smallest_delay_is_the_first_whose_versions_are_there_in_time(p, m, 
     hasty = replace(
         program,
         actions=tuple(
-            tuple(a if a.op == "U" else a._replace(version=max(a.microbatch // m - d + 1, 0)) for a in of_rank)
+            tuple(
+                a if a.op == "U" else a._replace(version=max(a.microbatch // m - d + 1, 0)) for a in of_rank
+            )
             for of_rank in program.actions
         ),
     )

@@ -10,7 +10,10 @@ from schedules import ScheduleError, build, is_synchronous
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"name": "1f2b"}, "unknown schedule '1f2b'; accepted: gpipe, 1f1b, interleaved-1f1b, zero-bubble, 2bw,"),
+        (
+            {"name": "1f2b"},
+            "unknown schedule '1f2b'; accepted: gpipe, 1f1b, interleaved-1f1b, zero-bubble, 2bw,",
+        ),
         ({"stages": 0}, "stages is 0; accepted: 1 or more"),
         ({"microbatches": 0}, "microbatches is 0; accepted: 1 or more"),
         ({"steps": 0}, "steps is 0; accepted: 1 or more"),
@@ -20,7 +23,10 @@ from schedules import ScheduleError, build, is_synchronous
         ({"delay": 1}, "a delay can be chosen for 2bw only, and 1 is asked of 1f1b"),
         ({"name": "2bw", "delay": 0}, "delay is 0; accepted: 1 or more"),
         ({"name": "2bw", "update_interval": 1}, "2bw updates once a step, after 4 micro-batches"),
-        ({"name": "paci", "update_interval": 3}, "an update interval of 3 does not divide the 4 micro-batches"),
+        (
+            {"name": "paci", "update_interval": 3},
+            "an update interval of 3 does not divide the 4 micro-batches",
+        ),
         (
             {"name": "interleaved-1f1b", "microbatches": 9, "chunks": 2},
             "9 micro-batches on 4 ranks do not divide into 2 of them; accepted: a multiple of 4",

@@ -31,7 +31,10 @@ def test_a_program_comes_back_as_it_was_written(program):
 
 
 def test_the_text_is_readable():
-    assert TEXT.splitlines()[-2:] == ["rank 0: 0F0@0 0F1@0 0B0@0 0B1@0 0U1", "rank 1: 1F0@0 1B0@0 1F1@0 1B1@0 1U1"]
+    assert TEXT.splitlines()[-2:] == [
+        "rank 0: 0F0@0 0F1@0 0B0@0 0B1@0 0U1",
+        "rank 1: 1F0@0 1B0@0 1F1@0 1B1@0 1U1",
+    ]
 
 
 def test_comments_and_empty_lines_are_left_out():
@@ -42,7 +45,11 @@ def test_comments_and_empty_lines_are_left_out():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("asyncpp program, format 1", "asyncpp program, format 2", "x, line 1: a program begins with the line"),
+        (
+            "asyncpp program, format 1",
+            "asyncpp program, format 2",
+            "x, line 1: a program begins with the line",
+        ),
         ("steps: 1\n", "", "x: the line 'steps: ...' is missing"),
         ("steps: 1", "steps: one", "x, line 5: steps takes whole numbers of 0 or more, not 'one'"),
         ("steps: 1", "steps: 1 2", "x, line 5: steps takes one whole number, not 2"),

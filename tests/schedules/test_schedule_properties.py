@@ -127,7 +127,9 @@ def test_drains_change_no_version_number_of_2bw(asked, data):
     first_step = asked["first_step"]
     for steps in lengths:
         piece = build(**{**asked, "first_step": first_step, "steps": steps})
-        read_in_pieces |= {(a.stage, a.op, a.microbatch): a.version for a in piece.all_actions() if a.op != "U"}
+        read_in_pieces |= {
+            (a.stage, a.op, a.microbatch): a.version for a in piece.all_actions() if a.op != "U"
+        }
         first_step += steps
     assert read_in_pieces == {
         (a.stage, a.op, a.microbatch): a.version for a in whole.all_actions() if a.op != "U"

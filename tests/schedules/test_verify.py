@@ -40,7 +40,10 @@ def with_rank(program: Program, rank: int, text: str) -> Program:
         ("1F0@0 1B0@0 1F1@0 0B1@0 1U1", "rank 1, action 3 (0B1@0): stage 0 is on rank 0"),
         ("1F0@0 1B0@0 1F1@0 2B1@0 1U1", "rank 1, action 3 (2B1@0): there is no stage 2"),
         ("1F0@0 1B0@0 1F1@0 1B2@0 1U1", "rank 1, action 3 (1B2@0): the segment has micro-batches 0 to 1"),
-        ("1F1@0 1B1@0 1F0@0 1B0@0 1U1", "stage 0 sends the activations of micro-batch 0 as number 0 to stage 1"),
+        (
+            "1F1@0 1B1@0 1F0@0 1B0@0 1U1",
+            "stage 0 sends the activations of micro-batch 0 as number 0 to stage 1",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(rank_1, problem):
@@ -69,7 +72,9 @@ def test_a_backward_may_not_read_a_version_between_its_forwards_and_the_newest()
 def test_a_version_that_the_stage_does_not_start_with_cannot_be_read():
     program = build("2bw", stages=2, microbatches=2, steps=1, first_step=3)
     wrong = replace(program, initial_versions=(3,), final_versions=(4,))
-    assert any("0F6@2 reads version 2; stage 0 starts with 3 only" in problem for problem in find_problems(wrong))
+    assert any(
+        "0F6@2 reads version 2; stage 0 starts with 3 only" in problem for problem in find_problems(wrong)
+    )
 
 
 def test_a_deadlock_is_told_as_the_chain_of_waits():
@@ -154,7 +159,9 @@ def test_it_finds_a_deadlock_exactly_where_a_run_gets_stuck(program, data):
     actions = list(program.actions[rank])
     moved = actions.pop(data.draw(st.integers(0, len(actions) - 1)))
     actions.insert(data.draw(st.integers(0, len(actions))), moved)
-    changed = replace(program, actions=(*program.actions[:rank], tuple(actions), *program.actions[rank + 1 :]))
+    changed = replace(
+        program, actions=(*program.actions[:rank], tuple(actions), *program.actions[rank + 1 :])
+    )
     problems = find_problems(changed)
     if problems and not problems[0].startswith("deadlock"):
         return
