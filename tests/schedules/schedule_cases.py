@@ -61,8 +61,8 @@ class Ran:
 def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran:
     """Run `program` by letting one rank after another, chosen by chance, take its next small step.
 
-    Performing an action and putting its message into the channel are two steps; the latter waits while the channel is
-    full. Taking a message checks that it is the one that is due.
+    Performing an action and putting its message into the channel are two steps; the latter waits while the
+    channel is full. Taking a message checks that it is the one that is due.
     """
     last = program.num_stages - 1
     channels: dict[tuple[int, int], deque[int]] = defaultdict(deque)

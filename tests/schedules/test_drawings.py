@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -44,8 +45,7 @@ def test_charts_fit_80_columns_and_name_every_action_with_its_version(program):
     drawn = lines(simulate(program, uniform_costs(program)))
     assert max(len(line) for line in drawn) <= 80
     for rank, actions in enumerate(program.actions):
-        row = " ".join(line[7:] for line in drawn if line.startswith(f"rank {rank} ")).split()
-        words = [word.strip(".|") for word in row]
+        words = re.split("[.| ]", " ".join(line[7:] for line in drawn if line.startswith(f"rank {rank} ")))
         for action in actions:
             label = str(action)
             if program.num_stages == program.num_ranks:
@@ -91,7 +91,8 @@ def test_a_picture_has_a_box_an_action(tmp_path):
         draw([of], titles=["x"], file=file)
         return file.read_text(encoding="utf-8").count("clip-path")
 
-    # Each micro-batch more is a forward, a backward and their two numbers at either stage, each clipped to the panel.
+    # Each micro-batch more is a forward, a backward and their two numbers at either stage, each clipped to
+    # the panel.
     few, some, more = (boxes(timeline("gpipe", microbatches=m, steps=1)) for m in (2, 3, 4))
     assert more - some == some - few > 0
 

@@ -1,4 +1,6 @@
-"""What holds for every program of the family, by the slow runner of `schedule_cases` rather than by our verifier."""
+"""What holds for every program of the family, by the slow runner of `schedule_cases` rather than by our
+verifier.
+"""
 
 from __future__ import annotations
 

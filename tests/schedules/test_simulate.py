@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -98,7 +99,7 @@ def test_a_rank_does_one_thing_at_a_time_whatever_the_collectives(program, seed)
     for starts, ends in zip(timeline.starts, timeline.ends, strict=True):
         spans = sorted(zip(starts, ends, strict=True))
         assert all(start >= 0 and end >= start for start, end in spans)
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def place_of(program: Program, text: str) -> tuple[int, int]:

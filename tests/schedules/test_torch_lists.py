@@ -97,8 +97,9 @@ def test_1f1b_is_what_torchs_class_performs(p, m):
 
 
 def test_the_list_that_torch_shows_for_1f1b_is_off_by_one_on_the_last_rank():
-    # Schedule1F1B._get_pipeline_order counts the forwards of its steady phase on from the last one of the warm-up, and
-    # the last rank has no warm-up: it begins with micro-batch 1. The class does not perform that list (see above).
+    # Schedule1F1B._get_pipeline_order counts the forwards of its steady phase on from the last one of the
+    # warm-up, and the last rank has no warm-up: it begins with micro-batch 1. The class does not perform that
+    # list (see above).
     ours = computations(build("1f1b", stages=3, microbatches=4, steps=1))
     shown = torch_lists(torch_schedules.Schedule1F1B, stages=3, microbatches=4)
     assert shown[:2] == ours[:2]
@@ -110,8 +111,8 @@ def test_the_list_that_torch_shows_for_1f1b_is_off_by_one_on_the_last_rank():
 
 
 def test_torch_interleaves_one_chunk_with_twice_the_warmup():
-    # The distance to the last rank counts twice where a rank has several chunks; with one, once is enough, and ours
-    # holds fewer activations for the same bubble.
+    # The distance to the last rank counts twice where a rank has several chunks; with one, once is enough,
+    # and ours holds fewer activations for the same bubble.
     theirs = from_torch("Interleaved1F1B", stages=4, microbatches=8, chunks=1, steps=6)
     ours = build("interleaved-1f1b", stages=4, microbatches=8, chunks=1, steps=6)
     assert [word[1] for word in computations(theirs)[0][:8]] == ["F"] * 7 + ["B"]
