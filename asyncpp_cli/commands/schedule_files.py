@@ -62,7 +62,7 @@ def check(
         raise typer.Exit(2)
     typer.echo(
         f"{file}: right ({program.schedule}, {program.num_stages} stages on {program.num_ranks} ranks, "
-        f"{program.microbatches} micro-batches a step, {program.steps} steps)"
+        f"{program.microbatches} micro-batches a step, {program.steps} step{'s' if program.steps > 1 else ''})"
     )
 
 
