@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -36,27 +36,51 @@ def asyncpp(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-StartLaunch = Callable[..., subprocess.Popen[str]]
+class Launched:
+    """`asyncpp launch`, running as the leader of a process group, as shells have it."""
+
+    def __init__(self, folder: Path, arguments: Sequence[str], *, output: Path) -> None:
+        self.folder = folder
+        # Files, not pipes: the runs inherit them, and a pipe stays open until the last of them ends.
+        self._output, self._errors = output.with_suffix(".out"), output.with_suffix(".err")
+        command = [sys.executable, "-m", "asyncpp_cli", "launch", str(folder), *arguments]
+        with self._output.open("w") as out, self._errors.open("w") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+
+    def finish(self, *, seconds: float) -> int:
+        """Wait for its end. The exit code."""
+        return self.process.wait(timeout=seconds)
+
+    def ctrl_c(self) -> None:
+        """What a terminal does: it tells the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+
+StartLaunch = Callable[..., Launched]
 
 
 @pytest.fixture
 def start_launch(tmp_path: Path) -> Iterator[StartLaunch]:
-    """Starts `asyncpp launch` as the leader of a process group, as a shell does. Nothing outlives the test."""
-    started: list[tuple[Path, subprocess.Popen[str]]] = []
+    """Starts `asyncpp launch`. Nothing of it outlives the test."""
+    started: list[Launched] = []
 
-    def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "asyncpp_cli", "launch", str(folder), *arguments]
-        launched = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        started.append((folder, launched))
-        return launched
+    def start(folder: Path, *arguments: str) -> Launched:
+        started.append(Launched(folder, arguments, output=tmp_path / f"launch-{len(started)}"))
+        return started[-1]
 
     yield start
-    for folder, launched in started:
-        launched.kill()
-        launched.communicate()
-        for run in open_experiment(folder).runs:
+    for launched in started:
+        launched.process.kill()
+        launched.finish(seconds=10)
+        for run in open_experiment(launched.folder).runs:
             for process in processes_of(run):
                 end(process, signal.SIGKILL)
 
@@ -101,9 +125,8 @@ def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
     experiment = sweep(tmp_path / "a b;'c\"$(touch x)", *changes)
     first, second = start_launch(experiment.folder), start_launch(experiment.folder)
     for launched in (first, second):
-        output, errors = launched.communicate(timeout=100)
-        assert launched.returncode == 0, errors
-        assert output == ""
+        assert launched.finish(seconds=100) == 0, launched.errors
+        assert launched.output == ""
     for run in experiment.runs:
         assert run.status().state == State.COMPLETED
         assert run.status().attempt == 1
@@ -132,23 +155,21 @@ def test_a_killed_rank_fails_its_run_alone_and_ctrl_c_interrupts(
     wait_for(lambda: is_training(long), seconds=60)
     os.kill(long.status().pids[1], signal.SIGKILL)
     killed = time.monotonic()
-    _, errors = launched.communicate(timeout=60)
+    assert launched.finish(seconds=60) == 1, launched.errors
     assert time.monotonic() - killed < 60
-    assert launched.returncode == 1, errors
     failed = long.status()
     assert failed.state == State.FAILED
     assert "rank 1 was killed by SIGKILL" in failed.reason
-    assert failed.reason in errors
+    assert failed.reason in launched.errors
     assert short.status().state == State.COMPLETED
 
     launched = start_launch(experiment.folder)
     wait_for(lambda: is_training(long), seconds=60)
     assert long.status().attempt == 2
     processes = processes_of(long)
-    os.killpg(launched.pid, signal.SIGINT)  # what a terminal does at Ctrl-C
-    _, errors = launched.communicate(timeout=30)
-    assert launched.returncode == 130, errors
-    assert "asyncpp launch" in errors
+    launched.ctrl_c()
+    assert launched.finish(seconds=30) == 130, launched.errors
+    assert "asyncpp launch" in launched.errors
     assert long.status().state == State.INTERRUPTED
     assert long.status().reason == "Ctrl-C in asyncpp launch"
     assert short.status().attempt == 1
@@ -168,14 +189,14 @@ def test_a_killed_launch_leaves_its_run_going_which_the_next_leaves_alone(
     (run,) = experiment.runs
     launched = start_launch(experiment.folder)
     wait_for(lambda: is_training(run), seconds=60)
-    launched.kill()
-    launched.communicate(timeout=10)
+    launched.process.kill()
+    launched.finish(seconds=10)
     before = run.status()
 
     other = start_launch(experiment.folder)
     wait_for(lambda: (run.status().updated or 0.0) > (before.updated or 0.0) + 1.0, seconds=30)
-    other.send_signal(signal.SIGINT)
-    other.communicate(timeout=30)
+    other.ctrl_c()
+    assert other.finish(seconds=30) == 130, other.errors
     assert (run.status().attempt, run.status().pids) == (1, before.pids)
     assert run.status().state == State.RUNNING
 
