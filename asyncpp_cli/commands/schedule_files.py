@@ -60,9 +60,10 @@ def check(
         print(f"{file}: {problem}", file=sys.stderr)
     if problems:
         raise typer.Exit(2)
+    steps = f"{program.steps} step{'s' if program.steps > 1 else ''}"
     typer.echo(
         f"{file}: right ({program.schedule}, {program.num_stages} stages on {program.num_ranks} ranks, "
-        f"{program.microbatches} micro-batches a step, {program.steps} step{'s' if program.steps > 1 else ''})"
+        f"{program.microbatches} micro-batches a step, {steps})"
     )
 
 

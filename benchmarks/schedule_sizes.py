@@ -1,0 +1,205 @@
+"""How long schedules take to build, verify, analyze and simulate, and how much memory, up to 1024 stages.
+
+    python benchmarks/schedule_sizes.py --out benchmarks/results
+
+Writes `schedule-sizes-DATE.md` (the figures with their conditions) and `schedule-sizes-DATE.svg` (time against size).
+Each size is measured in a process of its own, so that the peak of memory is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+SCHEDULES = ("1f1b", "zero-bubble", "2bw")
+SQUARE = (16, 32, 64, 128, 256, 512, 1024)
+"""Numbers of stages; as many micro-batches, one step."""
+ISSUE = (("p = 64, m = 512, 1 step", 64, 512, 1), ("p = 256, m = 1024, 4 steps", 256, 1024, 4))
+PARTS = ("build", "verify", "analyze", "simulate")
+PEERS = ((8, 64), (16, 128), (32, 256))
+"""(ranks, micro-batches) for the comparison with torch's own generator, two chunks a rank."""
+
+
+def measure(name: str, stages: int, microbatches: int, steps: int) -> dict[str, Any]:
+    """Seconds of each part, the number of actions and the peak of memory (MiB above the interpreter's)."""
+    from schedules import analyze, build, verify
+    from schedules.costs import uniform_costs
+    from schedules.simulate import simulate
+
+    before = peak_memory()
+    marks = [time.perf_counter()]
+    chunks = 2 if name == "interleaved-1f1b" else 1
+    program = build(name, stages=stages, microbatches=microbatches, steps=steps, chunks=chunks)
+    marks.append(time.perf_counter())
+    verify(program)
+    marks.append(time.perf_counter())
+    analyze(program)
+    marks.append(time.perf_counter())
+    simulate(program, uniform_costs(program))
+    marks.append(time.perf_counter())
+    return {
+        **{part: end - start for part, start, end in zip(PARTS, marks, marks[1:], strict=False)},
+        "actions": sum(len(actions) for actions in program.actions),
+        "memory": peak_memory() - before,
+    }
+
+
+def measure_torch(ranks: int, microbatches: int) -> dict[str, float]:
+    """Seconds that torch and we take for the lists of interleaved 1F1B, checked on both sides."""
+    from schedules import build, verify
+    from schedules.torch_lists import from_torch
+
+    from_torch("GPipe", stages=1, microbatches=1, chunks=1, steps=1)
+    start = time.perf_counter()
+    theirs = from_torch("Interleaved1F1B", stages=ranks, microbatches=microbatches, chunks=2, steps=1)
+    middle = time.perf_counter()
+    verify(theirs)
+    checked = time.perf_counter()
+    ours = build("interleaved-1f1b", stages=ranks, microbatches=microbatches, steps=1, chunks=2)
+    verify(ours)
+    end = time.perf_counter()
+    assert ours.actions == theirs.actions
+    # from_torch verifies too; that is ours, and is taken off again.
+    return {"torch": middle - start - (checked - middle), "ours": end - checked}
+
+
+def peak_memory() -> float:
+    """MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def in_own_process(*words: object) -> dict[str, Any]:
+    """What this script says when called with `words`."""
+    command = [sys.executable, __file__, "--one", *map(str, words)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def plot(rows: list[dict[str, Any]], file: Path) -> None:
+    """Seconds of all parts together against the number of actions, both on a logarithmic scale."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "asyncpp"}):
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.subplots()
+        for part, marker in zip(PARTS, "osv^", strict=True):
+            for name in SCHEDULES:
+                shown = [row for row in rows if row["name"] == name]
+                axes.plot(
+                    [row["actions"] for row in shown],
+                    [row[part] for row in shown],
+                    marker=marker,
+                    markersize=4,
+                    linewidth=0.8,
+                    color=f"C{PARTS.index(part)}",
+                    label=part if name == SCHEDULES[0] else None,
+                )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("actions of the program (p = 16 to 1024 stages, m = p, one step)")
+        axes.set_ylabel("seconds")
+        axes.legend(frameon=False, title=f"{len(SCHEDULES)} schedules each")
+        axes.grid(alpha=0.3)
+        figure.savefig(file, metadata={"Date": None})
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def report(
+    rows: list[dict[str, Any]], asked: list[dict[str, Any]], peers: list[dict[str, Any]], date: str
+) -> str:
+    """The result file."""
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        return [
+            *(f"{row[part]:.2f}" for part in PARTS),
+            f"{row['actions']:,}",
+            f"{row['memory']:.0f}",
+            f"{1024**2 * row['memory'] / row['actions']:.0f}",
+        ]
+
+    header = [*(f"{part} s" for part in PARTS), "actions", "peak MiB", "bytes an action"]
+    largest = [row for row in rows if row["stages"] == max(SQUARE)]
+    return f"""# Schedules: time and memory against size, {date}
+
+Conditions: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, one used; CPython \
+{platform.python_version()} on {platform.system()}; other work on the machine at the same time. One run each,
+in a \\ process of its own. Made by `python benchmarks/schedule_sizes.py`.
+
+## Sizes asked for
+
+{table(["size", "schedule", *header], [[row["size"], row["name"], *cells(row)] for row in asked])}
+
+Bounds: build, verify and analyze p = 64, m = 512 in 2 s; simulate p = 256, m = 1024, 4 steps in 20 s.
+
+## p = m = {max(SQUARE)}, one step
+
+{table(["schedule", *header], [[row["name"], *cells(row)] for row in largest])}
+
+![time against size](schedule-sizes-{date}.svg)
+
+## Beside torch.distributed.pipelining
+
+Interleaved 1F1B, two chunks a rank, lists checked on both sides (torch derives its sends and receives
+meanwhile, as \\ our verifier does).
+
+{
+        table(
+            ["ranks", "micro-batches", "torch s", "ours s"],
+            [
+                [str(r["ranks"]), str(r["microbatches"]), f"{r['torch']:.2f}", f"{r['ours']:.2f}"]
+                for r in peers
+            ],
+        )
+    }
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time and memory of schedules against their size.")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results", help="Folder to write to."
+    )
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        name, *numbers = arguments.one
+        numbers = [int(number) for number in numbers]
+        print(json.dumps(measure_torch(*numbers) if name == "torch" else measure(name, *numbers)))
+        return
+    rows = []
+    for stages in SQUARE:
+        for name in SCHEDULES:
+            rows.append({"name": name, "stages": stages, **in_own_process(name, stages, stages, 1)})
+            print(rows[-1], file=sys.stderr)
+    asked = [
+        {"size": size, "name": name, **in_own_process(name, stages, microbatches, steps)}
+        for size, stages, microbatches, steps in ISSUE
+        for name in SCHEDULES
+    ]
+    peers = [
+        {"ranks": ranks, "microbatches": microbatches, **in_own_process("torch", ranks, microbatches)}
+        for ranks, microbatches in PEERS
+    ]
+    date = datetime.now(UTC).date().isoformat()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / f"schedule-sizes-{date}.md").write_text(report(rows, asked, peers, date), encoding="utf-8")
+    plot(rows, arguments.out / f"schedule-sizes-{date}.svg")
+
+
+if __name__ == "__main__":
+    main()
