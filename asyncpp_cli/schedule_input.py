@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.runs import open_run
 from asyncpp_cli.schedule_output import comparison_row
 from schedules import FAMILY, Program, ScheduleError, build, find_problems, smallest_delay
-from schedules.costs import Costs, uniform_costs
+from schedules.costs import Costs, uniform_costs, with_measured_ranks
 from schedules.program_file import from_text
 from schedules.simulate import Timeline, simulate, steps_to_measure
 from schedules.torch_lists import from_csv
@@ -43,11 +44,15 @@ class CostOptions:
     transfer: float = 0.0
     jitter: float = 0.0
     seed: int = 0
+    measured: tuple[float, ...] | None = None
+    """By rank, the time that it computes for a micro-batch; None: as forward and backward say."""
 
     def of(self, program: Program) -> Costs:
         """The costs of `program`."""
+        times = {name: value for name, value in vars(self).items() if name != "measured"}
         try:
-            return uniform_costs(program, **vars(self))
+            costs = uniform_costs(program, **times)
+            return costs if self.measured is None else with_measured_ranks(costs, program, self.measured)
         except ScheduleError as error:
             raise UserError(str(error)) from error
 
@@ -171,6 +176,37 @@ def comparison(
         except ValueError as error:
             raise UserError(f"{name}: {error}") from error
     return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """What the segments of a run say of its ranks."""
+
+    stages: int
+    microbatches: int
+    seconds: tuple[float, ...]
+    """By rank, the time that it computes for a micro-batch."""
+
+
+def measured_run(folder: Path) -> MeasuredRun:
+    """The computing times of the run in `folder`, from its steady stretches of all segments."""
+    rows = open_run(folder).metrics()
+    starts = [row for row in rows if row["kind"] == "start"]
+    segments = [
+        row for row in rows if row["kind"] == "segment" and row["steady_tokens"] and None not in row["busy"]
+    ]
+    if not starts or not segments:
+        raise UserError(
+            f"{folder}: no segment of it was measured (replays and runs of a step or two are not)"
+        )
+    tokens = starts[-1]["microbatch_size"] * starts[-1]["context"]
+    microbatches = sum(row["steady_tokens"] for row in segments) / tokens
+    busy = [[share * row["steady_seconds"] for share in row["busy"]] for row in segments]
+    return MeasuredRun(
+        stages=len(busy[0]),
+        microbatches=starts[-1]["microbatches"],
+        seconds=tuple(sum(of_rank) / microbatches for of_rank in zip(*busy, strict=True)),
+    )
 
 
 def transfer_time(size: float, bandwidth: float | None) -> float:

@@ -6,7 +6,6 @@ checked once, since the cells of a matrix repeat them.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
 import functools
@@ -14,12 +13,14 @@ import hashlib
 import json
 import math
 import operator
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asyncpp_cli.errors import DamagedError
@@ -93,7 +94,7 @@ def _typed(key: str, value: Any) -> Any:
         value = str(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(key, f"must be a finite number, not {value}")
-    config = OmegaConf.structured(RunConfig)
+    config = _typed_config()
     try:
         OmegaConf.update(config, key, value)
         return OmegaConf.select(config, key)
@@ -101,15 +102,29 @@ def _typed(key: str, value: Any) -> Any:
         raise SettingError(key, f"must be {expected}, not {_printed(value)}") from error
 
 
+@functools.cache
+def _typed_config() -> DictConfig:
+    # One for all: setting a key again leaves nothing of its earlier value.
+    config: DictConfig = OmegaConf.structured(RunConfig)
+    return config
+
+
 def _field_type(key: str) -> str:
-    *sections, name = key.split(".")
-    owner: Any = RunConfig
-    for section in sections:
-        owner = next(entry.default_factory for entry in dataclasses.fields(owner) if entry.name == section)
-    written = str(next(entry.type for entry in dataclasses.fields(owner) if entry.name == name))
-    names = {"int": "an integer", "float": "a number", "str": "text", "bool": "true or false (bool)"}
-    inner = written.removeprefix("Optional[").removesuffix("]")
-    return names.get(inner, inner) + (" or null" if written.startswith("Optional[") else "")
+    """The type of a key's values, in words."""
+    section, _, name = key.rpartition(".")
+    owner = type(getattr(RunConfig(), section)) if section else RunConfig
+    hint = typing.get_type_hints(owner)[name]
+    kinds = typing.get_args(hint) or (hint,)
+    return " or ".join(_IN_WORDS[kind] for kind in kinds)
+
+
+_IN_WORDS = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false (bool)",
+    types.NoneType: "null",
+}
 
 
 def _printed(value: Any) -> str:
@@ -157,7 +172,9 @@ def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
 
 def copy_of(config: RunConfig) -> RunConfig:
     """An independent copy."""
-    return copy.deepcopy(config)
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name)) for name in SECTIONS}
+    )
 
 
 def config_hash(config: RunConfig) -> str:

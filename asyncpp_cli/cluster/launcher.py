@@ -87,6 +87,7 @@ class Launcher:
                 while True:
                     statuses = self._look()
                     if not self._start_next(statuses) and not self._any_going_on(statuses):
+                        self._site.finish(seconds=_SECONDS_TO_END)
                         return [status for _, status in statuses]
                     time.sleep(_SECONDS_BETWEEN_LOOKS)
             except Interrupted as interrupted:
@@ -161,6 +162,7 @@ class Launcher:
         while self._mine and time.monotonic() < deadline:
             self._look()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+        self._site.finish(seconds=1.0 if self._mine else _SECONDS_TO_END)
         for attempt, task, _ in self._mine.values():
             for rank in range(task.resources.processes):
                 for process in attempt.processes(rank):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ class LocalSite:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._jobs[attempt.run.id] = job
+
+    def finish(self, *, seconds: float) -> None:
+        """Wait for jobs whose ranks have all ended to be gone too, but not for long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not all(job.done() for job in self._jobs.values()):
+            time.sleep(0.05)
 
     def has_ended(self, attempt: Attempt) -> bool:
         """Whether nothing of the job is left that could still start a rank."""

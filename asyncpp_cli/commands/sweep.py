@@ -44,10 +44,11 @@ def sweep(
     loaded = load(template, changes or [])
     cells = expand(loaded)
     check(loaded, cells)
+    # Written before it is shown: `asyncpp sweep ... | head` must not stop half way.
+    rendered = None if list_only or out is None else render(loaded, cells, template_name=template, folder=out)
     show_cells([(resolved.cell.id, resolved.cell.axes) for resolved in cells], title=loaded.name)
-    if list_only or out is None:
+    if rendered is None:
         return
-    rendered = render(loaded, cells, template_name=template, folder=out)
     if rendered.added == len(cells):
         say(f"Wrote {len(cells)} runs to {out}. Next: asyncpp launch {shlex.quote(str(out))}")
     else:

@@ -1,0 +1,61 @@
+"""The command line starts without what is slow to import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SLOW = {"torch", "submitit", "polars", "matplotlib", "pytorch_optimizer"}
+
+ASK = """
+import json, sys
+from asyncpp_cli.main import main
+try:
+    main()
+except SystemExit as ended:
+    print(json.dumps([ended.code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["quickstart"],
+        ["sweep"],
+        ["launch"],
+        ["status"],
+        ["report"],
+        ["train"],
+        ["templates"],
+        ["templates", "list"],
+        ["schedule"],
+        ["schedule", "show"],
+    ],
+    ids=" ".join,
+)
+def test_help_imports_nothing_slow(arguments: list[str]) -> None:
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK, *arguments, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    code, modules = json.loads(asked.stderr.splitlines()[-1])
+    assert code == 0
+    assert asked.stdout.startswith("Usage:")
+    assert not SLOW & set(modules)
+
+
+def test_sweep_and_status_import_nothing_slow(tmp_path: object) -> None:
+    for arguments in (["sweep", "quickstart", "--out", f"{tmp_path}/e"], ["status", f"{tmp_path}/e"]):
+        asked = subprocess.run(
+            [sys.executable, "-c", ASK, *arguments], capture_output=True, text=True, timeout=60, check=True
+        )
+        code, modules = json.loads(asked.stderr.splitlines()[-1])
+        assert code == 0
+        assert not SLOW & set(modules)
