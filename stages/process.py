@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -42,6 +43,9 @@ class Process:
     device: torch.device
     timeout: datetime.timedelta
     store: Store
+    generations: Iterator[int] = field(default_factory=itertools.count)
+    """Numbers the pipelines that these processes form one after another: no communicator's name may come
+    twice."""
 
     def communicator(self, name: str, ranks: Sequence[int]) -> Communicator:
         """A communicator of `ranks`, this one among them; its members call this with the same name.

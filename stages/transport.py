@@ -135,8 +135,9 @@ class DistributedLinks:
         self._rank_of_stage = rank_of_stage
         self._shape = shape
         self._dtype = dtype
-        self._groups = self._make_groups()
-        self._everyone = process.communicator("norms", range(process.size))
+        generation = next(process.generations)
+        self._groups = self._make_groups(generation)
+        self._everyone = process.communicator(f"{generation} norms", range(process.size))
         self._local: dict[Message, Tensor] = {}
         self._coming: dict[_Channel, deque[Message]] = {}
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work]]] = {}
@@ -145,7 +146,7 @@ class DistributedLinks:
         self._sent: deque[tuple[Tensor, Work]] = deque()
         self._norms: dict[int, tuple[list[Tensor], Work]] = {}
 
-    def _make_groups(self) -> dict[_Channel, Communicator]:
+    def _make_groups(self, generation: int) -> dict[_Channel, Communicator]:
         groups = {}
         for first, second in zip(self._rank_of_stage, self._rank_of_stage[1:], strict=False):
             pair = sorted((first, second))
@@ -154,7 +155,8 @@ class DistributedLinks:
                 for forward in (True, False):
                     channel = _Channel(peer, forward)
                     if channel not in groups:
-                        name = f"{'activations' if forward else 'gradients'} {pair[0]}-{pair[1]}"
+                        carries = "activations" if forward else "gradients"
+                        name = f"{generation} {carries} {pair[0]}-{pair[1]}"
                         groups[channel] = self._process.communicator(name, pair)
         return groups
 

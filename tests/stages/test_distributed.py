@@ -1,0 +1,128 @@
+"""Real processes over gloo: against replay bit for bit, and against torch's own pipeline schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from small_runs import Rows, in_processes, small_config
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from stages.assemble import activation_shape
+from stages.config import RunConfig
+from stages.corpus import prepare
+from stages.data import Batches
+from stages.model import Stage, initialise, next_token_loss
+from stages.partition import cut_model
+from stages.process import Process
+from stages.trainer import replay, train
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "gpipe": {},
+    "1f1b": {},
+    "interleaved-1f1b": {"chunks": 2},
+    "zero-bubble": {},
+    "2bw": {},
+    "pipedream": {"clip": "stage", "update_interval": 1},
+    "pipedream-unstashed": {"clip": "stage", "update_interval": 2},
+    "paci": {"clip": "stage"},
+}
+DELAYED = ("2bw", "pipedream", "pipedream-unstashed", "paci")
+
+
+def cases(text: Path, *, stages: int) -> list[RunConfig]:
+    """Every schedule x optimizer x error feedback that goes together."""
+    return [
+        small_config(
+            schedule,
+            text=text,
+            stages=stages,
+            microbatches=2 * stages,
+            layers=2 * stages,
+            optimizer=optimizer,
+            coefficient=coefficient,
+            **options,
+        )
+        for schedule, options in SCHEDULES.items()
+        for optimizer in ("adamw", "muon")
+        for coefficient in ((0.0, 1.0) if schedule in DELAYED else (0.0,))
+    ]
+
+
+def measured(rows: Rows) -> list[dict[str, Any]]:
+    """The rows of a run without the clock's part."""
+    timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed"}
+    return [{key: value for key, value in row.items() if key not in timed} for row in rows.rows]
+
+
+def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
+    rows = Rows()
+    train(config, process=process, recorder=rows)
+    return measured(rows)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int, text: Path) -> None:
+    configs = cases(text, stages=stages)
+    by_rank = in_processes(train_here, configs, size=stages)
+    # Only the rank of the last stage writes.
+    assert all(rows == [] for rank in by_rank[:-1] for rows in rank)
+    for config, distributed in zip(configs, by_rank[-1], strict=True):
+        rows = Rows()
+        replay(config, recorder=rows)
+        assert distributed == measured(rows), config
+        assert rows.rows[-1]["weights_sha256"]
+
+
+def torch_losses(process: Process, config: RunConfig) -> list[float]:
+    """Losses of the micro-batches of step 0 by torch's schedule of the same name."""
+    context = config.data.context
+    cut = cut_model(config.model, stages=process.size, context=context)[process.rank]
+    module = Stage(config.model, cut, context=context).double()
+    module.prepare(device=process.device, dtype=torch.float64)
+    for name, parameter in module.named_parameters():
+        initialise(parameter, name=name, seed=config.seed, layers=config.model.layers)
+    data = Batches(config, prepare(config.data), device=process.device)
+    count = config.schedule.microbatches
+    tokens = torch.cat([data.tokens(number) for number in range(count)])
+    targets = torch.cat([data.targets(number) for number in range(count)])
+    first, last = process.rank == 0, process.rank == process.size - 1
+    activation = torch.zeros(activation_shape(config), dtype=torch.float64, requires_grad=True)
+    logits = torch.zeros(
+        (*activation.shape[:2], config.model.vocab_size), dtype=torch.float64, requires_grad=True
+    )
+    stage = PipelineStage(
+        module,
+        process.rank,
+        process.size,
+        process.device,
+        input_args=(data.tokens(0),) if first else (activation,),
+        output_args=(logits,) if last else (activation,),
+        group=dist.group.WORLD,
+    )
+    schedules = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+    schedule = schedules[config.schedule.name](stage, n_microbatches=count, loss_fn=next_token_loss)
+    losses: list[torch.Tensor] = []
+    if first:
+        schedule.step(tokens)
+    elif last:
+        schedule.step(target=targets, losses=losses)
+    else:
+        schedule.step()
+    return [float(loss.detach()) for loss in losses]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_losses_are_those_of_torch_pipelining(text: Path) -> None:
+    configs = [
+        small_config(name, text=text, stages=2, microbatches=4, steps=1, precision="float64")
+        for name in ("1f1b", "gpipe")
+    ]
+    by_rank = in_processes(torch_losses, configs, size=2)
+    for config, losses in zip(configs, by_rank[-1], strict=True):
+        assert len(losses) == 4
+        ours = replay(config, recorder=Rows()).train_losses
+        assert ours == pytest.approx([sum(losses) / 4], rel=1e-12)
