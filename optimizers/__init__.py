@@ -1,11 +1,14 @@
 """Optimizers by name and the corrections for stale gradients. Importing this imports no torch."""
 
 from optimizers.catalogue import METHODS, NAMES, Method, Option, check_options, method_named
+from optimizers.correction_catalogue import CORRECTIONS, CorrectionMethod, refusal
 from optimizers.grouping import ParameterGroup, Role, assign, describe, role_of
 
 __all__ = [
+    "CORRECTIONS",
     "METHODS",
     "NAMES",
+    "CorrectionMethod",
     "Method",
     "Option",
     "ParameterGroup",
@@ -14,5 +17,6 @@ __all__ = [
     "check_options",
     "describe",
     "method_named",
+    "refusal",
     "role_of",
 ]

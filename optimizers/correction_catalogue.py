@@ -1,0 +1,103 @@
+"""The corrections for stale gradients by name, and which schedules can carry them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Needs(StrEnum):
+    """What a schedule must have for a correction to mean something."""
+
+    DELAY = "a schedule with delay"
+    STASH = "a schedule whose backward uses the weights of its forward"
+    MISMATCH = "a schedule whose backward uses newer weights than its forward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionMethod:
+    """One correction, which wraps any optimizer."""
+
+    name: str
+    summary: str
+    reference: str
+    needs: Needs
+    values_per_parameter: int
+    """Values kept for each parameter, beyond the optimizer's."""
+
+    @property
+    def state_bytes_per_parameter(self) -> float:
+        """Bytes kept for each float32 parameter."""
+        return 4.0 * self.values_per_parameter
+
+
+_CORRECTIONS = (
+    CorrectionMethod(
+        name="error-feedback",
+        summary="pay back the last step's error: x' = x - u - c (u - u_previous), look-ahead form",
+        reference="arXiv 2606.30634",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+    ),
+    CorrectionMethod(
+        name="error-feedback-buffered",
+        summary="the same, with the previous update kept (the reference)",
+        reference="arXiv 2606.30634",
+        needs=Needs.DELAY,
+        values_per_parameter=1,
+    ),
+    CorrectionMethod(
+        name="weight-prediction",
+        summary="compute with the weights expected when the gradient arrives",
+        reference="arXiv 1809.02839, 1911.04610, 2312.00839",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+    ),
+    CorrectionMethod(
+        name="lr-discount",
+        summary="divide the learning rate by tau^(1 - min(k/K, 1)) (PipeDream-LR)",
+        reference="arXiv 1910.05124",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+    ),
+    CorrectionMethod(
+        name="discrepancy",
+        summary="run a backward near the weights of its forward, by average velocity (PipeMare)",
+        reference="arXiv 1910.05124",
+        needs=Needs.MISMATCH,
+        values_per_parameter=1,
+    ),
+    CorrectionMethod(
+        name="delay-compensation",
+        summary="add lambda g g (W - W_then) to the gradient (DC-ASGD)",
+        reference="arXiv 1609.08326",
+        needs=Needs.STASH,
+        values_per_parameter=0,
+    ),
+)
+
+CORRECTIONS: Mapping[str, CorrectionMethod] = {method.name: method for method in _CORRECTIONS}
+
+
+def refusal(name: str, *, synchronous: bool, stashed: bool) -> str | None:
+    """Why a schedule cannot carry the correction `name`; None where it can.
+
+    Args:
+        name: A name of `CORRECTIONS`.
+        synchronous: Whether the schedule's gradients are never delayed.
+        stashed: Whether a micro-batch's backward uses the weights of its forward.
+
+    Raises:
+        ValueError: An unknown correction; the message lists those there are.
+    """
+    if name not in CORRECTIONS:
+        raise ValueError(f"unknown correction {name!r}; accepted: {', '.join(CORRECTIONS)}")
+    needs = CORRECTIONS[name].needs
+    if synchronous:
+        return f"{name} corrects for delay, and a synchronous schedule has none"
+    if needs is Needs.MISMATCH and stashed:
+        return f"{name} wants {needs}, and this schedule's backward already uses the weights of its forward"
+    if needs is Needs.STASH and not stashed:
+        return f"{name} wants {needs}, and this schedule keeps no older weights"
+    return None

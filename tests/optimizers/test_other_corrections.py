@@ -1,0 +1,219 @@
+"""Weight prediction, discounts, discrepancy and delay compensation against their recurrences in plain
+numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from optimizers.build import build_optimizer
+from optimizers.compensation import compensate
+from optimizers.correction_catalogue import CORRECTIONS, refusal
+from optimizers.corrections import Correction, PlainUpdate, build_correction
+from optimizers.discount import LrDiscount, lr_discount
+from optimizers.discrepancy import DiscrepancyCorrection
+from optimizers.prediction import WeightPrediction
+
+STEPS = 30
+NAME = "blocks.0.norm.weight"
+
+
+def curve(w: float) -> float:
+    """Gradient of a loss of one number."""
+    return w - 0.5 * math.sin(2 * w) - 0.3
+
+
+def trace(
+    correction: Correction, name: str, delay: int, *, steps: int = STEPS, lr: float = 0.05, **options: float
+) -> list[float]:
+    """Every version that the pipeline computes with, when each gradient is `delay` versions old."""
+    weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    optimizer = build_optimizer({NAME: weight}, name=name, lr=lr, weight_decay=0.0, options=options)
+    replica = weight.detach().clone()
+    versions = [2.0]
+    for _ in range(steps):
+        at = versions[max(len(versions) - 1 - delay, 0)]
+        weight.grad = torch.tensor([curve(at)], dtype=torch.float64)
+        correction.update(optimizer=optimizer, master=[weight], replica=[replica])
+        versions.append(float(replica))
+    return versions
+
+
+@pytest.mark.parametrize(("delay", "horizon"), [(1, 1.0), (3, 3.0), (3, 1.5)])
+def test_prediction_by_momentum(delay: int, horizon: float) -> None:
+    """SpecTrain: W - s lr v."""
+    w, v, seen = 2.0, 0.0, [2.0]
+    for _ in range(STEPS):
+        v = 0.9 * v + 0.1 * curve(seen[max(len(seen) - 1 - delay, 0)])
+        w -= 0.05 * v
+        seen.append(w - horizon * 0.05 * v)
+    assert trace(WeightPrediction(horizon, "momentum"), "sgd", delay) == pytest.approx(seen, abs=1e-12)
+
+
+def test_prediction_by_the_last_update() -> None:
+    """PipeOptim: W + s (W - W_before)."""
+    w, v, seen = 2.0, 0.0, [2.0]
+    for _ in range(STEPS):
+        v = 0.9 * v + 0.1 * curve(seen[max(len(seen) - 3, 0)])
+        before, w = w, w - 0.05 * v
+        seen.append(w + 2 * (w - before))
+    assert trace(WeightPrediction(2.0), "sgd", 2) == pytest.approx(seen, abs=1e-12)
+
+
+def test_prediction_by_adams_moments() -> None:
+    """XPipe: W - s lr m' / (sqrt(v') + eps)."""
+    w, m, v, seen = 2.0, 0.0, 0.0, [2.0]
+    for t in range(1, STEPS + 1):
+        g = curve(seen[max(len(seen) - 3, 0)])
+        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+        direction = (m / (1 - 0.9**t)) / (math.sqrt(v / (1 - 0.95**t)) + 1e-8)
+        w -= 0.05 * direction
+        seen.append(w - 2 * 0.05 * direction)
+    assert trace(WeightPrediction(2.0, "adam-moments"), "adamw", 2) == pytest.approx(seen, abs=1e-12)
+
+
+def test_prediction_one_ahead_is_error_feedback_but_for_its_start() -> None:
+    """Error feedback takes its first update as it is, so the two differ by one shift of y; then by nothing
+    new."""
+    weight = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer = build_optimizer(
+        {NAME: weight}, name="sgd", lr=0.1, weight_decay=0.0, options={"momentum": 0.0}
+    )
+    feedback, prediction = build_correction(coefficient=1.0), WeightPrediction(1.0)
+    replica = torch.zeros(1, dtype=torch.float64)
+    ends = []
+    for correction in (feedback, prediction):
+        weight.data.fill_(1.0)
+        seen = []
+        for gradient in (1.0, 3.0, -2.0, 0.5):
+            weight.grad = torch.tensor([gradient], dtype=torch.float64)
+            correction.update(optimizer=optimizer, master=[weight], replica=[replica])
+            seen.append(float(replica))
+        ends.append(seen)
+    shift = [a - b for a, b in zip(*ends, strict=True)]
+    assert shift == pytest.approx([0.1] * 4, abs=1e-12)
+
+
+def test_a_horizon_of_zero_is_the_plain_update() -> None:
+    for flavour, name in (("last-update", "muon"), ("momentum", "sgd"), ("adam-moments", "adamw")):
+        assert trace(WeightPrediction(0.0, flavour), name, 1) == trace(PlainUpdate(), name, 1)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "name", "options"), [("momentum", "sgd", {"momentum": 0.0}), ("adam-moments", "lion", {})]
+)
+def test_a_flavour_that_the_optimizer_cannot_serve(
+    flavour: str, name: str, options: dict[str, float]
+) -> None:
+    with pytest.raises(ValueError, match=f"rule '{name}' keeps no"):
+        trace(WeightPrediction(1.0, flavour), name, 1, **options)
+
+
+def test_discount_follows_its_formula() -> None:
+    assert [lr_discount(k, delay=4, anneal=2) for k in range(4)] == pytest.approx([1 / 4, 1 / 2, 1, 1])
+    assert lr_discount(0, delay=0, anneal=10) == 1
+    assert lr_discount(0, delay=3, anneal=0) == 1
+    w, seen = 2.0, [2.0]
+    for k in range(STEPS):
+        g = curve(seen[max(len(seen) - 4, 0)])
+        w -= 0.05 / 3 ** (1 - min(k / 20, 1)) * g
+        seen.append(w)
+    discounted = LrDiscount(PlainUpdate(), delay=3, anneal=20)
+    assert trace(discounted, "sgd", 3, momentum=0.0) == pytest.approx(seen, abs=1e-12)
+
+
+def test_discount_leaves_the_rate_as_it_was_and_wraps_any_correction() -> None:
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+    optimizer = build_optimizer({NAME: weight}, name="adamw", lr=0.3, weight_decay=0.0, options={})
+    discounted = LrDiscount(build_correction(coefficient=1.0), delay=4, anneal=10)
+    weight.grad = torch.ones(1, dtype=torch.float64)
+    discounted.update(optimizer=optimizer, master=[weight], replica=[torch.zeros(1, dtype=torch.float64)])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3]
+    assert discounted.state_dict() == {"updates": 1, "inner": {"form": "look-ahead", "started": True}}
+
+
+def test_discrepancy_estimates_the_weights_of_the_forward() -> None:
+    mismatch, memory = 3, 0.2
+    gamma = memory ** (1 / mismatch)
+    correction = DiscrepancyCorrection(mismatch, memory)
+    weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    optimizer = build_optimizer({NAME: weight}, name="sgd", lr=0.05, weight_decay=0.0, options={})
+    replica, out = weight.detach().clone(), torch.zeros(1, dtype=torch.float64)
+    correction.backward_weights([weight], [out], mismatch)
+    assert torch.equal(out, weight)
+    velocity, previous = 0.0, 2.0
+    for step in range(STEPS):
+        if step == 9:
+            correction.skip(master=[weight], replica=[replica])
+        else:
+            weight.grad = torch.tensor([curve(float(replica))], dtype=torch.float64)
+            correction.update(optimizer=optimizer, master=[weight], replica=[replica])
+        velocity = gamma * velocity + (1 - gamma) * (float(weight.detach()) - previous)
+        previous = float(weight.detach())
+        correction.backward_weights([weight], [out], mismatch)
+        assert float(replica) == previous
+        assert float(out) == pytest.approx(previous - mismatch * velocity, abs=1e-13)
+
+
+def test_discrepancy_is_exact_once_the_weights_move_evenly() -> None:
+    correction = DiscrepancyCorrection(4)
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = build_optimizer(
+        {NAME: weight}, name="sgd", lr=0.01, weight_decay=0.0, options={"momentum": 0.0}
+    )
+    replica, out = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    history = []
+    for _ in range(200):
+        weight.grad = torch.ones(1, dtype=torch.float64)
+        correction.update(optimizer=optimizer, master=[weight], replica=[replica])
+        history.append(float(replica))
+    correction.backward_weights([weight], [out], 4)
+    assert float(out) == pytest.approx(history[-5], abs=1e-12)
+
+
+def test_compensation_is_the_formula_and_helps_where_its_assumption_holds() -> None:
+    gradient = [torch.tensor([0.5, -2.0], dtype=torch.float32)]
+    now = [torch.tensor([1.0, 1.5], dtype=torch.bfloat16)]
+    then = [torch.tensor([0.5, 2.0], dtype=torch.bfloat16)]
+    compensate(gradient, current=now, computed_at=then, strength=0.1)
+    expected = [0.5 + 0.1 * 0.25 * 0.5, -2.0 + 0.1 * 4.0 * -0.5]
+    assert gradient[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+    def slope(w: Tensor) -> Tensor:
+        """Of -log w, whose second derivative is the square of the first."""
+        return -1 / w
+
+    old, new = torch.tensor([1.0]), torch.tensor([1.1])
+    estimate = slope(old).clone()
+    compensate([estimate], current=[new], computed_at=[old], strength=1.0)
+    assert float((estimate - slope(new)).abs()) < 0.2 * float((slope(old) - slope(new)).abs())
+
+
+def test_what_a_schedule_cannot_carry_is_refused_with_the_reason() -> None:
+    for name in CORRECTIONS:
+        reason = refusal(name, synchronous=True, stashed=True)
+        assert reason is not None
+        assert "synchronous schedule has none" in reason
+    unstashed = {name: refusal(name, synchronous=False, stashed=False) for name in CORRECTIONS}
+    assert {name for name, reason in unstashed.items() if reason} == {"delay-compensation"}
+    stashed = {name: refusal(name, synchronous=False, stashed=True) for name in CORRECTIONS}
+    assert {name for name, reason in stashed.items() if reason} == {"discrepancy"}
+    with pytest.raises(ValueError, match=r"accepted: error-feedback, .*delay-compensation"):
+        refusal("feedback", synchronous=False, stashed=True)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: WeightPrediction(1.0, "last"),
+        lambda: WeightPrediction(-1.0),
+        lambda: DiscrepancyCorrection(0),
+        lambda: DiscrepancyCorrection(2, memory=1.0),
+    ],
+)
+def test_bad_arguments(build: object) -> None:
+    with pytest.raises(ValueError, match=r"accepted|same weights"):
+        build()  # type: ignore[operator]
