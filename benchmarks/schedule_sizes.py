@@ -2,8 +2,8 @@
 
     python benchmarks/schedule_sizes.py --out benchmarks/results
 
-Writes `schedule-sizes-DATE.md` (the figures with their conditions) and `schedule-sizes-DATE.svg` (time against size).
-Each size is measured in a process of its own, so that the peak of memory is its own.
+Writes `schedule-sizes-DATE.md` (the figures with their conditions) and `schedule-sizes-DATE.svg` (time
+against size). Each size is measured in a process of its own, so that the peak of memory is its own.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ PEERS = ((8, 64), (16, 128), (32, 256))
 
 
 def measure(name: str, stages: int, microbatches: int, steps: int) -> dict[str, Any]:
-    """Seconds of each part, the number of actions and the peak of memory (MiB above the interpreter's)."""
+    """Seconds of processor time of each part, the number of actions and the peak of memory (MiB above the
+    interpreter's).
+    """
     from schedules import analyze, build, verify
     from schedules.costs import uniform_costs
     from schedules.simulate import simulate
 
     before = peak_memory()
-    marks = [time.perf_counter()]
+    marks = [time.process_time()]
     chunks = 2 if name == "interleaved-1f1b" else 1
     program = build(name, stages=stages, microbatches=microbatches, steps=steps, chunks=chunks)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     verify(program)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     analyze(program)
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     simulate(program, uniform_costs(program))
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     return {
         **{part: end - start for part, start, end in zip(PARTS, marks, marks[1:], strict=False)},
         "actions": sum(len(actions) for actions in program.actions),
@@ -54,19 +56,21 @@ def measure(name: str, stages: int, microbatches: int, steps: int) -> dict[str, 
 
 
 def measure_torch(ranks: int, microbatches: int) -> dict[str, float]:
-    """Seconds that torch and we take for the lists of interleaved 1F1B, checked on both sides."""
+    """Seconds of processor time that torch and we take for the lists of interleaved 1F1B, checked on both
+    sides.
+    """
     from schedules import build, verify
     from schedules.torch_lists import from_torch
 
     from_torch("GPipe", stages=1, microbatches=1, chunks=1, steps=1)
-    start = time.perf_counter()
+    start = time.process_time()
     theirs = from_torch("Interleaved1F1B", stages=ranks, microbatches=microbatches, chunks=2, steps=1)
-    middle = time.perf_counter()
+    middle = time.process_time()
     verify(theirs)
-    checked = time.perf_counter()
+    checked = time.process_time()
     ours = build("interleaved-1f1b", stages=ranks, microbatches=microbatches, steps=1, chunks=2)
     verify(ours)
-    end = time.perf_counter()
+    end = time.process_time()
     assert ours.actions == theirs.actions
     # from_torch verifies too; that is ours, and is taken off again.
     return {"torch": middle - start - (checked - middle), "ours": end - checked}
@@ -136,9 +140,9 @@ def report(
     largest = [row for row in rows if row["stages"] == max(SQUARE)]
     return f"""# Schedules: time and memory against size, {date}
 
-Conditions: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, one used; CPython \
-{platform.python_version()} on {platform.system()}; other work on the machine at the same time. One run each,
-in a \\ process of its own. Made by `python benchmarks/schedule_sizes.py`.
+Conditions: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, one used; CPython
+{platform.python_version()} on {platform.system()}; seconds of processor time, with other work on the machine.
+One run each, in a process of its own. Made by `python benchmarks/schedule_sizes.py`.
 
 ## Sizes asked for
 
@@ -155,7 +159,7 @@ Bounds: build, verify and analyze p = 64, m = 512 in 2 s; simulate p = 256, m = 
 ## Beside torch.distributed.pipelining
 
 Interleaved 1F1B, two chunks a rank, lists checked on both sides (torch derives its sends and receives
-meanwhile, as \\ our verifier does).
+meanwhile, as our verifier does).
 
 {
         table(
@@ -197,7 +201,9 @@ def main() -> None:
     ]
     date = datetime.now(UTC).date().isoformat()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"schedule-sizes-{date}.md").write_text(report(rows, asked, peers, date), encoding="utf-8")
+    (arguments.out / f"schedule-sizes-{date}.md").write_text(
+        report(rows, asked, peers, date), encoding="utf-8"
+    )
     plot(rows, arguments.out / f"schedule-sizes-{date}.svg")
 
 

@@ -5,7 +5,8 @@ one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from schedules.actions import Op, Program
 from schedules.errors import ScheduleError
@@ -112,6 +113,36 @@ def uniform_costs(
         transfer=transfer,
         jitter=jitter,
         seed=seed,
+    )
+
+
+def with_measured_ranks(costs: Costs, program: Program, seconds: Sequence[float]) -> Costs:
+    """`costs` with computation as measured: how long each rank computes for one micro-batch.
+
+    A third of it is taken to be the forward and two thirds the backward, in equal halves; a rank's stages
+    share it equally.
+
+    Args:
+        costs: What else takes time.
+        program: The program that they are for.
+        seconds: By rank: computing a micro-batch's forward and backward, and its part of the update.
+
+    Raises:
+        ScheduleError: There are more or fewer ranks than measurements.
+    """
+    if len(seconds) != program.num_ranks:
+        raise ScheduleError(
+            f"{program.schedule} has {program.num_ranks} ranks, and {len(seconds)} of them were measured"
+        )
+    share = program.num_ranks / program.num_stages
+    of_stage = [seconds[rank] * share for rank in program.rank_of_stage]
+    third = tuple(time / 3 for time in of_stage)
+    return replace(
+        costs,
+        forward=third,
+        backward=tuple(2 * time / 3 for time in of_stage),
+        input_half=third,
+        weight_half=third,
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from asyncpp_cli.commands import schedule_files
+from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_options import (
     Backward,
     Bandwidth,
@@ -159,14 +161,31 @@ def compare(
     bandwidth: Bandwidth = None,
     jitter: Jitter = 0.0,
     seed: Seed = 0,
+    costs_of: Annotated[
+        Path | None,
+        typer.Option("--costs-of", metavar="RUN", help="Computing times as measured in this run's folder."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Several schedules under one cost model: bubble, time a step, delay and memory, side by side.
 
-    Times are in any one unit, and those of a rank's whole share of the model.
+    Times are in any one unit, and those of a rank's whole share of the model. With --costs-of they are in
+    seconds, and the run says how many stages and micro-batches there are where you do not.
     """
     from asyncpp_cli import schedule_input
     from asyncpp_cli.schedule_input import CostOptions, Geometry
+
+    measured = None
+    if costs_of is not None:
+        if (forward, backward, input_half, weight_half) != (1.0, 2.0, None, None):
+            raise UserError(
+                "--costs-of says how long computations take: leave out --forward, --backward, ..."
+            )
+        from asyncpp_cli.measured_costs import measured_run
+
+        measured = measured_run(costs_of)
+        stages = measured.stages if stages is None else stages
+        microbatches = measured.microbatches if microbatches is None else microbatches
 
     geometry = Geometry(
         stages=stages,
@@ -188,6 +207,7 @@ def compare(
         transfer=schedule_input.transfer_time(message_size, bandwidth),
         jitter=jitter,
         seed=seed,
+        measured=None if measured is None else measured.seconds,
     )
     rows = schedule_input.comparison(names, geometry, costs, steps=steps)
     schedule_input.note_delay(names, geometry)

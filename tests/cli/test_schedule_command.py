@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -91,6 +93,43 @@ def test_compare_takes_costs_of_messages_and_chance():
     assert step_time("--message-size", "3", "--bandwidth", "2") > plain
     assert step_time("--update", "2") == plain + 2
     assert step_time("--jitter", "0.3", "--seed", "1") != step_time("--jitter", "0.3", "--seed", "2")
+
+
+def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
+    """A run's folder with these metrics; of its configuration only the presence counts here."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text("{}")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_compare_takes_the_times_that_a_run_measured(tmp_path):
+    segment = {"kind": "segment", "step": 0, "steady_seconds": 10.0, "steady_tokens": 5 * 4 * 8 * 16}
+    run_folder = write_run(
+        tmp_path / "run",
+        [
+            {"kind": "start", "step": 0, "microbatches": 4, "microbatch_size": 8, "context": 16},
+            {**segment, "busy": [0.6, 0.9]},
+            {**segment, "busy": [0.6, 0.3]},
+            {**segment, "steady_tokens": 0, "steady_seconds": 0.0, "busy": [None, None]},
+        ],
+    )
+    (row,) = json.loads(run("compare", "2bw", "--costs-of", run_folder, "--json"))
+    # Both ranks compute 12 s for 40 micro-batches, of which a step has 4.
+    assert (row["stages"], row["microbatches"]) == (2, 4)
+    assert row["step_time"] == pytest.approx(4 * 12 / 40)
+    assert row["drain_time"] == pytest.approx(12 / 40)
+    assert "3 ranks, and 2 of them were measured" in refusal(
+        "compare", "2bw", "--stages", "3", "--costs-of", run_folder
+    )
+    assert "leave out --forward" in refusal("compare", "2bw", "--costs-of", run_folder, "--forward", "2")
+
+
+def test_a_run_without_measurements_has_no_costs(tmp_path):
+    start = {"kind": "start", "step": 0, "microbatches": 4, "microbatch_size": 8, "context": 16}
+    run_folder = write_run(tmp_path / "run", [start])
+    assert "no segment of it was measured" in refusal("compare", "2bw", "--costs-of", run_folder)
+    assert "is not a run" in refusal("compare", "2bw", "--costs-of", str(tmp_path))
 
 
 def test_show_is_a_chart_of_80_columns_with_a_table():
