@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.main import app
-from schedules import NAMES, build
+from schedules import NAMES, build, verify
 from schedules.program_file import from_text, to_text
 
 KEYS = {
@@ -205,6 +206,25 @@ def test_draw_writes_a_picture(tmp_path):
     result = CliRunner().invoke(app, ["schedule", "draw", "1f1b", "2bw", *geometry(2, 4), "--out", str(file)])
     assert result.exit_code == 0, result.output
     assert "</svg>" in file.read_text()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
+
+
+@pytest.mark.parametrize(
+    "example", re.findall(r"```\n\$ asyncpp schedule (.*?)```", PAGE.read_text(), re.DOTALL)
+)
+def test_the_page_shows_what_the_commands_write(example):
+    command, _, shown = example.partition("\n")
+    written = run(*command.split())
+    assert [line.rstrip() for line in shown.rstrip().splitlines()] == [
+        line.rstrip() for line in written.rstrip().splitlines()[: len(shown.rstrip().splitlines())]
+    ]
+
+
+def test_the_program_on_the_page_is_right():
+    (text,) = re.findall(r"```\n(asyncpp program, format 1\n.*?)```", PAGE.read_text(), re.DOTALL)
+    verify(from_text(text, file="x"))
 
 
 @pytest.mark.parametrize(
