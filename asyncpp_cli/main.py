@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from asyncpp_cli.commands import schedule, templates
+from asyncpp_cli.commands import optimizers, schedule, templates, theory
 from asyncpp_cli.commands.launch import launch
 from asyncpp_cli.commands.quickstart import quickstart
 from asyncpp_cli.commands.report import report
@@ -28,6 +28,8 @@ app = typer.Typer(
 for command in (quickstart, sweep, launch, status, report, train):
     app.command()(command)
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(optimizers.app, name="optimizers")
+app.add_typer(theory.app, name="theory")
 app.add_typer(templates.app, name="templates")
 
 

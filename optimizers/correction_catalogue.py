@@ -10,9 +10,9 @@ from enum import StrEnum
 class Needs(StrEnum):
     """What a schedule must have for a correction to mean something."""
 
-    DELAY = "a schedule with delay"
-    STASH = "a schedule whose backward uses the weights of its forward"
-    MISMATCH = "a schedule whose backward uses newer weights than its forward"
+    DELAY = "delay"
+    STASH = "delay, stashed weights"
+    MISMATCH = "delay, unstashed weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,9 @@ def refusal(name: str, *, synchronous: bool, stashed: bool) -> str | None:
     if synchronous:
         return f"{name} corrects for delay, and a synchronous schedule has none"
     if needs is Needs.MISMATCH and stashed:
-        return f"{name} wants {needs}, and this schedule's backward already uses the weights of its forward"
+        return f"{name} mends a backward at newer weights than its forward's, and this schedule stashes those"
     if needs is Needs.STASH and not stashed:
-        return f"{name} wants {needs}, and this schedule keeps no older weights"
+        return (
+            f"{name} wants the weights that a gradient was computed at, and this schedule keeps no older ones"
+        )
     return None

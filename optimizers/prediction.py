@@ -100,4 +100,5 @@ def _adam_direction(state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Te
     step = float(state["step"])
     second = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
     first: Tensor = state["exp_avg"] / (1 - beta1**step)
-    return first / second
+    direction: Tensor = first / second
+    return direction

@@ -1,0 +1,114 @@
+"""`asyncpp optimizers`: what can be put into a cell, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="List the optimizers and corrections, with memory and sources.")
+
+
+@app.command("list")
+def list_optimizers(
+    as_json: Annotated[bool, typer.Option("--json", help="The optimizers as JSON.")] = False,
+) -> None:
+    """List the optimizers and the corrections for stale gradients.
+
+    Bytes are those kept for each parameter of a square float32 matrix in a block, beside weights and
+    gradients; embedding, head and vectors keep AdamW's 8 under the methods that leave them to AdamW. One step
+    counter a tensor is not counted.
+    """
+    import json
+
+    from asyncpp_cli.console import say, show_table
+    from optimizers import CORRECTIONS, METHODS
+
+    if as_json:
+        rows = [
+            {
+                "name": method.name,
+                "summary": method.summary,
+                "state_bytes_per_parameter": method.state_bytes_per_parameter,
+                "matrix_state": method.matrix_state,
+                "reference": method.reference,
+                "defaults": {key: option.default for key, option in method.options.items()},
+            }
+            for method in METHODS.values()
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    show_table(
+        ["optimizer", "bytes", "what it is", "paper", "defaults"],
+        [
+            [
+                method.name,
+                f"{method.state_bytes_per_parameter:g}",
+                method.summary,
+                method.reference,
+                " ".join(f"{key}={_shown(option.default)}" for key, option in method.options.items()),
+            ]
+            for method in METHODS.values()
+        ],
+        title="Optimizers (optimizer.name); bytes kept for each parameter",
+    )
+    print()
+    show_table(
+        ["correction", "bytes", "what it is", "wants", "paper"],
+        [
+            [
+                entry.name,
+                f"{entry.state_bytes_per_parameter:g}",
+                entry.summary,
+                entry.needs.value,
+                entry.reference,
+            ]
+            for entry in CORRECTIONS.values()
+        ],
+        title="Corrections; bytes kept beyond the optimizer's",
+    )
+    say("What the settings of one of them mean: asyncpp optimizers show NAME")
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An optimizer that `list` shows.")],
+) -> None:
+    """Show one optimizer: which parameters it updates by which rule, and its settings with their defaults."""
+    from asyncpp_cli.console import show_table
+    from asyncpp_cli.errors import UserError
+    from optimizers import method_named
+    from optimizers.grouping import DECAYED, Role
+
+    try:
+        method = method_named(name)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    print(f"{method.name}: {method.summary} ({method.reference})")
+    print(f"Keeps for a matrix: {method.matrix_state} values\n")
+    show_table(
+        ["parameters", "rule", "weight decay"],
+        [[role.value, method.rules[role.value], "yes" if role in DECAYED else "no"] for role in Role],
+        title="Rules",
+    )
+    print()
+    show_table(
+        ["optimizer.*", "default", "accepted", "meaning"],
+        [
+            [
+                key,
+                _shown(option.default),
+                option.accepts(),
+                option.meaning,
+            ]
+            for key, option in method.options.items()
+        ],
+        title="Settings",
+    )
+
+
+def _shown(value: float | bool | str) -> str:
+    """As it would be written in a template."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) else f"{value:g}"
