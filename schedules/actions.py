@@ -108,6 +108,13 @@ class Program:
         for of_rank in self.actions:
             yield from of_rank
 
+    def actions_by_stage(self) -> list[list[Action]]:
+        """For each stage, its actions in the order in which its rank performs them."""
+        by_stage: list[list[Action]] = [[] for _ in self.rank_of_stage]
+        for action in self.all_actions():
+            by_stage[action.stage].append(action)
+        return by_stage
+
     def stage_actions(self, stage: int) -> list[Action]:
         """The actions of one stage, in the order in which its rank performs them."""
         return [action for action in self.actions[self.rank_of_stage[stage]] if action.stage == stage]

@@ -39,9 +39,7 @@ class Analysis:
 
 def analyze(program: Program) -> Analysis:
     """The properties of `program`, which must be right (see `verify`)."""
-    by_stage: list[list[Action]] = [[] for _ in range(program.num_stages)]
-    for action in program.all_actions():
-        by_stage[action.stage].append(action)
+    by_stage = program.actions_by_stage()
     delays = [_delays(program, actions) for actions in by_stage]
     return Analysis(
         delay_min=tuple(least for least, _, _ in delays),

@@ -45,7 +45,7 @@ def find_problems(program: Program, *, channel_capacity: int | None = None) -> l
     problems = list(_outline_problems(program)) or list(_place_problems(program))
     if problems:
         return problems
-    for stage, actions in enumerate(_by_stage(program)):
+    for stage, actions in enumerate(program.actions_by_stage()):
         problems.extend(_stage_problems(program, stage, actions))
     if problems:
         return problems
@@ -105,13 +105,6 @@ def _where(rank: int, place: int, action: Action) -> str:
 def _microbatch_range(program: Program) -> tuple[int, int]:
     first = program.first_step * program.microbatches
     return first, first + program.steps * program.microbatches
-
-
-def _by_stage(program: Program) -> list[list[Action]]:
-    by_stage: list[list[Action]] = [[] for _ in range(program.num_stages)]
-    for action in program.all_actions():
-        by_stage[action.stage].append(action)
-    return by_stage
 
 
 @dataclass

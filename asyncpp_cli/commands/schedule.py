@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -62,9 +63,16 @@ def list_(
     from asyncpp_cli.schedule_input import CostOptions, Geometry
     from schedules import FAMILY
 
-    rows = schedule_input.comparison(
-        list(FAMILY), Geometry(stages=stages, microbatches=microbatches, chunks=chunks), CostOptions()
-    )
+    geometry = Geometry(stages=stages, microbatches=microbatches, chunks=chunks)
+    rows = []
+    for name in FAMILY:
+        try:
+            rows += schedule_input.comparison([name], geometry, CostOptions())
+        except UserError as error:
+            if name == next(iter(FAMILY)):
+                raise
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    schedule_input.note_delay(list(FAMILY), geometry)
     for row in rows:
         schedule = FAMILY[row["schedule"]]
         row["synchronous"], row["description"] = schedule.synchronous, schedule.description

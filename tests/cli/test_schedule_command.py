@@ -57,6 +57,14 @@ def test_list_has_the_whole_family():
         assert f"{name}: " in table
 
 
+def test_list_leaves_out_what_the_numbers_do_not_allow():
+    result = CliRunner().invoke(app, ["schedule", "list", *geometry(4, 9), "--json"])
+    assert result.exit_code == 0
+    names = [row["schedule"] for row in json.loads(result.stdout)]
+    assert names == [name for name in NAMES if name != "interleaved-1f1b"]
+    assert "interleaved-1f1b is left out: interleaved-1f1b has rounds of" in result.stderr
+
+
 def test_compare_writes_what_scripts_rely_on():
     words = ("--chunks", "2", "--forward", "1", "--backward", "2", "--json")
     rows = json.loads(run("compare", "1f1b", "interleaved-1f1b", "2bw", *geometry(4, 8), *words))
