@@ -1,0 +1,396 @@
+"""How busy a pipeline keeps its stages: ours (2bw, 1f1b) beside torch's Schedule1F1B, all in one run.
+
+    python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30
+    python benchmarks/pipeline.py --ranks 2 --microbatches 2 --real
+
+Compute is emulated: a stage sleeps a known time, twice as long backward as forward, so that many ranks can be
+measured on few cores. With `--real` every stage is a small decoder, one thread a rank. Times are per step in
+steady state, the median over `--rounds` rounds in which the arms take turns, so that a noisy machine meets
+all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from schedules import Program, build
+from stages.assemble import build_ranks
+from stages.config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from stages.corpus import prepare
+from stages.data import Batches
+from stages.executor import RankExecutor, StageState
+from stages.model import Stage, initialise, next_token_loss
+from stages.partition import StageCut
+from stages.process import Process, connected
+from stages.transport import DistributedLinks
+from stages.update import UpdateResult
+
+EMULATED_SHAPE = (1, 8, 64)
+STEPS = 8
+"""Steps of a timed segment; those between the first update and the last count."""
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return given * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        time.sleep(2 * ctx.seconds)
+        return gradient * 1.0, torch.zeros(1), None
+
+
+class SleepingStage(nn.Module):
+    """Takes and returns activations of `EMULATED_SHAPE`, after a sleep."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.seconds = seconds
+
+    def forward(self, given: Tensor) -> Tensor:
+        out: Tensor = _Sleep.apply(given.float(), self.weight, self.seconds)
+        return out
+
+
+class SleepingWeights:
+    """In the place of `WeightVersions`: every version is the same sleeping module."""
+
+    def __init__(self, seconds: float) -> None:
+        self.module = SleepingStage(seconds)
+        self.version = 0
+        self.pending_backwards = 0
+        self.versions: list[int] = []
+
+    @property
+    def gathering(self) -> SleepingWeights:
+        return self
+
+    def holding(self, version: int) -> SleepingWeights:
+        self.version = version
+        return self
+
+    def take_gradient(self) -> Any:
+        taken = argparse.Namespace(views=[torch.ones(1)], versions=list(self.versions))
+        self.versions.clear()
+        return taken
+
+
+class NoUpdate:
+    """In the place of `StageUpdate`."""
+
+    def apply(self, gradient: Any, *, version: int, step: int, squared_norm: Tensor | None) -> UpdateResult:
+        return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
+
+
+class EmulatedBatches:
+    """In the place of `Batches`."""
+
+    def tokens(self, microbatch: int) -> Tensor:
+        return torch.zeros(EMULATED_SHAPE)
+
+    def targets(self, microbatch: int) -> Tensor:
+        return torch.zeros(EMULATED_SHAPE[:2], dtype=torch.long)
+
+
+def ours(process: Process, options: argparse.Namespace, schedule: str) -> Callable[[], float]:
+    """One timed segment of our executor: seconds a step in steady state."""
+    step = 0
+    if options.real:
+        config = real_config(options, schedule)
+        shape = (options.batch, options.context, options.width)
+        links = DistributedLinks(
+            process, rank_of_stage=range(options.ranks), shape=shape, dtype=torch.float32
+        )
+        (rank,) = build_ranks(
+            config,
+            ranks=[process.rank],
+            links=links,
+            corpus=prepare(config.data),
+            device=process.device,
+            on_step=lambda result: None,
+        )
+        executor = rank.executor
+    else:
+        links = DistributedLinks(
+            process, rank_of_stage=range(options.ranks), shape=EMULATED_SHAPE, dtype=torch.float32
+        )
+        state = StageState(weights=SleepingWeights(options.forward_ms / 1e3), update=NoUpdate())
+        executor = RankExecutor(
+            rank=process.rank,
+            stages={process.rank: state},
+            links=links,
+            batches=EmulatedBatches(),
+            clip="global",
+            on_step=lambda result: None,
+        )
+
+    def segment() -> float:
+        nonlocal step
+        program: Program = build(
+            schedule,
+            stages=options.ranks,
+            microbatches=options.microbatches,
+            steps=STEPS,
+            first_step=step,
+        )
+        step += STEPS
+        for _ in executor.run(program):
+            pass
+        links.finish()
+        return executor.trace.steady_seconds / (STEPS - 1)
+
+    return segment
+
+
+def real_config(options: argparse.Namespace, schedule: str) -> RunConfig:
+    return RunConfig(
+        schedule=ScheduleConfig(name=schedule, microbatches=options.microbatches),
+        optimizer=OptimizerConfig(name="sgd", lr=1e-4),
+        model=ModelConfig(
+            name="benchmark",
+            layers=2 * options.ranks,
+            width=options.width,
+            heads=4,
+            kv_heads=2,
+            mlp_width=3 * options.width,
+        ),
+        data=DataConfig(context=options.context),
+        parallel=ParallelConfig(stages=options.ranks),
+        train=TrainConfig(steps=10**6, microbatch_size=options.batch, eval_interval=10**6),
+    )
+
+
+def real_stage(process: Process, options: argparse.Namespace) -> Stage:
+    config = real_config(options, "1f1b")
+    cut = StageCut(
+        blocks=range(2 * process.rank, 2 * process.rank + 2),
+        has_embedding=process.rank == 0,
+        has_head=process.rank == process.size - 1,
+    )
+    module = Stage(config.model, cut, context=options.context)
+    module.prepare(device=process.device, dtype=torch.float32)
+    for name, parameter in module.named_parameters():
+        initialise(parameter, name=name, seed=0, layers=config.model.layers)
+    return module
+
+
+def torchs(process: Process, options: argparse.Namespace) -> Callable[[], float]:
+    """The same number of steps of torch's Schedule1F1B (with `--real`, and an SGD step): seconds a step."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    first, last = process.rank == 0, process.rank == process.size - 1
+    count = options.microbatches
+    if options.real:
+        module: nn.Module = real_stage(process, options)
+        config = real_config(options, "1f1b")
+        data = Batches(config, prepare(config.data), device=process.device)
+        tokens = torch.cat([data.tokens(number) for number in range(count)])
+        targets = torch.cat([data.targets(number) for number in range(count)])
+        activation = torch.zeros((options.batch, options.context, options.width), requires_grad=True)
+        given = data.tokens(0) if first else activation
+        out = torch.zeros((options.batch, options.context, 256), requires_grad=True) if last else activation
+    else:
+        module = SleepingStage(options.forward_ms / 1e3)
+        activation = torch.zeros(EMULATED_SHAPE, requires_grad=True)
+        tokens = torch.zeros((count, *EMULATED_SHAPE[1:]), requires_grad=True)
+        targets = torch.zeros((count, EMULATED_SHAPE[1]), dtype=torch.long)
+        given = out = activation
+    stage = PipelineStage(
+        module,
+        process.rank,
+        process.size,
+        process.device,
+        input_args=(given,),
+        output_args=(out,),
+        group=dist.group.WORLD,
+    )
+    schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=next_token_loss)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
+
+    def step() -> None:
+        if first:
+            schedule.step(tokens)
+        elif last:
+            schedule.step(target=targets)
+        else:
+            schedule.step()
+        if options.real:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    def segment() -> float:
+        step()
+        started = time.perf_counter()
+        for _ in range(STEPS - 1):
+            step()
+        return (time.perf_counter() - started) / (STEPS - 1)
+
+    return segment
+
+
+def pure_compute(process: Process, options: argparse.Namespace) -> Callable[[], float]:
+    """What the micro-batches of a step take a stage that never waits, all ranks computing at once:
+    seconds."""
+    if not options.real:
+        return lambda: 3 * options.forward_ms / 1e3 * options.microbatches
+    module = real_stage(process, options)
+    config = real_config(options, "1f1b")
+    data = Batches(config, prepare(config.data), device=process.device)
+    given = (
+        data.tokens(0)
+        if process.rank == 0
+        else torch.randn((options.batch, options.context, options.width), requires_grad=True)
+    )
+    gradient = torch.randn((options.batch, options.context, options.width))
+
+    def microbatch() -> None:
+        out = module(given)
+        if process.rank == process.size - 1:
+            next_token_loss(out, data.targets(0)).backward()
+        else:
+            out.backward(gradient)
+
+    def segment() -> float:
+        microbatch()
+        started = time.perf_counter()
+        for _ in range((STEPS - 1) * options.microbatches):
+            microbatch()
+        return (time.perf_counter() - started) / (STEPS - 1)
+
+    return segment
+
+
+@contextmanager
+def without_torch_warnings() -> Iterator[None]:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -> None:
+    torch.set_num_threads(1)
+    site = RunConfig().site
+    site.device = "cpu"
+    with (
+        without_torch_warnings(),
+        connected(
+            rank=rank,
+            size=options.ranks,
+            local_rank=rank,
+            local_size=options.ranks,
+            rendezvous=Path(folder),
+            site=site,
+        ) as process,
+    ):
+        arms = {
+            "compute": pure_compute(process, options),
+            "2bw": ours(process, options, "2bw"),
+            "1f1b": ours(process, options, "1f1b"),
+            "torch": torchs(process, options),
+        }
+        seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+        for _ in range(options.rounds):
+            for arm, segment in arms.items():
+                dist.barrier()
+                seconds[arm].append(segment())
+        # A step takes the pipeline as long as it takes its slowest rank.
+        slowest = {
+            arm: [max(of_round) for of_round in zip(*process.gather(times), strict=True)]
+            for arm, times in seconds.items()
+        }
+        if rank == 0:
+            results.put({arm: statistics.median(times) for arm, times in slowest.items()})
+
+
+def run(options: argparse.Namespace) -> dict[str, float]:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        workers = [
+            context.Process(target=measure, args=(rank, folder, options, results))
+            for rank in range(options.ranks)
+        ]
+        for worker in workers:
+            worker.start()
+        seconds = results.get()
+        for worker in workers:
+            worker.join()
+    p, m = options.ranks, options.microbatches
+    return {
+        "busy_2bw": seconds["compute"] / seconds["2bw"],
+        "busy_1f1b": seconds["compute"] / seconds["1f1b"],
+        "busy_torch_1f1b": seconds["compute"] / seconds["torch"],
+        "speedup_over_torch_1f1b": seconds["torch"] / seconds["2bw"],
+        "theory_speedup": (m + p - 1) / m,
+    }
+
+
+def conditions(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "ranks": options.ranks,
+        "microbatches": options.microbatches,
+        "compute": "decoder"
+        if options.real
+        else f"sleep {options.forward_ms} ms forward, twice that backward",
+        "rounds": options.rounds,
+        "steps_a_round": STEPS - 1,
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--forward-ms", type=float, default=30.0)
+    parser.add_argument("--real", action="store_true", help="a small decoder in the place of sleeps")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=8, help="sequences in a micro-batch")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    figures = run(options)
+    if options.json:
+        print(json.dumps({**figures, "conditions": conditions(options)}))
+        return
+    for name, value in {**conditions(options), **figures}.items():
+        print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+
+
+if __name__ == "__main__":
+    main()
