@@ -135,7 +135,8 @@ def _train(rehearsals: list[_Rehearsal], folder: Path, *, replay: bool) -> dict[
         run = Run(folder / f"{rehearsal.twin_id}")
         run.folder.mkdir()
         run.config_file.write_text(config_text(rehearsal.twin), encoding="utf-8")
-        tasks.append(Task(run, resources_of(rehearsal.twin, replay=replay, machine=machine), STEPS))
+        resources = resources_of(rehearsal.twin, replay=replay, machine=machine)
+        tasks.append(Task(run, resources, STEPS, wants_gpus=False))
     with shown_progress() as progress:
         statuses = Launcher(tasks, machine=machine, max_parallel=None, replay=replay, progress=progress).run()
     return {

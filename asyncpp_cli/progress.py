@@ -28,21 +28,25 @@ def shown_progress() -> Iterator[launcher.Progress]:
         yield _Lines()
 
 
-class _Ends:
+class _Events:
     """Tells which runs have started or ended since the last look, and how long the others will take."""
 
     def __init__(self) -> None:
         self._states: dict[str, tuple[State, int]] = {}
         self._first: dict[str, tuple[float, int]] = {}
 
-    def changed(self, run: Run, status: Status) -> bool:
-        """Whether it has started or ended; how runs stand at the first look is no change, unless they run."""
+    def line(self, run: Run, status: Status) -> str | None:
+        """What to say of a run now: that it has started or ended; None where nothing is new."""
         known = self._states.get(run.id)
         now = (status.state, status.attempt)
         self._states[run.id] = now
-        if status.state == State.RUNNING and known != now:
+        if known == now:
+            return None
+        if status.state == State.RUNNING:
             self._first.pop(run.id, None)
-        return known != now and (known is not None or status.state == State.RUNNING)
+            how = "started      " if known is not None else f"going on     (by {status.host}) "
+            return f"{how}{run.id}"
+        return _ended_line(run, status) if known is not None else None
 
     def remaining(self, run: Run, status: Status) -> float | None:
         """Seconds to its end, at the pace of its steps so far."""
@@ -53,10 +57,7 @@ class _Ends:
         return (now - since) / (status.step - step) * (status.steps - status.step)
 
 
-def ended_line(run: Run, status: Status) -> str:
-    """A run's start or end in one line."""
-    if status.state == State.RUNNING:
-        return f"started      {run.id}"
+def _ended_line(run: Run, status: Status) -> str:
     if status.state != State.COMPLETED:
         return f"{status.state:<12} {run.id}: {status.reason}"
     taken = (status.ended or 0.0) - (status.started or 0.0)
@@ -71,19 +72,19 @@ def _figures(status: Status) -> str:
 
 class _Lines:
     def __init__(self) -> None:
-        self._ends = _Ends()
+        self._events = _Events()
         self._last = time.monotonic()
 
     def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
         for run, status in statuses:
-            if self._ends.changed(run, status):
-                say(ended_line(run, status))
+            if (line := self._events.line(run, status)) is not None:
+                say(line)
         if time.monotonic() - self._last < _SECONDS_BETWEEN_LINES:
             return
         self._last = time.monotonic()
         for run, status in statuses:
             if status.state == State.RUNNING:
-                remaining = self._ends.remaining(run, status)
+                remaining = self._events.remaining(run, status)
                 left = f", {duration(remaining)} remaining" if remaining is not None else ""
                 say(f"running      {run.id}: step {status.step} of {status.steps}{_figures(status)}{left}")
 
@@ -103,14 +104,15 @@ def _bars() -> Progress:
 class _Bars:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._ends = _Ends()
+        self._events = _Events()
         self._bars: dict[str, TaskID] = {}
         self._all = progress.add_task("runs", figures="", total=0)
 
     def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
         for run, status in statuses:
-            if self._ends.changed(run, status) and status.state != State.RUNNING:
-                self._progress.console.print(Text(ended_line(run, status)))
+            line = self._events.line(run, status)
+            if line is not None and status.state != State.RUNNING:
+                self._progress.console.print(Text(line))
             if status.state == State.RUNNING:
                 self._show(run, status)
             elif run.id in self._bars:
@@ -121,7 +123,7 @@ class _Bars:
     def _show(self, run: Run, status: Status) -> None:
         if run.id not in self._bars:
             self._bars[run.id] = self._progress.add_task(run.id, figures="starting", total=status.steps)
-        remaining = self._ends.remaining(run, status)
+        remaining = self._events.remaining(run, status)
         figures = []
         if status.step:
             figures.append(_figures(status).removeprefix(", "))

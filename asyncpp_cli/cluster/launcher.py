@@ -31,6 +31,8 @@ class Task:
     run: Run
     resources: Resources
     steps: int
+    wants_gpus: bool
+    """It would use GPUs, one a process, if there are enough."""
 
 
 class Progress(Protocol):
@@ -208,5 +210,5 @@ def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[li
             damaged.append(str(error))
             continue
         resources = resources_of(config, replay=replay, machine=machine)
-        tasks.append(Task(run, resources, config.train.steps))
+        tasks.append(Task(run, resources, config.train.steps, wants_gpus=config.site.device != "cpu"))
     return tasks, damaged

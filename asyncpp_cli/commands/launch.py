@@ -89,6 +89,10 @@ def launch_here(folder: Path, *, replay: bool, max_parallel: int | None) -> int:
     tasks, damaged = tasks_of(experiment.runs, replay=replay, machine=machine)
     for message in damaged:
         say(f"left out: {message}")
+    if machine.gpus and any(not task.resources.gpus and task.wants_gpus for task in tasks):
+        say(
+            f"{len(machine.gpus)} GPU here is fewer than a run's processes: on the CPU (--replay needs one GPU)"
+        )
     try:
         with shown_progress() as progress:
             statuses = Launcher(
