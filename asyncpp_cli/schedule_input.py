@@ -62,9 +62,7 @@ def is_file(name: str) -> bool:
 
 
 def read_program(file: Path, *, steps: int) -> Program:
-    """The program in a program file, or of a list in torch's CSV form (`steps` times), unchecked for the
-    former.
-    """
+    """The program in a program file (unchecked), or of a CSV of torch's form (`steps` times)."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -80,9 +78,7 @@ def read_program(file: Path, *, steps: int) -> Program:
 
 
 def program(name: str, geometry: Geometry, *, steps: int, first_step: int = 0) -> Program:
-    """The right program called `name`: of the family, or from a file (which has its own steps, but for a
-    CSV).
-    """
+    """The right program called `name`: of the family, or from a file, which may have its own steps."""
     if is_file(name):
         found = read_program(Path(name), steps=steps)
         problems = find_problems(found)
@@ -130,9 +126,7 @@ def note_delay(names: Sequence[str], geometry: Geometry) -> None:
 
 
 def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:
-    """Refuse an option that none of the schedules called `names` takes: it would be passed over in
-    silence.
-    """
+    """Refuse an option that none of the schedules takes: it would be passed over in silence."""
     schedules = [FAMILY[name] for name in names if name in FAMILY]
     for option, value, is_taken in (
         ("--chunks", geometry.chunks, any(schedule.takes_chunks for schedule in schedules)),

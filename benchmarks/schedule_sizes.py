@@ -30,9 +30,7 @@ PEERS = ((8, 64), (16, 128), (32, 256))
 
 
 def measure(name: str, stages: int, microbatches: int, steps: int) -> dict[str, Any]:
-    """Seconds of processor time of each part, the number of actions and the peak of memory (MiB above the
-    interpreter's).
-    """
+    """Processor seconds of each part, the number of actions, and the memory's peak (MiB)."""
     from schedules import analyze, build, verify
     from schedules.costs import uniform_costs
     from schedules.simulate import simulate
@@ -56,9 +54,7 @@ def measure(name: str, stages: int, microbatches: int, steps: int) -> dict[str, 
 
 
 def measure_torch(ranks: int, microbatches: int) -> dict[str, float]:
-    """Seconds of processor time that torch and we take for the lists of interleaved 1F1B, checked on both
-    sides.
-    """
+    """Processor seconds that torch and we take for the lists of interleaved 1F1B, and to check them."""
     from schedules import build, verify
     from schedules.torch_lists import from_torch
 

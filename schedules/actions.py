@@ -89,9 +89,7 @@ class Program:
     initial_versions: tuple[int, ...]
     """Versions that every stage holds when the segment starts, ascending; the last is the newest."""
     final_versions: tuple[int, ...]
-    """Versions that every stage must still hold at the drain (what the next segment starts with),
-    ascending.
-    """
+    """Versions that every stage still holds at the drain, for the next segment to start with; ascending."""
     actions: tuple[tuple[Action, ...], ...]
     """For each rank, its actions in order."""
 

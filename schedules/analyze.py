@@ -12,26 +12,19 @@ class Analysis:
     """The properties of a program. Tuples are indexed by stage (`rank_activations` by rank)."""
 
     delay_min: tuple[int, ...]
-    """Over all gradients: the least number of updates between the weights of its forward and those it is
-    applied to.
-    """
+    """Least updates, over all gradients, between the weights of the forward and those applied to."""
     delay_max: tuple[int, ...]
-    """Over all gradients: the largest such number."""
+    """Most updates, over all gradients, between the weights of the forward and those applied to."""
     mismatch_max: tuple[int, ...]
-    """Over all micro-batches: the most versions between the weights of its forward and those of its
-    backward.
-    """
+    """Most versions, over all micro-batches, between the weights of forward and backward."""
     versions: tuple[int, ...]
     """Most weight versions alive at once: the replicas that the stage needs."""
     activations: tuple[int, ...]
-    """Most micro-batches in flight at once: forwarded, and their backward (both halves of it) still to
-    come.
-    """
+    """Most micro-batches in flight at once: forwarded, with (half of) their backward still to come."""
     rank_activations: tuple[int, ...]
     """The same, summed over the stages of each rank; a rank of several chunks counts each of them."""
     slack: tuple[int | None, ...]
-    """Over all updates: the fewest forwards between an update and the first reader of its version, in
-    micro-batches.
+    """Fewest forwards, over all updates, between an update and the first reader of its version.
 
     None where no update of the segment has a reader in it.
     """
@@ -70,9 +63,7 @@ def _delays(program: Program, actions: list[Action]) -> tuple[int, int, int]:
 
 
 def _versions(program: Program, actions: list[Action]) -> int:
-    """Most versions alive at once. A version dies with its last reader, in time for the next update to take
-    its place.
-    """
+    """Most versions alive at once; one dies with its last reader, before the next update is written."""
     update = Op.UPDATE
     last_read = {version: place for place, (_, op, _, version) in enumerate(actions) if op is not update}
     kept = set(program.final_versions)

@@ -1,6 +1,4 @@
-"""How long things take: the cost model that the simulator works with. Any unit of time, as long as it is
-one.
-"""
+"""How long things take: the simulator's cost model, in any one unit of time."""
 
 from __future__ import annotations
 
@@ -26,17 +24,13 @@ class Costs:
     reduction: tuple[float, ...]
     """The gradient all-reduce over data-parallel ranks, which runs beside the rank's other work."""
     norm: float | None
-    """The all-reduce of the gradient norm over the stages, which no stage's update can do without; None:
-    stages update on their own.
-    """
+    """All-reduce of the gradient norm, which every stage's update waits for; None: there is none."""
     latency: float
     """From the end of a message's sending to its arrival."""
     transfer: float
     """A message's size over the bandwidth: how long it occupies its channel."""
     jitter: float
-    """Standard deviation of each computation's time, as a share of it; the factors are log-normal with mean
-    1.
-    """
+    """Standard deviation of the log-normal factor (mean 1) that each computation's time has."""
     seed: int
     """Seeds the jitter. Stage, op and micro-batch decide a factor, so that schedules meet the same ones."""
 

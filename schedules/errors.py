@@ -4,6 +4,4 @@ from __future__ import annotations
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be built, or a program that is wrong; the message says what and where, for
-    people.
-    """
+    """A schedule that cannot be built, or a wrong program; the message says what and where."""

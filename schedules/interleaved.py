@@ -1,5 +1,4 @@
-"""Interleaved 1F1B (arXiv 2104.04473): v chunks of the model a rank, so that filling costs a v-th of 1F1B's
-time.
+"""Interleaved 1F1B (arXiv 2104.04473): v chunks of the model a rank, and a v-th of 1F1B's filling.
 
 Chunk c of rank r is stage c p + r. The micro-batches go in rounds: a round passes through the rank's first
 chunk, then its second, and so on; the backwards go through the chunks in the opposite order. A round has p
@@ -18,8 +17,7 @@ from schedules.segment import Segment, Slot, flushed, one_forward_one_backward
 
 
 def interleaved_1f1b(segment: Segment, *, chunks: int) -> Program:
-    """Each rank holds `chunks` stages. With one chunk there is nothing to interleave: the order is that of
-    `1f1b`.
+    """Each rank holds `chunks` stages; with one there is nothing to interleave, and this is `1f1b`.
 
     Raises:
         ScheduleError: The micro-batches do not divide into equal rounds.

@@ -1,5 +1,4 @@
-"""What stages send each other. A program names no sends and receives: they follow from F, B and I, here and
-only here.
+"""What stages send each other: it is in no program, but follows from F, B and I, here and only here.
 
 A forward needs the activations of the stage before it and gives its own to the stage after it; a backward (or
 the input half of a split one) needs the gradient of the stage after it and gives its own to the stage before
@@ -18,9 +17,7 @@ from schedules.actions import Action, Op, Program
 
 
 class Message(NamedTuple):
-    """Activations (`destination == source + 1`) or a gradient (`destination == source - 1`) of one
-    micro-batch.
-    """
+    """One micro-batch's activations (to the stage after `source`) or gradient (to the one before)."""
 
     source: int
     """Stage that sends."""

@@ -1,6 +1,4 @@
-"""1F1B with a flush after each step (PipeDream-Flush, arXiv 2006.09503): GPipe's bubble with fewer
-activations.
-"""
+"""1F1B, flushed after each step (PipeDream-Flush, arXiv 2006.09503): GPipe with fewer activations."""
 
 from __future__ import annotations
 

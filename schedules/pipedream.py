@@ -1,5 +1,4 @@
-"""PipeDream (SOSP 2019): 1F1B that is never flushed; each stage updates on its own, after every
-`update_interval` backwards.
+"""PipeDream (SOSP 2019): 1F1B never flushed; a stage updates after every `update_interval` backwards.
 
 A forward reads the newest weights. With stashing, its backward reads the same ones: p - s versions and a
 delay of p - 1 - s at stage s with an interval of 1. Without stashing the backward reads the newest as well,

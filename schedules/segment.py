@@ -1,5 +1,4 @@
-"""What a schedule is asked for, and the two ways of turning an order of forwards and backwards into a
-program.
+"""What a schedule is asked for, and the two ways of turning an order into a program.
 
 `flushed` repeats the order of one step and lets every stage update when its last backward is done: nothing of
 a step is left when the next begins. `unflushed` runs through all micro-batches of the segment and names
@@ -36,9 +35,7 @@ class Segment:
 
 
 class Slot(NamedTuple):
-    """A place in the order of one step: what `stage` does with the step's `microbatch`, counted from 0 within
-    the step.
-    """
+    """A place in the order of one step; `microbatch` counts from 0 within the step."""
 
     stage: int
     op: Op
@@ -121,8 +118,7 @@ def unflushed(
     initial_versions: tuple[int, ...],
     final_versions: tuple[int, ...],
 ) -> Program:
-    """The program that runs through the segment in the order 1F1B, one stage a rank, and drains at its end
-    only.
+    """The program that runs through the segment in 1F1B order, one stage a rank, and drains at its end.
 
     Args:
         segment: What is asked for.

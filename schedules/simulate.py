@@ -198,8 +198,7 @@ class Throughput:
 
 
 def measured_steps(program: Program) -> tuple[int, int]:
-    """The steps, counted from the segment's start, between whose ends the pipeline is neither filling nor
-    draining.
+    """The steps of the segment between whose ends the pipeline neither fills nor drains.
 
     Raises:
         ValueError: The segment is too short (see `steps_to_measure`).

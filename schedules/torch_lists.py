@@ -1,10 +1,9 @@
-"""Schedules of torch.distributed.pipelining as programs, and back, by its CSV form: a row a rank, a cell an
-action.
+"""Schedules of torch.distributed.pipelining as programs and back. In its CSV, a row is a rank's list.
 
-A cell is `2F0`, `1B3`, `0I4` or `0W4`, two of them performed together are `(0F5;3B2)OVERLAP_F_B`, and an
-empty cell is a wait. Cells that only move or shard data (SEND_F, RECV_B, UNSHARD, REDUCE_GRAD, ...) follow
-from the others and are left out. A list holds one step and no update: a program repeats it, and every stage
-updates after its last backward.
+A cell is an action: `2F0`, `1B3`, `0I4` or `0W4`, two of them performed together are `(0F5;3B2)OVERLAP_F_B`,
+and an empty cell is a wait. Cells that only move or shard data (SEND_F, RECV_B, UNSHARD, REDUCE_GRAD, ...)
+follow from the others and are left out. A list holds one step and no update: a program repeats it, and every
+stage updates after its last backward.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ def from_csv(text: str, *, name: str, steps: int, first_step: int = 0) -> Progra
 
 
 def from_lists(rows: Sequence[Sequence[object]], *, name: str, steps: int, first_step: int = 0) -> Program:
-    """As `from_csv`, from the lists themselves: for each rank, its actions (anything that prints as one) or
-    None.
-    """
+    """As `from_csv`, from the lists themselves: each rank's actions (as they print) and None."""
     order = [_parse_row(row, name=name, rank=rank) for rank, row in enumerate(rows)]
     slots = [slot for of_rank in order for slot in of_rank]
     if not slots:

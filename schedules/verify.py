@@ -71,6 +71,8 @@ def _outline_problems(program: Program) -> Iterator[str]:
     for stage, rank in enumerate(program.rank_of_stage):
         if not 0 <= rank < program.num_ranks:
             yield f"stage {stage} is placed on rank {rank}, but there are ranks 0 to {program.num_ranks - 1}"
+    for rank in set(range(program.num_ranks)) - set(program.rank_of_stage):
+        yield f"rank {rank} has no stage"
     for label, versions in (("initial", program.initial_versions), ("final", program.final_versions)):
         if not versions or list(versions) != sorted(set(versions)) or versions[0] < 0:
             yield f"the {label} versions must be ascending and at least one, not {list(versions)}"

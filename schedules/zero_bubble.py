@@ -1,5 +1,4 @@
-"""ZB-H1 (zero bubble, arXiv 2401.10241): a synchronous 1F1B whose split backward fills two thirds of the
-bubble.
+"""ZB-H1 (zero bubble, arXiv 2401.10241): 1F1B whose split backward fills two thirds of the bubble.
 
 The input half I of a backward is what the stage before is waiting for; the weight half W can wait. Stage s
 lets its first s weight halves lie until the end of the step, where 1F1B would idle; in return it, too, holds

@@ -56,9 +56,7 @@ def list_(
     chunks: Chunks = None,
     as_json: Json = False,
 ) -> None:
-    """The family, with its properties for P stages and M micro-batches (forward 1, backward 2, no
-    latency).
-    """
+    """The family, with its properties for P stages and M micro-batches (forward 1, backward 2)."""
     from asyncpp_cli import schedule_input
     from asyncpp_cli.schedule_input import CostOptions, Geometry
     from schedules import FAMILY
@@ -101,9 +99,7 @@ def show(
     update_interval: Interval = None,
     as_json: Json = False,
 ) -> None:
-    """One schedule as a Gantt chart (forward 1, backward 2), with delay, mismatch and memory of every
-    stage.
-    """
+    """One schedule as a Gantt chart (forward 1, backward 2), with delay and memory of every stage."""
     from asyncpp_cli import schedule_input, schedule_output
     from asyncpp_cli.schedule_input import CostOptions, Geometry
     from schedules import analyze

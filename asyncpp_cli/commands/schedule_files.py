@@ -85,9 +85,7 @@ def draw(
     seed: Seed = 0,
     until: Annotated[float | None, typer.Option("--until", metavar="T", help="Cut off at this time.")] = None,
 ) -> None:
-    """Draw schedules below each other; the colour is the weight version. Needs the extra `plot`
-    (matplotlib).
-    """
+    """Draw schedules below each other; colour is the weight version. Needs the extra `plot`."""
     from asyncpp_cli import schedule_input
     from asyncpp_cli.schedule_input import CostOptions, Geometry
     from schedules import ScheduleError, analyze

@@ -1,6 +1,4 @@
-"""What holds for every program of the family, by the slow runner of `schedule_cases` rather than by our
-verifier.
-"""
+"""What holds for every program of the family, by other means than our verifier."""
 
 from __future__ import annotations
 

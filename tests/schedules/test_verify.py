@@ -116,6 +116,7 @@ def test_full_channels_can_be_a_deadlock_where_unbounded_ones_are_none():
         ({"steps": 0}, "steps is 0"),
         ({"actions": ()}, "the number of ranks is 0"),
         ({"rank_of_stage": (0, 2)}, "stage 1 is placed on rank 2, but there are ranks 0 to 1"),
+        ({"actions": (*PROGRAM.actions, ())}, "rank 2 has no stage"),
         ({"initial_versions": (1, 0)}, "the initial versions must be ascending"),
         ({"final_versions": ()}, "the final versions must be ascending and at least one"),
         ({"final_versions": (2,)}, "stage 0 ends with version 1, not with 2"),
