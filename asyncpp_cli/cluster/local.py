@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +47,10 @@ class LocalSite:
         signals = {signal.SIGINT, signal.SIGHUP}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
-            job = executor.submit(
-                run_rank, str(attempt.run.folder.absolute()), str(attempt.number), ",".join(devices)
-            )
+            with _our_packages_first():
+                job = executor.submit(
+                    run_rank, str(attempt.run.folder.absolute()), str(attempt.number), ",".join(devices)
+                )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._jobs[attempt.run.id] = job
@@ -61,6 +65,22 @@ class LocalSite:
         """Whether nothing of the job is left that could still start a rank."""
         job = self._jobs.get(attempt.run.id)
         return job is None or bool(job.done())
+
+
+@contextmanager
+def _our_packages_first() -> Iterator[None]:
+    """Processes started in this block find our packages where this process does.
+
+    `python -m` looks in the working folder first, where a user may have an `optimizers` of their own.
+    """
+    from submitit.core.utils import environment_variables
+
+    root = str(Path(__file__).parents[2])
+    before = os.environ.get("PYTHONPATH")
+    with environment_variables(
+        PYTHONSAFEPATH="1", PYTHONPATH=root if before is None else f"{root}{os.pathsep}{before}"
+    ):
+        yield
 
 
 def check_folder(folder: Path) -> None:

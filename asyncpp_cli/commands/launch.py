@@ -90,9 +90,7 @@ def launch_here(folder: Path, *, replay: bool, max_parallel: int | None) -> int:
     for message in damaged:
         say(f"left out: {message}")
     if machine.gpus and any(not task.resources.gpus and task.wants_gpus for task in tasks):
-        say(
-            f"{len(machine.gpus)} GPU here is fewer than a run's processes: on the CPU (--replay needs one GPU)"
-        )
+        say(f"{len(machine.gpus)} GPU here, and runs of more processes: on the CPU (--replay needs one GPU)")
     try:
         with shown_progress() as progress:
             statuses = Launcher(

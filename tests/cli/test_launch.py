@@ -45,9 +45,12 @@ class Launched:
         self.folder = folder
         # Files, not pipes: the runs inherit them, and a pipe stays open until the last of them ends.
         self._output, self._errors = output.with_suffix(".out"), output.with_suffix(".err")
-        command = [sys.executable, "-m", "asyncpp_cli", "launch", str(folder), *arguments]
+        # -P, as for the console script: the working folder is no place to import from.
+        command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(folder), *arguments]
         with self._output.open("w") as out, self._errors.open("w") as err:
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=err, start_new_session=True, cwd=output.parent
+            )
 
     def finish(self, *, seconds: float) -> int:
         """Wait for its end. The exit code."""
@@ -125,6 +128,8 @@ def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
 ) -> None:
     changes = ["matrix.schedule=2bw", "matrix.optimizer=adamw", "train.steps=3"]
     experiment = sweep(tmp_path / "a b;'c\"$(touch x)", *changes)
+    (tmp_path / "optimizers").mkdir()
+    (tmp_path / "optimizers" / "__init__.py").write_text("raise ImportError('a package of the user')")
     first, second = start_launch(experiment.folder), start_launch(experiment.folder)
     for launched in (first, second):
         assert launched.finish(seconds=100) == 0, launched.errors
