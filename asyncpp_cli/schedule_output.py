@@ -15,7 +15,15 @@ from schedules.simulate import Timeline, throughput
 
 _PLAIN_WIDTH = 80
 _TABLE_WIDTH = 120
-_BACKGROUNDS = ("blue", "yellow", "green", "magenta", "cyan", "red", "white")
+_COLOURS = (
+    "white on blue",
+    "black on yellow",
+    "black on green",
+    "white on magenta",
+    "black on cyan",
+    "white on red",
+    "black on white",
+)
 
 
 def comparison_row(timeline: Timeline) -> dict[str, Any]:
@@ -115,7 +123,7 @@ def print_chart(timeline: Timeline) -> None:
 def _style(piece: Piece) -> str:
     if piece.version is None:
         return "dim" if piece.text.startswith(".") else ""
-    return f"{'bold ' if piece.is_backward else ''}black on {_BACKGROUNDS[piece.version % len(_BACKGROUNDS)]}"
+    return f"{'bold ' if piece.is_backward else ''}{_COLOURS[piece.version % len(_COLOURS)]}"
 
 
 def out() -> Console:
