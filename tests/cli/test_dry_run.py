@@ -40,7 +40,7 @@ def test_a_twin_keeps_what_may_be_wrong_and_is_small() -> None:
     assert twin_of(ungrouped).model.kv_heads == twin_of(ungrouped).model.heads
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_dry_run_trains_each_twin_once_and_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "e"
     changes = ["matrix.seed=[0,1,2]", "matrix.optimizer=adamw", "matrix.error_feedback=false", "model=135m"]

@@ -34,6 +34,8 @@ except SystemExit as ended:
         ["templates", "list"],
         ["schedule"],
         ["schedule", "show"],
+        ["optimizers"],
+        ["theory"],
     ],
     ids=" ".join,
 )
