@@ -18,12 +18,17 @@ import multiprocessing
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+# ruff: noqa: E402
+# A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
+sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
 import torch
 import torch.distributed as dist
