@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from schedules.actions import Program
-from schedules.messages import Message, received, sent
+from schedules.actions import Action, Program
+from schedules.messages import Message, destination, received, sent, source
 
 
 def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> str | None:
@@ -20,16 +20,16 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
             order in which they are sent.
         channel_capacity: Messages that a channel holds before its sender must wait; None: any number.
     """
-    num_stages = program.num_stages
+    num_stages, rank_of_stage = program.num_stages, program.rank_of_stage
     position = [0] * program.num_ranks
-    on_its_way: set[Message] = set()
-    in_channel: dict[tuple[int, int], int] = {}
-    unsent: list[Message | None] = [None] * program.num_ranks
+    # Messages of a channel come in one order at both ends, so counting the unread ones says which are there.
+    unread = {(stage, stage + way): 0 for stage in range(num_stages) for way in (-1, 1)}
+    unsent: list[tuple[int, int] | None] = [None] * program.num_ranks
     runnable = deque(range(program.num_ranks))
     queued = [True] * program.num_ranks
 
     def wake(stage: int) -> None:
-        rank = program.rank_of_stage[stage]
+        rank = rank_of_stage[stage]
         if not queued[rank]:
             queued[rank] = True
             runnable.append(rank)
@@ -38,34 +38,31 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
         rank = runnable.popleft()
         queued[rank] = False
         actions = program.actions[rank]
+        place = position[rank]
         while True:
-            message = unsent[rank]
-            if message is not None:
-                channel = message[:2]
-                local = program.rank_of_stage[message.destination] == rank
-                if (
-                    not local
-                    and channel_capacity is not None
-                    and in_channel.get(channel, 0) >= channel_capacity
-                ):
+            channel = unsent[rank]
+            if channel is not None:
+                local = rank_of_stage[channel[1]] == rank
+                if not local and channel_capacity is not None and unread[channel] >= channel_capacity:
                     break
-                in_channel[channel] = in_channel.get(channel, 0) + 1
-                on_its_way.add(message)
+                unread[channel] += 1
                 unsent[rank] = None
-                wake(message.destination)
-            if position[rank] == len(actions):
+                wake(channel[1])
+            if place == len(actions):
                 break
-            action = actions[position[rank]]
-            needed = received(action, num_stages)
-            if needed is not None:
-                if needed not in on_its_way:
+            action = actions[place]
+            sender = source(action, num_stages)
+            if sender is not None:
+                if not unread[sender, action[0]]:
                     break
-                on_its_way.remove(needed)
-                in_channel[needed[:2]] -= 1
+                unread[sender, action[0]] -= 1
                 if channel_capacity is not None:
-                    wake(needed.source)
-            position[rank] += 1
-            unsent[rank] = sent(action, num_stages)
+                    wake(sender)
+            place += 1
+            receiver = destination(action, num_stages)
+            if receiver is not None:
+                unsent[rank] = (action[0], receiver)
+        position[rank] = place
 
     stuck = [
         rank
@@ -75,35 +72,44 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
     return _explain(program, position, unsent, stuck[0]) if stuck else None
 
 
-def _explain(program: Program, position: list[int], unsent: list[Message | None], rank: int) -> str:
+def _explain(program: Program, position: list[int], unsent: list[tuple[int, int] | None], rank: int) -> str:
     """The chain of waits that starts at `rank`, up to the first rank that occurs again."""
     links = []
     seen: set[int] = set()
     while rank not in seen:
         seen.add(rank)
-        waiting_for = unsent[rank]
-        if waiting_for is not None:
-            other = program.rank_of_stage[waiting_for.destination]
+        full = unsent[rank]
+        if full is not None:
+            other = program.rank_of_stage[full[1]]
             links.append(
-                f"rank {rank} cannot send {_named(waiting_for)} to rank {other} while the channel is full, "
-                f"which rank {other} relieves only after {program.actions[other][position[other]]}"
+                f"rank {rank} cannot send {_last_sent(program, position, rank)} to rank {other} while the "
+                f"channel is full, which rank {other} relieves only after {_next(program, position, other)}"
             )
         else:
-            action = program.actions[rank][position[rank]]
-            needed = received(action, program.num_stages)
+            needed = received(program.actions[rank][position[rank]], program.num_stages)
             assert needed is not None, "an action that needs no message can always be performed"
             other = program.rank_of_stage[needed.source]
-            held_up_by = unsent[other]
             reason = (
-                f"only after sending {_named(held_up_by)}"
-                if held_up_by is not None
-                else f"only after {program.actions[other][position[other]]}"
+                _next(program, position, other)
+                if unsent[other] is None
+                else f"sending {_last_sent(program, position, other)}"
             )
             links.append(
-                f"rank {rank} waits at {action} for {_named(needed)}, which rank {other} gives {reason}"
+                f"rank {rank} waits at {_next(program, position, rank)} for {_named(needed)}, "
+                f"which rank {other} gives only after {reason}"
             )
         rank = other
     return "deadlock: " + "; ".join(links)
+
+
+def _next(program: Program, position: list[int], rank: int) -> Action:
+    return program.actions[rank][position[rank]]
+
+
+def _last_sent(program: Program, position: list[int], rank: int) -> str:
+    message = sent(program.actions[rank][position[rank] - 1], program.num_stages)
+    assert message is not None, "only an action with a message is held up by a channel"
+    return _named(message)
 
 
 def _named(message: Message) -> str:

@@ -26,24 +26,36 @@ class Message(NamedTuple):
     microbatch: int
 
 
+def source(action: Action, num_stages: int) -> int | None:
+    """The stage whose message `action` needs before it can start; None if it needs none."""
+    stage, op, _, _ = action
+    if op is Op.FORWARD:
+        return stage - 1 if stage > 0 else None
+    if op is Op.BACKWARD or op is Op.BACKWARD_INPUT:
+        return stage + 1 if stage < num_stages - 1 else None
+    return None
+
+
+def destination(action: Action, num_stages: int) -> int | None:
+    """The stage that gets a message from `action` when it is done; None if none does."""
+    stage, op, _, _ = action
+    if op is Op.FORWARD:
+        return stage + 1 if stage < num_stages - 1 else None
+    if op is Op.BACKWARD or op is Op.BACKWARD_INPUT:
+        return stage - 1 if stage > 0 else None
+    return None
+
+
 def received(action: Action, num_stages: int) -> Message | None:
     """The message without which `action` cannot start; None if it needs none."""
-    stage, op, microbatch, _ = action
-    if op is Op.FORWARD:
-        return Message(stage - 1, stage, microbatch) if stage > 0 else None
-    if op is Op.BACKWARD or op is Op.BACKWARD_INPUT:
-        return Message(stage + 1, stage, microbatch) if stage < num_stages - 1 else None
-    return None
+    sender = source(action, num_stages)
+    return None if sender is None else Message(sender, action.stage, action.microbatch)
 
 
 def sent(action: Action, num_stages: int) -> Message | None:
     """The message that `action` gives to another stage when it is done; None if it gives none."""
-    stage, op, microbatch, _ = action
-    if op is Op.FORWARD:
-        return Message(stage, stage + 1, microbatch) if stage < num_stages - 1 else None
-    if op is Op.BACKWARD or op is Op.BACKWARD_INPUT:
-        return Message(stage, stage - 1, microbatch) if stage > 0 else None
-    return None
+    receiver = destination(action, num_stages)
+    return None if receiver is None else Message(action.stage, receiver, action.microbatch)
 
 
 def is_local(message: Message, program: Program) -> bool:

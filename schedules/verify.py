@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from schedules.actions import Action, Op, Program
 from schedules.deadlock import find_deadlock
 from schedules.errors import ScheduleError
-from schedules.messages import received, sent
+from schedules.messages import destination, source
 
 
 def verify(program: Program, *, channel_capacity: int | None = None) -> None:
@@ -200,19 +200,21 @@ def _order_problems(program: Program) -> Iterator[str]:
     sent_by: dict[tuple[int, int], list[int]] = {}
     received_by: dict[tuple[int, int], list[int]] = {}
     for action in program.all_actions():
-        message = received(action, num_stages)
-        if message is not None:
-            received_by.setdefault(message[:2], []).append(message.microbatch)
-        message = sent(action, num_stages)
-        if message is not None:
-            sent_by.setdefault(message[:2], []).append(message.microbatch)
-    for (source, destination), in_order in sent_by.items():
-        for place, (given, taken) in enumerate(zip(in_order, received_by[source, destination], strict=True)):
+        stage, _, microbatch, _ = action
+        sender, receiver = source(action, num_stages), destination(action, num_stages)
+        if sender is not None:
+            received_by.setdefault((sender, stage), []).append(microbatch)
+        if receiver is not None:
+            sent_by.setdefault((stage, receiver), []).append(microbatch)
+    for (sender, receiver), in_order in sent_by.items():
+        if in_order == received_by[sender, receiver]:
+            continue
+        for place, (given, taken) in enumerate(zip(in_order, received_by[sender, receiver], strict=True)):
             if given != taken:
-                what = "activations" if destination > source else "gradients"
+                what = "activations" if receiver > sender else "gradients"
                 yield (
-                    f"stage {source} sends the {what} of micro-batch {given} as number {place} to stage "
-                    f"{destination}, which takes those of micro-batch {taken} then"
+                    f"stage {sender} sends the {what} of micro-batch {given} as number {place} to stage "
+                    f"{receiver}, which takes those of micro-batch {taken} then"
                 )
                 break
 
