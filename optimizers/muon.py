@@ -37,8 +37,8 @@ _NORM_MARGIN = {"newton-schulz": 1.0, "polar-express": 1.02}
 below 1."""
 _EPSILON = 1e-7
 _BATCHED_ON_CPU = 192
-"""Smaller side up to which a CPU multiplies the matrices of one shape as a batch; beyond, one by one is
-faster."""
+"""Smaller side up to which a CPU takes the matrices of one shape as a batch; beyond, one by one is as fast
+and needs no copy of them all."""
 
 
 def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision: str = "auto") -> Tensor:
@@ -60,44 +60,43 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision:
         A new tensor of the same shape and type.
     """
     rows, columns = matrices.shape[-2:]
-    x = matrices.mT if rows > columns else matrices
     # One norm after another: a reduction over the whole batch may sum in another order for another batch
     # size.
     norms = torch.stack(torch._foreach_norm(matrices.unbind())).reshape(-1, 1, 1)
-    x = x / (norms * _NORM_MARGIN[iteration] + _EPSILON)
-    on_cpu = matrices.device.type == "cpu"
-    if matrices.dtype == torch.float32 and (precision == "bfloat16" or (precision == "auto" and not on_cpu)):
-        x = x.bfloat16()
-    coefficients = ITERATIONS[iteration]
-    if on_cpu and min(rows, columns) > _BATCHED_ON_CPU:
-        for matrix in x:
-            matrix.copy_(_iterate_one(matrix, coefficients))
-    else:
-        x = _iterate_batch(x, coefficients)
+    x = torch.empty_like(matrices, dtype=_computed_in(matrices, precision))
+    torch.div(matrices, norms * _NORM_MARGIN[iteration] + _EPSILON, out=x)
+    if rows > columns:
+        x = x.mT
+    for a, b, c in ITERATIONS[iteration]:
+        x = _advance(x[0], a, b, c).unsqueeze(0) if len(x) == 1 else _advance_batch(x, a, b, c)
     return (x.mT if rows > columns else x).to(matrices.dtype)
 
 
-def _iterate_batch(x: Tensor, coefficients: Coefficients) -> Tensor:
-    for a, b, c in coefficients:
-        gram = torch.bmm(x, x.mT)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, polynomial, x, beta=a)
-    return x
+def _computed_in(matrices: Tensor, precision: str) -> torch.dtype:
+    coarse = precision == "bfloat16" or (precision == "auto" and matrices.device.type != "cpu")
+    return torch.bfloat16 if matrices.dtype == torch.float32 and coarse else matrices.dtype
 
 
-def _iterate_one(x: Tensor, coefficients: Coefficients) -> Tensor:
-    for a, b, c in coefficients:
-        gram = torch.mm(x, x.T)
-        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.addmm(x, polynomial, x, beta=a)
-    return x
+def _advance(x: Tensor, a: float, b: float, c: float) -> Tensor:
+    gram = torch.mm(x, x.T)
+    return torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+
+
+def _advance_batch(x: Tensor, a: float, b: float, c: float) -> Tensor:
+    gram = torch.bmm(x, x.mT)
+    return torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
 
 
 def orthogonal_directions(directions: Sequence[Tensor], group: Group) -> Iterator[tuple[list[int], Tensor]]:
     """Orthogonalize `directions`, gathered by shape: yields their positions and the results as one batch."""
     for positions in by_shape(directions):
-        batch = torch.stack([directions[i] for i in positions])
-        yield positions, orthogonalize(batch, group["iteration"], group["precision"])
+        chosen = [directions[i] for i in positions]
+        on_cpu = chosen[0].device.type == "cpu"
+        if on_cpu and min(chosen[0].shape) > _BATCHED_ON_CPU:
+            for position, matrix in zip(positions, chosen, strict=True):
+                yield [position], orthogonalize(matrix.unsqueeze(0), group["iteration"], group["precision"])
+        else:
+            yield positions, orthogonalize(torch.stack(chosen), group["iteration"], group["precision"])
 
 
 def update_scale(rows: int, columns: int, scale: str) -> float:
