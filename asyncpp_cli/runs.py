@@ -13,10 +13,8 @@ EXPERIMENT/runs/ID/attempts/N/     who claimed attempt N, its ranks' processes a
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -180,73 +178,6 @@ class Run:
 def _step_of(row: Mapping[str, Any]) -> int:
     step = row["first_step"] if row["kind"] == "segment" else row["step"]
     return int(step)
-
-
-class MetricsFile:
-    """Appends rows to a run's metrics, each in one write. One process of a run has it open."""
-
-    def __init__(self, run: Run) -> None:
-        self._descriptor = os.open(run.metrics_file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        size = os.fstat(self._descriptor).st_size
-        # An earlier attempt may have been killed in the middle of a line: end it, or the first row joins it.
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        line = (json.dumps(row) + "\n").encode()
-        if os.write(self._descriptor, line) != len(line):
-            raise OSError("the disk is full: a metrics row was written in part")
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-
-class RunRecorder:
-    """What the trainer's writer rank records: metrics rows, and a heartbeat in the status.
-
-    Nothing is opened before the first row, so that the other ranks may hold one as well.
-    """
-
-    _SECONDS_BETWEEN_HEARTBEATS = 0.5
-
-    def __init__(self, run: Run, *, attempt: int) -> None:
-        self._run = run
-        self._attempt = attempt
-        self._metrics: MetricsFile | None = None
-        self._latest: Status | None = None
-        self._written_at = 0.0
-        self._last_step: Mapping[str, Any] | None = None
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the metrics; the first of an attempt says which attempt it is."""
-        if self._metrics is None:
-            self._metrics = MetricsFile(self._run)
-        self._metrics.append({**row, "attempt": self._attempt} if row["kind"] == "start" else row)
-        if row["kind"] == "step":
-            self._last_step = row
-
-    def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
-        """Say in the status how far the run is; written at most twice a second."""
-        now = time.time()
-        self._latest = replace(
-            self._latest or self._run.status(),
-            step=step,
-            train_loss=train_loss,
-            tokens_per_second=tokens_per_second,
-            updated=now,
-        )
-        if now - self._written_at >= self._SECONDS_BETWEEN_HEARTBEATS:
-            self._run.write_status(self._latest)
-            self._written_at = now
-
-    def close(self) -> None:
-        """Say in the status how far the run came, with its mean throughput, and close the metrics."""
-        if (row := self._last_step) is not None:
-            rate = row["tokens"] / row["seconds"] if row["seconds"] else 0.0
-            self._written_at = 0.0
-            self.heartbeat(row["step"], train_loss=row["train_loss"], tokens_per_second=rate)
-        if self._metrics is not None:
-            self._metrics.close()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -250,10 +250,11 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> st
             how = "vanished: killed by SIGKILL, or its machine stopped" if started else "never started"
             killed.append((0.0, f"rank {rank} {how}{see}"))
             continue
-        if end["signal"] is not None and not end["stopped"]:
-            killed.append((end["time"], f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"))
-        elif (error := attempt.read(f"rank-{rank}.error")) is not None:
+        # Its own account comes first: after an exception torch may abort while the interpreter ends.
+        if (error := attempt.read(f"rank-{rank}.error")) is not None:
             erred.append((error["time"], f"rank {rank}: {error['message']}{see}"))
+        elif end["signal"] is not None and not end["stopped"]:
+            killed.append((end["time"], f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"))
         elif end["code"] != 0:
             how = (
                 "was made to end"

@@ -20,7 +20,7 @@ from asyncpp_cli.cluster.resources import Machine, Resources, resources_of
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs import Run, State, Status
 
-_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_BETWEEN_LOOKS = 0.25
 _SECONDS_TO_END = 20.0
 
 
@@ -74,6 +74,7 @@ class Launcher:
         self._site = LocalSite()
         self._mine: dict[str, tuple[Attempt, Task, tuple[str, ...]]] = {}
         self._tried: set[str] = set()
+        self._statuses: dict[str, Status] = {}
 
     def run(self) -> list[Status]:
         """Run everything that is not completed, and wait for what others are running.
@@ -86,19 +87,31 @@ class Launcher:
         """
         with _signals_raise():
             try:
-                while True:
-                    statuses = self._look()
-                    if not self._start_next(statuses) and not self._any_going_on(statuses):
-                        self._site.finish(seconds=_SECONDS_TO_END)
-                        return [status for _, status in statuses]
-                    time.sleep(_SECONDS_BETWEEN_LOOKS)
+                statuses = self._look(everywhere=True)
+                while self._any_going_on(statuses):
+                    # Another launch may have started something since the last look.
+                    if self._next(statuses) and (task := self._next(self._look(everywhere=True))):
+                        self._start(task)
+                    else:
+                        time.sleep(_SECONDS_BETWEEN_LOOKS)
+                    statuses = self._look(everywhere=False)
+                self._site.finish(seconds=_SECONDS_TO_END)
+                return [status for _, status in statuses]
             except Interrupted as interrupted:
                 self._end_mine(f"{interrupted} in asyncpp launch")
-                self._look()
+                self._look(everywhere=False)
                 raise
 
-    def _look(self) -> list[tuple[Run, Status]]:
-        statuses = [(task.run, self._status(task.run)) for task in self._tasks]
+    def _look(self, *, everywhere: bool) -> list[tuple[Run, Status]]:
+        """The status of every task's run; where not `everywhere`, of those that wait as last seen.
+
+        Looking takes time from the runs that train, and there may be a thousand.
+        """
+        for task in self._tasks:
+            known = self._statuses.get(task.run.id)
+            if known is None or _is_running(known) or (everywhere and known.state != State.COMPLETED):
+                self._statuses[task.run.id] = self._status(task.run)
+        statuses = [(task.run, self._statuses[task.run.id]) for task in self._tasks]
         for run, status in statuses:
             if status.state != State.RUNNING:
                 self._mine.pop(run.id, None)
@@ -112,29 +125,27 @@ class Launcher:
         mine = self._mine.get(run.id)
         return look(run, none_to_come=mine is not None and self._site.has_ended(mine[0]))
 
-    def _start_next(self, statuses: Sequence[tuple[Run, Status]]) -> bool:
-        """Start one run if one is left and there is room. Whether it did."""
-        running = [
-            task for task, (_, status) in zip(self._tasks, statuses, strict=True) if _is_running(status)
-        ]
-        for task, (run, status) in zip(self._tasks, statuses, strict=True):
-            if status.state in (State.RUNNING, State.COMPLETED) or run.id in self._tried:
-                continue
-            if not self._has_room(task.resources, running):
-                return False
-            self._tried.add(run.id)
-            try:
-                attempt = claim(
-                    run, processes=task.resources.processes, replay=self._replay, steps=task.steps
-                )
-            except DamagedError:
-                continue
-            if attempt is not None:
-                devices = self._free_gpus()[: task.resources.gpus]
-                self._mine[run.id] = (attempt, task, devices)
-                self._site.start(attempt, resources=task.resources, devices=devices)
-            return True
-        return False
+    def _next(self, statuses: Sequence[tuple[Run, Status]]) -> Task | None:
+        """The next task to start, if one is left and there is room for it."""
+        pairs = list(zip(self._tasks, statuses, strict=True))
+        running = [task for task, (_, status) in pairs if _is_running(status)]
+        for task, (run, status) in pairs:
+            if status.state not in (State.RUNNING, State.COMPLETED) and run.id not in self._tried:
+                return task if self._has_room(task.resources, running) else None
+        return None
+
+    def _start(self, task: Task) -> None:
+        run = task.run
+        self._tried.add(run.id)
+        try:
+            attempt = claim(run, processes=task.resources.processes, replay=self._replay, steps=task.steps)
+        except DamagedError:
+            return
+        del self._statuses[run.id]
+        if attempt is not None:
+            devices = self._free_gpus()[: task.resources.gpus]
+            self._mine[run.id] = (attempt, task, devices)
+            self._site.start(attempt, resources=task.resources, devices=devices)
 
     def _has_room(self, wanted: Resources, running: Sequence[Task]) -> bool:
         if not running:
@@ -162,7 +173,7 @@ class Launcher:
             attempt.stop(reason)
         deadline = time.monotonic() + _SECONDS_TO_END
         while self._mine and time.monotonic() < deadline:
-            self._look()
+            self._look(everywhere=False)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         self._site.finish(seconds=1.0 if self._mine else _SECONDS_TO_END)
         for attempt, task, _ in self._mine.values():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +28,8 @@ def train(
     from asyncpp_cli.cluster.place import find_place, taking_part
     from asyncpp_cli.cluster.resources import ranks_of
     from asyncpp_cli.errors import DamagedError
-    from asyncpp_cli.runs import RunRecorder, open_run
+    from asyncpp_cli.recorder import RunRecorder
+    from asyncpp_cli.runs import open_run
     from stages.check import ConfigError, check
 
     run = open_run(run_folder)
@@ -49,18 +52,31 @@ def train(
         try:
             if replay:
                 trainer.replay(config, recorder=recorder)
-                return
-            with connected(
-                rank=place.rank,
-                size=place.size,
-                local_rank=place.local_rank,
-                local_size=place.local_size,
-                rendezvous=attempt.rendezvous,
-                site=config.site,
-            ) as process:
-                trainer.train(config, process=process, recorder=recorder)
+            else:
+                with connected(
+                    rank=place.rank,
+                    size=place.size,
+                    local_rank=place.local_rank,
+                    local_size=place.local_size,
+                    rendezvous=attempt.rendezvous,
+                    site=config.site,
+                ) as process:
+                    trainer.train(config, process=process, recorder=recorder)
         finally:
             recorder.close()
+    if place.supervised or place.size > 1:
+        _leave()
+
+
+def _leave() -> None:
+    """End a process whose run is recorded, without the interpreter's own end.
+
+    Threads of torch's that still want the interpreter then abort the process now and then ("terminate called
+    without an active exception"), and a run that is completed would be taken for failed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _wrong_number(folder: Path, *, processes: int, there: int, replay: bool) -> str:
