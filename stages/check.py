@@ -39,6 +39,11 @@ def check(config: RunConfig) -> None:
     _one_of("train.clip", config.train.clip, CLIPS)
     _one_of("train.precision", config.train.precision, PRECISIONS)
     _one_of("error_feedback.form", config.error_feedback.form, FORMS)
+    _one_of("error_feedback.decay_at", config.error_feedback.decay_at, ("y", "x"))
+    if config.error_feedback.decay_at == "x" and config.error_feedback.form != "buffered":
+        raise ConfigError(
+            "error_feedback.decay_at", "x needs the form that keeps it; accepted: form: buffered"
+        )
     _one_of("site.device", config.site.device, DEVICES)
     _check_model(config)
     _check_schedule(config)

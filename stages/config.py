@@ -87,6 +87,9 @@ class ErrorFeedbackConfig:
     """c in x' = x - u - c (u - u_previous); 0 turns the correction off."""
     form: str = "look-ahead"
     """`look-ahead` (no extra buffer) or `buffered` (the reference)."""
+    decay_at: str = "y"
+    """Weights that weight decay is a share of: `y` (evaluated and saved) or `x` (computed with; `buffered`
+    only)."""
 
 
 @dataclass

@@ -46,6 +46,8 @@ class StageTrace:
     delay_min: int | None = None
     delay_max: int | None = None
     mismatch_max: int = 0
+    actions: dict[Op, tuple[int, float]] = field(default_factory=dict)
+    """How many of each op were performed, and the seconds that they computed, waiting left out."""
 
 
 @dataclass
@@ -137,6 +139,7 @@ class RankExecutor:
         self._links.begin(program)
         for action in program.actions[self._rank]:
             yield from self._finish_updates(before=action)
+            started, waited = time.perf_counter(), self._waited
             if action.op is Op.FORWARD:
                 yield from self._forward(action)
             elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
@@ -145,11 +148,18 @@ class RankExecutor:
                 self._backward_weight(action)
             else:
                 self._begin_update(action)
+                continue
+            self._count(action.stage, action.op, started=started, waited=waited)
         for stage in list(self._pending):
             yield from self._finish_update(stage)
         left = sorted(self._saved) + sorted(self._halves)
         if left:
             raise RuntimeError(f"micro-batches without a whole backward at the drain: {left}")
+
+    def _count(self, stage: int, op: Op, *, started: float, waited: float) -> None:
+        count, seconds = self.trace.stages[stage].actions.get(op, (0, 0.0))
+        computed = time.perf_counter() - started - (self._waited - waited)
+        self.trace.stages[stage].actions[op] = (count + 1, seconds + computed)
 
     def _forward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
@@ -248,9 +258,11 @@ class RankExecutor:
 
     def _apply(self, stage: int, pending: _PendingUpdate, square: Tensor | None) -> None:
         step = (pending.version * self._program.update_interval - 1) // self._program.microbatches
+        started = time.perf_counter()
         result = self._stages[stage].update.apply(
             pending.gradient, version=pending.version, step=step, squared_norm=square
         )
+        self._count(stage, Op.UPDATE, started=started, waited=self._waited)
         if stage == self._last_stage:
             loss = float(torch.stack(pending.losses).double().mean())
             self._on_step(

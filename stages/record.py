@@ -77,7 +77,8 @@ def segment_row(
     writer: int,
     tokens_per_update: int,
     seconds: float,
-    replayed: bool,
+    timed: bool,
+    clocked: bool,
 ) -> Row:
     """What the ranks measured from one drain to the next.
 
@@ -88,7 +89,8 @@ def segment_row(
         writer: the rank whose clock counts.
         tokens_per_update: tokens whose gradient one update applies.
         seconds: of training since the start of the run.
-        replayed: ranks that take turns wait for nobody: replay has no throughput and no bubble.
+        timed: whether the run's speed means something; not where ranks take turns in one process.
+        clocked: whether host clocks tell what a rank did when; they do not on a GPU.
     """
     of_stage = [trace for _, trace in sorted(stage_traces(traces.values()).items())]
     periods = max(0, len(traces[writer].update_times) - 1)
@@ -96,14 +98,26 @@ def segment_row(
         "kind": "segment",
         "first_step": first_step,
         "steps": steps,
-        "steady_tokens": 0 if replayed else periods * tokens_per_update,
-        "steady_seconds": 0.0 if replayed else traces[writer].steady_seconds,
-        "busy": [] if replayed else [traces[rank].busy for rank in sorted(traces)],
+        "steady_tokens": periods * tokens_per_update if timed else 0,
+        "steady_seconds": traces[writer].steady_seconds if timed else 0.0,
+        "busy": [traces[rank].busy for rank in sorted(traces)] if clocked else [],
+        "action_seconds": _action_seconds(of_stage) if clocked else {},
         "delay_min": [trace.delay_min for trace in of_stage],
         "delay_max": [trace.delay_max for trace in of_stage],
         "mismatch_max": [trace.mismatch_max for trace in of_stage],
         "seconds": seconds,
     }
+
+
+def _action_seconds(of_stage: Sequence[StageTrace]) -> dict[str, list[float | None]]:
+    """For each op, its mean seconds at each stage."""
+    ops = sorted({op for trace in of_stage for op in trace.actions})
+    means: dict[str, list[float | None]] = {op.value: [] for op in ops}
+    for trace in of_stage:
+        for op in ops:
+            count, seconds = trace.actions.get(op, (0, 0.0))
+            means[op.value].append(seconds / count if count else None)
+    return means
 
 
 def stage_traces(traces: Iterable[RankTrace]) -> dict[int, StageTrace]:

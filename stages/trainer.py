@@ -157,7 +157,8 @@ class _Run:
                 writer=self._writer,
                 tokens_per_update=self._tokens_per_update,
                 seconds=self._seconds,
-                replayed=self._process is None,
+                timed=self._process is not None,
+                clocked=self._process is not None and self._device.type == "cpu",
             )
         )
 

@@ -61,7 +61,9 @@ class StageUpdate:
             options=optimizer_options(config.optimizer),
         )
         self.correction = build_correction(
-            coefficient=config.error_feedback.coefficient, form=config.error_feedback.form
+            coefficient=config.error_feedback.coefficient,
+            form=config.error_feedback.form,
+            decay_at=config.error_feedback.decay_at,
         )
 
     def apply(

@@ -54,7 +54,7 @@ def cases(text: Path, *, stages: int) -> list[RunConfig]:
 
 def measured(rows: Rows) -> list[dict[str, Any]]:
     """The rows of a run without the clock's part."""
-    timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed"}
+    timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed", "action_seconds"}
     return [{key: value for key, value in row.items() if key not in timed} for row in rows.rows]
 
 
