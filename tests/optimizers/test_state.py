@@ -110,6 +110,21 @@ def test_memory_is_what_the_list_says(name: str, correction: str) -> None:
     assert held_bytes(vars(kept)) == of_correction * 64 * 64
 
 
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ({"source": "first-moment"}, 2 * 24 * 40 + 24**2 + 40**2),
+        ({"geometry": "unilateral"}, 2 * 24 * 40 + 2 * 24**2),
+        ({"source": "first-moment", "geometry": "unilateral"}, 2 * 24 * 40 + 24**2),
+    ],
+)
+def test_memory_of_the_lighter_rotations(options: dict[str, str], values: int) -> None:
+    weights = {"blocks.0.mlp.up.weight": torch.nn.Parameter(torch.randn(24, 40))}
+    optimizer = build_optimizer(weights, name="basis-rotation", lr=1e-3, weight_decay=0.1, options=options)
+    run(optimizer, PlainUpdate(), weights, {key: list(torch.randn(3, 24, 40)) for key in weights}, range(3))
+    assert held_bytes(dict(optimizer.state)) == 4 * values
+
+
 @pytest.mark.parametrize("name", optimizers.NAMES)
 def test_memory_of_a_matrix_follows_the_formula_that_is_listed(name: str) -> None:
     rows, columns = 24, 40
