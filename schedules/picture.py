@@ -63,9 +63,7 @@ def draw(
         for axes, timeline, title in zip(panels[:, 0], timelines, titles, strict=True):
             _draw_panel(axes, timeline, title=title, length=length)
         panels[-1, 0].set_xlabel("time", fontsize=8, loc="right", labelpad=1)
-        versions = sorted(
-            {action.version for timeline in timelines for action in timeline.program.all_actions()}
-        )
+        versions = sorted({version for timeline in timelines for version in _versions(timeline, length)})
         figure.legend(
             handles=[Patch(color=_hue(version), label=str(version)) for version in versions[: len(_HUES)]],
             title="colour: weight version read; pale: forward, full: backward; bar: update",
@@ -82,6 +80,16 @@ def _without_date(file: Path) -> dict[str, Any]:
     return (
         {} if file.suffix == ".png" else {"Date": None} if file.suffix == ".svg" else {"CreationDate": None}
     )
+
+
+def _versions(timeline: Timeline, length: float) -> set[int]:
+    """The versions whose colours the panel shows."""
+    return {
+        action.version
+        for actions, starts in zip(timeline.program.actions, timeline.starts, strict=True)
+        for action, start in zip(actions, starts, strict=True)
+        if start < length
+    }
 
 
 def _draw_panel(axes: Axes, timeline: Timeline, *, title: str, length: float) -> None:
