@@ -93,22 +93,31 @@ def ema_momentum(
 _BATCH_ENTRIES = 2**26
 """Entries of a batch of matrices at most, so that temporary copies stay small beside a large model's
 weights."""
+_BATCHED_ON_CPU = 192
+"""Smaller side up to which a CPU takes the matrices of one shape as a batch; beyond, one by one is as fast
+and needs no copy of them all."""
 
 
 def by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Positions in `tensors`, gathered by equal shape, in the order in which shapes first appear.
 
-    A gathering of more than 2^26 entries is cut, down to one tensor each. Matrices with a side that is not a
-    multiple of 8 are left alone: their neighbours in a batch would start off the boundaries of the
-    processor's vectors, and libraries for CPUs then round otherwise, so that results would depend on the
-    neighbours.
+    A gathering of more than 2^26 entries is cut, down to one tensor each, and on a CPU large matrices are
+    left alone. So are matrices with a side that is not a multiple of 8: their neighbours in a batch would
+    start off the boundaries of the processor's vectors, and libraries for CPUs then round otherwise, so that
+    results would depend on the neighbours.
     """
     positions: dict[torch.Size, list[int]] = {}
     for position, tensor in enumerate(tensors):
         positions.setdefault(tensor.shape, []).append(position)
     batches = []
     for shape, members in positions.items():
-        aligned = all(side % 8 == 0 for side in shape)
-        count = max(1, _BATCH_ENTRIES // shape.numel()) if aligned else 1
+        small = tensors[members[0]].device.type != "cpu" or min(shape) <= _BATCHED_ON_CPU
+        batched = small and all(side % 8 == 0 for side in shape)
+        count = max(1, _BATCH_ENTRIES // shape.numel()) if batched else 1
         batches += [members[first : first + count] for first in range(0, len(members), count)]
     return batches
+
+
+def as_batch(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one shape as one batch, to be read only: of a single tensor it is a view."""
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))

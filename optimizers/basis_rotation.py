@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from optimizers.base import Group, ListOptimizer, State, buffers, by_shape, count_step, decay
-from optimizers.rotation import eigenbasis, refresh, reorder, rotate, rotate_back, stacked, store
+from optimizers.base import Group, ListOptimizer, State, as_batch, buffers, by_shape, count_step, decay
+from optimizers.rotation import Basis, eigenbasis, refresh, reorder, rotate, rotate_back, stacked, store
 
 
 def sides(rows: int, columns: int, geometry: str) -> tuple[str, ...]:
@@ -40,8 +40,9 @@ class BasisRotation(ListOptimizer):
     the sorting of the bases. With `source` first-moment, U and V are the singular vectors of M, later QR(M
     V) and QR(M^T U).
 
-    Keeps M and N, U and V, and for the second moment L and R: 2 rows columns + k (rows^2 + columns^2)
-    values a matrix with k = 2, or 1 for the first moment, where a side that is not rotated counts nothing.
+    M is kept rotated, U^T M V, and turned when the bases are, which spares rotating it in every step. Keeps M
+    and N, U and V, and for the second moment L and R: 2 rows columns + k (rows^2 + columns^2) values a matrix
+    with k = 2, or 1 for the first moment, where a side that is not rotated counts nothing.
 
     Group settings: `lr`, `weight_decay`, `beta1`, `beta2`, `eps`, `source`, `geometry`, `refresh_interval`.
     """
@@ -54,27 +55,35 @@ class BasisRotation(ListOptimizer):
         decay(parameters, group)
         for positions in by_shape(parameters):
             chosen = [states[i] for i in positions]
-            batch = torch.stack([gradients[i] for i in positions])
+            batch = as_batch([gradients[i] for i in positions])
             like = list(batch.unbind())
-            momenta = buffers(chosen, "first", like)
-            squares = buffers(chosen, "square", like)
-            torch._foreach_lerp_(momenta, like, 1 - group["beta1"])
             rows, columns = batch.shape[-2:]
             rotated = sides(rows, columns, group["geometry"])
+            momenta, squares = buffers(chosen, "rotated_first", like), buffers(chosen, "square", like)
             if group["source"] == "second-moment":
                 _accumulate(batch, chosen, rotated, group["beta2"])
-            if (step - 1) % group["refresh_interval"] == 0:
-                _REFRESH[group["source"]](chosen, rotated)
-            left = stacked(chosen, "left_basis") if "left" in rotated else None
-            right = stacked(chosen, "right_basis") if "right" in rotated else None
-            torch._foreach_lerp_(
-                squares, list(rotate(batch, left, right).square().unbind()), 1 - group["beta2"]
-            )
-            denominator = stacked(chosen, "square").div_(correction2).sqrt_().add_(group["eps"])
-            steps = rotate_back(rotate(stacked(chosen, "first"), left, right) / denominator, left, right)
+            refreshing = (step - 1) % group["refresh_interval"] == 0
+            if refreshing:
+                original = rotate_back(as_batch(momenta), *_bases(chosen)).lerp(batch, 1 - group["beta1"])
+                _REFRESH[group["source"]](chosen, rotated, original)
+                store(chosen, "rotated_first", rotate(original, *_bases(chosen)))
+            turned = rotate(batch, *_bases(chosen))
+            if not refreshing:
+                torch._foreach_lerp_(momenta, list(turned.unbind()), 1 - group["beta1"])
+            torch._foreach_lerp_(squares, list(turned.square().unbind()), 1 - group["beta2"])
+            denominator = as_batch(squares).div(correction2).sqrt_().add_(group["eps"])
+            steps = rotate_back(as_batch(momenta) / denominator, *_bases(chosen))
             torch._foreach_add_(
                 [parameters[i] for i in positions], list(steps.unbind()), alpha=-group["lr"] / correction1
             )
+
+
+def _bases(states: list[State]) -> tuple[Basis, Basis]:
+    left, right = (
+        stacked(states, f"{side}_basis") if f"{side}_basis" in states[0] else None
+        for side in ("left", "right")
+    )
+    return left, right
 
 
 def _accumulate(batch: Tensor, states: list[State], rotated: tuple[str, ...], beta: float) -> None:
@@ -83,7 +92,7 @@ def _accumulate(batch: Tensor, states: list[State], rotated: tuple[str, ...], be
         torch._foreach_lerp_(buffers(states, side, list(grams.unbind())), list(grams.unbind()), 1 - beta)
 
 
-def _refresh_from_second_moment(states: list[State], rotated: tuple[str, ...]) -> None:
+def _refresh_from_second_moment(states: list[State], rotated: tuple[str, ...], momenta: Tensor) -> None:
     first_time = f"{rotated[0]}_basis" not in states[0]
     for side in rotated:
         if first_time:
@@ -95,25 +104,21 @@ def _refresh_from_second_moment(states: list[State], rotated: tuple[str, ...]) -
         store(states, "square", reorder(stacked(states, "square"), order, axis))
 
 
-def _refresh_from_first_moment(states: list[State], rotated: tuple[str, ...]) -> None:
-    momenta = stacked(states, "first")
-    if f"{rotated[0]}_basis" not in states[0]:
+def _refresh_from_first_moment(states: list[State], rotated: tuple[str, ...], momenta: Tensor) -> None:
+    left, right = _bases(states)
+    if left is None and right is None:
         u, _, vh = torch.linalg.svd(momenta, full_matrices=True)
         for side, basis in (("left", u), ("right", vh.mT)):
             if side in rotated:
                 store(states, f"{side}_basis", basis)
         return
-    if "right" not in rotated:
-        left = stacked(states, "left_basis")
-        store(states, "left_basis", _advance(torch.bmm(momenta, torch.bmm(momenta.mT, left)), left))
-    elif "left" not in rotated:
-        right = stacked(states, "right_basis")
-        store(states, "right_basis", _advance(torch.bmm(momenta.mT, torch.bmm(momenta, right)), right))
-    else:
-        left, right = stacked(states, "left_basis"), stacked(states, "right_basis")
-        left = _advance(torch.bmm(momenta, right), left)
+    if left is not None:
+        images = momenta.mT @ left if right is None else right
+        left = _advance(torch.bmm(momenta, images), left)
         store(states, "left_basis", left)
-        store(states, "right_basis", _advance(torch.bmm(momenta.mT, left), right))
+    if right is not None:
+        images = momenta @ right if left is None else left
+        store(states, "right_basis", _advance(torch.bmm(momenta.mT, images), right))
 
 
 def _advance(images: Tensor, basis: Tensor) -> Tensor:

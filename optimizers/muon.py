@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from optimizers.base import Group, ListOptimizer, State, buffers, by_shape, decay, ema_momentum
+from optimizers.base import Group, ListOptimizer, State, as_batch, buffers, by_shape, decay, ema_momentum
 
 Coefficients = tuple[tuple[float, float, float], ...]
 """One (a, b, c) an iteration of X <- a X + (b A + c A^2) X with A = X X^T."""
@@ -36,9 +36,6 @@ _NORM_MARGIN = {"newton-schulz": 1.0, "polar-express": 1.02}
 """What the Frobenius norm is multiplied by before dividing; Polar Express needs singular values strictly
 below 1."""
 _EPSILON = 1e-7
-_BATCHED_ON_CPU = 192
-"""Smaller side up to which a CPU takes the matrices of one shape as a batch; beyond, one by one is as fast
-and needs no copy of them all."""
 
 
 def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision: str = "auto") -> Tensor:
@@ -90,13 +87,8 @@ def _advance_batch(x: Tensor, a: float, b: float, c: float) -> Tensor:
 def orthogonal_directions(directions: Sequence[Tensor], group: Group) -> Iterator[tuple[list[int], Tensor]]:
     """Orthogonalize `directions`, gathered by shape: yields their positions and the results as one batch."""
     for positions in by_shape(directions):
-        chosen = [directions[i] for i in positions]
-        on_cpu = chosen[0].device.type == "cpu"
-        if on_cpu and min(chosen[0].shape) > _BATCHED_ON_CPU:
-            for position, matrix in zip(positions, chosen, strict=True):
-                yield [position], orthogonalize(matrix.unsqueeze(0), group["iteration"], group["precision"])
-        else:
-            yield positions, orthogonalize(torch.stack(chosen), group["iteration"], group["precision"])
+        batch = as_batch([directions[i] for i in positions])
+        yield positions, orthogonalize(batch, group["iteration"], group["precision"])
 
 
 def update_scale(rows: int, columns: int, scale: str) -> float:

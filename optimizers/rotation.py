@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from optimizers.base import State
+from optimizers.base import State, as_batch
 
 Basis = Tensor | None
 
@@ -62,8 +62,8 @@ def reorder(values: Tensor, order: Tensor, axis: int) -> Tensor:
 
 
 def stacked(states: Sequence[State], name: str) -> Tensor:
-    """The state tensors called `name`, as one batch."""
-    return torch.stack([state[name] for state in states])
+    """The state tensors called `name`, as one batch, to be read only."""
+    return as_batch([state[name] for state in states])
 
 
 def store(states: Sequence[State], name: str, values: Tensor) -> None:

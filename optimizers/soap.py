@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from optimizers.base import Group, ListOptimizer, State, buffers, by_shape, count_step, decay
+from optimizers.base import Group, ListOptimizer, State, as_batch, buffers, by_shape, count_step, decay
 from optimizers.rotation import eigenbasis, refresh, reorder, rotate, rotate_back, stacked, store
 
 
@@ -25,6 +25,7 @@ class Soap(ListOptimizer):
     is Adam's bias correction; then L <- beta2 L + (1 - beta2) G G^T and R likewise with G^T G; every
     `refresh_interval` steps one step of power iteration on either basis.
 
+    M is kept rotated, Q_L^T M Q_R, and turned when the bases are, which spares rotating it in every step.
     Keeps M, V and L, R, Q_L, Q_R a matrix: 2 rows columns + 2 rows^2 + 2 columns^2 values. Group settings:
     `lr`, `weight_decay`, `beta1`, `beta2`, `eps`, `refresh_interval`.
     """
@@ -36,7 +37,7 @@ class Soap(ListOptimizer):
         if step > 0:
             decay(parameters, group)
         for positions in by_shape(parameters):
-            batch = torch.stack([gradients[i] for i in positions])
+            batch = as_batch([gradients[i] for i in positions])
             chosen = [states[i] for i in positions]
             if step > 0:
                 steps = _rotated_adam(batch, chosen, group)
@@ -53,13 +54,13 @@ class Soap(ListOptimizer):
 
 
 def _rotated_adam(batch: Tensor, states: list[State], group: Group) -> Tensor:
-    like = list(batch.unbind())
-    first, square = buffers(states, "first", like), buffers(states, "square", like)
     left, right = stacked(states, "left_basis"), stacked(states, "right_basis")
+    rotated = rotate(batch, left, right)
+    like = list(rotated.unbind())
+    first, square = buffers(states, "rotated_first", like), buffers(states, "square", like)
     torch._foreach_lerp_(first, like, 1 - group["beta1"])
-    torch._foreach_lerp_(square, list(rotate(batch, left, right).square().unbind()), 1 - group["beta2"])
-    scaled = rotate(torch.stack(first), left, right) / (torch.stack(square).sqrt_() + group["eps"])
-    return rotate_back(scaled, left, right)
+    torch._foreach_lerp_(square, list(rotated.square().unbind()), 1 - group["beta2"])
+    return rotate_back(as_batch(first) / (as_batch(square).sqrt() + group["eps"]), left, right)
 
 
 def _accumulate(batch: Tensor, states: list[State], beta: float) -> None:
@@ -68,9 +69,12 @@ def _accumulate(batch: Tensor, states: list[State], beta: float) -> None:
 
 
 def _refresh(states: list[State]) -> None:
+    bases = {side: stacked(states, f"{side}_basis") for side in ("left", "right")}
+    momentum = rotate_back(stacked(states, "rotated_first"), bases["left"], bases["right"])
     square = stacked(states, "square")
     for side, axis in (("left", -2), ("right", -1)):
-        basis, order = refresh(stacked(states, side), stacked(states, f"{side}_basis"))
+        bases[side], order = refresh(stacked(states, side), bases[side])
         square = reorder(square, order, axis)
-        store(states, f"{side}_basis", basis)
+        store(states, f"{side}_basis", bases[side])
     store(states, "square", square)
+    store(states, "rotated_first", rotate(momentum, bases["left"], bases["right"]))
