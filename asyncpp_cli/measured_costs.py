@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs import open_run
+from schedules.costs import RankTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,26 +17,40 @@ class MeasuredRun:
 
     stages: int
     microbatches: int
-    seconds: tuple[float, ...]
-    """By rank, the time that it computes for a micro-batch."""
+    times: RankTimes
 
 
 def measured_run(folder: Path) -> MeasuredRun:
-    """The computing times of the run in `folder`, from its steady stretches of all segments."""
+    """The computing times of the run in `folder`, means over its segments.
+
+    Raises:
+        UserError: no segment of it was measured.
+    """
     rows = open_run(folder).metrics()
     starts = [row for row in rows if row["kind"] == "start"]
-    segments = [
-        row for row in rows if row["kind"] == "segment" and row["steady_tokens"] and None not in row["busy"]
-    ]
+    segments = [row for row in rows if row["kind"] == "segment" and row.get("action_seconds")]
     if not starts or not segments:
-        raise UserError(
-            f"{folder}: no segment of it was measured (replays and runs of a step or two are not)"
-        )
-    tokens = starts[-1]["microbatch_size"] * starts[-1]["context"]
-    microbatches = sum(row["steady_tokens"] for row in segments) / tokens
-    busy = [[share * row["steady_seconds"] for share in row["busy"]] for row in segments]
+        raise UserError(f"{folder}: no segment of it was measured (replays and runs on GPUs are not)")
+    ranks = len(segments[0]["busy"])
+    backward = _of_ranks(segments, "B", ranks=ranks)
+    half = [seconds / 2 for seconds in backward]
     return MeasuredRun(
-        stages=len(busy[0]),
+        stages=ranks,
         microbatches=starts[-1]["microbatches"],
-        seconds=tuple(sum(times) / microbatches for times in zip(*busy, strict=True)),
+        times=RankTimes(
+            forward=tuple(_of_ranks(segments, "F", ranks=ranks)),
+            input_half=tuple(_of_ranks(segments, "I", ranks=ranks) if not any(backward) else half),
+            weight_half=tuple(_of_ranks(segments, "W", ranks=ranks) if not any(backward) else half),
+            update=tuple(_of_ranks(segments, "U", ranks=ranks)),
+        ),
     )
+
+
+def _of_ranks(segments: list[dict[str, Any]], op: str, *, ranks: int) -> list[float]:
+    """Seconds of one `op` at each rank, its stages together: stage s is on rank s modulo the ranks."""
+    steps = sum(segment["steps"] for segment in segments)
+    total = [0.0] * ranks
+    for segment in segments:
+        for stage, seconds in enumerate(segment["action_seconds"].get(op, [])):
+            total[stage % ranks] += seconds * segment["steps"] / steps
+    return total

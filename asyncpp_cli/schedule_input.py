@@ -11,7 +11,7 @@ from typing import Any
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_output import comparison_row
 from schedules import FAMILY, Program, ScheduleError, build, find_problems, smallest_delay
-from schedules.costs import Costs, uniform_costs, with_measured_ranks
+from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.program_file import from_text
 from schedules.simulate import Timeline, simulate, steps_to_measure
 from schedules.torch_lists import from_csv
@@ -43,8 +43,8 @@ class CostOptions:
     transfer: float = 0.0
     jitter: float = 0.0
     seed: int = 0
-    measured: tuple[float, ...] | None = None
-    """By rank, the time that it computes for a micro-batch; None: as forward and backward say."""
+    measured: RankTimes | None = None
+    """Computing times of every rank; None: as forward, backward and update say."""
 
     def of(self, program: Program) -> Costs:
         """The costs of `program`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from schedules.actions import Op, Program
@@ -110,33 +109,49 @@ def uniform_costs(
     )
 
 
-def with_measured_ranks(costs: Costs, program: Program, seconds: Sequence[float]) -> Costs:
-    """`costs` with computation as measured: how long each rank computes for one micro-batch.
+@dataclass(frozen=True, kw_only=True)
+class RankTimes:
+    """What was measured of each rank's share of the model, in seconds. Tuples are indexed by rank."""
 
-    A third of it is taken to be the forward and two thirds the backward, in equal halves; a rank's stages
-    share it equally.
+    forward: tuple[float, ...]
+    """One micro-batch's forward."""
+    input_half: tuple[float, ...]
+    """The input half of its backward."""
+    weight_half: tuple[float, ...]
+    """The weight half."""
+    update: tuple[float, ...]
+    """The optimizer step."""
+
+
+def with_measured_ranks(costs: Costs, program: Program, measured: RankTimes) -> Costs:
+    """`costs` with computation as measured. A rank's stages share its times equally.
 
     Args:
         costs: What else takes time.
         program: The program that they are for.
-        seconds: By rank: computing a micro-batch's forward and backward, and its part of the update.
+        measured: Of every rank.
 
     Raises:
         ScheduleError: There are more or fewer ranks than measurements.
     """
-    if len(seconds) != program.num_ranks:
+    if len(measured.forward) != program.num_ranks:
         raise ScheduleError(
-            f"{program.schedule} has {program.num_ranks} ranks, and {len(seconds)} of them were measured"
+            f"{program.schedule} has {program.num_ranks} ranks, "
+            f"and {len(measured.forward)} of them were measured"
         )
     share = program.num_ranks / program.num_stages
-    of_stage = [seconds[rank] * share for rank in program.rank_of_stage]
-    third = tuple(time / 3 for time in of_stage)
+
+    def of_stages(of_ranks: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(of_ranks[rank] * share for rank in program.rank_of_stage)
+
+    input_half, weight_half = of_stages(measured.input_half), of_stages(measured.weight_half)
     return replace(
         costs,
-        forward=third,
-        backward=tuple(2 * time / 3 for time in of_stage),
-        input_half=third,
-        weight_half=third,
+        forward=of_stages(measured.forward),
+        backward=tuple(first + second for first, second in zip(input_half, weight_half, strict=True)),
+        input_half=input_half,
+        weight_half=weight_half,
+        update=of_stages(measured.update),
     )
 
 

@@ -19,6 +19,9 @@ from stages.transport import Links
 from stages.update import StageUpdate
 from stages.weights import WeightVersions
 
+MOST_ACTIONS = 1_000_000
+"""Actions in a segment, about: some 200 MB and a second or two to build."""
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -51,9 +54,20 @@ def activation_shape(config: RunConfig) -> tuple[int, ...]:
 
 
 def segment_lengths(config: RunConfig) -> list[tuple[int, int]]:
-    """(first step, steps) of each segment: the pipeline drains at every evaluation and at the end."""
-    interval, steps = config.train.eval_interval, config.train.steps
-    return [(first, min(interval, steps - first)) for first in range(0, steps, interval)]
+    """(first step, steps) of each segment: the pipeline drains at every evaluation and at the end.
+
+    Where evaluations are far apart it drains between them, too: a segment's program is held in memory.
+    """
+    actions_a_step = 2 * config.schedule.microbatches * config.parallel.stages * config.schedule.chunks
+    longest = max(1, MOST_ACTIONS // actions_a_step)
+    lengths = []
+    first = 0
+    while first < config.train.steps:
+        next_evaluation = (first // config.train.eval_interval + 1) * config.train.eval_interval
+        steps = min(longest, next_evaluation - first, config.train.steps - first)
+        lengths.append((first, steps))
+        first += steps
+    return lengths
 
 
 def build_ranks(

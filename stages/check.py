@@ -117,6 +117,8 @@ def _check_model(config: RunConfig) -> None:
 
 def _check_schedule(config: RunConfig) -> None:
     name, geometry = config.schedule.name, config.schedule
+    if schedules.FAMILY[name].takes_delay:
+        _check_delay(config)
     try:
         segment_program(config, first_step=0, steps=1)
     except schedules.ScheduleError as error:
@@ -137,6 +139,19 @@ def _check_schedule(config: RunConfig) -> None:
             "train.clip",
             f"global needs a step that all stages share, and under {name} each stage updates on its own; "
             "accepted with it: stage, none",
+        )
+
+
+def _check_delay(config: RunConfig) -> None:
+    stages, microbatches, delay = config.parallel.stages, config.schedule.microbatches, config.schedule.delay
+    smallest = schedules.smallest_delay(stages=stages, microbatches=microbatches)
+    if delay < smallest:
+        needed = -(-(stages - 1) // delay)
+        raise ConfigError(
+            "schedule.microbatches",
+            f"is {microbatches}; {config.schedule.name} with {stages} stages needs at least {needed} "
+            f"micro-batches a step for schedule.delay = {delay} (with {microbatches}, the smallest "
+            f"delay is {smallest})",
         )
 
 

@@ -123,7 +123,9 @@ class _Run:
         )
         for first_step, steps in segment_lengths(self._config):
             self._train_segment(first_step, steps)
-            self._evaluate(first_step + steps)
+            done = first_step + steps
+            if done % self._config.train.eval_interval == 0 or done == self._config.train.steps:
+                self._evaluate(done)
         weights = {
             name: tensor
             for rank in self._ranks

@@ -181,9 +181,9 @@ def compare(
 
     measured = None
     if costs_of is not None:
-        if (forward, backward, input_half, weight_half) != (1.0, 2.0, None, None):
+        if (forward, backward, input_half, weight_half, update) != (1.0, 2.0, None, None, 0.0):
             raise UserError(
-                "--costs-of says how long computations take: leave out --forward, --backward, ..."
+                "--costs-of says how long computations take: leave out --forward, --backward, --update ..."
             )
         from asyncpp_cli.measured_costs import measured_run
 
@@ -211,7 +211,7 @@ def compare(
         transfer=schedule_input.transfer_time(message_size, bandwidth),
         jitter=jitter,
         seed=seed,
-        measured=None if measured is None else measured.seconds,
+        measured=None if measured is None else measured.times,
     )
     rows = schedule_input.comparison(names, geometry, costs, steps=steps)
     schedule_input.note_delay(names, geometry)

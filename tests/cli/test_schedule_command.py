@@ -113,21 +113,19 @@ def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def test_compare_takes_the_times_that_a_run_measured(tmp_path):
-    segment = {"kind": "segment", "step": 0, "steady_seconds": 10.0, "steady_tokens": 5 * 4 * 8 * 16}
+    segment = {"kind": "segment", "busy": [0.9, 0.8]}
     run_folder = write_run(
         tmp_path / "run",
         [
             {"kind": "start", "step": 0, "microbatches": 4, "microbatch_size": 8, "context": 16},
-            {**segment, "busy": [0.6, 0.9]},
-            {**segment, "busy": [0.6, 0.3]},
-            {**segment, "steady_tokens": 0, "steady_seconds": 0.0, "busy": [None, None]},
+            {**segment, "steps": 3, "action_seconds": {"F": [1.0, 2.0], "B": [2.0, 3.0], "U": [1.0, 0.5]}},
+            {**segment, "steps": 1, "action_seconds": {"F": [5.0, 2.0], "B": [6.0, 3.0], "U": [1.0, 0.5]}},
         ],
     )
     (row,) = json.loads(run("compare", "2bw", "--costs-of", run_folder, "--json"))
-    # Both ranks compute 12 s for 40 micro-batches, of which a step has 4.
+    # By steps: rank 0 takes 2 + 3 for a micro-batch and 1 for the update, rank 1 takes 2 + 3 and 0.5.
     assert (row["stages"], row["microbatches"]) == (2, 4)
-    assert row["step_time"] == pytest.approx(4 * 12 / 40)
-    assert row["drain_time"] == pytest.approx(12 / 40)
+    assert row["step_time"] == pytest.approx(4 * 5 + 1)
     assert "3 ranks, and 2 of them were measured" in refusal(
         "compare", "2bw", "--stages", "3", "--costs-of", run_folder
     )
