@@ -45,7 +45,7 @@ def refused(*arguments: str | Path) -> str:
         ("zip: {seed: [1, 2], optimizer.lr: [1]}", ["zip", "seed 2, optimizer.lr 1"]),
         ("name: [1]", ["name", "text"]),
         ("parallel.stages: 5\nschedule.delay: 2", ["parallel.stages", "5"]),
-        ("parallel.stages: 4", ["schedule", "4 stages and 2 micro-batches"]),
+        ("parallel.stages: 4", ["schedule", "schedule.microbatches", "at least 3 micro-batches"]),
         ("train.clip: everything", ["train.clip", "global"]),
         ("data.path: /nonexistent/text", ["data.path", "/nonexistent/text"]),
     ],
