@@ -202,7 +202,9 @@ def main() -> None:
     else:
         print(markdown(rows, where))
     if arguments.out:
-        file = arguments.out / f"optimizers-{datetime.now(UTC):%Y-%m-%d}.md"
+        isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+        suffix = f"-{isa.lower()}" if isa else ""
+        file = arguments.out / f"optimizers-{datetime.now(UTC):%Y-%m-%d}{suffix}.md"
         file.write_text(f"# Optimizers beside their peers\n\n{markdown(rows, where)}", encoding="utf-8")
         print(f"wrote {file}", file=sys.stderr)
 

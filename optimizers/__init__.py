@@ -1,7 +1,7 @@
 """Optimizers by name and the corrections for stale gradients. Importing this imports no torch."""
 
 from optimizers.catalogue import METHODS, NAMES, Method, Option, check_options, method_named
-from optimizers.correction_catalogue import CORRECTIONS, CorrectionMethod, refusal
+from optimizers.correction_catalogue import CORRECTIONS, CorrectionMethod, check_correction, refusal
 from optimizers.grouping import ParameterGroup, Role, assign, describe, role_of
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "ParameterGroup",
     "Role",
     "assign",
+    "check_correction",
     "check_options",
     "describe",
     "method_named",

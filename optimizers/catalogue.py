@@ -311,13 +311,26 @@ def check_options(name: str, options: Mapping[str, object]) -> dict[str, Value]:
     Raises:
         ValueError: Unknown optimizer or option, or a value not accepted; the message says what would be.
     """
-    accepted = method_named(name).options
+    return settled(f"optimizer {name!r}", method_named(name).options, options)
+
+
+def settled(owner: str, accepted: Mapping[str, Option], options: Mapping[str, object]) -> dict[str, Value]:
+    """`options` over the defaults of `accepted`.
+
+    Args:
+        owner: What the options belong to, for messages.
+        accepted: The options that there are.
+        options: Those given.
+
+    Raises:
+        ValueError: An option that there is not, or a value not accepted; the message says what would be.
+    """
     settings: dict[str, Value] = {key: option.default for key, option in accepted.items()}
     for key, value in options.items():
         if key not in accepted:
-            raise ValueError(f"optimizer {name!r} has no option {key!r}; accepted: {', '.join(accepted)}")
+            raise ValueError(f"{owner} has no option {key!r}; accepted: {', '.join(accepted) or 'none'}")
         if not accepted[key].holds(value):
-            raise ValueError(f"optimizer {name!r}: {key} is {value!r}, accepted: {accepted[key].accepts()}")
+            raise ValueError(f"{owner}: {key} is {value!r}, accepted: {accepted[key].accepts()}")
         assert isinstance(value, float | int | str)
         settings[key] = value
     return settings

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from optimizers.catalogue import Option, Value, settled
+
 
 class Needs(StrEnum):
     """What a schedule must have for a correction to mean something."""
@@ -25,12 +27,15 @@ class CorrectionMethod:
     needs: Needs
     values_per_parameter: int
     """Values kept for each parameter, beyond the optimizer's."""
+    options: Mapping[str, Option]
 
     @property
     def state_bytes_per_parameter(self) -> float:
         """Bytes kept for each float32 parameter."""
         return 4.0 * self.values_per_parameter
 
+
+_COEFFICIENT = Option(default=1.0, low=0.0, meaning="c; 0 is plain delay")
 
 _CORRECTIONS = (
     CorrectionMethod(
@@ -39,6 +44,7 @@ _CORRECTIONS = (
         reference="arXiv 2606.30634",
         needs=Needs.DELAY,
         values_per_parameter=0,
+        options={"coefficient": _COEFFICIENT},
     ),
     CorrectionMethod(
         name="error-feedback-buffered",
@@ -46,6 +52,12 @@ _CORRECTIONS = (
         reference="arXiv 2606.30634",
         needs=Needs.DELAY,
         values_per_parameter=1,
+        options={
+            "coefficient": _COEFFICIENT,
+            "decay_at": Option(
+                default="y", choices=("y", "x"), meaning="weights that weight decay is a share of"
+            ),
+        },
     ),
     CorrectionMethod(
         name="weight-prediction",
@@ -53,6 +65,14 @@ _CORRECTIONS = (
         reference="arXiv 1809.02839, 1911.04610, 2312.00839",
         needs=Needs.DELAY,
         values_per_parameter=0,
+        options={
+            "flavour": Option(
+                default="last-update",
+                choices=("last-update", "momentum", "adam-moments"),
+                meaning="what the next updates are expected to be: PipeOptim, SpecTrain or XPipe",
+            ),
+            "reach": Option(default=1.0, low=0.0, meaning="horizon as a share of the stage's delay"),
+        },
     ),
     CorrectionMethod(
         name="lr-discount",
@@ -60,6 +80,7 @@ _CORRECTIONS = (
         reference="arXiv 1910.05124",
         needs=Needs.DELAY,
         values_per_parameter=0,
+        options={"anneal": Option(default=1000, low=0, meaning="updates until nothing is discounted")},
     ),
     CorrectionMethod(
         name="discrepancy",
@@ -67,6 +88,14 @@ _CORRECTIONS = (
         reference="arXiv 1910.05124",
         needs=Needs.MISMATCH,
         values_per_parameter=1,
+        options={
+            "memory": Option(
+                default=0.135,
+                low=1e-6,
+                high=1.0,
+                meaning="share of the average left after `mismatch` updates",
+            )
+        },
     ),
     CorrectionMethod(
         name="delay-compensation",
@@ -74,10 +103,31 @@ _CORRECTIONS = (
         reference="arXiv 1609.08326",
         needs=Needs.STASH,
         values_per_parameter=0,
+        options={"strength": Option(default=0.04, low=0.0, meaning="lambda")},
     ),
 )
 
 CORRECTIONS: Mapping[str, CorrectionMethod] = {method.name: method for method in _CORRECTIONS}
+
+
+def correction_named(name: str) -> CorrectionMethod:
+    """The correction called `name`.
+
+    Raises:
+        ValueError: There is none; the message lists those there are.
+    """
+    if name not in CORRECTIONS:
+        raise ValueError(f"unknown correction {name!r}; accepted: {', '.join(CORRECTIONS)}")
+    return CORRECTIONS[name]
+
+
+def check_correction(name: str, options: Mapping[str, object]) -> dict[str, Value]:
+    """The settings of correction `name`: `options` over its defaults.
+
+    Raises:
+        ValueError: Unknown correction or option, or a value not accepted; the message says what would be.
+    """
+    return settled(f"correction {name!r}", correction_named(name).options, options)
 
 
 def refusal(name: str, *, synchronous: bool, stashed: bool) -> str | None:
@@ -91,9 +141,7 @@ def refusal(name: str, *, synchronous: bool, stashed: bool) -> str | None:
     Raises:
         ValueError: An unknown correction; the message lists those there are.
     """
-    if name not in CORRECTIONS:
-        raise ValueError(f"unknown correction {name!r}; accepted: {', '.join(CORRECTIONS)}")
-    needs = CORRECTIONS[name].needs
+    needs = correction_named(name).needs
     if synchronous:
         return f"{name} corrects for delay, and a synchronous schedule has none"
     if needs is Needs.MISMATCH and stashed:

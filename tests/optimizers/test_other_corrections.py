@@ -16,6 +16,7 @@ from optimizers.corrections import Correction, PlainUpdate, build_correction
 from optimizers.discount import LrDiscount, lr_discount
 from optimizers.discrepancy import DiscrepancyCorrection
 from optimizers.prediction import WeightPrediction
+from optimizers.stage_correction import build_stage_correction
 
 STEPS = 30
 NAME = "blocks.0.norm.weight"
@@ -217,3 +218,34 @@ def test_what_a_schedule_cannot_carry_is_refused_with_the_reason() -> None:
 def test_bad_arguments(build: object) -> None:
     with pytest.raises(ValueError, match=r"accepted|same weights"):
         build()  # type: ignore[operator]
+
+
+def test_a_stage_gets_its_correction_by_name() -> None:
+    """The same versions as from the classes, with horizons and discounts by the stage's delay."""
+    for name, options, direct in (
+        ("error-feedback", {"coefficient": 0.5}, build_correction(coefficient=0.5)),
+        ("error-feedback-buffered", {}, build_correction(coefficient=1.0, form="buffered")),
+        ("weight-prediction", {"reach": 0.5}, WeightPrediction(1.5)),
+        ("lr-discount", {"anneal": 20}, LrDiscount(PlainUpdate(), delay=3, anneal=20)),
+        ("discrepancy", {}, DiscrepancyCorrection(3)),
+        ("delay-compensation", {}, PlainUpdate()),
+    ):
+        named = build_stage_correction(name, options=options, delay=3, mismatch=3)
+        assert type(named) is type(direct)
+        assert trace(named, "adamw", 3) == trace(direct, "adamw", 3)
+    assert isinstance(build_stage_correction("discrepancy", options={}, delay=0, mismatch=0), PlainUpdate)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("feedback", {}, "unknown correction 'feedback'; accepted: error-feedback"),
+        ("lr-discount", {"delay": 3}, "correction 'lr-discount' has no option 'delay'; accepted: anneal"),
+        ("weight-prediction", {"flavour": "adam"}, "accepted: last-update | momentum | adam-moments"),
+        ("discrepancy", {"memory": 1.0}, "accepted: a number at least 1e-06 and below 1"),
+    ],
+)
+def test_bad_options_of_a_correction_are_named(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=name) as error:
+        build_stage_correction(name, options=options, delay=1, mismatch=1)  # type: ignore[arg-type]
+    assert message in str(error.value)
