@@ -109,7 +109,13 @@ def build_ranks(
                 replica_dtype=types.replica,
                 device=device,
             )
-            stages[stage] = StageState(weights=weights, update=StageUpdate(config, weights))
+            update = StageUpdate(
+                config,
+                weights,
+                delay=max(analysis.delay_max[stage] for analysis in analyses),
+                mismatch=max(analysis.mismatch_max[stage] for analysis in analyses),
+            )
+            stages[stage] = StageState(weights=weights, update=update)
         batches = Batches(config, corpus, device=device)
         executor = RankExecutor(
             rank=rank, stages=stages, links=links, batches=batches, clip=config.train.clip, on_step=on_step

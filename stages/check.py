@@ -7,14 +7,16 @@ from functools import lru_cache
 
 import schedules
 from optimizers import NAMES as OPTIMIZER_NAMES
-from optimizers import check_options
-from stages.config import DataConfig, RunConfig, optimizer_options
+from optimizers import check_correction, check_options, refusal
+from stages.config import DataConfig, RunConfig, correction_options, optimizer_options
 from stages.corpus import DataError, text_files
 
 CLIPS = ("global", "stage", "none")
 PRECISIONS = ("float32", "float64", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 FORMS = ("look-ahead", "buffered")
+CORRECTIONS = ("none", "weight-prediction", "lr-discount")
+"""Those that the trainer carries, beside error feedback."""
 BYTE_VALUES = 256
 
 
@@ -48,6 +50,7 @@ def check(config: RunConfig) -> None:
     _check_model(config)
     _check_schedule(config)
     _check_optimizer(config)
+    _check_correction(config)
     problem = _text_problem(config.data.path)
     if problem is not None:
         raise ConfigError("data.path", problem)
@@ -203,6 +206,32 @@ def _check_optimizer(config: RunConfig) -> None:
         check_options(config.optimizer.name, optimizer_options(config.optimizer))
     except ValueError as error:
         raise ConfigError("optimizer", str(error)) from None
+
+
+def _check_correction(config: RunConfig) -> None:
+    name = config.correction.name
+    _one_of("correction.name", name, CORRECTIONS)
+    if name == "none":
+        if correction_options(config.correction):
+            raise ConfigError(
+                "correction", "has settings and no name; accepted: " + ", ".join(CORRECTIONS[1:])
+            )
+        return
+    try:
+        settings = check_correction(name, correction_options(config.correction))
+    except ValueError as error:
+        raise ConfigError("correction", str(error)) from None
+    if config.error_feedback.coefficient != 0:
+        raise ConfigError("correction.name", f"{name} and error feedback do not go together; accepted: none")
+    # Whether the schedule stashes does not matter to those carried.
+    reason = refusal(name, synchronous=schedules.is_synchronous(config.schedule.name), stashed=True)
+    if reason is not None:
+        raise ConfigError("correction.name", f"{reason}; accepted: none")
+    flavour, optimizer = settings.get("flavour"), config.optimizer
+    if flavour == "adam-moments" and optimizer.name != "adamw":
+        raise ConfigError("correction.flavour", "adam-moments predicts from the moments of adamw only")
+    if flavour == "momentum" and (optimizer.name in ("soap", "basis-rotation") or optimizer.momentum == 0):
+        raise ConfigError("correction.flavour", f"momentum: {optimizer.name} keeps none to predict from")
 
 
 @lru_cache

@@ -93,6 +93,18 @@ class ErrorFeedbackConfig:
 
 
 @dataclass
+class CorrectionConfig:
+    name: str = "none"
+    """Another correction than error feedback: `weight-prediction`, `lr-discount` or `none`."""
+    flavour: str | None = None
+    """weight-prediction: `last-update`, `momentum` or `adam-moments`; null: last-update."""
+    reach: float | None = None
+    """weight-prediction: updates to look ahead, as a share of the stage's delay; null: 1."""
+    anneal: int | None = None
+    """lr-discount: updates until nothing is discounted any more; null: 1000."""
+
+
+@dataclass
 class ModelConfig:
     name: str = MISSING
     """Name of the size, for people."""
@@ -159,6 +171,7 @@ class RunConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     error_feedback: ErrorFeedbackConfig = field(default_factory=ErrorFeedbackConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -175,6 +188,12 @@ def optimizer_options(config: OptimizerConfig) -> dict[str, float | bool | str]:
     return {
         name: value for name, value in options.items() if name not in of_every_method and value is not None
     }
+
+
+def correction_options(config: CorrectionConfig) -> dict[str, float | bool | str]:
+    """The options of the correction that the configuration sets; the rest keep its defaults."""
+    options = {option.name: getattr(config, option.name) for option in fields(config)}
+    return {name: value for name, value in options.items() if name != "name" and value is not None}
 
 
 def tokens_per_step(config: RunConfig) -> int:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from optimizers.build import build_optimizer
-from optimizers.corrections import build_correction
-from stages.config import OptimizerConfig, RunConfig, optimizer_options
+from optimizers.corrections import Correction, build_correction
+from optimizers.stage_correction import build_stage_correction
+from stages.config import OptimizerConfig, RunConfig, correction_options, optimizer_options
 from stages.weights import GradientBuffer, WeightVersions
 
 CLIP_EPSILON = 1e-6
@@ -50,7 +51,15 @@ def squared_norm(gradient: GradientBuffer) -> Tensor:
 class StageUpdate:
     """Turns a gathered gradient into the next weight version of one stage."""
 
-    def __init__(self, config: RunConfig, weights: WeightVersions) -> None:
+    def __init__(self, config: RunConfig, weights: WeightVersions, *, delay: int, mismatch: int) -> None:
+        """Start with no steps taken.
+
+        Args:
+            config: the run's.
+            weights: of the stage.
+            delay: most updates between the weights of the stage's gradients and those they are applied to.
+            mismatch: most versions between forward and backward of a micro-batch at the stage.
+        """
         self._config = config
         self._weights = weights
         self.optimizer = build_optimizer(
@@ -60,11 +69,20 @@ class StageUpdate:
             weight_decay=config.optimizer.weight_decay,
             options=optimizer_options(config.optimizer),
         )
-        self.correction = build_correction(
-            coefficient=config.error_feedback.coefficient,
-            form=config.error_feedback.form,
-            decay_at=config.error_feedback.decay_at,
-        )
+        self.correction: Correction
+        if config.correction.name == "none":
+            self.correction = build_correction(
+                coefficient=config.error_feedback.coefficient,
+                form=config.error_feedback.form,
+                decay_at=config.error_feedback.decay_at,
+            )
+        else:
+            self.correction = build_stage_correction(
+                config.correction.name,
+                options=correction_options(config.correction),
+                delay=delay,
+                mismatch=mismatch,
+            )
 
     def apply(
         self, gradient: GradientBuffer, *, version: int, step: int, squared_norm: Tensor | None

@@ -220,7 +220,7 @@ def _comparison_key(cell: Cell) -> object:
     run = next((run for run in cell.runs if run.config is not None), None)
     if run is None or run.config is None:
         return None
-    common = _without(run.config, "schedule.", "error_feedback.", "seed", "site.")
+    common = _without(run.config, "schedule.", "error_feedback.", "correction.", "seed", "site.")
     return _hashable(common | {"microbatches": run.config.get("schedule.microbatches")})
 
 
