@@ -72,37 +72,38 @@ def list_optimizers(
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An optimizer that `list` shows.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="An optimizer or correction that `list` shows.")
+    ],
 ) -> None:
-    """Show one optimizer: which parameters it updates by which rule, and its settings with their defaults."""
+    """Show one optimizer or correction: what it keeps, by which rules it works, and its settings with
+    defaults."""
     from asyncpp_cli.console import show_table
     from asyncpp_cli.errors import UserError
-    from optimizers import method_named
+    from optimizers import CORRECTIONS, METHODS
     from optimizers.grouping import DECAYED, Role
 
-    try:
-        method = method_named(name)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    print(f"{method.name}: {method.summary} ({method.reference})")
-    print(f"Keeps for a matrix: {method.matrix_state} values\n")
+    if name in METHODS:
+        method = METHODS[name]
+        print(f"{name}: {method.summary} ({method.reference})")
+        print(f"Keeps for a matrix: {method.matrix_state} values\n")
+        show_table(
+            ["parameters", "rule", "weight decay"],
+            [[role.value, method.rules[role.value], "yes" if role in DECAYED else "no"] for role in Role],
+            title="Rules",
+        )
+        print()
+        options = method.options
+    elif name in CORRECTIONS:
+        correction = CORRECTIONS[name]
+        print(f"{name}: {correction.summary} ({correction.reference})")
+        print(f"Keeps for each parameter: {correction.values_per_parameter} values\n")
+        options = correction.options
+    else:
+        raise UserError(f"unknown name {name!r}; accepted: {', '.join([*METHODS, *CORRECTIONS])}")
     show_table(
-        ["parameters", "rule", "weight decay"],
-        [[role.value, method.rules[role.value], "yes" if role in DECAYED else "no"] for role in Role],
-        title="Rules",
-    )
-    print()
-    show_table(
-        ["optimizer.*", "default", "accepted", "meaning"],
-        [
-            [
-                key,
-                _shown(option.default),
-                option.accepts(),
-                option.meaning,
-            ]
-            for key, option in method.options.items()
-        ],
+        ["setting", "default", "accepted", "meaning"],
+        [[key, _shown(option.default), option.accepts(), option.meaning] for key, option in options.items()],
         title="Settings",
     )
 

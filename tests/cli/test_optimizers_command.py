@@ -40,9 +40,16 @@ def test_show_gives_rules_and_settings() -> None:
     assert "scale               match-rms      match-rms | original" in ended.output
 
 
+def test_show_gives_a_corrections_settings() -> None:
+    ended = asyncpp("optimizers", "show", "weight-prediction")
+    assert ended.code == 0
+    assert "flavour  last-update  last-update | momentum | adam-moments" in ended.output
+    assert asyncpp("optimizers", "show", "discrepancy").code == 0
+
+
 def test_an_unknown_optimizer_is_one_line() -> None:
     ended = asyncpp("optimizers", "show", "moun")
     assert ended.code == 2
     assert ended.output == ""
     assert ended.errors.count("\n") == 1
-    assert "unknown optimizer 'moun'; accepted: sgd, adamw" in ended.errors
+    assert "unknown name 'moun'; accepted: sgd, adamw" in ended.errors
