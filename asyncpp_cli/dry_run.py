@@ -60,7 +60,12 @@ def twin_of(config: RunConfig) -> RunConfig:
     )
     twin.data = replace(config.data, context=16)
     twin.train = replace(
-        config.train, steps=STEPS, microbatch_size=1, eval_interval=STEPS // 2, eval_microbatches=1
+        config.train,
+        steps=STEPS,
+        microbatch_size=1,
+        eval_interval=STEPS // 2,
+        eval_microbatches=1,
+        checkpoint_interval=0,
     )
     twin.site = replace(config.site, device="cpu", threads=1)
     twin.seed = 0
@@ -136,7 +141,7 @@ def _train(rehearsals: list[_Rehearsal], folder: Path, *, replay: bool) -> dict[
         run.folder.mkdir()
         run.config_file.write_text(config_text(rehearsal.twin), encoding="utf-8")
         resources = resources_of(rehearsal.twin, replay=replay, machine=machine)
-        tasks.append(Task(run, resources, STEPS, wants_gpus=False))
+        tasks.append(Task(run, resources, STEPS, wants_gpus=False, grace=rehearsal.twin.site.grace))
     with shown_progress() as progress:
         statuses = Launcher(tasks, machine=machine, max_parallel=None, replay=replay, progress=progress).run()
     return {

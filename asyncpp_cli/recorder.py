@@ -27,6 +27,9 @@ class MetricsFile:
         if os.write(self._descriptor, line) != len(line):
             raise OSError("the disk is full: a metrics row was written in part")
 
+    def flush(self) -> None:
+        os.fsync(self._descriptor)
+
     def close(self) -> None:
         os.close(self._descriptor)
 
@@ -54,6 +57,11 @@ class RunRecorder:
         self._metrics.append({**row, "attempt": self._attempt} if row["kind"] == "start" else row)
         if row["kind"] == "step":
             self._last_step = row
+
+    def flush(self) -> None:
+        """See that all rows are on the disk, so that no checkpoint is newer than the metrics."""
+        if self._metrics is not None:
+            self._metrics.flush()
 
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         """Say in the status how far the run is; written at most twice a second."""

@@ -7,6 +7,7 @@ EXPERIMENT/runs/ID/status.json     how it goes, replaced at once
 EXPERIMENT/runs/ID/metrics.jsonl   append-only, one JSON object a line
 EXPERIMENT/runs/ID/logs/           what each rank of each attempt printed
 EXPERIMENT/runs/ID/jobs/           submitit's own files
+EXPERIMENT/runs/ID/checkpoints/    what it can be resumed from; `stages.checkpoint_files` owns what is in it
 EXPERIMENT/runs/ID/attempts/N/     who claimed attempt N, its ranks' processes and how they ended
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.files import read_json, write_json
+from stages.checkpoint_files import saved_steps
 from stages.config import RunConfig
 
 FORMAT = 1
@@ -108,6 +110,15 @@ class Run:
         return self.folder / "attempts"
 
     @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def saved_step(self) -> int | None:
+        """Steps done in the newest checkpoint."""
+        return next(iter(saved_steps(self.checkpoints)), None)
+
+    @property
     def lock_file(self) -> Path:
         return self.folder / "lock"
 
@@ -148,6 +159,8 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics rows, without those of steps that a later attempt did again.
 
+        An attempt that resumes goes on after what its `start` row names: rows of later steps are dropped.
+
         A line that is no JSON object is left out: a process that is killed while it writes leaves a torn one.
         """
         rows, _ = self.metrics_and_torn_lines()
@@ -170,14 +183,25 @@ class Run:
                 torn += 1
                 continue
             if row["kind"] == "start":
-                rows = [earlier for earlier in rows if _step_of(earlier) < row["step"]]
+                rows = [earlier for earlier in rows if _holds(earlier, before=row)]
             rows.append(row)
         return rows, torn
 
 
-def _step_of(row: Mapping[str, Any]) -> int:
-    step = row["first_step"] if row["kind"] == "segment" else row["step"]
-    return int(step)
+def _holds(row: Mapping[str, Any], *, before: Mapping[str, Any]) -> bool:
+    """Whether a row still holds after a run has begun again with the `start` row `before`."""
+    match row["kind"]:
+        case "start":
+            # What an attempt that did nothing more than this one's beginning was is of no interest.
+            return bool(row["step"] < before["step"])
+        case "segment":
+            return bool(row["first_step"] + row["steps"] <= before["step"])
+        case "step":
+            # Counted in updates, of which some schedules have several a step.
+            return bool(row["step"] <= before.get("updates", before["step"]))
+        case "eval":
+            return bool(row["step"] <= before["step"])
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)

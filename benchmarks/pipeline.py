@@ -51,6 +51,7 @@ from stages.executor import RankExecutor, StageState
 from stages.model import Stage, initialise, next_token_loss
 from stages.partition import StageCut
 from stages.process import Process, connected
+from stages.signals import never
 from stages.transport import DistributedLinks
 from stages.update import UpdateResult
 
@@ -141,6 +142,7 @@ def ours(process: Process, options: argparse.Namespace, schedule: str) -> Callab
             corpus=prepare(config.data),
             device=process.device,
             on_step=lambda result: None,
+            stop=never,
         )
         executor = rank.executor
     else:
@@ -155,6 +157,7 @@ def ours(process: Process, options: argparse.Namespace, schedule: str) -> Callab
             batches=EmulatedBatches(),
             clip="global",
             on_step=lambda result: None,
+            stop=never,
         )
 
     def segment() -> float:

@@ -53,18 +53,22 @@ def activation_shape(config: RunConfig) -> tuple[int, ...]:
     return (config.train.microbatch_size, config.data.context, config.model.width)
 
 
-def segment_lengths(config: RunConfig) -> list[tuple[int, int]]:
-    """(first step, steps) of each segment: the pipeline drains at every evaluation and at the end.
+def segment_lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int]]:
+    """(first step, steps) of each segment from step `start`: the pipeline drains at every evaluation and
+    checkpoint and at the end.
 
-    Where evaluations are far apart it drains between them, too: a segment's program is held in memory.
+    Where these are far apart it drains between them, too: a segment's program is held in memory.
     """
+    intervals = [config.train.eval_interval]
+    if config.train.checkpoint_interval:
+        intervals.append(config.train.checkpoint_interval)
     actions_a_step = 2 * config.schedule.microbatches * config.parallel.stages * config.schedule.chunks
     longest = max(1, MOST_ACTIONS // actions_a_step)
     lengths = []
-    first = 0
+    first = start
     while first < config.train.steps:
-        next_evaluation = (first // config.train.eval_interval + 1) * config.train.eval_interval
-        steps = min(longest, next_evaluation - first, config.train.steps - first)
+        next_drain = min((first // interval + 1) * interval for interval in intervals)
+        steps = min(longest, next_drain - first, config.train.steps - first)
         lengths.append((first, steps))
         first += steps
     return lengths
@@ -78,6 +82,7 @@ def build_ranks(
     corpus: Corpus,
     device: torch.device,
     on_step: Callable[[StepResult], None],
+    stop: Callable[[], bool],
 ) -> list[Rank]:
     """The stages of `ranks` with their weights, and the executors that run them.
 
@@ -88,6 +93,7 @@ def build_ranks(
         corpus: the run's text.
         device: where everything is computed.
         on_step: called at each update of the last stage, in the process that holds it.
+        stop: whether this process has been told to end.
     """
     programs = representative_programs(config)
     rank_of_stage = programs[0].rank_of_stage
@@ -118,7 +124,13 @@ def build_ranks(
             stages[stage] = StageState(weights=weights, update=update)
         batches = Batches(config, corpus, device=device)
         executor = RankExecutor(
-            rank=rank, stages=stages, links=links, batches=batches, clip=config.train.clip, on_step=on_step
+            rank=rank,
+            stages=stages,
+            links=links,
+            batches=batches,
+            clip=config.train.clip,
+            on_step=on_step,
+            stop=stop,
         )
         built.append(Rank(number=rank, stages=stages, batches=batches, executor=executor))
     return built

@@ -73,6 +73,7 @@ def _check_counts(config: RunConfig) -> None:
         "train.eval_interval": config.train.eval_interval,
         "train.eval_microbatches": config.train.eval_microbatches,
         "site.threads": config.site.threads,
+        "site.keep_checkpoints": config.site.keep_checkpoints,
     }
     for key, value in at_least_one.items():
         if value < 1:
@@ -81,6 +82,7 @@ def _check_counts(config: RunConfig) -> None:
         "optimizer.lr": config.optimizer.lr,
         "train.clip_norm": config.train.clip_norm,
         "site.timeout": config.site.timeout,
+        "site.grace": config.site.grace,
     }
     for key, number in positive.items():
         if not number > 0:
@@ -89,6 +91,7 @@ def _check_counts(config: RunConfig) -> None:
         "optimizer.weight_decay": config.optimizer.weight_decay,
         "optimizer.final_lr": config.optimizer.final_lr,
         "error_feedback.coefficient": config.error_feedback.coefficient,
+        "train.checkpoint_interval": config.train.checkpoint_interval,
         "seed": config.seed,
     }
     for key, number in not_negative.items():

@@ -152,6 +152,9 @@ class TrainConfig:
     precision: str = "float32"
     """`float32`, `float64` (tests), or `bfloat16` (replicas; the master copy and the gradients are
     float32)."""
+    checkpoint_interval: int = 100
+    """Steps between checkpoints; the pipeline drains for each, which moves the numbers of `pipedream` and
+    `paci` a little. 0: only at the end, and when the run is told to end."""
 
 
 @dataclass
@@ -161,7 +164,12 @@ class SiteConfig:
     threads: int = 1
     """CPU threads a process computes with."""
     timeout: float = 60.0
-    """Seconds without a message from a neighbour after which a process gives up."""
+    """Seconds without a message from a neighbour after which a process gives up. After twice as many in which
+    it has done nothing at all it says where it stands, and ends."""
+    grace: float = 30.0
+    """Seconds that a run told to end may take to save itself."""
+    keep_checkpoints: int = 2
+    """How many of the newest checkpoints a run keeps."""
 
 
 @dataclass

@@ -105,6 +105,8 @@ class RankExecutor:
         batches: where tokens and targets come from.
         clip: `global`, `stage` or `none`.
         on_step: called with each update of the last stage, on the rank that has it.
+        stop: whether this rank has been told to end. Where stages exchange norms, all ranks then end the
+            segment early, after the same step.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class RankExecutor:
         batches: Batches,
         clip: str,
         on_step: Callable[[StepResult], None],
+        stop: Callable[[], bool],
     ) -> None:
         self._rank = rank
         self._stages = stages
@@ -123,6 +126,9 @@ class RankExecutor:
         self._batches = batches
         self._clip = clip
         self._on_step = on_step
+        self._stop = stop
+        self.acted_at = 0.0
+        """Clock when the latest action began, seconds."""
         self._saved: dict[tuple[int, int], _Saved] = {}
         self._halves: dict[tuple[int, int], _Saved] = {}
         self._pending: dict[int, _PendingUpdate] = {}
@@ -136,10 +142,16 @@ class RankExecutor:
         self._last_stage = program.num_stages - 1
         self.trace = RankTrace(stages={stage: StageTrace() for stage in self._stages})
         self._split = {a.stage for a in program.actions[self._rank] if a.op is Op.BACKWARD_INPUT}
+        self.end_step = program.first_step + program.steps
+        """The step before which this segment ends; earlier than the program's once a rank is told to end."""
+        self._ending = False
         self._links.begin(program)
         for action in program.actions[self._rank]:
             yield from self._finish_updates(before=action)
+            if self._is_cut_off(action):
+                continue
             started, waited = time.perf_counter(), self._waited
+            self.acted_at = started
             if action.op is Op.FORWARD:
                 yield from self._forward(action)
             elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
@@ -155,6 +167,20 @@ class RankExecutor:
         left = sorted(self._saved) + sorted(self._halves)
         if left:
             raise RuntimeError(f"micro-batches without a whole backward at the drain: {left}")
+
+    def _is_cut_off(self, action: Action) -> bool:
+        if action.op is Op.UPDATE:
+            return action.version * self._program.update_interval > self.end_step * self._program.microbatches
+        return action.microbatch >= self.end_step * self._program.microbatches
+
+    def _end_before_reader_of(self, version: int) -> None:
+        """End the segment before the first step that reads `version`.
+
+        No rank has begun that step: to begin it, it must have finished this update, and so know of the end.
+        """
+        m = self._program.microbatches
+        readers = (a for a in self._program.all_actions() if a.op is Op.FORWARD and a.version >= version)
+        self.end_step = min((action.microbatch // m for action in readers), default=self.end_step)
 
     def _count(self, stage: int, op: Op, *, started: float, waited: float) -> None:
         count, seconds = self.trace.stages[stage].actions.get(op, (0, 0.0))
@@ -236,7 +262,7 @@ class RankExecutor:
             squares[stage] = squared_norm(gradient)
             self._pending[stage] = pending
             if len(squares) == len(self._stages):
-                self._links.contribute(version, self._squares.pop(version))
+                self._links.contribute(version, self._squares.pop(version), stop=self._stop())
         else:
             self._apply(stage, pending, squared_norm(gradient) if self._clip == "stage" else None)
 
@@ -254,6 +280,9 @@ class RankExecutor:
         started = time.perf_counter()
         total = self._links.total(pending.version)
         self._waited += time.perf_counter() - started
+        if self._links.stop_asked(pending.version) and not self._ending:
+            self._ending = True
+            self._end_before_reader_of(pending.version)
         self._apply(stage, pending, total)
 
     def _apply(self, stage: int, pending: _PendingUpdate, square: Tensor | None) -> None:

@@ -12,5 +12,8 @@ class Recorder(Protocol):
     def append(self, row: Mapping[str, Any]) -> None:
         """Keep one row of the run's metrics for good; its `kind` is start, step, eval, segment or end."""
 
+    def flush(self) -> None:
+        """See that all rows are on the disk: a checkpoint that follows vouches for them."""
+
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         """Say that the run is alive, after `step` updates."""

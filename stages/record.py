@@ -28,14 +28,17 @@ def start_row(
     config: RunConfig,
     corpus: Corpus,
     *,
+    step: int,
+    updates: int,
     device: torch.device,
     stage_parameters: Sequence[int],
     replayed: bool,
 ) -> Row:
-    """What is known when training begins."""
+    """What is known when training begins, or goes on after `step` steps and `updates` updates."""
     return {
         "kind": "start",
-        "step": 0,
+        "step": step,
+        "updates": updates,
         "time": time.time(),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -1,28 +1,34 @@
-"""The training of one run: segment after segment of its program, with an evaluation at each drain."""
+"""The training of one run: segment after segment of its program; at drains evaluations and checkpoints."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from schedules import Analysis, analyze
+from schedules import Analysis, Program, analyze
 from stages import record
 from stages.assemble import activation_shape, build_ranks, dtypes, representative_programs, segment_lengths
 from stages.check import segment_program
+from stages.checkpoint import Checkpoints, Progress
 from stages.config import RunConfig, tokens_per_step
 from stages.corpus import prepare
 from stages.evaluate import evaluate, evaluation_weights, forward_program
-from stages.executor import RankTrace, StepResult
+from stages.executor import RankTrace, StageState, StepResult
 from stages.metrics import Recorder
 from stages.process import Process, choose_device
+from stages.signals import never
 from stages.transport import DistributedLinks, InProcessLinks, Links
+from stages.watchdog import watching
 
 HEARTBEAT_SECONDS = 0.5
+STALL = 2.0
+"""Times `site.timeout` in which a process has begun nothing new; neighbours that wait give up before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +41,34 @@ class RunResult:
     """Of each update; empty where the last stage is elsewhere."""
     val_losses: list[float]
     """Of each evaluation; likewise."""
+    stopped_at: int | None
+    """Step after which the run ended because a rank was told to; None: it is complete."""
 
 
-def train(config: RunConfig, *, process: Process, recorder: Recorder) -> RunResult:
+def train(
+    config: RunConfig,
+    *,
+    process: Process,
+    recorder: Recorder,
+    checkpoints: Path | None = None,
+    stop: Callable[[], bool] = never,
+    on_stall: Callable[[str], None] | None = None,
+) -> RunResult:
     """Train as one rank of a pipeline of processes. All ranks call this with the same configuration.
 
     Only the rank of the last stage, which knows the loss, writes to `recorder`.
 
+    Args:
+        config: the run's.
+        process: this rank's.
+        recorder: keeps the run's measurements.
+        checkpoints: folder to go on from, and to save into; None: the run starts anew and saves nothing.
+        stop: whether this rank has been told to end. If any has, all end after the same step, and save.
+        on_stall: called, in another thread, when this process has done nothing for twice `site.timeout`.
+
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank is gone.
+        stages.checkpoint_files.CheckpointError: a checkpoint cannot be written, or is of another run.
         stages.corpus.DataError: the text cannot be trained on.
     """
     links = DistributedLinks(
@@ -53,13 +78,31 @@ def train(config: RunConfig, *, process: Process, recorder: Recorder) -> RunResu
         dtype=dtypes(config).replica,
     )
     run = _Run(
-        config, ranks=[process.rank], links=links, device=process.device, process=process, recorder=recorder
+        config,
+        ranks=[process.rank],
+        links=links,
+        device=process.device,
+        process=process,
+        recorder=recorder,
+        checkpoints=checkpoints,
+        stop=stop,
     )
-    return run.run()
+    with watching(run.last_sign, limit=STALL * config.site.timeout, on_stall=on_stall):
+        return run.run()
 
 
-def replay(config: RunConfig, *, recorder: Recorder) -> RunResult:
-    """Train with all ranks taking turns in this process: the same numbers, bit for bit, without a cluster."""
+def replay(
+    config: RunConfig,
+    *,
+    recorder: Recorder,
+    checkpoints: Path | None = None,
+    stop: Callable[[], bool] = never,
+    on_stall: Callable[[str], None] | None = None,
+) -> RunResult:
+    """Train with all ranks taking turns in this process: the same numbers, bit for bit, without a cluster.
+
+    Arguments and errors are those of `train`.
+    """
     program = representative_programs(config)[0]
     links = InProcessLinks(num_stages=program.num_stages)
     run = _Run(
@@ -69,8 +112,11 @@ def replay(config: RunConfig, *, recorder: Recorder) -> RunResult:
         device=choose_device(config.site),
         process=None,
         recorder=recorder,
+        checkpoints=checkpoints,
+        stop=stop,
     )
-    return run.run()
+    with watching(run.last_sign, limit=STALL * config.site.timeout, on_stall=on_stall):
+        return run.run()
 
 
 class _Run:
@@ -85,6 +131,8 @@ class _Run:
         device: torch.device,
         process: Process | None,
         recorder: Recorder,
+        checkpoints: Path | None,
+        stop: Callable[[], bool],
     ) -> None:
         torch.set_num_threads(config.site.threads)
         program = representative_programs(config)[0]
@@ -97,16 +145,43 @@ class _Run:
         self._tokens_per_update = record.tokens_per_update(config, update_interval=program.update_interval)
         self._corpus = prepare(config.data)
         self._ranks = build_ranks(
-            config, ranks=ranks, links=links, corpus=self._corpus, device=device, on_step=self._on_step
+            config,
+            ranks=ranks,
+            links=links,
+            corpus=self._corpus,
+            device=device,
+            on_step=self._on_step,
+            stop=stop,
         )
+        self._stop = stop
+        self._checkpoints: Checkpoints | None = None
+        if checkpoints is not None:
+            keep = config.site.keep_checkpoints
+            self._checkpoints = Checkpoints(checkpoints, keep=keep, process=process)
         self._writer = program.rank_of_stage[-1]
         self._seconds = 0.0
         self._segment_started = 0.0
         self._heartbeat = (0, 0.0)
+        self._in_segment = False
         self._train_losses: list[float] = []
         self._val_losses: list[float] = []
 
+    def last_sign(self) -> float | None:
+        """Clock when the latest action began, seconds; None outside of segments."""
+        if not self._in_segment:
+            return None
+        return max(self._segment_started, *(rank.executor.acted_at for rank in self._ranks))
+
     def run(self) -> RunResult:
+        start = Progress(step=0, seconds=0.0)
+        if self._checkpoints is not None:
+            start = self._checkpoints.load(
+                self._stages(), lambda step: self._program(step, 1).initial_versions
+            )
+        self._seconds = start.seconds
+        first_program = self._program(start.step, 1)
+        updates = start.step * first_program.microbatches // first_program.update_interval
+        self._heartbeat = (updates, time.perf_counter())
         sizes = [
             (stage, sum(parameter.numel() for parameter in state.weights.master.parameters))
             for rank in self._ranks
@@ -116,22 +191,41 @@ class _Run:
             record.start_row(
                 self._config,
                 self._corpus,
+                step=start.step,
+                updates=updates,
                 device=self._device,
                 stage_parameters=[size for _, size in sorted(self._collect(sizes))],
                 replayed=self._process is None,
             )
         )
-        for first_step, steps in segment_lengths(self._config):
-            self._train_segment(first_step, steps)
-            done = first_step + steps
-            if done % self._config.train.eval_interval == 0 or done == self._config.train.steps:
+        stopped_at = None
+        for first_step, steps in segment_lengths(self._config, start=start.step):
+            done, stopping = self._train_segment(first_step, steps)
+            last = done == self._config.train.steps
+            if done % self._config.train.eval_interval == 0 or last:
                 self._evaluate(done)
+            interval = self._config.train.checkpoint_interval
+            if stopping or last or (interval and done % interval == 0):
+                self._save(done)
+            if stopping and not last:
+                stopped_at = done
+                break
         weights = {
             name: tensor
             for rank in self._ranks
             for state in rank.stages.values()
             for name, tensor in evaluation_weights(state, dtype=dtypes(self._config).master).items()
         }
+        if stopped_at is None:
+            self._write_end(weights)
+        return RunResult(
+            weights=weights,
+            train_losses=self._train_losses,
+            val_losses=self._val_losses,
+            stopped_at=stopped_at,
+        )
+
+    def _write_end(self, weights: Mapping[str, Tensor]) -> None:
         digests = self._collect([(name, record.tensor_digest(tensor)) for name, tensor in weights.items()])
         self._write(
             {
@@ -141,15 +235,38 @@ class _Run:
                 "weights_sha256": record.weights_digest(digests),
             }
         )
-        return RunResult(weights=weights, train_losses=self._train_losses, val_losses=self._val_losses)
 
-    def _train_segment(self, first_step: int, steps: int) -> None:
-        program = segment_program(self._config, first_step=first_step, steps=steps)
+    def _program(self, first_step: int, steps: int) -> Program:
+        return segment_program(self._config, first_step=first_step, steps=steps)
+
+    def _stages(self) -> list[StageState]:
+        return [state for rank in self._ranks for state in rank.stages.values()]
+
+    def _save(self, step: int) -> None:
+        if self._checkpoints is None:
+            return
+        if self._writes:
+            self._recorder.flush()
+        progress = Progress(step=step, seconds=self._seconds)
+        self._checkpoints.save(progress, self._stages(), self._program(step, 1).initial_versions)
+
+    def _train_segment(self, first_step: int, steps: int) -> tuple[int, bool]:
+        """Train to the next drain. Steps done then, and whether the run is to end there."""
+        program = self._program(first_step, steps)
         self._segment_started = time.perf_counter()
+        self._in_segment = True
         drive([rank.executor.run(program) for rank in self._ranks])
         self._links.finish()
+        self._in_segment = False
         self._seconds += time.perf_counter() - self._segment_started
-        traces = dict(self._collect([(rank.number, rank.executor.trace) for rank in self._ranks]))
+        done = self._ranks[0].executor.end_step
+        stop = self._stop()
+        collected = self._collect([(rank.number, rank.executor.trace, stop) for rank in self._ranks])
+        traces = {number: trace for number, trace, _ in collected}
+        stopping = done < first_step + steps or any(stop for _, _, stop in collected)
+        if done < first_step + steps:
+            steps = done - first_step
+            program = self._program(first_step, steps)
         check_staleness(traces, analyze(program))
         self._write(
             record.segment_row(
@@ -163,6 +280,7 @@ class _Run:
                 clocked=self._process is not None and self._device.type == "cpu",
             )
         )
+        return done, stopping
 
     def _evaluate(self, step: int) -> None:
         program = forward_program(
@@ -213,8 +331,12 @@ class _Run:
             )
             self._heartbeat = (result.version, now)
 
+    @property
+    def _writes(self) -> bool:
+        return any(rank.number == self._writer for rank in self._ranks)
+
     def _write(self, row: Mapping[str, Any]) -> None:
-        if any(rank.number == self._writer for rank in self._ranks):
+        if self._writes:
             self._recorder.append(row)
 
     def _collect(self, mine: list[Any]) -> list[Any]:

@@ -44,9 +44,9 @@ class Links(Protocol):
     def release(self, tensor: Tensor) -> None:
         """Say that a received tensor is not read any more."""
 
-    def contribute(self, version: int, squares: dict[int, Tensor]) -> None:
+    def contribute(self, version: int, squares: dict[int, Tensor], *, stop: bool) -> None:
         """Start the exchange of the squared gradient norms of this rank's stages for the update to
-        `version`."""
+        `version`, and of whether this rank has been told to end."""
 
     def contributed(self, version: int) -> bool:
         """Whether `total` can be had without waiting."""
@@ -54,6 +54,9 @@ class Links(Protocol):
     def total(self, version: int) -> Tensor:
         """The squared norm over all stages, summed in the order of the stages so that all ranks get the same
         bits."""
+
+    def stop_asked(self, version: int) -> bool:
+        """Whether any rank had been told to end when it contributed; all ranks get the same answer."""
 
     def finish(self) -> None:
         """Wait until everything sent in the segment has left."""
@@ -68,6 +71,7 @@ class InProcessLinks:
         self._num_stages = num_stages
         self._mail: dict[Message, Tensor] = {}
         self._squares: dict[int, dict[int, Tensor]] = {}
+        self._stops: set[int] = set()
 
     def begin(self, program: Program) -> None:
         pass
@@ -84,8 +88,10 @@ class InProcessLinks:
     def release(self, tensor: Tensor) -> None:
         pass
 
-    def contribute(self, version: int, squares: dict[int, Tensor]) -> None:
+    def contribute(self, version: int, squares: dict[int, Tensor], *, stop: bool) -> None:
         self._squares.setdefault(version, {}).update(squares)
+        if stop:
+            self._stops.add(version)
 
     def contributed(self, version: int) -> bool:
         return len(self._squares.get(version, ())) == self._num_stages
@@ -94,10 +100,14 @@ class InProcessLinks:
         of_stage = self._squares[version]
         return _sum_in_order([of_stage[stage] for stage in range(self._num_stages)])
 
+    def stop_asked(self, version: int) -> bool:
+        return version in self._stops
+
     def finish(self) -> None:
         if self._mail:
             raise RuntimeError(f"messages nobody received: {sorted(map(str, self._mail))}")
         self._squares.clear()
+        self._stops.clear()
 
 
 class _Channel(NamedTuple):
@@ -219,8 +229,9 @@ class DistributedLinks:
         if tensor.data_ptr() in self._owned:
             self._free.append(tensor.detach())
 
-    def contribute(self, version: int, squares: dict[int, Tensor]) -> None:
-        mine = torch.stack([squares[stage] for stage in sorted(squares)])
+    def contribute(self, version: int, squares: dict[int, Tensor], *, stop: bool) -> None:
+        flag = torch.full((), float(stop), dtype=torch.float64, device=self._process.device)
+        mine = torch.stack([*(squares[stage] for stage in sorted(squares)), flag])
         gathered = [torch.empty_like(mine) for _ in range(self._process.size)]
         work = self._everyone.allgather([gathered], [mine])
         self._norms[version] = (gathered, work)
@@ -237,6 +248,9 @@ class DistributedLinks:
             in_order.append(gathered[rank][position[rank]])
             position[rank] += 1
         return _sum_in_order(in_order)
+
+    def stop_asked(self, version: int) -> bool:
+        return any(bool(of_rank[-1]) for of_rank in self._norms[version][0])
 
     def finish(self) -> None:
         while self._sent:

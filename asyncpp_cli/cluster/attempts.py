@@ -26,6 +26,7 @@ from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here, this_proc
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.files import read_json, write_json
 from asyncpp_cli.runs import FORMAT, Run, State, Status
+from stages.signals import RESUMABLE
 
 SECONDS_TO_START = 120.0
 """A rank of which nothing is heard for so long after the claim is taken not to have started."""
@@ -234,6 +235,8 @@ def _outcome(attempt: Attempt, ranks: int) -> tuple[State, str]:
         return State.COMPLETED, ""
     if (reason := attempt.stop_reason) is not None:
         return State.INTERRUPTED, reason
+    if ranks and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):
+        return State.INTERRUPTED, "told to end by SIGTERM or SIGUSR2"
     return State.FAILED, _first_cause(attempt, ends)
 
 

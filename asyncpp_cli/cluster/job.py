@@ -27,13 +27,15 @@ def run_rank(run_folder: str, attempt: str, devices: str) -> None:
 
     environment = JobEnvironment()
     run = open_run(Path(run_folder))
+    site = run.config().site
     ended_well = supervise(
         Attempt(run, int(attempt)),
         rank=environment.global_rank,
         size=environment.num_tasks,
         local_rank=environment.local_rank,
         local_size=environment.num_tasks // environment.num_nodes,
-        threads=run.config().site.threads,
+        threads=site.threads,
+        grace=site.grace,
         devices=devices,
     )
     if not ended_well:

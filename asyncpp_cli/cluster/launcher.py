@@ -22,6 +22,7 @@ from asyncpp_cli.runs import Run, State, Status
 
 _SECONDS_BETWEEN_LOOKS = 0.25
 _SECONDS_TO_END = 20.0
+"""How long a run may take to be gone, beside what it may take to save."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Task:
     steps: int
     wants_gpus: bool
     """It would use GPUs, one a process, if there are enough."""
+    grace: float
+    """Seconds that its ranks may take to save once they are told to end."""
 
 
 class Progress(Protocol):
@@ -171,7 +174,8 @@ class Launcher:
     def _end_mine(self, reason: str) -> None:
         for attempt, _, _ in self._mine.values():
             attempt.stop(reason)
-        deadline = time.monotonic() + _SECONDS_TO_END
+        longest = max((task.grace for _, task, _ in self._mine.values()), default=0.0)
+        deadline = time.monotonic() + longest + _SECONDS_TO_END
         while self._mine and time.monotonic() < deadline:
             self._look(everywhere=False)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -221,5 +225,6 @@ def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[li
             damaged.append(str(error))
             continue
         resources = resources_of(config, replay=replay, machine=machine)
-        tasks.append(Task(run, resources, config.train.steps, wants_gpus=config.site.device != "cpu"))
+        wants_gpus, grace = config.site.device != "cpu", config.site.grace
+        tasks.append(Task(run, resources, config.train.steps, wants_gpus=wants_gpus, grace=grace))
     return tasks, damaged

@@ -20,6 +20,7 @@ from asyncpp_cli.cluster.supervise import ATTEMPT_VARIABLE
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.files import write_json
 from asyncpp_cli.runs import Run, State
+from stages.signals import RESUMABLE
 
 _SECONDS_TO_MEET = 60.0
 _NEW_ENOUGH = 600.0
@@ -83,8 +84,9 @@ def taking_part(run: Run, place: Place, *, replay: bool, steps: int) -> Iterator
     except KeyboardInterrupt:
         attempt.stop("ended by Ctrl-C")
         raise
-    except SystemExit:
+    except SystemExit as leaving:
         stopped = True
+        code = RESUMABLE if leaving.code == RESUMABLE else 1
         raise
     finally:
         attempt.rank_ended(place.rank, code=code, signal_number=None, stopped=stopped)

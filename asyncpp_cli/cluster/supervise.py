@@ -25,26 +25,27 @@ _SECONDS_BETWEEN_LOOKS_AT_OTHERS = 1.0
 _SECONDS_AFTER_ANOTHER = 10.0
 """How long a rank may take to notice by itself that another has ended: its own account of it is kept then."""
 _SECONDS_TO_END = 5.0
-"""How long a rank may take to end once it is told to."""
+"""How long a rank may take to end once another has failed: it has nobody left to save with."""
 
 
 class _Supervisor:
-    def __init__(self, attempt: Attempt, *, rank: int, size: int) -> None:
+    def __init__(self, attempt: Attempt, *, rank: int, size: int, grace: float) -> None:
         self._attempt = attempt
         self._rank = rank
+        self._grace = grace
         self._others = [other for other in range(size) if other != rank]
         self._looked_at_others = 0.0
         self._told_by: signal.Signals | None = None
 
     def watch(self, child: subprocess.Popen[bytes]) -> None:
         """Wait for the child to end, or make it."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         stopped = False
         while child.poll() is None:
-            if self._must_end():
+            if (seconds := self._seconds_left()) is not None:
                 stopped = True
-                _end(child)
+                _end(child, seconds=seconds)
                 break
             try:
                 child.wait(_SECONDS_BETWEEN_LOOKS)
@@ -61,11 +62,13 @@ class _Supervisor:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._told_by = signal.Signals(number)
 
-    def _must_end(self) -> bool:
+    def _seconds_left(self) -> float | None:
+        """How long the child may take to end, if it has to."""
         if self._told_by is not None:
             self._attempt.stop(f"rank {self._rank} was told to end by {self._told_by.name}")
-            return True
-        return self._attempt.stop_reason is not None or self._another_failed_long_ago()
+        if self._attempt.stop_reason is not None:
+            return self._grace
+        return _SECONDS_TO_END if self._another_failed_long_ago() else None
 
     def _another_failed_long_ago(self) -> bool:
         now = time.time()
@@ -83,16 +86,24 @@ class _Supervisor:
         return bool(processes) and all(is_gone(process) for process in processes)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes], *, seconds: float) -> None:
     child.terminate()
     try:
-        child.wait(_SECONDS_TO_END)
+        child.wait(seconds)
     except subprocess.TimeoutExpired:
         child.kill()
 
 
 def supervise(
-    attempt: Attempt, *, rank: int, size: int, local_rank: int, local_size: int, threads: int, devices: str
+    attempt: Attempt,
+    *,
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    threads: int,
+    grace: float,
+    devices: str,
 ) -> bool:
     """Run one rank of an attempt in a child process, to its end. Whether it ended well.
 
@@ -103,6 +114,7 @@ def supervise(
         local_rank: among those on this machine.
         local_size: number of those on this machine.
         threads: CPU threads of the child.
+        grace: seconds that it may take to save and end once it is told to.
         devices: GPUs of the attempt's processes on this machine, as CUDA_VISIBLE_DEVICES takes them.
     """
     status = attempt.run.status()
@@ -128,5 +140,5 @@ def supervise(
             command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
         )
     attempt.rank_started(rank, process_id(child.pid), this_process())
-    _Supervisor(attempt, rank=rank, size=size).watch(child)
+    _Supervisor(attempt, rank=rank, size=size, grace=grace).watch(child)
     return child.returncode == 0

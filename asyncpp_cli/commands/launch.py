@@ -38,8 +38,9 @@ def launch(
     """Run what an experiment still lacks, and show how it goes. Launching again is safe.
 
     Completed runs are left alone, and so are those that somebody else is running. Failed and interrupted
-    ones are begun again. Ctrl-C ends the runs that this launch has started and marks them interrupted; launch
-    again to go on. Exit code 0 if all runs are completed, 1 if one is not, 130 after Ctrl-C.
+    ones go on from their newest valid checkpoint. Ctrl-C lets the runs that this launch has started save,
+    ends them and marks them interrupted; launch again to go on. Exit code 0 if all runs are completed, 1 if
+    one is not, 130 after Ctrl-C.
     """
     from asyncpp_cli.runs import open_experiment
 

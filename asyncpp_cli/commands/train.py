@@ -6,11 +6,17 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from asyncpp_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from asyncpp_cli.cluster.attempts import Attempt
+    from asyncpp_cli.cluster.place import Place
+    from asyncpp_cli.runs import Run
+    from stages.config import RunConfig
 
 
 def train(
@@ -23,14 +29,17 @@ def train(
 ) -> None:
     """Train one run: what `launch` starts for every rank, and what torchrun can start.
 
+    It resumes from the newest valid checkpoint in RUN_DIR. SIGTERM or SIGUSR2 to any of its processes makes
+    all of them save and end with exit code 75: to be resumed.
+
     With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train RUN_DIR.
     """
     from asyncpp_cli.cluster.place import find_place, taking_part
     from asyncpp_cli.cluster.resources import ranks_of
     from asyncpp_cli.errors import DamagedError
-    from asyncpp_cli.recorder import RunRecorder
     from asyncpp_cli.runs import open_run
     from stages.check import ConfigError, check
+    from stages.signals import RESUMABLE
 
     run = open_run(run_folder)
     try:
@@ -44,14 +53,48 @@ def train(
     processes = 1 if replay else ranks_of(config)
     if place.size != processes:
         raise UserError(_wrong_number(run_folder, processes=processes, there=place.size, replay=replay))
-    with taking_part(run, place, replay=replay, steps=config.train.steps) as attempt:
+    code = 0
+    try:
+        with taking_part(run, place, replay=replay, steps=config.train.steps) as attempt:
+            _train(run, config, attempt, place, replay=replay)
+    except SystemExit as leaving:
+        if leaving.code != RESUMABLE:
+            raise
+        code = RESUMABLE
+    if place.supervised or place.size > 1:
+        _leave(code)
+    raise typer.Exit(code)
+
+
+def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, replay: bool) -> None:
+    """Train as one process of an attempt.
+
+    Raises:
+        SystemExit: with `RESUMABLE`, where the run was told to end and has saved.
+    """
+    from asyncpp_cli.recorder import RunRecorder
+    from stages.signals import RESUMABLE, listening
+
+    def give_up(message: str) -> None:
+        attempt.rank_erred(place.rank, TimeoutError(message))
+        if not place.supervised:
+            attempt.rank_ended(place.rank, code=1, signal_number=None, stopped=False)
+        _leave(1)
+
+    with listening() as stop:
         from stages import trainer
         from stages.process import connected
 
         recorder = RunRecorder(run, attempt=attempt.number)
+        settings: dict[str, Any] = {
+            "recorder": recorder,
+            "checkpoints": run.checkpoints,
+            "stop": stop,
+            "on_stall": give_up,
+        }
         try:
             if replay:
-                trainer.replay(config, recorder=recorder)
+                result = trainer.replay(config, **settings)
             else:
                 with connected(
                     rank=place.rank,
@@ -61,14 +104,15 @@ def train(
                     rendezvous=attempt.rendezvous,
                     site=config.site,
                 ) as process:
-                    trainer.train(config, process=process, recorder=recorder)
+                    result = trainer.train(config, process=process, **settings)
         finally:
             recorder.close()
-    if place.supervised or place.size > 1:
-        _leave()
+    if result.stopped_at is not None:
+        print(f"told to end: saved after step {result.stopped_at}", file=sys.stderr)
+        raise SystemExit(RESUMABLE)
 
 
-def _leave() -> None:
+def _leave(code: int) -> None:
     """End a process whose run is recorded, without the interpreter's own end.
 
     Threads of torch's that still want the interpreter then abort the process now and then ("terminate called
@@ -76,7 +120,7 @@ def _leave() -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def _wrong_number(folder: Path, *, processes: int, there: int, replay: bool) -> str:

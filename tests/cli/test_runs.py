@@ -63,17 +63,28 @@ def test_steps_that_are_done_again_count_once(run: Run) -> None:
         step_row(2),
         {"kind": "segment", "first_step": 2, "steps": 2},
         step_row(3),
+        {"kind": "eval", "step": 3},
+        {"kind": "end", "step": 3},
         {"kind": "start", "step": 2, "attempt": 2},
         step_row(3),
     ]
     for row in rows:
         metrics.append(row)
     metrics.close()
-    assert run.metrics() == [*rows[:3], *rows[6:]]
+    assert run.metrics() == [*rows[:4], *rows[8:]]
     again = MetricsFile(run)
     again.append({"kind": "start", "step": 0, "attempt": 3})
     again.close()
     assert run.metrics() == [{"kind": "start", "step": 0, "attempt": 3}]
+
+
+def test_where_a_step_has_several_updates_a_resumed_run_drops_by_updates(run: Run) -> None:
+    metrics = MetricsFile(run)
+    rows = [step_row(7), step_row(8), step_row(9), {"kind": "start", "step": 2, "updates": 8}, step_row(9)]
+    for row in rows:
+        metrics.append(row)
+    metrics.close()
+    assert run.metrics() == [*rows[:2], *rows[3:]]
 
 
 def test_a_status_is_replaced_at_once_while_others_read(run: Run) -> None:

@@ -74,6 +74,9 @@ class Rows:
     def append(self, row: Mapping[str, Any]) -> None:
         self.rows.append(dict(row))
 
+    def flush(self) -> None:
+        pass
+
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         pass
 

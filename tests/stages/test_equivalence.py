@@ -16,6 +16,7 @@ from stages.config import RunConfig
 from stages.corpus import prepare
 from stages.executor import StageState
 from stages.partition import cut_model
+from stages.signals import never
 from stages.trainer import drive, replay
 from stages.transport import InProcessLinks
 from stages.update import UpdateResult
@@ -52,6 +53,7 @@ def first_gradient(config: RunConfig) -> dict[str, Tensor]:
         corpus=prepare(config.data),
         device=torch.device("cpu"),
         on_step=lambda result: None,
+        stop=never,
     )
     keepers = []
     for rank in ranks:
@@ -160,6 +162,7 @@ def test_weights_at_the_start_do_not_depend_on_the_cut(text: Path) -> None:
             corpus=prepare(config.data),
             device=torch.device("cpu"),
             on_step=lambda result: None,
+            stop=never,
         )
         return {
             name: parameter.detach().clone()

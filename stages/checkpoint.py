@@ -1,0 +1,245 @@
+"""Checkpoints at drains, through torch.distributed.checkpoint: written by all ranks, whole or not at all.
+
+What a run resumes from is found by parameter name, so it may have another number of stages. The place in the
+data is the step, batches being a pure function of it, and nothing else in training is random.
+
+Security: torch's reader unpickles the file `.metadata`. Here that goes through an unpickler that makes
+nothing but the few classes which such a file holds. Tensors are read with `weights_only=True` by torch
+itself, and what is no tensor stands in state.json, so torch's other way, `torch.load` without it, is never
+taken.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from stages import checkpoint_files as files
+from stages.checkpoint_files import CheckpointError
+from stages.executor import StageState
+from stages.process import Process
+from stages.stage_state import Saved, pack
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run was when it was saved."""
+
+    step: int
+    """Steps done."""
+    seconds: float
+    """Training time so far."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, as one of its processes sees them. All processes call each method together.
+
+    Args:
+        folder: of all checkpoints of the run; made when the first is written.
+        keep: how many of the newest are kept.
+        process: this one; None where the run has no other.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, process: Process | None) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._process = process
+        self._rank = process.rank if process is not None else 0
+        self._size = process.size if process is not None else 1
+
+    def save(self, progress: Progress, stages: Sequence[StageState], versions: Sequence[int]) -> None:
+        """Write a checkpoint.
+
+        Args:
+            progress: what it is the checkpoint of.
+            stages: those of this process.
+            versions: weight versions that the next segment starts with.
+
+        Raises:
+            CheckpointError: it could not be written (on every process). The earlier ones are as they were.
+        """
+        step = progress.step
+        unfinished = files.unfinished_folder(self._folder, step)
+        try:
+            self._together(lambda: files.begin(self._folder, step) if self._rank == 0 else None)
+            tensors: dict[str, Tensor] = {}
+            records = []
+            for stage in stages:
+                of_stage, record = pack(stage, versions)
+                tensors |= of_stage
+                records.append(record)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it warns that this process saves alone, which is meant
+                save(tensors, storage_writer=FileSystemWriter(unfinished), no_dist=self._process is None)
+            written = self._together(lambda: (records, self._digests(unfinished)))
+            state = {
+                "seconds": progress.seconds,
+                "versions": list(versions),
+                "torch": torch.__version__,
+                "stages": [record for of_process, _ in written for record in of_process],
+            }
+            entries = {name: entry for _, of_process in written for name, entry in of_process.items()}
+
+            def commit() -> None:
+                if self._rank == 0:
+                    files.commit(self._folder, step, state=state, files=entries, keep=self._keep)
+
+            self._together(commit)
+        except (CheckpointException, OSError) as error:
+            if self._rank == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written into {self._folder}: {_cause(error)}; "
+                f"{self._what_is_left()}"
+            ) from error
+
+    def load(
+        self, stages: Sequence[StageState], initial_versions: Callable[[int], Sequence[int]]
+    ) -> Progress:
+        """Go on from the newest valid checkpoint; without one, from the start.
+
+        A damaged one is passed over with a warning on standard error.
+
+        Args:
+            stages: those of this process, as newly built; their state is replaced.
+            initial_versions: weight versions that a segment starts with, by its first step.
+
+        Raises:
+            CheckpointError: it is valid, but of a run that this one cannot continue.
+        """
+        for step in self._together(lambda: files.saved_steps(self._folder))[0]:
+            folder = files.folder_of(self._folder, step)
+            wrong = self._damage(folder)
+            if wrong is not None:
+                if self._rank == 0:
+                    print(f"warning: checkpoint {folder} is not used: {wrong}", file=sys.stderr, flush=True)
+                continue
+            try:
+                return self._read(folder, step, stages, initial_versions(step))
+            except CheckpointError as error:
+                raise CheckpointError(f"checkpoint {folder}: {error}") from error
+        return Progress(step=0, seconds=0.0)
+
+    def _read(
+        self, folder: Path, step: int, stages: Sequence[StageState], versions: Sequence[int]
+    ) -> Progress:
+        state = files.read_state(folder)
+        reader = _Reader(folder)
+        saved = Saved(reader.sizes(), state["stages"])
+        targets = [saved.targets(stage, versions) for stage in stages]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load(
+                {key: tensor for of_stage in targets for key, tensor in of_stage.items()},
+                storage_reader=reader,
+                no_dist=True,
+            )
+        for stage, read in zip(stages, targets, strict=True):
+            saved.take(stage, versions, read)
+        return Progress(step=step, seconds=float(state["seconds"]))
+
+    def _digests(self, folder: Path) -> dict[str, dict[str, Any]]:
+        """Of the files that this process has written."""
+        mine = list(folder.glob(f"__{self._rank}_*"))
+        if self._rank == 0:
+            mine.append(folder / ".metadata")
+        return {file.name: files.digest(file) for file in mine}
+
+    def _damage(self, folder: Path) -> str | None:
+        """What is wrong with a checkpoint; each process looks at its share of the files."""
+
+        def look() -> str | None:
+            try:
+                entries = sorted(files.read_manifest(folder).items())
+            except CheckpointError as error:
+                return str(error)
+            return files.damage(folder, entries[self._rank :: self._size])
+
+        return next((wrong for wrong in self._together(look) if wrong is not None), None)
+
+    def _together(self, part: Callable[[], Any]) -> list[Any]:
+        """Do each process's part, and give what all returned; if one of them fails, all do.
+
+        Raises:
+            OSError: what a process failed with.
+        """
+        outcome: Any = None
+        error: OSError | None = None
+        try:
+            outcome = part()
+        except OSError as failed:
+            error = failed
+        mine = (outcome, None if error is None else f"rank {self._rank}: {error}")
+        everyone = [mine] if self._process is None else self._process.gather(mine)
+        failures = [failure for _, failure in everyone if failure is not None]
+        if failures:
+            raise OSError(failures[0])
+        return [outcome for outcome, _ in everyone]
+
+    def _what_is_left(self) -> str:
+        steps = files.saved_steps(self._folder)
+        return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
+
+
+def _cause(error: CheckpointException | OSError) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {cause}"
+    return str(error)
+
+
+class _Reader(FileSystemReader):
+    """torch's reader of a checkpoint, but for how it reads `.metadata`."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = _MetadataUnpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
+        if not isinstance(metadata, Metadata):
+            raise CheckpointError(".metadata is not the description of a checkpoint")
+        return metadata
+
+    def sizes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and type of each tensor, by key."""
+        entries: Mapping[str, Any] = self.read_metadata().state_dict_metadata
+        strange = [key for key, entry in entries.items() if not isinstance(entry, TensorStorageMetadata)]
+        if strange:
+            raise CheckpointError(f"{strange[0]} is no tensor")
+        return {key: (entry.size, entry.properties.dtype) for key, entry in entries.items()}
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        described = {
+            "torch.distributed.checkpoint.metadata": {
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            },
+            "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+            "torch": {"Size"},
+            "torch.serialization": {"_get_layout"},
+            "collections": {"OrderedDict"},
+            "pathlib": {"PosixPath", "WindowsPath"},
+        }
+        a_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if a_type or name in described.get(module, ()):
+            return super().find_class(module, name)
+        raise CheckpointError(f".metadata names {module}.{name}, which no checkpoint needs")
