@@ -67,7 +67,8 @@ def evaluate(
             while not links.waits and not links.arrived(activation):
                 yield
             given = links.receive(activation)
-        module = stages[action.stage].weights.master.module
+        # A replica is a module of the type that is computed in; its own weights are left out of it.
+        module = stages[action.stage].weights.replicas[0].module
         output = functional_call(module, weights[action.stage], (given,))
         message = sent(action, program.num_stages)
         if message is None:
