@@ -10,13 +10,14 @@ import torch
 
 from optimizers.adan import Adan
 from optimizers.basis_rotation import BasisRotation
-from optimizers.catalogue import Value, check_options
+from optimizers.catalogue import check_options
 from optimizers.composite import Composite
 from optimizers.grouping import ParameterGroup, assign
 from optimizers.lion import Lion
 from optimizers.mars import Mars
 from optimizers.muon import Muon
 from optimizers.normuon import NorMuon
+from optimizers.options import Value
 from optimizers.scion import ScionSign, ScionSpectral
 from optimizers.sgd import SGD
 from optimizers.soap import Soap

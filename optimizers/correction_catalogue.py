@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from optimizers.catalogue import Option, Value, settled
+from optimizers.options import Option, Value, settled
 
 
 class Needs(StrEnum):

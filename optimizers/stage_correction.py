@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from optimizers.catalogue import Value
 from optimizers.correction_catalogue import check_correction
 from optimizers.corrections import Correction, PlainUpdate, build_correction
 from optimizers.discount import LrDiscount
 from optimizers.discrepancy import DiscrepancyCorrection
+from optimizers.options import Value
 from optimizers.prediction import WeightPrediction
 
 
