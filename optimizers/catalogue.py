@@ -247,6 +247,9 @@ _METHODS = (
                 meaning="rotate both sides of a matrix or its smaller one",
             ),
             **_REFRESH,
+            "stage_aware": Option(
+                default=False, meaning="spend the same refreshes in all, more often where the delay is larger"
+            ),
         },
         matrix_state="2 rows columns + 2 rows^2 + 2 columns^2",
         values_per_parameter=6,

@@ -92,6 +92,7 @@ def build_ranks(
     programs = representative_programs(config)
     rank_of_stage = programs[0].rank_of_stage
     analyses = [analyze(program) for program in programs]
+    delays = [max(of_stage) for of_stage in zip(*(analysis.delay_max for analysis in analyses), strict=True)]
     cuts = cut_model(config.model, stages=len(rank_of_stage), context=config.data.context)
     types = dtypes(config)
     built = []
@@ -112,7 +113,8 @@ def build_ranks(
             update = StageUpdate(
                 config,
                 weights,
-                delay=max(analysis.delay_max[stage] for analysis in analyses),
+                stage=stage,
+                delays=delays,
                 mismatch=max(analysis.mismatch_max[stage] for analysis in analyses),
             )
             stages[stage] = StageState(weights=weights, update=update)

@@ -65,6 +65,8 @@ class OptimizerConfig:
     """basis-rotation: bases from the `second-moment` or the `first-moment`; null: second-moment."""
     geometry: str | None = None
     """basis-rotation: rotate both sides (`bilateral`) or the smaller (`unilateral`); null: bilateral."""
+    stage_aware: bool | None = None
+    """basis-rotation: refresh more often where the delay is larger, as often in all; null: false."""
     beta3: float | None = None
     """adan: decay of the second moment; null: 0.99."""
     gamma: float | None = None

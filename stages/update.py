@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,13 +52,17 @@ def squared_norm(gradient: GradientBuffer) -> Tensor:
 class StageUpdate:
     """Turns a gathered gradient into the next weight version of one stage."""
 
-    def __init__(self, config: RunConfig, weights: WeightVersions, *, delay: int, mismatch: int) -> None:
+    def __init__(
+        self, config: RunConfig, weights: WeightVersions, *, stage: int, delays: Sequence[int], mismatch: int
+    ) -> None:
         """Start with no steps taken.
 
         Args:
             config: the run's.
             weights: of the stage.
-            delay: most updates between the weights of the stage's gradients and those they are applied to.
+            stage: whose weights they are.
+            delays: of each stage, most updates between the weights of its gradients and those they are
+                applied to.
             mismatch: most versions between forward and backward of a micro-batch at the stage.
         """
         self._config = config
@@ -68,6 +73,8 @@ class StageUpdate:
             lr=config.optimizer.lr,
             weight_decay=config.optimizer.weight_decay,
             options=optimizer_options(config.optimizer),
+            stage=stage,
+            delays=delays,
         )
         self.correction: Correction
         if config.correction.name == "none":
@@ -80,7 +87,7 @@ class StageUpdate:
             self.correction = build_stage_correction(
                 config.correction.name,
                 options=correction_options(config.correction),
-                delay=delay,
+                delay=delays[stage],
                 mismatch=mismatch,
             )
 

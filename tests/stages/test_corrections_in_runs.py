@@ -54,6 +54,18 @@ def test_the_horizon_is_the_stages_delay(text: Path) -> None:
     assert whole[2:] != half[2:]
 
 
+def test_stage_aware_refresh_differs_where_delays_differ(text: Path) -> None:
+    found = {}
+    for schedule in ("pipedream", "2bw"):
+        for aware in (False, True):
+            config = config_of(text, schedule)
+            config.optimizer.name, config.optimizer.refresh_interval = "basis-rotation", 2
+            config.optimizer.stage_aware = aware
+            found[schedule, aware] = losses(config)
+    assert found["2bw", True] == found["2bw", False], "one delay, one interval"
+    assert found["pipedream", True] != found["pipedream", False]
+
+
 @pytest.mark.parametrize(
     ("schedule", "coefficient", "correction", "key", "words"),
     [
