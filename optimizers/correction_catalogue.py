@@ -105,6 +105,14 @@ _CORRECTIONS = (
         values_per_parameter=0,
         options={"strength": Option(default=0.04, low=0.0, meaning="lambda")},
     ),
+    CorrectionMethod(
+        name="sync-start",
+        summary="the first steps synchronous, delayed from then on",
+        reference="arXiv 2606.30634",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+        options={"sync_steps": Option(default=100, low=0, meaning="synchronous steps")},
+    ),
 )
 
 CORRECTIONS: Mapping[str, CorrectionMethod] = {method.name: method for method in _CORRECTIONS}

@@ -19,8 +19,9 @@ def build_stage_correction(
     """The correction `name` for a stage.
 
     `delay-compensation` changes the gradient and not the update, so here it is the plain update; the gradient
-    is passed to `optimizers.compensation.compensate` before it is clipped. Where the stage has no mismatch
-    (the last one), `discrepancy` is the plain update too.
+    is passed to `optimizers.compensation.compensate` before it is clipped. `sync-start` chooses the program
+    and leaves the update plain. Where the stage has no mismatch (the last one), `discrepancy` is the plain
+    update, too.
 
     Args:
         name: One of `optimizers.CORRECTIONS`.

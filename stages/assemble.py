@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from schedules import Op, Program, analyze, verify
-from stages.check import segment_program
+from stages.check import segment_program, sync_steps
 from stages.config import RunConfig
 from stages.corpus import Corpus
 from stages.data import Batches
@@ -65,6 +65,8 @@ def segment_lengths(config: RunConfig) -> list[tuple[int, int]]:
     while first < config.train.steps:
         next_evaluation = (first // config.train.eval_interval + 1) * config.train.eval_interval
         steps = min(longest, next_evaluation - first, config.train.steps - first)
+        if first < sync_steps(config):
+            steps = min(steps, sync_steps(config) - first)
         lengths.append((first, steps))
         first += steps
     return lengths
@@ -127,12 +129,14 @@ def build_ranks(
 
 
 def representative_programs(config: RunConfig) -> list[Program]:
-    """The programs of the run's segments, but one of each kind: the first, one in the middle, the last.
+    """The programs of the run's segments, but one of each kind.
 
-    Segments between them differ from the middle one in nothing but their numbers.
+    These are the first, the first under delay, one in the middle and the last: those between them differ from
+    the middle one in nothing but their numbers.
     """
     lengths = segment_lengths(config)
-    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    delayed = [length for length in lengths if length[0] >= sync_steps(config)] or lengths
+    chosen = sorted({lengths[0], delayed[0], delayed[len(delayed) // 2], delayed[-1]})
     programs = [segment_program(config, first_step=first, steps=steps) for first, steps in chosen]
     for program in programs:
         verify(program)
