@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -24,6 +25,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Measure what asynchronous pipeline-parallel pretraining costs in loss and wins in throughput.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"asyncpp {version('asyncpp')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What the command takes before a sub-command; its text is `help` above."""
+
 
 for command in (quickstart, sweep, launch, status, report, train):
     app.command()(command)

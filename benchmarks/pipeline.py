@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,12 @@ class SleepingWeights:
 
 class NoUpdate:
     """In the place of `StageUpdate`."""
+
+    def prepare(self, gradient: Any) -> None:
+        pass
+
+    def at_backward(self, replica: Any, *, mismatch: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def apply(self, gradient: Any, *, version: int, step: int, squared_norm: Tensor | None) -> UpdateResult:
         return UpdateResult(lr=0.0, grad_norm=None, skipped=False)

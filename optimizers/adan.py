@@ -18,14 +18,15 @@ from optimizers.base import Group, ListOptimizer, State, buffers, count_step, de
 
 
 class Adan(ListOptimizer):
-    """With D = G - G_previous (0 in the first step):
+    """Adan with decoupled weight decay. With D = G - G_previous (0 in the first step):
 
-    M <- beta1 M + (1 - beta1) G; V <- beta2 V + (1 - beta2) D; N <- beta3 N + (1 - beta3) (G + beta2 D)^2;
-    W <- (1 - lr weight_decay) W - lr (M' + beta2 V') / (sqrt(N') + eps), with ' for the bias corrections 1
-    - beta^t.
+        M <- beta1 M + (1 - beta1) G
+        V <- beta2 V + (1 - beta2) D
+        N <- beta3 N + (1 - beta3) (G + beta2 D)^2
+        W <- (1 - lr weight_decay) W - lr (M' + beta2 V') / (sqrt(N') + eps)
 
-    Keeps four tensors (M, V, N, G_previous) a parameter. Group settings: `lr`, `weight_decay`, `beta1`,
-    `beta2`, `beta3`, `eps`.
+    where ' is the bias correction, a division by 1 - beta^t. Keeps four tensors (M, V, N, G_previous) a
+    parameter. Group settings: `lr`, `weight_decay`, `beta1`, `beta2`, `beta3`, `eps`.
     """
 
     def update(

@@ -29,16 +29,16 @@ def sides(rows: int, columns: int, geometry: str) -> tuple[str, ...]:
 
 
 class BasisRotation(ListOptimizer):
-    """M <- beta1 M + (1 - beta1) G, kept in the original basis; every `refresh_interval` steps new bases U,
-    V;
+    """Adam in the bases U, V, which are made anew every `refresh_interval` steps:
 
-    N <- beta2 N + (1 - beta2) (U^T G V)^2; W <- (1 - lr weight_decay) W; then
-    W <- W - lr U (U^T M' V / (sqrt(N') + eps)) V^T, with ' for Adam's bias corrections.
+        M <- beta1 M + (1 - beta1) G
+        N <- beta2 N + (1 - beta2) (U^T G V)^2
+        W <- (1 - lr weight_decay) W - lr U (U^T M' V / (sqrt(N') + eps)) V^T
 
-    With `source` second-moment, U comes from L = EMA(G G^T) and V from R = EMA(G^T G), by a full
-    decomposition in the first step and one step of power iteration later; the rows and columns of N follow
-    the sorting of the bases. With `source` first-moment, U and V are the singular vectors of M, later QR(M
-    V) and QR(M^T U).
+    where ' is Adam's bias correction. With `source` second-moment, U comes from L = EMA(G G^T) and V from
+    R = EMA(G^T G), by a full decomposition in the first step and one step of power iteration later; the rows
+    and columns of N follow the sorting of the bases. With `source` first-moment, U and V are the singular
+    vectors of M, later those of QR(M V) and QR(M^T U).
 
     M is kept rotated, U^T M V, and turned when the bases are, which spares rotating it in every step. Keeps M
     and N, U and V, and for the second moment L and R: 2 rows columns + k (rows^2 + columns^2) values a matrix

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from optimizers.adan import Adan
-from optimizers.basis_rotation import BasisRotation
-from optimizers.catalogue import Value, check_options
+from optimizers.basis_rotation import BasisRotation, stage_aware_intervals
+from optimizers.catalogue import check_options
 from optimizers.composite import Composite
 from optimizers.grouping import ParameterGroup, assign
 from optimizers.lion import Lion
 from optimizers.mars import Mars
 from optimizers.muon import Muon
 from optimizers.normuon import NorMuon
+from optimizers.options import Value
 from optimizers.scion import ScionSign, ScionSpectral
 from optimizers.sgd import SGD
 from optimizers.soap import Soap
@@ -71,6 +72,8 @@ def build_optimizer(
     lr: float,
     weight_decay: float,
     options: Mapping[str, Value],
+    stage: int = 0,
+    delays: Sequence[int] = (0,),
 ) -> torch.optim.Optimizer:
     """The optimizer `name` over the parameters of one stage.
 
@@ -84,11 +87,15 @@ def build_optimizer(
         lr: Peak learning rate.
         weight_decay: Decoupled; on matrices in blocks and on the head.
         options: What differs from the method's defaults.
+        stage: Which of the pipeline's stages the parameters are of.
+        delays: Each stage's delay in updates; for methods that treat stages differently.
 
     Raises:
         ValueError: Unknown optimizer or option, value out of range, no parameters, or one without a rule.
     """
     settings = check_options(name, options)
+    if settings.get("stage_aware"):
+        settings["refresh_interval"] = stage_aware_intervals(int(settings["refresh_interval"]), delays)[stage]
     assigned = assign(name, [(key, parameter.ndim) for key, parameter in parameters.items()])
     if not assigned:
         raise ValueError("no parameters to optimize")

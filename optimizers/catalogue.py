@@ -9,44 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Value = float | bool | str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """A setting of an optimizer that a user may change."""
-
-    default: Value
-    meaning: str
-    low: float | None = None
-    """Smallest accepted number (itself accepted)."""
-    high: float | None = None
-    """Accepted numbers are below it."""
-    choices: tuple[str, ...] = ()
-    """Accepted words, where the setting is a word."""
-
-    def accepts(self) -> str:
-        """What is accepted, in words."""
-        if self.choices:
-            return " | ".join(self.choices)
-        if isinstance(self.default, bool):
-            return "true | false"
-        whole = "a whole number" if isinstance(self.default, int) else "a number"
-        bounds = [f"at least {self.low:g}"] if self.low is not None else []
-        bounds += [f"below {self.high:g}"] if self.high is not None else []
-        return " ".join([whole, " and ".join(bounds)]).strip()
-
-    def holds(self, value: object) -> bool:
-        """Whether `value` is accepted."""
-        if self.choices:
-            return value in self.choices
-        if isinstance(self.default, bool):
-            return isinstance(value, bool)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        if isinstance(self.default, int) and value != int(value):
-            return False
-        return (self.low is None or value >= self.low) and (self.high is None or value < self.high)
+from optimizers.options import Option, Value, settled
 
 
 def _everywhere(rule: str) -> Mapping[str, str]:
@@ -284,6 +247,9 @@ _METHODS = (
                 meaning="rotate both sides of a matrix or its smaller one",
             ),
             **_REFRESH,
+            "stage_aware": Option(
+                default=False, meaning="spend the same refreshes in all, more often where the delay is larger"
+            ),
         },
         matrix_state="2 rows columns + 2 rows^2 + 2 columns^2",
         values_per_parameter=6,
@@ -312,25 +278,3 @@ def check_options(name: str, options: Mapping[str, object]) -> dict[str, Value]:
         ValueError: Unknown optimizer or option, or a value not accepted; the message says what would be.
     """
     return settled(f"optimizer {name!r}", method_named(name).options, options)
-
-
-def settled(owner: str, accepted: Mapping[str, Option], options: Mapping[str, object]) -> dict[str, Value]:
-    """`options` over the defaults of `accepted`.
-
-    Args:
-        owner: What the options belong to, for messages.
-        accepted: The options that there are.
-        options: Those given.
-
-    Raises:
-        ValueError: An option that there is not, or a value not accepted; the message says what would be.
-    """
-    settings: dict[str, Value] = {key: option.default for key, option in accepted.items()}
-    for key, value in options.items():
-        if key not in accepted:
-            raise ValueError(f"{owner} has no option {key!r}; accepted: {', '.join(accepted) or 'none'}")
-        if not accepted[key].holds(value):
-            raise ValueError(f"{owner}: {key} is {value!r}, accepted: {accepted[key].accepts()}")
-        assert isinstance(value, float | int | str)
-        settings[key] = value
-    return settings

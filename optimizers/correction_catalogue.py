@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from optimizers.catalogue import Option, Value, settled
+from optimizers.options import Option, Value, settled
 
 
 class Needs(StrEnum):
@@ -104,6 +104,14 @@ _CORRECTIONS = (
         needs=Needs.STASH,
         values_per_parameter=0,
         options={"strength": Option(default=0.04, low=0.0, meaning="lambda")},
+    ),
+    CorrectionMethod(
+        name="sync-start",
+        summary="the first steps synchronous, delayed from then on",
+        reference="arXiv 2606.30634",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+        options={"sync_steps": Option(default=100, low=0, meaning="synchronous steps")},
     ),
 )
 

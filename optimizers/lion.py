@@ -14,7 +14,10 @@ from optimizers.base import Group, ListOptimizer, State, buffers, decay
 
 
 class Lion(ListOptimizer):
-    """W <- (1 - lr weight_decay) W - lr sign(beta1 M + (1 - beta1) G); then M <- beta2 M + (1 - beta2) G.
+    """The sign of what momentum and gradient say together:
+
+        W <- (1 - lr weight_decay) W - lr sign(beta1 M + (1 - beta1) G)
+        M <- beta2 M + (1 - beta2) G
 
     Every entry moves by lr, so lr is 3 to 10 times smaller than AdamW's and the decay as much larger. Keeps
     one tensor (M) a parameter. Group settings: `lr`, `weight_decay`, `beta1`, `beta2`.

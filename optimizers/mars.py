@@ -16,15 +16,16 @@ from optimizers.base import Group, ListOptimizer, State, buffers, count_step, de
 
 
 class Mars(ListOptimizer):
-    """C = G + gamma beta1 / (1 - beta1) (G - G_previous), scaled down to norm 1 tensor by tensor where it
-    is larger;
+    """Adam with decoupled weight decay on a corrected gradient C:
 
-    then Adam with C in place of the gradient: M <- beta1 M + (1 - beta1) C; V <- beta2 V + (1 - beta2) C^2;
-    W <- (1 - lr weight_decay) W - lr M' / (sqrt(V') + eps), with ' for the bias corrections. G_previous
-    starts at 0.
+        C = G + gamma beta1 / (1 - beta1) (G - G_previous), divided by its norm where that is above 1
+        M <- beta1 M + (1 - beta1) C
+        V <- beta2 V + (1 - beta2) C^2
+        W <- (1 - lr weight_decay) W - lr M' / (sqrt(V') + eps)
 
-    Keeps three tensors (M, V, G_previous) a parameter. Group settings: `lr`, `weight_decay`, `beta1`,
-    `beta2`, `gamma`, `eps`.
+    where ' is the bias correction, a division by 1 - beta^t. The norm is that of each tensor; G_previous
+    starts at 0. Keeps three tensors (M, V, G_previous) a parameter. Group settings: `lr`, `weight_decay`,
+    `beta1`, `beta2`, `gamma`, `eps`.
     """
 
     def update(

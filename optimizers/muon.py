@@ -104,13 +104,14 @@ def update_scale(rows: int, columns: int, scale: str) -> float:
 
 
 class Muon(ListOptimizer):
-    """Muon on matrices, with the matrices of one shape orthogonalized as one batch.
+    """Muon on matrices, with the matrices of one shape orthogonalized as one batch:
 
-    M <- momentum M + (1 - momentum) G; Q = (1 - momentum) G + momentum M with `nesterov`, else M;
-    W <- (1 - lr weight_decay) W - lr scale orthogonalize(Q). Keeps one tensor (M) a parameter.
+        M <- momentum M + (1 - momentum) G
+        Q = (1 - momentum) G + momentum M with `nesterov`, else M
+        W <- (1 - lr weight_decay) W - lr scale orthogonalize(Q)
 
-    Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `scale`, `iteration`,
-    `precision`.
+    Keeps one tensor (M) a parameter. Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `scale`,
+    `iteration`, `precision`.
     """
 
     def update(

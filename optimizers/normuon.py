@@ -15,14 +15,14 @@ from optimizers.muon import orthogonal_directions
 
 
 class NorMuon(ListOptimizer):
-    """Muon with a second moment for each row.
+    """Muon with a second moment for each row. With O the orthogonalized direction of Muon:
 
-    With O the orthogonalized direction of Muon: v <- row_beta2 v + (1 - row_beta2) mean over columns of
-    O^2; O' = O / (sqrt(v) + eps); W <- (1 - lr weight_decay) W - lr 0.2 sqrt(rows columns) O' / ||O'||, so
-    that the root mean square of a step is 0.2 lr. Keeps one tensor (M) a parameter and one number (v) a
-    row.
+        v <- row_beta2 v + (1 - row_beta2) mean over columns of O^2
+        O' = O / (sqrt(v) + row_eps)
+        W <- (1 - lr weight_decay) W - lr 0.2 sqrt(rows columns) O' / ||O'||
 
-    Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `row_beta2`, `row_eps`, `iteration`,
+    so that the root mean square of a step is 0.2 lr. Keeps one tensor (M) a parameter and one number (v) a
+    row. Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `row_beta2`, `row_eps`, `iteration`,
     `precision`.
     """
 

@@ -3,9 +3,11 @@
 Replicas are written as W - s D, where s is the horizon in updates and D the expected update. What D is tells
 the members of the family apart:
 
-    last-update    the optimizer's own last update, learning rate and decay included (PipeOptim, arXiv
-    2312.00839) momentum       lr times the momentum (SpecTrain, arXiv 1809.02839) adam-moments   lr m' /
-    (sqrt(v') + eps) with Adam's bias-corrected moments (XPipe, arXiv 1911.04610)
+    last-update    the optimizer's own last update, learning rate and decay included
+                   (PipeOptim, arXiv 2312.00839)
+    momentum       lr times the momentum (SpecTrain, arXiv 1809.02839)
+    adam-moments   lr m' / (sqrt(v') + eps) with Adam's bias-corrected moments
+                   (XPipe, arXiv 1911.04610)
 
 With the last update and a horizon of 1 this is error feedback with c = 1 but for its start. Raw momentum is a
 poor prediction for an optimizer that transforms it, as Muon does. Keeps nothing beyond the optimizer's state.

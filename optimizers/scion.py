@@ -18,8 +18,10 @@ from optimizers.muon import orthogonal_directions
 
 
 class ScionSpectral(ListOptimizer):
-    """M <- momentum M + (1 - momentum) G; W <- (1 - lr weight_decay) W - lr radius sqrt(rows / columns)
-    orth(M).
+    """Steps of a fixed size in the spectral norm:
+
+        M <- momentum M + (1 - momentum) G
+        W <- (1 - lr weight_decay) W - lr radius sqrt(rows / columns) orthogonalize(M)
 
     Keeps one tensor (M) a parameter. Group settings: `lr`, `weight_decay`, `momentum`, `radius`, `iteration`,
     `precision`.
@@ -38,7 +40,10 @@ class ScionSpectral(ListOptimizer):
 
 
 class ScionSign(ListOptimizer):
-    """M <- momentum M + (1 - momentum) G; W <- (1 - lr weight_decay) W - lr radius / columns sign(M).
+    """Steps of a fixed size in the largest entry:
+
+        M <- momentum M + (1 - momentum) G
+        W <- (1 - lr weight_decay) W - lr radius / columns sign(M)
 
     Columns are the head's inputs; the embedding has as many. Keeps one tensor (M) a parameter. Group
     settings: `lr`, `weight_decay`, `momentum`, `radius`.

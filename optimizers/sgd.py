@@ -14,7 +14,10 @@ from optimizers.base import Group, ListOptimizer, State, buffers, decay, ema_mom
 
 
 class SGD(ListOptimizer):
-    """M <- momentum M + (1 - momentum) G; W <- (1 - lr weight_decay) W - lr M.
+    """Gradient descent with an averaged momentum:
+
+        M <- momentum M + (1 - momentum) G
+        W <- (1 - lr weight_decay) W - lr M
 
     With `nesterov` the step is taken along (1 - momentum) G + momentum M. Keeps one tensor (M) a parameter,
     and none where `momentum` is 0. Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`.

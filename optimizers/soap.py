@@ -18,12 +18,16 @@ from optimizers.rotation import eigenbasis, refresh, reorder, rotate, rotate_bac
 
 
 class Soap(ListOptimizer):
-    """With Q_L, Q_R the bases, and t counting steps after the first gradient:
+    """Adam in the eigenbases Q_L, Q_R. With t counting steps after the first gradient:
 
-    M <- beta1 M + (1 - beta1) G; V <- beta2 V + (1 - beta2) (Q_L^T G Q_R)^2; W <- (1 - lr weight_decay) W -
-    lr Q_L (Q_L^T M' Q_R / (sqrt(V) + eps)) Q_R^T with M' = M c, where c = sqrt(1 - beta2^t) / (1 - beta1^t)
-    is Adam's bias correction; then L <- beta2 L + (1 - beta2) G G^T and R likewise with G^T G; every
-    `refresh_interval` steps one step of power iteration on either basis.
+        M <- beta1 M + (1 - beta1) G
+        V <- beta2 V + (1 - beta2) (Q_L^T G Q_R)^2
+        W <- (1 - lr weight_decay) W - lr k Q_L (Q_L^T M Q_R / (sqrt(V) + eps)) Q_R^T
+        L <- beta2 L + (1 - beta2) G G^T
+        R <- beta2 R + (1 - beta2) G^T G
+
+    where k = sqrt(1 - beta2^t) / (1 - beta1^t) is Adam's bias correction, and every `refresh_interval` steps
+    one step of power iteration brings the bases nearer to those of L and R.
 
     M is kept rotated, Q_L^T M Q_R, and turned when the bases are, which spares rotating it in every step.
     Keeps M, V and L, R, Q_L, Q_R a matrix: 2 rows columns + 2 rows^2 + 2 columns^2 values. Group settings:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from optimizers.catalogue import Value
 from optimizers.correction_catalogue import check_correction
 from optimizers.corrections import Correction, PlainUpdate, build_correction
 from optimizers.discount import LrDiscount
 from optimizers.discrepancy import DiscrepancyCorrection
+from optimizers.options import Value
 from optimizers.prediction import WeightPrediction
 
 
@@ -19,8 +19,9 @@ def build_stage_correction(
     """The correction `name` for a stage.
 
     `delay-compensation` changes the gradient and not the update, so here it is the plain update; the gradient
-    is passed to `optimizers.compensation.compensate` before it is clipped. Where the stage has no mismatch
-    (the last one), `discrepancy` is the plain update too.
+    is passed to `optimizers.compensation.compensate` before it is clipped. `sync-start` chooses the program
+    and leaves the update plain. Where the stage has no mismatch (the last one), `discrepancy` is the plain
+    update, too.
 
     Args:
         name: One of `optimizers.CORRECTIONS`.

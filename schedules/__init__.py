@@ -12,7 +12,7 @@ Actions of a program: `schedules.actions`. What stages send each other: `schedul
 from schedules.actions import NO_MICROBATCH, Action, Op, Program, parse_action
 from schedules.analyze import Analysis, analyze
 from schedules.errors import ScheduleError
-from schedules.family import FAMILY, NAMES, Schedule, build, is_synchronous
+from schedules.family import FAMILY, NAMES, Schedule, build, find, is_synchronous
 from schedules.two_bw import smallest_delay
 from schedules.verify import find_problems, verify
 
@@ -28,6 +28,7 @@ __all__ = [
     "ScheduleError",
     "analyze",
     "build",
+    "find",
     "find_problems",
     "is_synchronous",
     "parse_action",

@@ -22,6 +22,7 @@ class Options:
     """The settings beside the geometry, as asked for; which of them a schedule takes says its `Schedule`."""
 
     delay: int | None
+    delayed_from: int
     chunks: int
     update_interval: int
 
@@ -73,7 +74,9 @@ FAMILY: dict[str, Schedule] = {
         Schedule(
             name="2bw",
             description="1f1b never flushed; weights d updates old at every stage",
-            build=lambda segment, options: two_bw(segment, delay=options.delay),
+            build=lambda segment, options: two_bw(
+                segment, delay=options.delay, delayed_from=options.delayed_from
+            ),
             synchronous=False,
             takes_delay=True,
         ),
@@ -135,6 +138,7 @@ def build(
     steps: int,
     first_step: int = 0,
     delay: int | None = None,
+    delayed_from: int = 0,
     chunks: int = 1,
     update_interval: int | None = None,
 ) -> Program:
@@ -148,6 +152,7 @@ def build(
         first_step: Its first step, counted through the run.
         delay: 2bw only: updates between the weights of a gradient and those it is applied to; None: the
             smallest legal one.
+        delayed_from: First step under delay, where those before it were synchronous; at most `first_step`.
         chunks: interleaved-1f1b only: stages a rank holds.
         update_interval: pipedream and paci only: backwards after which a stage updates, a divisor of
             `microbatches`; None: 1 for pipedream, `microbatches` for paci.
@@ -161,6 +166,7 @@ def build(
         ("microbatches", microbatches, 1),
         ("steps", steps, 1),
         ("first_step", first_step, 0),
+        ("delayed_from", delayed_from, 0),
         ("chunks", chunks, 1),
         ("delay", delay, 1),
         ("update_interval", update_interval, 1),
@@ -171,9 +177,13 @@ def build(
         raise ScheduleError(f"a delay can be chosen for 2bw only, and {delay} is asked of {name}")
     if chunks != 1 and not schedule.takes_chunks:
         raise ScheduleError(f"{name} has one chunk of the model a rank, and {chunks} are asked for")
+    if delayed_from > first_step:
+        raise ScheduleError(f"the segment starts at step {first_step}, and delay only at step {delayed_from}")
     interval = _update_interval(schedule, microbatches=microbatches, asked=update_interval)
     segment = Segment(ranks=stages, microbatches=microbatches, steps=steps, first_step=first_step)
-    return schedule.build(segment, Options(delay=delay, chunks=chunks, update_interval=interval))
+    return schedule.build(
+        segment, Options(delay=delay, delayed_from=delayed_from, chunks=chunks, update_interval=interval)
+    )
 
 
 def _update_interval(schedule: Schedule, *, microbatches: int, asked: int | None) -> int:

@@ -17,13 +17,14 @@ def smallest_delay(*, stages: int, microbatches: int) -> int:
     return max(1, -(-(stages - 1) // microbatches))
 
 
-def two_bw(segment: Segment, *, delay: int | None) -> Program:
+def two_bw(segment: Segment, *, delay: int | None, delayed_from: int) -> Program:
     """Each rank holds one stage and `delay + 1` versions of its weights.
 
     Args:
         segment: What is asked for.
         delay: Updates between the weights of a gradient and those it is applied to; None: the smallest legal
             one.
+        delayed_from: First step under delay. The steps before it were synchronous and left one version.
 
     Raises:
         ScheduleError: `delay` is smaller than the order allows.
@@ -42,7 +43,7 @@ def two_bw(segment: Segment, *, delay: int | None) -> Program:
         schedule="2bw",
         update_interval=segment.microbatches,
         stashed=True,
-        read=lambda microbatch, newest: max(microbatch // segment.microbatches - delay, 0),
-        initial_versions=tuple(range(max(segment.first_step - delay, 0), segment.first_step + 1)),
-        final_versions=tuple(range(max(end_step - delay, 0), end_step + 1)),
+        read=lambda microbatch, newest: max(microbatch // segment.microbatches - delay, delayed_from),
+        initial_versions=tuple(range(max(segment.first_step - delay, delayed_from), segment.first_step + 1)),
+        final_versions=tuple(range(max(end_step - delay, delayed_from), end_step + 1)),
     )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from schedules import Op, Program, analyze, verify
-from stages.check import segment_program
+from stages.check import segment_program, sync_steps
 from stages.config import RunConfig
 from stages.corpus import Corpus
 from stages.data import Batches
@@ -69,6 +69,8 @@ def segment_lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int
     while first < config.train.steps:
         next_drain = min((first // interval + 1) * interval for interval in intervals)
         steps = min(longest, next_drain - first, config.train.steps - first)
+        if first < sync_steps(config):
+            steps = min(steps, sync_steps(config) - first)
         lengths.append((first, steps))
         first += steps
     return lengths
@@ -98,6 +100,7 @@ def build_ranks(
     programs = representative_programs(config)
     rank_of_stage = programs[0].rank_of_stage
     analyses = [analyze(program) for program in programs]
+    delays = [max(of_stage) for of_stage in zip(*(analysis.delay_max for analysis in analyses), strict=True)]
     cuts = cut_model(config.model, stages=len(rank_of_stage), context=config.data.context)
     types = dtypes(config)
     built = []
@@ -118,7 +121,8 @@ def build_ranks(
             update = StageUpdate(
                 config,
                 weights,
-                delay=max(analysis.delay_max[stage] for analysis in analyses),
+                stage=stage,
+                delays=delays,
                 mismatch=max(analysis.mismatch_max[stage] for analysis in analyses),
             )
             stages[stage] = StageState(weights=weights, update=update)
@@ -137,12 +141,14 @@ def build_ranks(
 
 
 def representative_programs(config: RunConfig) -> list[Program]:
-    """The programs of the run's segments, but one of each kind: the first, one in the middle, the last.
+    """The programs of the run's segments, but one of each kind.
 
-    Segments between them differ from the middle one in nothing but their numbers.
+    These are the first, the first under delay, one in the middle and the last: those between them differ from
+    the middle one in nothing but their numbers.
     """
     lengths = segment_lengths(config)
-    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    delayed = [length for length in lengths if length[0] >= sync_steps(config)] or lengths
+    chosen = sorted({lengths[0], delayed[0], delayed[len(delayed) // 2], delayed[-1]})
     programs = [segment_program(config, first_step=first, steps=steps) for first, steps in chosen]
     for program in programs:
         verify(program)

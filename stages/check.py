@@ -6,6 +6,7 @@ from collections.abc import Collection
 from functools import lru_cache
 
 import schedules
+from optimizers import CORRECTIONS as CORRECTION_METHODS
 from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers import check_correction, check_options, refusal
 from stages.config import DataConfig, RunConfig, correction_options, optimizer_options
@@ -15,7 +16,10 @@ CLIPS = ("global", "stage", "none")
 PRECISIONS = ("float32", "float64", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 FORMS = ("look-ahead", "buffered")
-CORRECTIONS = ("none", "weight-prediction", "lr-discount")
+CORRECTIONS = ("none", *(name for name in CORRECTION_METHODS if not name.startswith("error-feedback")))
+SYNCHRONOUS = "1f1b"
+"""The schedule of synchronous steps at the start of a run under another."""
+
 """Those that the trainer carries, beside error feedback."""
 BYTE_VALUES = 256
 
@@ -167,41 +171,33 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
     Raises:
         schedules.ScheduleError: the schedule cannot be had with these numbers.
     """
-    return _build(config.schedule.name, config.parallel.stages, *_schedule_numbers(config), first_step, steps)
-
-
-def _schedule_numbers(config: RunConfig) -> tuple[int, int | None, int, int | None]:
-    schedule = config.schedule
-    takes_delay = schedule.name in schedules.FAMILY and schedules.FAMILY[schedule.name].takes_delay
-    return (
-        schedule.microbatches,
-        schedule.delay if takes_delay else None,
-        schedule.chunks,
-        schedule.update_interval,
-    )
-
-
-@lru_cache(maxsize=8)
-def _build(
-    name: str,
-    stages: int,
-    microbatches: int,
-    delay: int | None,
-    chunks: int,
-    update_interval: int | None,
-    first_step: int,
-    steps: int,
-) -> schedules.Program:
-    return schedules.build(
-        name,
+    schedule, stages = config.schedule, config.parallel.stages
+    if first_step < sync_steps(config):
+        return _build(
+            SYNCHRONOUS, stages=stages, microbatches=schedule.microbatches, steps=steps, first_step=first_step
+        )
+    return _build(
+        schedule.name,
         stages=stages,
-        microbatches=microbatches,
-        delay=delay,
-        chunks=chunks,
-        update_interval=update_interval,
-        first_step=first_step,
+        microbatches=schedule.microbatches,
         steps=steps,
+        first_step=first_step,
+        delay=schedule.delay if schedules.find(schedule.name).takes_delay else None,
+        delayed_from=sync_steps(config),
+        chunks=schedule.chunks,
+        update_interval=schedule.update_interval,
     )
+
+
+_build = lru_cache(maxsize=2)(schedules.build)
+
+
+def sync_steps(config: RunConfig) -> int:
+    """Steps at the start of the run that are synchronous whatever its schedule (`sync-start`)."""
+    if config.correction.name != "sync-start":
+        return 0
+    settings = check_correction("sync-start", correction_options(config.correction))
+    return min(int(settings["sync_steps"]), config.train.steps)
 
 
 def _check_optimizer(config: RunConfig) -> None:
@@ -226,15 +222,37 @@ def _check_correction(config: RunConfig) -> None:
         raise ConfigError("correction", str(error)) from None
     if config.error_feedback.coefficient != 0:
         raise ConfigError("correction.name", f"{name} and error feedback do not go together; accepted: none")
-    # Whether the schedule stashes does not matter to those carried.
-    reason = refusal(name, synchronous=schedules.is_synchronous(config.schedule.name), stashed=True)
+    program = segment_program(config, first_step=sync_steps(config), steps=3)
+    stashed = max(schedules.analyze(program).mismatch_max) == 0
+    reason = refusal(name, synchronous=schedules.is_synchronous(config.schedule.name), stashed=stashed)
     if reason is not None:
         raise ConfigError("correction.name", f"{reason}; accepted: none")
+    if name in ("delay-compensation", "sync-start") and program.update_interval != program.microbatches:
+        raise ConfigError(
+            "correction.name",
+            f"{name} needs updates once a step; accepted with it: "
+            f"schedule.update_interval = {program.microbatches}",
+        )
+    if name == "delay-compensation" and not _one_version_an_update(program):
+        raise ConfigError(
+            "correction.name",
+            f"{name} needs one weight version for all micro-batches of an update, as 2bw has; accepted: none",
+        )
     flavour, optimizer = settings.get("flavour"), config.optimizer
     if flavour == "adam-moments" and optimizer.name != "adamw":
         raise ConfigError("correction.flavour", "adam-moments predicts from the moments of adamw only")
     if flavour == "momentum" and (optimizer.name in ("soap", "basis-rotation") or optimizer.momentum == 0):
         raise ConfigError("correction.flavour", f"momentum: {optimizer.name} keeps none to predict from")
+
+
+def _one_version_an_update(program: schedules.Program) -> bool:
+    read: dict[tuple[int, int], int] = {}
+    return all(
+        read.setdefault((action.stage, action.microbatch // program.update_interval), action.version)
+        == action.version
+        for action in program.all_actions()
+        if action.op is schedules.Op.FORWARD
+    )
 
 
 @lru_cache

@@ -65,6 +65,8 @@ class OptimizerConfig:
     """basis-rotation: bases from the `second-moment` or the `first-moment`; null: second-moment."""
     geometry: str | None = None
     """basis-rotation: rotate both sides (`bilateral`) or the smaller (`unilateral`); null: bilateral."""
+    stage_aware: bool | None = None
+    """basis-rotation: refresh more often where the delay is larger, as often in all; null: false."""
     beta3: float | None = None
     """adan: decay of the second moment; null: 0.99."""
     gamma: float | None = None
@@ -95,13 +97,19 @@ class ErrorFeedbackConfig:
 @dataclass
 class CorrectionConfig:
     name: str = "none"
-    """Another correction than error feedback: `weight-prediction`, `lr-discount` or `none`."""
+    """Another correction than error feedback: one of `optimizers.CORRECTIONS` or `none`."""
     flavour: str | None = None
     """weight-prediction: `last-update`, `momentum` or `adam-moments`; null: last-update."""
     reach: float | None = None
     """weight-prediction: updates to look ahead, as a share of the stage's delay; null: 1."""
     anneal: int | None = None
     """lr-discount: updates until nothing is discounted any more; null: 1000."""
+    memory: float | None = None
+    """discrepancy: share of the average velocity left after as many updates as the mismatch; null: 0.135."""
+    strength: float | None = None
+    """delay-compensation: lambda; null: 0.04."""
+    sync_steps: int | None = None
+    """sync-start: synchronous steps at the start; null: 100."""
 
 
 @dataclass

@@ -211,15 +211,15 @@ class RankExecutor:
     def _backward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
         saved = self._saved.pop((stage, microbatch))
-        weights = self._stages[stage].weights
+        weights, update = self._stages[stage].weights, self._stages[stage].update
         if weights.holding(action.version) is not saved.replica:
             raise RuntimeError(f"{action}: the forward ran on the replica of another version")
         incoming = received(action, self._program.num_stages)
-        if incoming is None:
-            torch.autograd.backward(saved.output)
-        else:
-            gradient = yield from self._receive(incoming)
+        gradient = None if incoming is None else (yield from self._receive(incoming))
+        mismatch = saved.replica.version - saved.version
+        with update.at_backward(saved.replica, mismatch=mismatch):
             torch.autograd.backward(saved.output, gradient)
+        if gradient is not None:
             self._links.release(gradient)
         outgoing = sent(action, self._program.num_stages)
         if outgoing is not None:
@@ -232,7 +232,7 @@ class RankExecutor:
         else:
             self._halves[stage, microbatch] = saved
         trace = self.trace.stages[stage]
-        trace.mismatch_max = max(trace.mismatch_max, saved.replica.version - saved.version)
+        trace.mismatch_max = max(trace.mismatch_max, mismatch)
 
     def _backward_weight(self, action: Action) -> None:
         saved = self._halves.pop((action.stage, action.microbatch))
@@ -244,6 +244,7 @@ class RankExecutor:
         stage, version = action.stage, action.version
         weights = self._stages[stage].weights
         gradient = weights.take_gradient()
+        self._stages[stage].update.prepare(gradient)
         trace = self.trace.stages[stage]
         # Counted from the versions that forwards really read, not from the program.
         delays = [version - 1 - read for read in gradient.versions]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from optimizers.build import build_optimizer
+from optimizers.compensation import compensate
+from optimizers.correction_catalogue import check_correction
 from optimizers.corrections import Correction, build_correction
+from optimizers.discrepancy import DiscrepancyCorrection
 from optimizers.stage_correction import build_stage_correction
 from stages.config import OptimizerConfig, RunConfig, correction_options, optimizer_options
-from stages.weights import GradientBuffer, WeightVersions
+from stages.weights import GradientBuffer, Replica, WeightVersions, writing_under_pending_backward
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -51,13 +56,17 @@ def squared_norm(gradient: GradientBuffer) -> Tensor:
 class StageUpdate:
     """Turns a gathered gradient into the next weight version of one stage."""
 
-    def __init__(self, config: RunConfig, weights: WeightVersions, *, delay: int, mismatch: int) -> None:
+    def __init__(
+        self, config: RunConfig, weights: WeightVersions, *, stage: int, delays: Sequence[int], mismatch: int
+    ) -> None:
         """Start with no steps taken.
 
         Args:
             config: the run's.
             weights: of the stage.
-            delay: most updates between the weights of the stage's gradients and those they are applied to.
+            stage: whose weights they are.
+            delays: of each stage, most updates between the weights of its gradients and those they are
+                applied to.
             mismatch: most versions between forward and backward of a micro-batch at the stage.
         """
         self._config = config
@@ -68,7 +77,13 @@ class StageUpdate:
             lr=config.optimizer.lr,
             weight_decay=config.optimizer.weight_decay,
             options=optimizer_options(config.optimizer),
+            stage=stage,
+            delays=delays,
         )
+        settings = correction_options(config.correction)
+        self._strength = 0.0
+        if config.correction.name == "delay-compensation":
+            self._strength = float(check_correction(config.correction.name, settings)["strength"])
         self.correction: Correction
         if config.correction.name == "none":
             self.correction = build_correction(
@@ -79,10 +94,39 @@ class StageUpdate:
         else:
             self.correction = build_stage_correction(
                 config.correction.name,
-                options=correction_options(config.correction),
-                delay=delay,
+                options=settings,
+                delay=delays[stage],
                 mismatch=mismatch,
             )
+
+    def prepare(self, gradient: GradientBuffer) -> None:
+        """Change a gathered gradient before its norm is taken, where the correction does that."""
+        if self._strength:
+            (version,) = set(gradient.versions)
+            compensate(
+                gradient.views,
+                current=self._weights.newest().parameters,
+                computed_at=self._weights.holding(version).parameters,
+                strength=self._strength,
+            )
+
+    @contextmanager
+    def at_backward(self, replica: Replica, *, mismatch: int) -> Iterator[None]:
+        """Let a backward in this context read the weights that the correction wants it to read.
+
+        Args:
+            replica: that the backward runs on.
+            mismatch: versions between what it holds and what the forward read.
+        """
+        if mismatch == 0 or not isinstance(self.correction, DiscrepancyCorrection):
+            yield
+            return
+        kept = [parameter.detach().clone() for parameter in replica.parameters]
+        with torch.no_grad(), writing_under_pending_backward(replica.parameters):
+            self.correction.backward_weights(self._weights.master.parameters, replica.parameters, mismatch)
+        yield
+        with torch.no_grad(), writing_under_pending_backward(replica.parameters):
+            torch._foreach_copy_(list(replica.parameters), kept)
 
     def apply(
         self, gradient: GradientBuffer, *, version: int, step: int, squared_norm: Tensor | None

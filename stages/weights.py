@@ -141,6 +141,10 @@ class WeightVersions:
         held = sorted(replica.version for replica in self.replicas)
         raise RuntimeError(f"the program reads version {version}, this stage holds {held}")
 
+    def newest(self) -> Replica:
+        """The replica of the newest version."""
+        return max(self.replicas, key=lambda replica: replica.version)
+
     def oldest(self) -> Replica:
         """The replica that the next version is written into."""
         return min(self.replicas, key=lambda replica: replica.version)

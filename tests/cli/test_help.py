@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -61,3 +62,9 @@ def test_sweep_and_status_import_nothing_slow(tmp_path: object) -> None:
         code, modules = json.loads(asked.stderr.splitlines()[-1])
         assert code == 0
         assert not SLOW & set(modules)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    asked = [sys.executable, "-m", "asyncpp_cli", "--version"]
+    printed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert printed == f"asyncpp {version('asyncpp')}\n"

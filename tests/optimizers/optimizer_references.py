@@ -284,6 +284,7 @@ def basis_rotation(
     geometry: str,
     refresh_interval: int,
     first_bases: tuple[Tensor, Tensor],
+    **_: Any,
 ) -> Tensor:
     rows, columns = w.shape
     on_left = geometry == "bilateral" or rows < columns

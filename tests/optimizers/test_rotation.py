@@ -154,3 +154,19 @@ def test_stage_aware_refresh_spends_the_same_budget_earlier() -> None:
     assert budget == pytest.approx(4 / 10, rel=0.05)
     assert stage_aware_intervals(10, [1, 1]) == [10, 10]
     assert min(stage_aware_intervals(1, delays)) == 1
+
+
+def test_a_stage_refreshes_as_often_as_its_delay_asks() -> None:
+    intervals = []
+    for stage in range(3):
+        optimizer = build_optimizer(
+            {SQUARE: parameters()[SQUARE]},
+            name="basis-rotation",
+            lr=1e-2,
+            weight_decay=0.0,
+            options={"stage_aware": True, "refresh_interval": 6},
+            stage=stage,
+            delays=(2, 1, 0),
+        )
+        intervals.append(optimizer.param_groups[0]["refresh_interval"])
+    assert intervals == stage_aware_intervals(6, (2, 1, 0)) == [4, 6, 12]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from schedules import ScheduleError, build, smallest_delay, verify
+from schedules import Op, ScheduleError, analyze, build, smallest_delay, verify
 
 
 def test_two_stages_and_two_microbatches_read_as_the_design_has_it():
@@ -48,3 +48,16 @@ def test_a_segment_starts_with_the_versions_that_its_first_steps_read():
     assert build("2bw", stages=4, microbatches=2, steps=3, first_step=5).initial_versions == (3, 4, 5)
     assert build("2bw", stages=4, microbatches=2, steps=3, first_step=5).final_versions == (6, 7, 8)
     assert build("2bw", stages=4, microbatches=4, steps=1).initial_versions == (0,)
+
+
+def test_after_synchronous_steps_the_first_step_has_no_delay() -> None:
+    program = build("2bw", stages=3, microbatches=4, steps=3, first_step=5, delayed_from=5)
+    verify(program)
+    assert program.initial_versions == (5,)
+    assert program.final_versions == (7, 8)
+    read = [action.version for action in program.stage_actions(0) if action.op is Op.FORWARD]
+    assert read == [5] * 8 + [6] * 4
+    analysis = analyze(program)
+    assert (analysis.delay_min, analysis.delay_max) == ((0, 0, 0), (1, 1, 1))
+    with pytest.raises(ScheduleError, match="starts at step 4, and delay only at step 5"):
+        build("2bw", stages=3, microbatches=4, steps=3, first_step=4, delayed_from=5)

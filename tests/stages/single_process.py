@@ -49,7 +49,12 @@ def clip(gradient: Weights, limit: float) -> float:
 
 
 def delayed_training(
-    config: RunConfig, *, delay: int, skipped: frozenset[int] = frozenset()
+    config: RunConfig,
+    *,
+    delay: int,
+    skipped: frozenset[int] = frozenset(),
+    synchronous_steps: int = 0,
+    compensation: float = 0.0,
 ) -> tuple[Weights, list[float], list[float]]:
     """W(t+1) = W(t) - update(gradient at W(max(t - delay, 0))), with error feedback as its formula says.
 
@@ -57,6 +62,8 @@ def delayed_training(
         config: The run's.
         delay: Updates between the weights of a gradient and those it is applied to.
         skipped: Steps whose update is left out, that is zero.
+        synchronous_steps: Steps at the start whose gradient is taken at the newest weights.
+        compensation: lambda of DC-ASGD: g + lambda g g (W(t) - W(t - delay)).
 
     Returns:
         The weights y that are evaluated, the loss of each step, the gradient norm of each step.
@@ -85,9 +92,12 @@ def delayed_training(
     previous: Weights | None = None
     losses, norms = [], []
     for step in range(config.train.steps):
-        put(versions[max(step - delay, 0)])
+        read_version = step if step < synchronous_steps else max(step - delay, synchronous_steps)
+        put(versions[read_version])
         gradient, loss = step_gradient(module, data, step=step, microbatches=config.schedule.microbatches)
         losses.append(loss)
+        for name, g in gradient.items():
+            g += compensation * g * g * (versions[-1][name] - versions[read_version][name])
         norms.append(clip(gradient, config.train.clip_norm))
         x = versions[-1]
         y = x if previous is None else {name: x[name] + c * previous[name] for name in x}

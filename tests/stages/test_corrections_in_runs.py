@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from single_process import delayed_training
 from small_runs import Rows, small_config
 
 from stages.check import ConfigError, check
 from stages.config import CorrectionConfig, RunConfig
+from stages.partition import cut_model
 from stages.trainer import replay
+from stages.update import StageUpdate
+from stages.weights import WeightVersions
 
 
 def losses(config: RunConfig) -> list[float]:
@@ -54,6 +59,86 @@ def test_the_horizon_is_the_stages_delay(text: Path) -> None:
     assert whole[2:] != half[2:]
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_delay_compensation_is_its_formula(optimizer: str, text: Path) -> None:
+    config = config_of(text, name="delay-compensation", strength=30.0)
+    config.optimizer.name = optimizer
+    weights, expected, _ = delayed_training(config, delay=1, compensation=30.0)
+    _, plain, _ = delayed_training(config, delay=1)
+    result = replay(config, recorder=Rows())
+    assert result.train_losses == pytest.approx(expected, rel=1e-10)
+    assert result.train_losses != pytest.approx(plain, rel=1e-8)
+    for name, weight in weights.items():
+        torch.testing.assert_close(result.weights[name], weight, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("sync_steps", [0, 1, 2, 4, 5, 100])
+def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int, text: Path) -> None:
+    config = config_of(text, name="sync-start", sync_steps=sync_steps)
+    check(config)
+    weights, expected, _ = delayed_training(config, delay=1, synchronous_steps=min(sync_steps, 5))
+    result = replay(config, recorder=Rows())
+    assert result.train_losses == pytest.approx(expected, rel=1e-10)
+    for name, weight in weights.items():
+        torch.testing.assert_close(result.weights[name], weight, rtol=1e-10, atol=1e-10)
+
+
+def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were(text: Path) -> None:
+    config = small_config("paci", text=text, stages=1, layers=1, clip="stage", precision="float64")
+    config.correction = CorrectionConfig(name="discrepancy", memory=0.5)
+    (cut,) = cut_model(config.model, stages=1, context=12)
+    weights = WeightVersions(
+        config.model,
+        cut,
+        context=12,
+        seed=0,
+        replicas=1,
+        gradient_buffers=1,
+        master_dtype=torch.float64,
+        replica_dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
+    update = StageUpdate(config, weights, stage=0, delays=[2], mismatch=2)
+    before = [parameter.detach().clone() for parameter in weights.master.parameters]
+    weights.gathering.flat.fill_(0.01)
+    update.apply(weights.take_gradient(), version=1, step=0, squared_norm=None)
+    replica = weights.holding(1)
+    after = [parameter.detach().clone() for parameter in replica.parameters]
+    with update.at_backward(replica, mismatch=2):
+        for parameter, old, new in zip(replica.parameters, before, after, strict=True):
+            # One update has been: v = (1 - gamma) (new - old), gamma = memory^(1 / mismatch).
+            velocity = (1 - 0.5**0.5) * (new - old)
+            torch.testing.assert_close(parameter.detach(), new - 2 * velocity, rtol=0, atol=1e-14)
+            assert not torch.equal(parameter, new)
+    assert all(torch.equal(now, kept) for now, kept in zip(replica.parameters, after, strict=True))
+
+
+def test_discrepancy_changes_unstashed_runs_only_where_there_is_a_mismatch(text: Path) -> None:
+    def of(stages: int, **correction: object) -> list[float]:
+        config = small_config(
+            "paci", text=text, stages=stages, microbatches=2, clip="stage", steps=6, precision="float64"
+        )
+        config.correction = CorrectionConfig(**correction)  # type: ignore[arg-type]
+        check(config) if stages > 1 else None
+        return replay(config, recorder=Rows()).train_losses
+
+    assert of(3, name="discrepancy") != of(3)
+    assert of(3, name="discrepancy")[:2] == of(3)[:2]
+    assert of(1, name="discrepancy") == of(1)
+
+
+def test_stage_aware_refresh_differs_where_delays_differ(text: Path) -> None:
+    found = {}
+    for schedule in ("pipedream", "2bw"):
+        for aware in (False, True):
+            config = config_of(text, schedule)
+            config.optimizer.name, config.optimizer.refresh_interval = "basis-rotation", 2
+            config.optimizer.stage_aware = aware
+            found[schedule, aware] = losses(config)
+    assert found["2bw", True] == found["2bw", False], "one delay, one interval"
+    assert found["pipedream", True] != found["pipedream", False]
+
+
 @pytest.mark.parametrize(
     ("schedule", "coefficient", "correction", "key", "words"),
     [
@@ -67,6 +152,8 @@ def test_the_horizon_is_the_stages_delay(text: Path) -> None:
             "correction",
             "no option 'reach'; accepted: anneal",
         ),
+        ("2bw", 0.0, {"name": "discrepancy"}, "correction.name", "this schedule stashes those"),
+        ("pipedream", 0.0, {"name": "sync-start"}, "correction.name", "schedule.update_interval = 2"),
         ("2bw", 0.0, {"anneal": 3}, "correction", "has settings and no name"),
         (
             "2bw",

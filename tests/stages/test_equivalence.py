@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from stages.signals import never
 from stages.trainer import drive, replay
 from stages.transport import InProcessLinks
 from stages.update import UpdateResult
-from stages.weights import GradientBuffer, WeightVersions
+from stages.weights import GradientBuffer, Replica, WeightVersions
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved-1f1b", "zero-bubble")
 
@@ -31,6 +32,12 @@ class KeepGradient:
     def __init__(self, weights: WeightVersions) -> None:
         self._weights = weights
         self.kept: dict[str, Tensor] = {}
+
+    def prepare(self, gradient: GradientBuffer) -> None:
+        pass
+
+    def at_backward(self, replica: Replica, *, mismatch: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def apply(
         self, gradient: GradientBuffer, *, version: int, step: int, squared_norm: Tensor | None
