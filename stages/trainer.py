@@ -1,48 +1,21 @@
-"""The training of one run: segment after segment of its program; at drains evaluations and checkpoints."""
+"""Training a run: as one of its processes, or with all ranks in one."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from schedules import Analysis, Program, analyze
-from stages import record
-from stages.assemble import activation_shape, build_ranks, dtypes, representative_programs, segment_lengths
-from stages.check import segment_program
-from stages.checkpoint import Checkpoints, Progress
-from stages.config import RunConfig, tokens_per_step
-from stages.corpus import prepare
-from stages.evaluate import evaluate, evaluation_weights, forward_program
-from stages.executor import RankTrace, StageState, StepResult
+from stages.assemble import activation_shape, dtypes, representative_programs
+from stages.config import RunConfig
 from stages.metrics import Recorder
 from stages.process import Process, choose_device
+from stages.run import Run, RunResult
 from stages.signals import never
-from stages.transport import DistributedLinks, InProcessLinks, Links
+from stages.transport import DistributedLinks, InProcessLinks
 from stages.watchdog import watching
 
-HEARTBEAT_SECONDS = 0.5
 STALL = 2.0
 """Times `site.timeout` in which a process has begun nothing new; neighbours that wait give up before."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """What a run leaves in memory, of the stages that this process holds."""
-
-    weights: dict[str, Tensor]
-    """Evaluation weights by parameter name."""
-    train_losses: list[float]
-    """Of each update; empty where the last stage is elsewhere."""
-    val_losses: list[float]
-    """Of each evaluation; likewise."""
-    stopped_at: int | None
-    """Step after which the run ended because a rank was told to; None: it is complete."""
 
 
 def train(
@@ -77,7 +50,7 @@ def train(
         shape=activation_shape(config),
         dtype=dtypes(config).replica,
     )
-    run = _Run(
+    run = Run(
         config,
         ranks=[process.rank],
         links=links,
@@ -105,7 +78,7 @@ def replay(
     """
     program = representative_programs(config)[0]
     links = InProcessLinks(num_stages=program.num_stages)
-    run = _Run(
+    run = Run(
         config,
         ranks=range(program.num_ranks),
         links=links,
@@ -117,260 +90,3 @@ def replay(
     )
     with watching(run.last_sign, limit=STALL * config.site.timeout, on_stall=on_stall):
         return run.run()
-
-
-class _Run:
-    """One run, as the process that performs `ranks` sees it; `process` is None where that is all of them."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        *,
-        ranks: Sequence[int],
-        links: Links,
-        device: torch.device,
-        process: Process | None,
-        recorder: Recorder,
-        checkpoints: Path | None,
-        stop: Callable[[], bool],
-    ) -> None:
-        torch.set_num_threads(config.site.threads)
-        program = representative_programs(config)[0]
-        self._config = config
-        self._links = links
-        self._device = device
-        self._process = process
-        self._recorder = recorder
-        self._rank_of_stage = program.rank_of_stage
-        self._tokens_per_update = record.tokens_per_update(config, update_interval=program.update_interval)
-        self._corpus = prepare(config.data)
-        self._ranks = build_ranks(
-            config,
-            ranks=ranks,
-            links=links,
-            corpus=self._corpus,
-            device=device,
-            on_step=self._on_step,
-            stop=stop,
-        )
-        self._stop = stop
-        self._checkpoints: Checkpoints | None = None
-        if checkpoints is not None:
-            keep = config.site.keep_checkpoints
-            self._checkpoints = Checkpoints(checkpoints, keep=keep, process=process)
-        self._writer = program.rank_of_stage[-1]
-        self._seconds = 0.0
-        self._segment_started = 0.0
-        self._heartbeat = (0, 0.0)
-        self._in_segment = False
-        self._train_losses: list[float] = []
-        self._val_losses: list[float] = []
-
-    def last_sign(self) -> float | None:
-        """Clock when the latest action began, seconds; None outside of segments."""
-        if not self._in_segment:
-            return None
-        return max(self._segment_started, *(rank.executor.acted_at for rank in self._ranks))
-
-    def run(self) -> RunResult:
-        start = Progress(step=0, seconds=0.0)
-        if self._checkpoints is not None:
-            start = self._checkpoints.load(
-                self._stages(), lambda step: self._program(step, 1).initial_versions
-            )
-        self._seconds = start.seconds
-        first_program = self._program(start.step, 1)
-        updates = start.step * first_program.microbatches // first_program.update_interval
-        self._heartbeat = (updates, time.perf_counter())
-        sizes = [
-            (stage, sum(parameter.numel() for parameter in state.weights.master.parameters))
-            for rank in self._ranks
-            for stage, state in rank.stages.items()
-        ]
-        self._write(
-            record.start_row(
-                self._config,
-                self._corpus,
-                step=start.step,
-                updates=updates,
-                device=self._device,
-                stage_parameters=[size for _, size in sorted(self._collect(sizes))],
-                replayed=self._process is None,
-            )
-        )
-        stopped_at = None
-        for first_step, steps in segment_lengths(self._config, start=start.step):
-            done, stopping = self._train_segment(first_step, steps)
-            last = done == self._config.train.steps
-            if done % self._config.train.eval_interval == 0 or last:
-                self._evaluate(done)
-            interval = self._config.train.checkpoint_interval
-            if stopping or last or (interval and done % interval == 0):
-                self._save(done)
-            if stopping and not last:
-                stopped_at = done
-                break
-        weights = {
-            name: tensor
-            for rank in self._ranks
-            for state in rank.stages.values()
-            for name, tensor in evaluation_weights(state, dtype=dtypes(self._config).master).items()
-        }
-        if stopped_at is None:
-            self._write_end(weights)
-        return RunResult(
-            weights=weights,
-            train_losses=self._train_losses,
-            val_losses=self._val_losses,
-            stopped_at=stopped_at,
-        )
-
-    def _write_end(self, weights: Mapping[str, Tensor]) -> None:
-        digests = self._collect([(name, record.tensor_digest(tensor)) for name, tensor in weights.items()])
-        self._write(
-            {
-                "kind": "end",
-                "step": self._config.train.steps,
-                "seconds": self._seconds,
-                "weights_sha256": record.weights_digest(digests),
-            }
-        )
-
-    def _program(self, first_step: int, steps: int) -> Program:
-        return segment_program(self._config, first_step=first_step, steps=steps)
-
-    def _stages(self) -> list[StageState]:
-        return [state for rank in self._ranks for state in rank.stages.values()]
-
-    def _save(self, step: int) -> None:
-        if self._checkpoints is None:
-            return
-        if self._writes:
-            self._recorder.flush()
-        progress = Progress(step=step, seconds=self._seconds)
-        self._checkpoints.save(progress, self._stages(), self._program(step, 1).initial_versions)
-
-    def _train_segment(self, first_step: int, steps: int) -> tuple[int, bool]:
-        """Train to the next drain. Steps done then, and whether the run is to end there."""
-        program = self._program(first_step, steps)
-        self._segment_started = time.perf_counter()
-        self._in_segment = True
-        drive([rank.executor.run(program) for rank in self._ranks])
-        self._links.finish()
-        self._in_segment = False
-        self._seconds += time.perf_counter() - self._segment_started
-        done = self._ranks[0].executor.end_step
-        stop = self._stop()
-        collected = self._collect([(rank.number, rank.executor.trace, stop) for rank in self._ranks])
-        traces = {number: trace for number, trace, _ in collected}
-        stopping = done < first_step + steps or any(stop for _, _, stop in collected)
-        if done < first_step + steps:
-            steps = done - first_step
-            program = self._program(first_step, steps)
-        check_staleness(traces, analyze(program))
-        self._write(
-            record.segment_row(
-                traces,
-                first_step=first_step,
-                steps=steps,
-                writer=self._writer,
-                tokens_per_update=self._tokens_per_update,
-                seconds=self._seconds,
-                timed=self._process is not None,
-                clocked=self._process is not None and self._device.type == "cpu",
-            )
-        )
-        return done, stopping
-
-    def _evaluate(self, step: int) -> None:
-        program = forward_program(
-            rank_of_stage=self._rank_of_stage,
-            microbatches=self._config.train.eval_microbatches,
-            version=step,
-        )
-        dtype = dtypes(self._config).replica
-        losses = drive(
-            [
-                evaluate(
-                    program,
-                    rank=rank.number,
-                    stages=rank.stages,
-                    links=self._links,
-                    batches=rank.batches,
-                    dtype=dtype,
-                )
-                for rank in self._ranks
-            ]
-        )
-        self._links.finish()
-        for loss in losses:
-            if loss is not None:
-                self._val_losses.append(loss)
-                tokens = step * tokens_per_step(self._config)
-                self._write(
-                    {
-                        "kind": "eval",
-                        "step": step,
-                        "tokens": tokens,
-                        "val_loss": loss,
-                        "seconds": self._seconds,
-                    }
-                )
-
-    def _on_step(self, result: StepResult) -> None:
-        """Called at each update of the last stage, in the process that holds it."""
-        self._train_losses.append(result.train_loss)
-        seconds = self._seconds + result.time - self._segment_started
-        self._write(record.step_row(result, tokens=result.version * self._tokens_per_update, seconds=seconds))
-        version, then = self._heartbeat
-        now = time.perf_counter()
-        if now - then >= HEARTBEAT_SECONDS:
-            tokens = (result.version - version) * self._tokens_per_update
-            self._recorder.heartbeat(
-                result.version, train_loss=result.train_loss, tokens_per_second=tokens / (now - then)
-            )
-            self._heartbeat = (result.version, now)
-
-    @property
-    def _writes(self) -> bool:
-        return any(rank.number == self._writer for rank in self._ranks)
-
-    def _write(self, row: Mapping[str, Any]) -> None:
-        if self._writes:
-            self._recorder.append(row)
-
-    def _collect(self, mine: list[Any]) -> list[Any]:
-        """What all ranks brought, rank by rank."""
-        if self._process is None:
-            return mine
-        return [item for of_process in self._process.gather(mine) for item in of_process]
-
-
-def drive(parts: Sequence[Iterator[None] | Generator[None, None, Any]]) -> list[Any]:
-    """Let the parts take turns until all have ended; gives what each returned."""
-    results: list[Any] = [None] * len(parts)
-    going = dict(enumerate(parts))
-    while going:
-        for index, part in list(going.items()):
-            try:
-                next(part)
-            except StopIteration as stop:
-                results[index] = stop.value
-                del going[index]
-    return results
-
-
-def check_staleness(traces: Mapping[int, RankTrace], expected: Analysis) -> None:
-    """Hold what the stages measured against the program's analysis.
-
-    Raises:
-        RuntimeError: a stage's gradients were older or younger than the program says.
-    """
-    for stage, trace in sorted(record.stage_traces(traces.values()).items()):
-        measured = (trace.delay_min, trace.delay_max, trace.mismatch_max)
-        promised = (expected.delay_min[stage], expected.delay_max[stage], expected.mismatch_max[stage])
-        if measured != promised:
-            raise RuntimeError(
-                f"stage {stage}: measured delay (least, most) and mismatch are {measured}, "
-                f"the program's are {promised}"
-            )

@@ -25,7 +25,8 @@ from stages.check import ConfigError, check
 from stages.checkpoint_files import CheckpointError
 from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
 from stages.process import Process
-from stages.trainer import RunResult, replay, train
+from stages.run import RunResult
+from stages.trainer import replay, train
 from stages.watchdog import watching
 
 

@@ -17,8 +17,9 @@ from stages.config import RunConfig
 from stages.corpus import prepare
 from stages.executor import StageState
 from stages.partition import cut_model
+from stages.run import drive
 from stages.signals import never
-from stages.trainer import drive, replay
+from stages.trainer import replay
 from stages.transport import InProcessLinks
 from stages.update import UpdateResult
 from stages.weights import GradientBuffer, Replica, WeightVersions
