@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import platform
+import queue
 import statistics
 import sys
 import tempfile
@@ -279,7 +280,13 @@ def run(options: argparse.Namespace) -> dict[str, float]:
         ]
         for worker in workers:
             worker.start()
-        seconds = results.get()
+        seconds = None
+        while seconds is None:
+            try:
+                seconds = results.get(timeout=1.0)
+            except queue.Empty:
+                if any(worker.exitcode for worker in workers):
+                    raise SystemExit("a rank failed; see above") from None
         for worker in workers:
             worker.join()
     p, m = options.ranks, options.microbatches
