@@ -17,22 +17,23 @@ import json
 import multiprocessing
 import os
 import platform
+import queue
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# ruff: noqa: E402
 # A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
-sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingStage, SleepingWeights
+from torch import nn
 
 from schedules import Program, build
 from stages.assemble import build_ranks
@@ -53,83 +54,9 @@ from stages.partition import StageCut
 from stages.process import Process, connected
 from stages.signals import never
 from stages.transport import DistributedLinks
-from stages.update import UpdateResult
 
-EMULATED_SHAPE = (1, 8, 64)
 STEPS = 8
 """Steps of a timed segment; those between the first update and the last count."""
-
-
-class _Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return given * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradient * 1.0, torch.zeros(1), None
-
-
-class SleepingStage(nn.Module):
-    """Takes and returns activations of `EMULATED_SHAPE`, after a sleep."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.seconds = seconds
-
-    def forward(self, given: Tensor) -> Tensor:
-        out: Tensor = _Sleep.apply(given.float(), self.weight, self.seconds)
-        return out
-
-
-class SleepingWeights:
-    """In the place of `WeightVersions`: every version is the same sleeping module."""
-
-    def __init__(self, seconds: float) -> None:
-        self.module = SleepingStage(seconds)
-        self.version = 0
-        self.pending_backwards = 0
-        self.versions: list[int] = []
-
-    @property
-    def gathering(self) -> SleepingWeights:
-        return self
-
-    def holding(self, version: int) -> SleepingWeights:
-        self.version = version
-        return self
-
-    def take_gradient(self) -> Any:
-        taken = argparse.Namespace(views=[torch.ones(1)], versions=list(self.versions))
-        self.versions.clear()
-        return taken
-
-
-class NoUpdate:
-    """In the place of `StageUpdate`."""
-
-    def prepare(self, gradient: Any) -> None:
-        pass
-
-    def at_backward(self, replica: Any, *, mismatch: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def apply(self, gradient: Any, *, version: int, step: int, squared_norm: Tensor | None) -> UpdateResult:
-        return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
-
-
-class EmulatedBatches:
-    """In the place of `Batches`."""
-
-    def tokens(self, microbatch: int) -> Tensor:
-        return torch.zeros(EMULATED_SHAPE)
-
-    def targets(self, microbatch: int) -> Tensor:
-        return torch.zeros(EMULATED_SHAPE[:2], dtype=torch.long)
 
 
 def ours(process: Process, options: argparse.Namespace, schedule: str) -> Callable[[], float]:
@@ -153,7 +80,7 @@ def ours(process: Process, options: argparse.Namespace, schedule: str) -> Callab
         executor = rank.executor
     else:
         links = DistributedLinks(
-            process, rank_of_stage=range(options.ranks), shape=EMULATED_SHAPE, dtype=torch.float32
+            process, rank_of_stage=range(options.ranks), shape=SHAPE, dtype=torch.float32
         )
         state = StageState(weights=SleepingWeights(options.forward_ms / 1e3), update=NoUpdate())
         executor = RankExecutor(
@@ -233,9 +160,9 @@ def torchs(process: Process, options: argparse.Namespace) -> Callable[[], float]
         out = torch.zeros((options.batch, options.context, 256), requires_grad=True) if last else activation
     else:
         module = SleepingStage(options.forward_ms / 1e3)
-        activation = torch.zeros(EMULATED_SHAPE, requires_grad=True)
-        tokens = torch.zeros((count, *EMULATED_SHAPE[1:]), requires_grad=True)
-        targets = torch.zeros((count, EMULATED_SHAPE[1]), dtype=torch.long)
+        activation = torch.zeros(SHAPE, requires_grad=True)
+        tokens = torch.zeros((count, *SHAPE[1:]), requires_grad=True)
+        targets = torch.zeros((count, SHAPE[1]), dtype=torch.long)
         given = out = activation
     stage = PipelineStage(
         module,
@@ -356,7 +283,13 @@ def run(options: argparse.Namespace) -> dict[str, float]:
         ]
         for worker in workers:
             worker.start()
-        seconds = results.get()
+        seconds = None
+        while seconds is None:
+            try:
+                seconds = results.get(timeout=1.0)
+            except queue.Empty:
+                if any(worker.exitcode for worker in workers):
+                    raise SystemExit("a rank failed; see above") from None
         for worker in workers:
             worker.join()
     p, m = options.ranks, options.microbatches
