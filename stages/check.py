@@ -227,7 +227,7 @@ def _check_correction(config: RunConfig) -> None:
     reason = refusal(name, synchronous=schedules.is_synchronous(config.schedule.name), stashed=stashed)
     if reason is not None:
         raise ConfigError("correction.name", f"{reason}; accepted: none")
-    if name in ("delay-compensation", "sync-start") and program.update_interval != program.microbatches:
+    if name == "sync-start" and program.update_interval != program.microbatches:
         raise ConfigError(
             "correction.name",
             f"{name} needs updates once a step; accepted with it: "
@@ -236,7 +236,8 @@ def _check_correction(config: RunConfig) -> None:
     if name == "delay-compensation" and not _one_version_an_update(program):
         raise ConfigError(
             "correction.name",
-            f"{name} needs one weight version for all micro-batches of an update, as 2bw has; accepted: none",
+            f"{name} needs one weight version for all micro-batches of an update, as 2bw has, and pipedream "
+            "with schedule.update_interval = 1",
         )
     flavour, optimizer = settings.get("flavour"), config.optimizer
     if flavour == "adam-moments" and optimizer.name != "adamw":

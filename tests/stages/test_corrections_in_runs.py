@@ -30,7 +30,7 @@ def config_of(text: Path, schedule: str = "2bw", coefficient: float = 0.0, **cor
         text=text,
         coefficient=coefficient,
         precision="float64",
-        clip="stage" if schedule == "pipedream" else "global",
+        clip="stage" if schedule in ("pipedream", "paci") else "global",
         steps=5,
         stages=3 if schedule == "pipedream" else 2,
     )
@@ -70,6 +70,12 @@ def test_delay_compensation_is_its_formula(optimizer: str, text: Path) -> None:
     assert result.train_losses != pytest.approx(plain, rel=1e-8)
     for name, weight in weights.items():
         torch.testing.assert_close(result.weights[name], weight, rtol=1e-10, atol=1e-10)
+
+
+def test_delay_compensation_reaches_every_stage_with_its_own_delay(text: Path) -> None:
+    plain = losses(config_of(text, "pipedream"))
+    assert losses(config_of(text, "pipedream", name="delay-compensation", strength=0.0)) == plain
+    assert losses(config_of(text, "pipedream", name="delay-compensation", strength=30.0)) != plain
 
 
 @pytest.mark.parametrize("sync_steps", [0, 1, 2, 4, 5, 100])
@@ -153,6 +159,7 @@ def test_stage_aware_refresh_differs_where_delays_differ(text: Path) -> None:
             "no option 'reach'; accepted: anneal",
         ),
         ("2bw", 0.0, {"name": "discrepancy"}, "correction.name", "this schedule stashes those"),
+        ("paci", 0.0, {"name": "delay-compensation"}, "correction.name", "keeps no older ones"),
         ("pipedream", 0.0, {"name": "sync-start"}, "correction.name", "schedule.update_interval = 2"),
         ("2bw", 0.0, {"anneal": 3}, "correction", "has settings and no name"),
         (
