@@ -54,7 +54,9 @@ def from_lists(rows: Sequence[Sequence[object]], *, name: str, steps: int, first
         steps=steps,
         first_step=first_step,
     )
-    program = flushed(segment, schedule=name, rank_of_stage=_rank_of_stage(order, name=name), order=order)
+    rank_of_stage = _rank_of_stage(order, name=name)
+    _refuse_gaps(set(slots), rank_of_stage, microbatches=segment.microbatches, name=name)
+    program = flushed(segment, schedule=name, rank_of_stage=rank_of_stage, order=order)
     try:
         verify(program)
     except ScheduleError as error:
@@ -99,6 +101,17 @@ def _rank_of_stage(order: Sequence[Sequence[Slot]], *, name: str) -> list[int]:
         if stage not in placed:
             raise ScheduleError(f"{name}: no rank performs stage {stage}, but there is a stage {max(placed)}")
     return [placed[stage] for stage in range(len(placed))]
+
+
+def _refuse_gaps(slots: set[Slot], rank_of_stage: Sequence[int], *, microbatches: int, name: str) -> None:
+    for stage, rank in enumerate(rank_of_stage):
+        for index in range(microbatches):
+            halves = [Slot(stage, op, index) for op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
+            backward = halves if slots.intersection(halves) else [Slot(stage, Op.BACKWARD, index)]
+            for slot in (Slot(stage, Op.FORWARD, index), *backward):
+                if slot not in slots:
+                    what = f"{slot.stage}{slot.op.value}{slot.microbatch}"
+                    raise ScheduleError(f"{name}, row {rank + 1} (rank {rank}): {what} is missing")
 
 
 def to_csv(program: Program) -> str:

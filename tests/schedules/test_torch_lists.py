@@ -202,8 +202,8 @@ def test_movements_waits_and_pairs_are_understood():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (RIGHT.replace("0B1", ""), "x: stage 0 never performs the backward of micro-batch 1"),
-        (RIGHT.replace("1F1", ""), "x: stage 1 never forwards micro-batch 1"),
+        (RIGHT.replace("0B1", ""), "x, row 1 (rank 0): 0B1 is missing"),
+        (RIGHT.replace("1F1", ""), "x, row 2 (rank 1): 1F1 is missing"),
         (RIGHT.replace("0B1", "0B0"), "x, row 1 (rank 0), cell 5: 0B0 stands here and in cell 4"),
         (RIGHT.replace("1B0", "0B7"), "x: stage 0 is on rank 0 and on rank 1"),
         (
