@@ -2,21 +2,14 @@
 
 What a run resumes from is found by parameter name, so it may have another number of stages. The place in the
 data is the step, batches being a pure function of it, and nothing else in training is random.
-
-Security: torch's reader unpickles the file `.metadata`. Here that goes through an unpickler that makes
-nothing but the few classes which such a file holds. Tensors are read with `weights_only=True` by torch
-itself, and what is no tensor stands in state.json, so torch's other way, `torch.load` without it, is never
-taken.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stages import checkpoint_files as files
 from stages.checkpoint_files import CheckpointError
+from stages.checkpoint_reader import CheckpointReader
 from stages.executor import StageState
 from stages.process import Process
 from stages.stage_state import Saved, pack
@@ -139,16 +131,10 @@ class Checkpoints:
         self, folder: Path, step: int, stages: Sequence[StageState], versions: Sequence[int]
     ) -> Progress:
         state = files.read_state(folder)
-        reader = _Reader(folder)
+        reader = CheckpointReader(folder)
         saved = Saved(reader.sizes(), state["stages"])
         targets = [saved.targets(stage, versions) for stage in stages]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            load(
-                {key: tensor for of_stage in targets for key, tensor in of_stage.items()},
-                storage_reader=reader,
-                no_dist=True,
-            )
+        reader.read({key: tensor for of_stage in targets for key, tensor in of_stage.items()})
         for stage, read in zip(stages, targets, strict=True):
             saved.take(stage, versions, read)
         return Progress(step=step, seconds=float(state["seconds"]))
@@ -201,45 +187,3 @@ def _cause(error: CheckpointException | OSError) -> str:
         rank, (cause, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {cause}"
     return str(error)
-
-
-class _Reader(FileSystemReader):
-    """torch's reader of a checkpoint, but for how it reads `.metadata`."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        metadata = _MetadataUnpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
-        if not isinstance(metadata, Metadata):
-            raise CheckpointError(".metadata is not the description of a checkpoint")
-        return metadata
-
-    def sizes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Shape and type of each tensor, by key."""
-        entries: Mapping[str, Any] = self.read_metadata().state_dict_metadata
-        strange = [key for key, entry in entries.items() if not isinstance(entry, TensorStorageMetadata)]
-        if strange:
-            raise CheckpointError(f"{strange[0]} is no tensor")
-        return {key: (entry.size, entry.properties.dtype) for key, entry in entries.items()}
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        described = {
-            "torch.distributed.checkpoint.metadata": {
-                "ChunkStorageMetadata",
-                "Metadata",
-                "MetadataIndex",
-                "StorageMeta",
-                "TensorProperties",
-                "TensorStorageMetadata",
-                "_MEM_FORMAT_ENCODING",
-            },
-            "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-            "torch": {"Size"},
-            "torch.serialization": {"_get_layout"},
-            "collections": {"OrderedDict"},
-            "pathlib": {"PosixPath", "WindowsPath"},
-        }
-        a_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if a_type or name in described.get(module, ()):
-            return super().find_class(module, name)
-        raise CheckpointError(f".metadata names {module}.{name}, which no checkpoint needs")
