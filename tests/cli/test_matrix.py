@@ -17,6 +17,7 @@ from asyncpp_cli.matrix import ResolvedCell, expand
 from asyncpp_cli.runs import open_experiment
 from asyncpp_cli.settings import config_hash, config_text, copy_of, read_config
 from asyncpp_cli.template_file import load, text_of
+from asyncpp_cli.templates import names
 from stages.config import RunConfig
 
 BASE = {"model": "micro", "train": {"steps": 3}}
@@ -231,3 +232,8 @@ def test_every_shipped_template_is_listed_and_shown() -> None:
     for name in ("quickstart", "nano", "micro", "135m", "360m", "local"):
         assert name in listed.output
         assert asyncpp("templates", "show", name).output.strip()
+
+
+@pytest.mark.parametrize("name", names("experiments"))
+def test_every_cell_of_a_shipped_experiment_is_a_run(name: str) -> None:
+    assert expand(load(name, []))
