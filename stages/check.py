@@ -86,6 +86,7 @@ def _check_counts(config: RunConfig) -> None:
         "optimizer.lr": config.optimizer.lr,
         "train.clip_norm": config.train.clip_norm,
         "site.timeout": config.site.timeout,
+        "site.save_timeout": config.site.save_timeout,
         "site.grace": config.site.grace,
     }
     for key, number in positive.items():

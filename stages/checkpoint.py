@@ -2,19 +2,27 @@
 
 What a run resumes from is found by parameter name, so it may have another number of stages. The place in the
 data is the step, batches being a pure function of it, and nothing else in training is random.
+
+A checkpoint is written in the background: at the drain the state is copied, and training goes on while a
+thread writes the copy. The ranks' threads meet over a group of their own, with a time limit of its own, so a
+slow disk is not mistaken for a dead rank.
 """
 
 from __future__ import annotations
 
+import datetime
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -23,9 +31,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from stages import checkpoint_files as files
 from stages.checkpoint_files import CheckpointError
 from stages.checkpoint_reader import CheckpointReader
+from stages.copies import HostCopies
 from stages.executor import StageState
 from stages.process import Process
 from stages.stage_state import Saved, pack
+
+# A replay saves alone on purpose. Set once: filters cannot be changed for a thread alone.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,40 +57,94 @@ class Checkpoints:
         folder: of all checkpoints of the run; made when the first is written.
         keep: how many of the newest are kept.
         process: this one; None where the run has no other.
+        timeout: seconds that reading or writing one may take.
     """
 
-    def __init__(self, folder: Path, *, keep: int, process: Process | None) -> None:
+    def __init__(self, folder: Path, *, keep: int, process: Process | None, timeout: float) -> None:
         self._folder = folder
         self._keep = keep
         self._process = process
         self._rank = process.rank if process is not None else 0
         self._size = process.size if process is not None else 1
+        self._group = None if process is None else process.group(timeout=datetime.timedelta(seconds=timeout))
+        self._copies = HostCopies()
+        self._saving: Future[None] | None = None
 
-    def save(self, progress: Progress, stages: Sequence[StageState], versions: Sequence[int]) -> None:
-        """Write a checkpoint.
+    def save(
+        self,
+        progress: Progress,
+        stages: Sequence[StageState],
+        versions: Sequence[int],
+        *,
+        first: Callable[[], None],
+    ) -> None:
+        """Start to write a checkpoint of the state as it is now; an earlier one is waited for.
 
         Args:
             progress: what it is the checkpoint of.
-            stages: those of this process.
+            stages: those of this process. They may go on when this returns.
             versions: weight versions that the next segment starts with.
+            first: called by the thread that writes, before the checkpoint counts.
 
         Raises:
-            CheckpointError: it could not be written (on every process). The earlier ones are as they were.
+            CheckpointError: the earlier one could not be written.
         """
+        self.finish()
+        tensors: dict[str, Tensor] = {}
+        records = []
+        for stage in stages:
+            of_stage, record = pack(stage, versions)
+            tensors |= of_stage
+            records.append(record)
+        copies = self._copies.take(tensors)
+        self._saving = _in_background(lambda: self._write(progress, copies, records, versions, first=first))
+
+    @property
+    def failed(self) -> bool:
+        """Whether this process knows that what is being written cannot be; `finish` says why."""
+        return self._saving is not None and self._saving.done() and self._saving.exception() is not None
+
+    def finish(self) -> None:
+        """Wait for what is being written.
+
+        Raises:
+            CheckpointError: it could not be (on every process). The earlier ones are as they were.
+        """
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+
+    def close(self) -> None:
+        """Finish, and give back what the meetings of the processes take."""
+        self.finish()
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+    def _write(
+        self,
+        progress: Progress,
+        tensors: dict[str, Tensor],
+        records: list[dict[str, Any]],
+        versions: Sequence[int],
+        *,
+        first: Callable[[], None],
+    ) -> None:
         step = progress.step
         unfinished = files.unfinished_folder(self._folder, step)
         try:
             self._together(lambda: files.begin(self._folder, step) if self._rank == 0 else None)
-            tensors: dict[str, Tensor] = {}
-            records = []
-            for stage in stages:
-                of_stage, record = pack(stage, versions)
-                tensors |= of_stage
-                records.append(record)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it warns that this process saves alone, which is meant
-                save(tensors, storage_writer=FileSystemWriter(unfinished), no_dist=self._process is None)
-            written = self._together(lambda: (records, self._digests(unfinished)))
+            save(
+                tensors,
+                storage_writer=FileSystemWriter(unfinished),
+                process_group=self._group,
+                no_dist=self._process is None,
+            )
+
+            def finish_part() -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+                first()
+                return records, self._digests(unfinished)
+
+            written = self._together(finish_part)
             state = {
                 "seconds": progress.seconds,
                 "versions": list(versions),
@@ -122,9 +188,12 @@ class Checkpoints:
                     print(f"warning: checkpoint {folder} is not used: {wrong}", file=sys.stderr, flush=True)
                 continue
             try:
-                return self._read(folder, step, stages, initial_versions(step))
+                progress = self._read(folder, step, stages, initial_versions(step))
             except CheckpointError as error:
                 raise CheckpointError(f"checkpoint {folder}: {error}") from error
+            # Nobody goes on to wait for a rank that is still reading: other meetings are shorter.
+            self._together(lambda: None)
+            return progress
         return Progress(step=0, seconds=0.0)
 
     def _read(
@@ -171,7 +240,7 @@ class Checkpoints:
         except OSError as failed:
             error = failed
         mine = (outcome, None if error is None else f"rank {self._rank}: {error}")
-        everyone = [mine] if self._process is None else self._process.gather(mine)
+        everyone = [mine] if self._process is None else self._process.gather(mine, group=self._group)
         failures = [failure for _, failure in everyone if failure is not None]
         if failures:
             raise OSError(failures[0])
@@ -180,6 +249,22 @@ class Checkpoints:
     def _what_is_left(self) -> str:
         steps = files.saved_steps(self._folder)
         return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Call `work` in a thread that does not keep the process from ending."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, daemon=True, name="checkpoint").start()
+    return future
 
 
 def _cause(error: CheckpointException | OSError) -> str:

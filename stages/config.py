@@ -176,6 +176,8 @@ class SiteConfig:
     it has done nothing at all it says where it stands, and ends."""
     grace: float = 30.0
     """Seconds that a run told to end may take to save itself."""
+    save_timeout: float = 1800.0
+    """Seconds that reading or writing a checkpoint may take on the slowest disk."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints a run keeps."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 
 import torch
 from torch import Tensor
@@ -49,8 +49,18 @@ def evaluate(
     links: Links,
     batches: Batches,
     dtype: torch.dtype,
+    on_action: Callable[[], None],
 ) -> Generator[None, None, float | None]:
     """Run the rank's part of `forward_program`; yields where another rank of this process must go on first.
+
+    Args:
+        program: `forward_program`'s.
+        rank: whose part.
+        stages: the stages of that rank, by number.
+        links: to the other ranks.
+        batches: where tokens and targets come from.
+        dtype: that is computed in.
+        on_action: called when an action begins.
 
     Returns:
         Mean loss in nats a token on the rank of the last stage, None elsewhere.
@@ -59,6 +69,7 @@ def evaluate(
     weights = {stage: evaluation_weights(state, dtype=dtype) for stage, state in stages.items()}
     losses: list[Tensor] = []
     for action in program.actions[rank]:
+        on_action()
         activation = received(action, program.num_stages)
         tokens, targets = batches.validation(action.microbatch, count=program.microbatches)
         if activation is None:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
+from torch.distributed import ProcessGroup
 
 from stages.config import SiteConfig
 
@@ -62,11 +63,25 @@ class Process:
             return cast(Communicator, dist.ProcessGroupNCCL(store, rank, len(ranks), options))
         return cast(Communicator, dist.ProcessGroupGloo(store, rank, len(ranks), self.timeout))
 
-    def gather(self, mine: Any) -> list[Any]:
-        """What every rank brought, in the order of the ranks. A meeting of all ranks: for drains only."""
+    def gather(self, mine: Any, *, group: ProcessGroup | None = None) -> list[Any]:
+        """What every rank brought, in the order of the ranks. A meeting of all ranks: for drains only.
+
+        Args:
+            mine: what this rank brings.
+            group: that the meeting goes over; None: the one of the thread that trains.
+        """
         everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, mine)
+        dist.all_gather_object(everyone, mine, group=group)
         return everyone
+
+    def group(self, *, timeout: datetime.timedelta) -> ProcessGroup:
+        """A group of all ranks for meetings in another thread; all ranks call this together.
+
+        Two threads must not use one communicator: what the ranks meet for could differ from rank to rank.
+        """
+        group = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(group, ProcessGroup)
+        return group
 
 
 def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:

@@ -23,8 +23,12 @@ from stages.executor import RankTrace, StageState, StepResult
 from stages.metrics import Recorder
 from stages.process import Process
 from stages.transport import Links
+from stages.watchdog import Sign
 
 HEARTBEAT_SECONDS = 0.5
+
+STALL = 2.0
+"""Times a timeout in which a process has begun nothing new; neighbours that wait give up before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,7 @@ class Run:
     ) -> None:
         torch.set_num_threads(config.site.threads)
         program = representative_programs(config)[0]
+        self._begin("starting")
         self._config = config
         self._links = links
         self._device = device
@@ -73,33 +78,42 @@ class Run:
             corpus=self._corpus,
             device=device,
             on_step=self._on_step,
-            stop=stop,
+            stop=self._is_to_end,
         )
         self._stop = stop
         self._checkpoints: Checkpoints | None = None
         if checkpoints is not None:
-            keep = config.site.keep_checkpoints
-            self._checkpoints = Checkpoints(checkpoints, keep=keep, process=process)
+            self._checkpoints = Checkpoints(
+                checkpoints,
+                keep=config.site.keep_checkpoints,
+                process=process,
+                timeout=config.site.save_timeout,
+            )
         self._writer = program.rank_of_stage[-1]
         self._seconds = 0.0
         self._segment_started = 0.0
         self._heartbeat = (0, 0.0)
-        self._in_segment = False
         self._train_losses: list[float] = []
         self._val_losses: list[float] = []
 
-    def last_sign(self) -> float | None:
-        """Clock when the latest action began, seconds; None outside of segments."""
-        if not self._in_segment:
-            return None
-        return max(self._segment_started, *(rank.executor.acted_at for rank in self._ranks))
+    def last_sign(self) -> Sign:
+        """What this process began last."""
+        doing, began, with_disk = self._doing
+        site = self._config.site
+        limit = STALL * (max(site.timeout, site.save_timeout) if with_disk else site.timeout)
+        return Sign(doing, max(began, *(rank.executor.acted_at for rank in self._ranks)), limit)
+
+    def _begin(self, doing: str, *, with_disk: bool = False) -> None:
+        self._doing = (doing, time.perf_counter(), with_disk)
 
     def run(self) -> RunResult:
         start = Progress(step=0, seconds=0.0)
         if self._checkpoints is not None:
+            self._begin("going on from a checkpoint", with_disk=True)
             start = self._checkpoints.load(
                 self._stages(), lambda step: self._program(step, 1).initial_versions
             )
+        self._begin("starting")
         self._seconds = start.seconds
         first_program = self._program(start.step, 1)
         updates = start.step * first_program.microbatches // first_program.update_interval
@@ -132,6 +146,10 @@ class Run:
             if stopping and not last:
                 stopped_at = done
                 break
+        if self._checkpoints is not None:
+            self._begin("writing a checkpoint", with_disk=True)
+            self._checkpoints.close()
+        self._begin("ending")
         weights = {
             name: tensor
             for rank in self._ranks
@@ -167,25 +185,43 @@ class Run:
     def _save(self, step: int) -> None:
         if self._checkpoints is None:
             return
+        self._begin("writing a checkpoint", with_disk=True)
+        self._checkpoints.save(
+            Progress(step=step, seconds=self._seconds),
+            self._stages(),
+            self._program(step, 1).initial_versions,
+            first=self._flush,
+        )
+
+    def _flush(self) -> None:
+        """See that the rows are on the disk: no checkpoint is newer than the metrics."""
         if self._writes:
             self._recorder.flush()
-        progress = Progress(step=step, seconds=self._seconds)
-        self._checkpoints.save(progress, self._stages(), self._program(step, 1).initial_versions)
+
+    def _is_to_end(self) -> bool:
+        return self._stop() or self._saving_failed
+
+    @property
+    def _saving_failed(self) -> bool:
+        return self._checkpoints is not None and self._checkpoints.failed
 
     def _train_segment(self, first_step: int, steps: int) -> tuple[int, bool]:
         """Train to the next drain. Steps done then, and whether the run is to end there."""
         program = self._program(first_step, steps)
+        self._begin("training")
         self._segment_started = time.perf_counter()
-        self._in_segment = True
         drive([rank.executor.run(program) for rank in self._ranks])
         self._links.finish()
-        self._in_segment = False
+        self._begin("meeting the other ranks at a drain")
         self._seconds += time.perf_counter() - self._segment_started
         done = self._ranks[0].executor.end_step
-        stop = self._stop()
-        collected = self._collect([(rank.number, rank.executor.trace, stop) for rank in self._ranks])
-        traces = {number: trace for number, trace, _ in collected}
-        stopping = done < first_step + steps or any(stop for _, _, stop in collected)
+        stop, failed = self._stop(), self._saving_failed
+        collected = self._collect([(rank.number, rank.executor.trace, stop, failed) for rank in self._ranks])
+        traces = {number: trace for number, trace, _, _ in collected}
+        if self._checkpoints is not None and any(failed for _, _, _, failed in collected):
+            self._begin("writing a checkpoint", with_disk=True)
+            self._checkpoints.finish()
+        stopping = done < first_step + steps or any(stop for _, _, stop, _ in collected)
         if done < first_step + steps:
             steps = done - first_step
             program = self._program(first_step, steps)
@@ -220,6 +256,7 @@ class Run:
                     links=self._links,
                     batches=rank.batches,
                     dtype=dtype,
+                    on_action=lambda: self._begin("evaluating"),
                 )
                 for rank in self._ranks
             ]

@@ -14,9 +14,6 @@ from stages.signals import never
 from stages.transport import DistributedLinks, InProcessLinks
 from stages.watchdog import watching
 
-STALL = 2.0
-"""Times `site.timeout` in which a process has begun nothing new; neighbours that wait give up before."""
-
 
 def train(
     config: RunConfig,
@@ -37,7 +34,8 @@ def train(
         recorder: keeps the run's measurements.
         checkpoints: folder to go on from, and to save into; None: the run starts anew and saves nothing.
         stop: whether this rank has been told to end. If any has, all end after the same step, and save.
-        on_stall: called, in another thread, when this process has done nothing for twice `site.timeout`.
+        on_stall: called, in another thread, when this process has begun nothing new for twice `site.timeout`;
+            while it reads or writes a checkpoint, for twice `site.save_timeout`.
 
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank is gone.
@@ -60,7 +58,7 @@ def train(
         checkpoints=checkpoints,
         stop=stop,
     )
-    with watching(run.last_sign, limit=STALL * config.site.timeout, on_stall=on_stall):
+    with watching(run.last_sign, on_stall=on_stall):
         return run.run()
 
 
@@ -88,5 +86,5 @@ def replay(
         checkpoints=checkpoints,
         stop=stop,
     )
-    with watching(run.last_sign, limit=STALL * config.site.timeout, on_stall=on_stall):
+    with watching(run.last_sign, on_stall=on_stall):
         return run.run()

@@ -6,7 +6,7 @@ interleaved in one process (replay). The executor does not know which it has.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -59,7 +59,8 @@ class Links(Protocol):
         """Whether any rank had been told to end when it contributed; all ranks get the same answer."""
 
     def finish(self) -> None:
-        """Wait until everything sent in the segment has left."""
+        """End the segment, whether all of it was run or not: wait until everything sent has left, and leave
+        no receive open."""
 
 
 class InProcessLinks:
@@ -150,6 +151,7 @@ class DistributedLinks:
         self._everyone = process.communicator(f"{generation} norms", range(process.size))
         self._local: dict[Message, Tensor] = {}
         self._coming: dict[_Channel, deque[Message]] = {}
+        self._unsent: Counter[_Channel] = Counter()
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work]]] = {}
         self._free: list[Tensor] = []
         self._owned: set[int] = set()
@@ -171,11 +173,13 @@ class DistributedLinks:
         return groups
 
     def begin(self, program: Program) -> None:
-        self._coming = {}
+        self._coming, self._unsent = {}, Counter()
         for (source, destination), messages in sent_between_ranks(program).items():
             if destination == self._process.rank:
                 for message in messages:
                     self._coming.setdefault(_Channel.of(message, source), deque()).append(message)
+            elif source == self._process.rank:
+                self._unsent.update(_Channel.of(message, destination) for message in messages)
         self._posted = {channel: {} for channel in self._coming}
         for channel in self._coming:
             for _ in range(POSTED_AHEAD):
@@ -203,11 +207,15 @@ class DistributedLinks:
         if peer == self._process.rank:
             self._local[message] = tensor
             return
-        work = self._groups[_Channel.of(message, peer)].send([tensor], self._rank_in_pair(peer), 0)
-        self._sent.append((tensor, work))
+        self._send(_Channel.of(message, peer), tensor)
         # The oldest have long been used by the receiver, so this wait does not hold up compute.
         while len(self._sent) > 4 * self._process.size + 64:
             self._sent.popleft()[1].wait()
+
+    def _send(self, channel: _Channel, tensor: Tensor) -> None:
+        work = self._groups[channel].send([tensor], self._rank_in_pair(channel.peer), 0)
+        self._sent.append((tensor, work))
+        self._unsent[channel] -= 1
 
     def arrived(self, message: Message) -> bool:
         return True
@@ -221,7 +229,9 @@ class DistributedLinks:
             self._post(channel)
         buffer, work = self._posted[channel].pop(message)
         work.wait()
-        self._post(channel)
+        # No more than that: whoever sends knows how many receives are open when a segment is cut short.
+        if len(self._posted[channel]) < POSTED_AHEAD:
+            self._post(channel)
         return buffer
 
     def release(self, tensor: Tensor) -> None:
@@ -253,8 +263,18 @@ class DistributedLinks:
         return any(bool(of_rank[-1]) for of_rank in self._norms[version][0])
 
     def finish(self) -> None:
+        # Of a segment that was cut short the neighbours have posted receives that nothing was sent for. They
+        # are served, not dropped: a receive that is left open keeps its buffer, and a GPU waits for it.
+        for channel, left in list(self._unsent.items()):
+            for _ in range(min(left, POSTED_AHEAD)):
+                self._send(channel, torch.zeros(self._shape, dtype=self._dtype, device=self._process.device))
         while self._sent:
             self._sent.popleft()[1].wait()
+        for posted in self._posted.values():
+            for buffer, work in posted.values():
+                work.wait()
+                self._free.append(buffer)
+            posted.clear()
         self._norms.clear()
 
 

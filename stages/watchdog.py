@@ -8,17 +8,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Sign(NamedTuple):
+    """The latest sign of life of a process."""
+
+    doing: str
+    """What it was about to do, as a verb in -ing."""
+    at: float
+    """Clock (`time.perf_counter`), seconds."""
+    limit: float
+    """Seconds without another one that are a standstill."""
 
 
 @contextmanager
-def watching(
-    last_sign: Callable[[], float | None], *, limit: float, on_stall: Callable[[str], None] | None
-) -> Iterator[None]:
+def watching(last_sign: Callable[[], Sign], *, on_stall: Callable[[str], None] | None) -> Iterator[None]:
     """Watch the block; after a standstill print every thread's stack to standard error and call `on_stall`.
 
     Args:
-        last_sign: clock (`time.perf_counter`) of the latest sign of life, seconds; None: nothing is expected.
-        limit: seconds without one that are a standstill.
+        last_sign: the latest sign of life.
         on_stall: told what happened, in the watching thread; None: nobody watches.
     """
     if on_stall is None:
@@ -27,12 +36,14 @@ def watching(
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(min(limit / 4, 5.0)):
+        sign = last_sign()
+        while not over.wait(min(sign.limit / 4, 5.0)):
             sign = last_sign()
-            if sign is not None and (silent := time.perf_counter() - sign) > limit:
+            if (silent := time.perf_counter() - sign.at) > sign.limit:
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
                 on_stall(
-                    f"nothing new was begun for {silent:.0f} s; the stacks of all threads are in the log"
+                    f"nothing new was begun for {silent:.0f} s while {sign.doing}; "
+                    "the stacks of all threads are in the log"
                 )
                 return
 

@@ -1,11 +1,11 @@
-"""Checkpoints: a run that goes on from one computes the same bits, and no damaged one is ever used."""
+"""Checkpoints on the disk: written whole or not at all, and no damaged one is ever used."""
 
 from __future__ import annotations
 
 import json
 import pickle
+import re
 import resource
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -15,140 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resumed import check_resumed, go_back, saving
 from small_runs import Rows, in_processes, small_config
-from test_distributed import cases, measured
+from test_distributed import measured
 
-from optimizers import NAMES
 from stages import checkpoint_files as files
-from stages.check import CORRECTIONS as CARRIED
-from stages.check import ConfigError, check
 from stages.checkpoint_files import CheckpointError
-from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
+from stages.config import RunConfig, ScheduleConfig
 from stages.process import Process
-from stages.run import RunResult
 from stages.trainer import replay, train
-from stages.watchdog import watching
-
-
-def saving(config: RunConfig, *, interval: int = 2, keep: int = 9) -> RunConfig:
-    return replace(
-        config,
-        train=replace(config.train, checkpoint_interval=interval),
-        site=replace(config.site, keep_checkpoints=keep),
-    )
-
-
-def go_back(folder: Path, step: int) -> None:
-    """Leave what a run that was killed after the checkpoint of `step` would have left."""
-    for later in files.saved_steps(folder):
-        if later > step:
-            shutil.rmtree(files.folder_of(folder, later))
-
-
-def after(rows: list[dict[str, Any]], *, step: int, updates: int) -> list[dict[str, Any]]:
-    """The rows that a run resumed after `step` writes again, but for its `start` row."""
-    kept = []
-    for row in rows:
-        done = {
-            "start": -1,
-            "segment": row.get("first_step", 0) - step + 1,
-            "step": row.get("step", 0) - updates,
-            "eval": row.get("step", 0) - step,
-            "end": 1,
-        }
-        if done[row["kind"]] > 0:
-            kept.append(row)
-    return kept
-
-
-def check_resumed(whole: list[dict[str, Any]], resumed: list[dict[str, Any]], *, step: int) -> None:
-    start, *rest = resumed
-    assert (start["kind"], start["step"]) == ("start", step)
-    assert rest == after(whole, step=step, updates=start["updates"])
-    assert rest[-1]["weights_sha256"]
-
-
-def replay_twice(config: RunConfig, folder: Path, *, step: int) -> None:
-    """Run to the end, then from the checkpoint of `step` again: the same bits."""
-    whole, resumed = Rows(), Rows()
-    replay(config, recorder=whole, checkpoints=folder)
-    go_back(folder, step)
-    replay(config, recorder=resumed, checkpoints=folder)
-    check_resumed(measured(whole), measured(resumed), step=step)
-
-
-@pytest.mark.parametrize("correction", ["none", "error-feedback", "buffered", "decay-at-x", *CARRIED[1:]])
-def test_every_optimizer_goes_on_to_the_same_bits(correction: str, text: Path, tmp_path: Path) -> None:
-    schedule = {"discrepancy": "paci", "delay-compensation": "2bw"}.get(correction, "pipedream")
-    refused = []
-    for name in NAMES:
-        config = saving(small_config(schedule, text=text, optimizer=name, clip="stage", layers=2, stages=2))
-        config.schedule.update_interval = None if schedule == "2bw" else 2
-        if correction in CARRIED:
-            config.correction = CorrectionConfig(name=correction)
-            config.correction.sync_steps = 1 if correction == "sync-start" else None
-        else:
-            config.error_feedback.coefficient = 1.0
-            config.error_feedback.form = "look-ahead" if correction == "error-feedback" else "buffered"
-            config.error_feedback.decay_at = "x" if correction == "decay-at-x" else "y"
-        try:
-            check(config)
-        except ConfigError as error:
-            refused.append(str(error))
-            continue
-        replay_twice(config, tmp_path / name, step=2)
-    assert not refused
-
-
-def resume_here(process: Process, given: tuple[RunConfig, Path]) -> list[list[dict[str, Any]]]:
-    """Train to the end, then again from step 2; the rows of both."""
-    config, folder = given
-    whole, resumed = Rows(), Rows()
-    train(config, process=process, recorder=whole, checkpoints=folder)
-    process.gather(None)
-    if process.rank == 0:
-        go_back(folder, 2)
-    process.gather(None)
-    train(config, process=process, recorder=resumed, checkpoints=folder)
-    return [measured(whole), measured(resumed)]
-
-
-def test_every_schedule_goes_on_to_the_same_bits(text: Path, tmp_path: Path) -> None:
-    """In processes; then the checkpoint that these wrote in replay."""
-    given = [(saving(config), tmp_path / str(n)) for n, config in enumerate(cases(text, stages=2))]
-    by_rank = in_processes(resume_here, given, size=2)
-    for (config, folder), (whole, resumed) in zip(given, by_rank[-1], strict=True):
-        check_resumed(whole, resumed, step=2)
-        go_back(folder, 2)
-        rows = Rows()
-        replay(config, recorder=rows, checkpoints=folder)
-        check_resumed(whole, measured(rows), step=2)
-
-
-@pytest.mark.parametrize("stages", [1, 4])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("form", ["look-ahead", "buffered"])
-def test_a_run_goes_on_with_another_number_of_stages(
-    stages: int, optimizer: str, form: str, text: Path, tmp_path: Path
-) -> None:
-    config = saving(
-        small_config(
-            "2bw", text=text, microbatches=4, optimizer=optimizer, coefficient=1.0, form=form, steps=8
-        ),
-        interval=4,
-    )
-    whole = replay(config, recorder=Rows(), checkpoints=tmp_path / "c")
-    go_back(tmp_path / "c", 4)
-    other = replace(config, parallel=ParallelConfig(stages=stages))
-    resumed = replay(other, recorder=Rows(), checkpoints=tmp_path / "c")
-    assert resumed.train_losses == pytest.approx(whole.train_losses[4:], rel=1e-6)
-    assert resumed.val_losses == pytest.approx(whole.val_losses[-2:], rel=1e-6)
-
-
-def test_bfloat16_replicas_come_back(text: Path, tmp_path: Path) -> None:
-    replay_twice(
-        saving(small_config("2bw", text=text, precision="bfloat16", coefficient=0.5)), tmp_path / "c", step=2
-    )
 
 
 def flip(file: Path) -> None:
@@ -264,8 +139,16 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def wait_for_saving() -> None:
+    deadline = time.monotonic() + 20
+    while any(thread.name == "checkpoint" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class FillsTheDisk(Rows):
-    """Nothing larger than `size` bytes can be written after step 3."""
+    """Nothing larger than `size` bytes can be written after step 3, when the checkpoint of step 2 is; step 5
+    waits for that of step 4."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -273,8 +156,12 @@ class FillsTheDisk(Rows):
 
     def append(self, row: Any) -> None:
         super().append(row)
-        if row["kind"] == "step" and row["step"] == 3:
+        if row["kind"] == "step" and row["step"] in (3, 5):
+            wait_for_saving()
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._size, resource.RLIM_INFINITY))
+
+
+FULL = r"step 4 could not be written .* valid one is of step 2"
 
 
 @pytest.mark.parametrize("size", [0, 3000, 100_000])
@@ -284,99 +171,67 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
     config, whole, rows = saving(small_config("2bw", text=text)), Rows(), Rows()
     replay(config, recorder=whole)
     folder = tmp_path / "c"
-    with (
-        largest_file(resource.RLIM_INFINITY),
-        pytest.raises(CheckpointError, match=r"step 4 could not be written .* valid one is of step 2"),
-    ):
+    with largest_file(resource.RLIM_INFINITY), pytest.raises(CheckpointError, match=FULL):
         replay(config, recorder=FillsTheDisk(size), checkpoints=folder)
     assert {entry.name for entry in folder.iterdir()} == {"step-2"}
     replay(config, recorder=rows, checkpoints=folder)
     check_resumed(measured(whole), measured(rows), step=2)
 
 
+def fill_the_disk(process: Process, given: tuple[RunConfig, Path]) -> tuple[str, list[int]]:
+    """How a run ends of which one rank cannot write, and the steps that it did."""
+    config, folder = given
+    rows = FillsTheDisk(3000)
+    with largest_file(resource.RLIM_INFINITY), pytest.raises(CheckpointError) as ended:
+        train(config, process=process, recorder=rows, checkpoints=folder)
+    return str(ended.value), [row["step"] for row in rows.of_kind("step")]
+
+
+def test_a_full_disk_of_one_rank_ends_all_before_the_next_drain(text: Path, tmp_path: Path) -> None:
+    config = saving(small_config("2bw", text=text, steps=40, eval_interval=4), interval=2)
+    first = replace(config, train=replace(config.train, steps=2))
+    replay(first, recorder=Rows(), checkpoints=tmp_path / "c")
+    config = saving(replace(config, train=replace(config.train, eval_interval=40)), interval=4)
+    ends = in_processes(fill_the_disk, [(config, tmp_path / "c")], size=2)
+    ((reason, _),), ((same, steps),) = ends
+    assert reason == same
+    assert re.search(FULL, reason)
+    assert "rank 1: " in reason
+    assert 5 <= steps[-1] < 8
+    assert {entry.name for entry in (tmp_path / "c").iterdir()} == {"step-2"}
+
+
+class WritesWhileTraining(Rows):
+    """The first checkpoint is not done before a step has been trained that comes after it."""
+
+    def __init__(self, *, after: int) -> None:
+        super().__init__()
+        self._after = after
+        self._trained = threading.Event()
+
+    def append(self, row: Any) -> None:
+        super().append(row)
+        if row["kind"] == "step" and row["step"] > self._after:
+            self._trained.set()
+
+    def flush(self) -> None:
+        if not self._trained.wait(20):
+            raise OSError("training waits for the checkpoint to be written")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_checkpoint_is_written_while_training_goes_on(optimizer: str, text: Path, tmp_path: Path) -> None:
+    config = saving(small_config("2bw", text=text, steps=6, optimizer=optimizer, coefficient=1.0))
+    whole, rows, resumed = Rows(), WritesWhileTraining(after=2), Rows()
+    replay(config, recorder=whole)
+    replay(config, recorder=rows, checkpoints=tmp_path / "c")
+    assert measured(rows)[1:] == measured(whole)[1:]
+    go_back(tmp_path / "c", 2)
+    replay(config, recorder=resumed, checkpoints=tmp_path / "c")
+    check_resumed(measured(whole), measured(resumed), step=2)
+
+
 def test_a_folder_that_cannot_be_made_ends_the_run(text: Path, tmp_path: Path) -> None:
     (tmp_path / "c").write_text("a file in the way")
     with pytest.raises((CheckpointError, OSError), match="c"):
         replay(saving(small_config(text=text)), recorder=Rows(), checkpoints=tmp_path / "c")
-
-
-class AfterCalls:
-    """Says that the run is to end from the nth time on that it is asked."""
-
-    def __init__(self, calls: int) -> None:
-        self._left = calls
-
-    def __call__(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-
-@pytest.mark.parametrize("asked", [0, 9])
-@pytest.mark.parametrize(
-    ("schedule", "options"),
-    [
-        ("1f1b", {}),
-        ("interleaved-1f1b", {"chunks": 2}),
-        ("2bw", {"coefficient": 1.0}),
-        ("2bw", {"stages": 4, "microbatches": 4}),
-        ("paci", {"clip": "stage"}),
-        ("pipedream", {"clip": "stage", "update_interval": 1}),
-    ],
-)
-def test_a_run_that_is_told_to_end_goes_on_to_the_same_bits(
-    schedule: str, options: dict[str, Any], asked: int, text: Path, tmp_path: Path
-) -> None:
-    config = saving(small_config(schedule, text=text, steps=9, eval_interval=4, **options), interval=4)
-    whole = Rows()
-    replay(config, recorder=whole)
-    rows, stops = Rows(), []
-    ended: RunResult | None = None
-    for calls in (asked, 2, 10**6):
-        ended = replay(config, recorder=rows, checkpoints=tmp_path / "c", stop=AfterCalls(calls))
-        stops.append(ended.stopped_at)
-        if ended.stopped_at is None:
-            break
-        assert files.saved_steps(tmp_path / "c")[0] == ended.stopped_at
-    assert ended is not None
-    assert ended.stopped_at is None
-    if config.train.clip == "global" and asked == 0:
-        assert stops[0] is not None
-        assert stops[0] < 4, "it did not wait for the next drain"
-    for kind in ("step", "eval", "end"):
-        assert [row for row in measured(rows) if row["kind"] == kind] == [
-            row for row in measured(whole) if row["kind"] == kind
-        ]
-
-
-def test_a_standstill_is_noticed_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
-    told: list[str] = []
-    began = time.perf_counter()
-    with watching(lambda: began, limit=0.2, on_stall=told.append):
-        deadline = began + 5
-        while not told and time.perf_counter() < deadline:
-            time.sleep(0.01)
-    assert told
-    assert "nothing new was begun" in told[0]
-    assert "test_a_standstill_is_noticed_and_shown" in capfd.readouterr().err
-
-    told.clear()
-    with watching(time.perf_counter, limit=0.2, on_stall=told.append):
-        time.sleep(0.5)
-    assert not told
-
-
-def test_a_run_that_stands_still_in_a_segment_is_noticed(
-    text: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    noticed = threading.Event()
-
-    class Stuck(Rows):
-        def append(self, row: Any) -> None:
-            super().append(row)
-            if row["kind"] == "step" and row["step"] == 2:
-                assert noticed.wait(10)
-
-    config = small_config("2bw", text=text)
-    config.site.timeout = 0.3
-    replay(config, recorder=Stuck(), on_stall=lambda message: noticed.set())
-    assert "in append" in capfd.readouterr().err

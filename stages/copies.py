@@ -1,0 +1,34 @@
+"""Copies of tensors in the memory of the host, so that what is being written stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class HostCopies:
+    """Copies tensors into buffers that are allocated once and used again by the next copy."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.Size, torch.dtype, bool], list[Tensor]] = {}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors as they are now, in host memory, by the same keys.
+
+        What the last call returned is overwritten.
+        """
+        free = {kind: list(buffers) for kind, buffers in self._buffers.items()}
+        taken: dict[str, Tensor] = {}
+        for key, tensor in tensors.items():
+            kind = (tensor.shape, tensor.dtype, tensor.is_cuda)
+            if not free.get(kind):
+                # A GPU copies faster into pinned memory, and all tensors at once.
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._buffers.setdefault(kind, []).append(buffer)
+                free.setdefault(kind, []).append(buffer)
+            taken[key] = free[kind].pop().copy_(tensor, non_blocking=True)
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        return taken

@@ -1,0 +1,143 @@
+"""A run that goes on from a checkpoint computes the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from resumed import check_resumed, go_back, replay_twice, saving
+from small_runs import Rows, in_processes, small_config
+from test_distributed import cases, measured
+
+from optimizers import NAMES
+from stages import checkpoint_files as files
+from stages.check import CORRECTIONS as CARRIED
+from stages.check import ConfigError, check
+from stages.config import CorrectionConfig, ParallelConfig, RunConfig
+from stages.process import Process
+from stages.run import RunResult
+from stages.trainer import replay, train
+
+
+@pytest.mark.parametrize("correction", ["none", "error-feedback", "buffered", "decay-at-x", *CARRIED[1:]])
+def test_every_optimizer_goes_on_to_the_same_bits(correction: str, text: Path, tmp_path: Path) -> None:
+    schedule = {"discrepancy": "paci", "delay-compensation": "2bw"}.get(correction, "pipedream")
+    refused = []
+    for name in NAMES:
+        config = saving(small_config(schedule, text=text, optimizer=name, clip="stage", layers=2, stages=2))
+        config.schedule.update_interval = None if schedule == "2bw" else 2
+        if correction in CARRIED:
+            config.correction = CorrectionConfig(name=correction)
+            config.correction.sync_steps = 1 if correction == "sync-start" else None
+        else:
+            config.error_feedback.coefficient = 1.0
+            config.error_feedback.form = "look-ahead" if correction == "error-feedback" else "buffered"
+            config.error_feedback.decay_at = "x" if correction == "decay-at-x" else "y"
+        try:
+            check(config)
+        except ConfigError as error:
+            refused.append(str(error))
+            continue
+        replay_twice(config, tmp_path / name, step=2)
+    assert not refused
+
+
+def resume_here(process: Process, given: tuple[RunConfig, Path]) -> list[list[dict[str, Any]]]:
+    """Train to the end, then again from step 2; the rows of both."""
+    config, folder = given
+    whole, resumed = Rows(), Rows()
+    train(config, process=process, recorder=whole, checkpoints=folder)
+    process.gather(None)
+    if process.rank == 0:
+        go_back(folder, 2)
+    process.gather(None)
+    train(config, process=process, recorder=resumed, checkpoints=folder)
+    return [measured(whole), measured(resumed)]
+
+
+def test_every_schedule_goes_on_to_the_same_bits(text: Path, tmp_path: Path) -> None:
+    """In processes; then the checkpoint that these wrote in replay."""
+    given = [(saving(config), tmp_path / str(n)) for n, config in enumerate(cases(text, stages=2))]
+    by_rank = in_processes(resume_here, given, size=2)
+    for (config, folder), (whole, resumed) in zip(given, by_rank[-1], strict=True):
+        check_resumed(whole, resumed, step=2)
+        go_back(folder, 2)
+        rows = Rows()
+        replay(config, recorder=rows, checkpoints=folder)
+        check_resumed(whole, measured(rows), step=2)
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("form", ["look-ahead", "buffered"])
+def test_a_run_goes_on_with_another_number_of_stages(
+    stages: int, optimizer: str, form: str, text: Path, tmp_path: Path
+) -> None:
+    config = saving(
+        small_config(
+            "2bw", text=text, microbatches=4, optimizer=optimizer, coefficient=1.0, form=form, steps=8
+        ),
+        interval=4,
+    )
+    whole = replay(config, recorder=Rows(), checkpoints=tmp_path / "c")
+    go_back(tmp_path / "c", 4)
+    other = replace(config, parallel=ParallelConfig(stages=stages))
+    resumed = replay(other, recorder=Rows(), checkpoints=tmp_path / "c")
+    assert resumed.train_losses == pytest.approx(whole.train_losses[4:], rel=1e-6)
+    assert resumed.val_losses == pytest.approx(whole.val_losses[-2:], rel=1e-6)
+
+
+def test_bfloat16_replicas_come_back(text: Path, tmp_path: Path) -> None:
+    replay_twice(
+        saving(small_config("2bw", text=text, precision="bfloat16", coefficient=0.5)), tmp_path / "c", step=2
+    )
+
+
+class AfterCalls:
+    """Says that the run is to end from the nth time on that it is asked."""
+
+    def __init__(self, calls: int) -> None:
+        self._left = calls
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+@pytest.mark.parametrize("asked", [0, 9])
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("1f1b", {}),
+        ("interleaved-1f1b", {"chunks": 2}),
+        ("2bw", {"coefficient": 1.0}),
+        ("2bw", {"stages": 4, "microbatches": 4}),
+        ("paci", {"clip": "stage"}),
+        ("pipedream", {"clip": "stage", "update_interval": 1}),
+    ],
+)
+def test_a_run_that_is_told_to_end_goes_on_to_the_same_bits(
+    schedule: str, options: dict[str, Any], asked: int, text: Path, tmp_path: Path
+) -> None:
+    config = saving(small_config(schedule, text=text, steps=9, eval_interval=4, **options), interval=4)
+    whole = Rows()
+    replay(config, recorder=whole)
+    rows, stops = Rows(), []
+    ended: RunResult | None = None
+    for calls in (asked, 2, 10**6):
+        ended = replay(config, recorder=rows, checkpoints=tmp_path / "c", stop=AfterCalls(calls))
+        stops.append(ended.stopped_at)
+        if ended.stopped_at is None:
+            break
+        assert files.saved_steps(tmp_path / "c")[0] == ended.stopped_at
+    assert ended is not None
+    assert ended.stopped_at is None
+    if config.train.clip == "global" and asked == 0:
+        assert stops[0] is not None
+        assert stops[0] < 4, "it did not wait for the next drain"
+    for kind in ("step", "eval", "end"):
+        assert [row for row in measured(rows) if row["kind"] == kind] == [
+            row for row in measured(whole) if row["kind"] == kind
+        ]

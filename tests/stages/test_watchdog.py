@@ -1,0 +1,81 @@
+"""A process that stands still says where, and ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import Rows, small_config
+
+from stages.trainer import replay
+from stages.watchdog import Sign, watching
+
+
+def test_a_standstill_is_noticed_and_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    began = time.perf_counter()
+    with watching(lambda: Sign("training", began, 0.2), on_stall=told.append):
+        deadline = began + 5
+        while not told and time.perf_counter() < deadline:
+            time.sleep(0.01)
+    assert told
+    assert "nothing new was begun" in told[0]
+    assert "test_a_standstill_is_noticed_and_shown" in capfd.readouterr().err
+
+    told.clear()
+    with watching(lambda: Sign("training", time.perf_counter(), 0.2), on_stall=told.append):
+        time.sleep(0.5)
+    assert not told
+
+
+class Stuck(Rows):
+    """Stands still, at a row of some kind or in `flush`, until that is noticed or for some time."""
+
+    def __init__(self, where: str, *, seconds: float) -> None:
+        super().__init__()
+        self._where = where
+        self._seconds = seconds
+        self.noticed = threading.Event()
+        self.told = ""
+
+    def notice(self, message: str) -> None:
+        self.told = message
+        self.noticed.set()
+
+    def append(self, row: Any) -> None:
+        super().append(row)
+        if row["kind"] == self._where and row.get("step") != 1:
+            self.noticed.wait(self._seconds)
+
+    def flush(self) -> None:
+        if self._where == "flush":
+            self.noticed.wait(self._seconds)
+
+
+@pytest.mark.parametrize(
+    ("where", "doing", "function"),
+    [
+        ("step", "training", "in append"),
+        ("eval", "evaluating", "in append"),
+        ("flush", "writing a checkpoint", "in flush"),
+        ("end", "ending", "in append"),
+    ],
+)
+def test_a_run_that_stands_still_is_noticed(
+    where: str, doing: str, function: str, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, rows = small_config("2bw", text=text), Stuck(where, seconds=10)
+    config.site.timeout, config.site.save_timeout = 0.3, 0.5
+    replay(config, recorder=rows, checkpoints=tmp_path / "c", on_stall=rows.notice)
+    assert f"while {doing}; " in rows.told
+    assert function in capfd.readouterr().err
+
+
+def test_a_slow_disk_is_no_standstill(text: Path, tmp_path: Path) -> None:
+    config, rows = small_config("2bw", text=text), Stuck("flush", seconds=1.5)
+    config.site.timeout, config.site.save_timeout = 0.3, 60.0
+    replay(config, recorder=rows, checkpoints=tmp_path / "c", on_stall=rows.notice)
+    assert not rows.told
