@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.errors import DamagedError, UserError
 
 
 def write_text(path: Path, text: str) -> None:
@@ -55,3 +57,24 @@ def read_json(path: Path, *, newest_format: int) -> dict[str, Any]:
     if content.get("format", 0) > newest_format:
         raise DamagedError(f"{path} has format {content['format']}: a newer asyncpp wrote it")
     return content
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill: what the context gives stands beside `folder` and takes its place at the end.
+
+    Raises:
+        UserError: there is something in `folder` already.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already; name a new or empty folder")
+    parent = folder.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    making = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=parent))
+    try:
+        making.chmod(0o777 & ~usual_mask())
+        yield making
+        making.replace(folder)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise

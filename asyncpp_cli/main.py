@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.commands import optimizers, schedule, templates, theory
+from asyncpp_cli.commands.export import export
 from asyncpp_cli.commands.launch import launch
 from asyncpp_cli.commands.quickstart import quickstart
 from asyncpp_cli.commands.report import report
@@ -45,7 +46,7 @@ def options(
     """What the command takes before a sub-command; its text is `help` above."""
 
 
-for command in (quickstart, sweep, launch, status, report, train):
+for command in (quickstart, sweep, launch, status, report, export, train):
     app.command()(command)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")

@@ -114,8 +114,7 @@ class Saved:
                 into[f"version/{version}/{name}"] = parameter.detach()
         if len(versions) > len(weights.replicas):
             raise CheckpointError(f"versions {list(versions)} were saved; this stage holds fewer replicas")
-        paths = _tensor_paths(self._correction(weights.names), "correction")
-        into.update({key: self._empty(key) for path in paths for key in _keys(path, weights.names)})
+        into.update({key: self._empty(key) for key in self.correction_keys(weights.names)})
         for key, tensor in into.items():
             saved, wanted = self._size(key), (tensor.shape, tensor.dtype)
             if saved != wanted:
@@ -145,10 +144,17 @@ class Saved:
         on_device_tensors = {
             key: tensor.to(device) for key, tensor in read.items() if key.startswith("correction/")
         }
-        structure = self._correction(weights.names)
-        state.update.correction.load_state_dict(
-            _unpack_correction(structure, "correction", weights.names, on_device_tensors)
-        )
+        state.update.correction.load_state_dict(self.correction_state(weights.names, on_device_tensors))
+
+    def correction_keys(self, names: Sequence[str]) -> list[str]:
+        """Keys of the tensors that the correction kept for these parameters."""
+        paths = _tensor_paths(self._correction(names), "correction")
+        return [key for path in paths for key in _keys(path, names)]
+
+    def correction_state(self, names: Sequence[str], read: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """The correction's `state_dict` for these parameters, from the tensors of `correction_keys`."""
+        state: Mapping[str, Any] = _unpack_correction(self._correction(names), "correction", names, read)
+        return state
 
     def _correction(self, names: Sequence[str]) -> Mapping[str, Any]:
         """What the correction kept beside tensors; the stages that these parameters were of must agree."""

@@ -30,6 +30,7 @@ except SystemExit as ended:
         ["launch"],
         ["status"],
         ["report"],
+        ["export"],
         ["train"],
         ["templates"],
         ["templates", "list"],
