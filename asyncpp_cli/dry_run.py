@@ -57,6 +57,8 @@ def twin_of(config: RunConfig) -> RunConfig:
         kv_heads=1 if grouped else 2,
         mlp_width=64,
         vocab_size=256,
+        init=None,
+        init_sha256=None,
     )
     twin.data = replace(config.data, context=16)
     twin.train = replace(

@@ -73,6 +73,7 @@ def check(template: Template, cells: list[ResolvedCell]) -> None:
     """
     from stages.check import ConfigError
     from stages.check import check as check_config
+    from stages.initial_weights import InitError, check_init
 
     checked: set[str] = set()
     for resolved in cells:
@@ -83,9 +84,15 @@ def check(template: Template, cells: list[ResolvedCell]) -> None:
         checked.add(digest)
         try:
             check_config(resolved.config)
+            if resolved.config.model.init is not None:
+                # Here and not among the run's checks: one that goes on from a checkpoint needs them no more.
+                check_init(resolved.config.model)
         except ConfigError as error:
             cell = describe(resolved.cell.axes)
             raise UserError(f"{template.source}: {error.key}: {error.message} (cell {cell})") from error
+        except InitError as error:
+            cell = describe(resolved.cell.axes)
+            raise UserError(f"{template.source}: model.init: {error} (cell {cell})") from error
 
 
 def describe(axes: Mapping[str, Any]) -> str:
@@ -115,7 +122,23 @@ def _configs(template: Template) -> Iterator[RunConfig]:
         if config.data.path is not None:
             # A job may start in another folder than the one that the path was written for.
             config.data.path = str(Path(config.data.path).expanduser().absolute())
+        if config.model.init is not None:
+            _pin_initial_weights(config, template)
         yield config
+
+
+def _pin_initial_weights(config: RunConfig, template: Template) -> None:
+    """Make the weights that a run starts from a part of what it is."""
+    from stages.initial_weights import InitError, content_sha256
+
+    path = Path(str(config.model.init)).expanduser().absolute()
+    try:
+        found = content_sha256(path)
+    except InitError as error:
+        raise UserError(f"{template.source}: model.init: {error}") from error
+    if config.model.init_sha256 not in (None, found):
+        raise UserError(f"{template.source}: model.init_sha256: {path} holds other weights ({found})")
+    config.model.init, config.model.init_sha256 = str(path), found
 
 
 def _product(template: Template) -> Iterator[Settings]:

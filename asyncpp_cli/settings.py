@@ -178,8 +178,13 @@ def copy_of(config: RunConfig) -> RunConfig:
 
 
 def config_hash(config: RunConfig) -> str:
-    """64 hexadecimal digits that two runs share if they compute the same: `site` is not in it."""
-    content = {key: value for key, value in items(config) if not key.startswith(f"{SITE}.")}
+    """64 hexadecimal digits that two runs share if they compute the same: `site` is not in it.
+
+    Nor is where initial weights lie; `model.init_sha256` says what they are.
+    """
+    content = {
+        key: value for key, value in items(config) if not key.startswith(f"{SITE}.") and key != "model.init"
+    }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -67,4 +67,4 @@ def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
     return settings
 
 
-_OPTIONAL = ("vocab_size", "rope_base", "norm_eps")
+_OPTIONAL = ("vocab_size", "rope_base", "norm_eps", "init", "init_sha256")

@@ -126,6 +126,11 @@ class ModelConfig:
     vocab_size: int = 256
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
+    init: str | None = None
+    """Weights to start from: safetensors (a folder or a file) of `asyncpp export` or of a Llama; null: drawn
+    by `seed`."""
+    init_sha256: str | None = None
+    """Of those weights; `sweep` writes it, and a run refuses others."""
 
 
 @dataclass

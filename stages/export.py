@@ -52,7 +52,7 @@ def write_weights(
         shape, dtype = saved.size(name, weights)
         sizes[name] = shape.numel() * dtype.itemsize
     shards = list(_shards(sizes, shard_bytes))
-    files = {}
+    files: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = WEIGHTS_FILE
         if len(shards) > 1:

@@ -20,6 +20,7 @@ from stages.config import RunConfig, tokens_per_step
 from stages.corpus import prepare
 from stages.evaluate import evaluate, evaluation_weights, forward_program
 from stages.executor import RankTrace, StageState, StepResult
+from stages.initial_weights import read_initial
 from stages.metrics import Recorder
 from stages.process import Process
 from stages.transport import Links
@@ -114,6 +115,9 @@ class Run:
                 self._stages(), lambda step: self._program(step, 1).initial_versions
             )
         self._begin("starting")
+        if start.step == 0 and self._config.model.init is not None:
+            for state in self._stages():
+                state.weights.start_from(read_initial(self._config.model, state.weights.names))
         self._seconds = start.seconds
         first_program = self._program(start.step, 1)
         updates = start.step * first_program.microbatches // first_program.update_interval

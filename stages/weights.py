@@ -8,7 +8,7 @@ overwritten too early.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -99,6 +99,14 @@ class WeightVersions:
                 target.copy_(source)
         self.replicas[0].version = version
         self._point_gradients()
+
+    @torch.no_grad()
+    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin with these weights, by parameter name, instead of the ones drawn."""
+        replica = self.replicas[0].parameters
+        for name, master, target in zip(self.names, self.master.parameters, replica, strict=True):
+            master.copy_(weights[name])
+            target.copy_(master)
 
     def _flat(self, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
         sizes = [torch.Size(shape).numel() for shape in self._shapes]

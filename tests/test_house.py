@@ -28,6 +28,7 @@ TORCH_FREE = (
     "stages/__init__.py",
     "stages/config.py",
     "stages/check.py",
+    "stages/initial_weights.py",
     "stages/llama_layout.py",
     "optimizers/__init__.py",
     "optimizers/catalogue.py",
