@@ -13,9 +13,13 @@ from command_line import asyncpp
 from safetensors.torch import load_file, save_file
 
 from asyncpp_cli.matrix import expand
-from asyncpp_cli.runs import Run, State, open_experiment
+from asyncpp_cli.recorder import RunRecorder
+from asyncpp_cli.runs import Run, open_experiment
 from asyncpp_cli.settings import config_hash, config_text
 from asyncpp_cli.template_file import load
+from stages.config import ModelConfig
+from stages.initial_weights import InitError, check_init, read_initial
+from stages.trainer import replay
 
 TINY = "{layers: 4, width: 16, heads: 4, kv_heads: 2, mlp_width: 24}"
 SHARED = """
@@ -52,9 +56,15 @@ def run_of(
     (folder / "template.yaml").write_text(SHARED % (model, text, stages, schedule, lr))
     assert asyncpp("sweep", folder / "template.yaml", "--out", folder / "e").code == 0
     [run] = open_experiment(folder / "e").runs
-    ended = asyncpp("train", run.folder, "--replay")
-    assert ended.code == 0, ended.errors
+    train(run)
     return run
+
+
+def train(run: Run) -> None:
+    # Not by `asyncpp train`: that takes over the process's signals.
+    recorder = RunRecorder(run, attempt=1)
+    replay(run.config(), recorder=recorder, checkpoints=run.checkpoints)
+    recorder.close()
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +141,11 @@ def test_weights_that_change_after_the_sweep_are_refused(run: Run, text: Path, t
     fresh = Run(tmp_path / "fresh")
     fresh.folder.mkdir()
     fresh.config_file.write_text(started.config_file.read_text())
-    with pytest.raises(Exception, match="has changed since the run was made"):
-        asyncpp("train", fresh.folder, "--replay")
+    with pytest.raises(InitError, match="has changed since the run was made"):
+        train(fresh)
     # A run that goes on from its own checkpoint does not need them any more.
     (tmp_path / "w" / "model.safetensors").unlink()
-    started.write_status(replace(started.status(), state=State.INTERRUPTED))
-    assert asyncpp("train", started.folder, "--replay").code == 0
+    train(started)
 
 
 def rewritten(folder: Path, **changes: object) -> None:
@@ -203,9 +212,6 @@ def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
 
 def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(text: Path, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
-
-    from stages.config import ModelConfig
-    from stages.initial_weights import check_init, read_initial
 
     torch.manual_seed(0)
     llama = LlamaForCausalLM(
