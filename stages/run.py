@@ -114,10 +114,11 @@ class Run:
             start = self._checkpoints.load(
                 self._stages(), lambda step: self._program(step, 1).initial_versions
             )
-        self._begin("starting")
         if start.step == 0 and self._config.model.init is not None:
+            self._begin("reading the initial weights", with_disk=True)
             for state in self._stages():
                 state.weights.start_from(read_initial(self._config.model, state.weights.names))
+        self._begin("starting")
         self._seconds = start.seconds
         first_program = self._program(start.step, 1)
         updates = start.step * first_program.microbatches // first_program.update_interval

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from resumed import saving
 from single_process import whole_model
 from small_runs import Rows, small_config
-from test_checkpoint import saving
 from torch import Tensor
 
 from stages import checkpoint_files as files
