@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from resumed import saving
+from safetensors.torch import load_file
 from single_process import whole_model
 from small_runs import Rows, small_config
 from torch import Tensor
