@@ -10,6 +10,7 @@ import typer
 from asyncpp_cli.commands import optimizers, schedule, templates, theory
 from asyncpp_cli.commands.export import export
 from asyncpp_cli.commands.launch import launch
+from asyncpp_cli.commands.mirror import mirror
 from asyncpp_cli.commands.quickstart import quickstart
 from asyncpp_cli.commands.report import report
 from asyncpp_cli.commands.status import status
@@ -46,7 +47,7 @@ def options(
     """What the command takes before a sub-command; its text is `help` above."""
 
 
-for command in (quickstart, sweep, launch, status, report, export, train):
+for command in (quickstart, sweep, launch, status, report, export, mirror, train):
     app.command()(command)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")

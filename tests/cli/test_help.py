@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 import pytest
 
-SLOW = {"torch", "submitit", "polars", "matplotlib", "pytorch_optimizer"}
+SLOW = {"torch", "submitit", "polars", "matplotlib", "pytorch_optimizer", "tensorboard", "wandb"}
 
 ASK = """
 import json, sys
@@ -31,6 +31,7 @@ except SystemExit as ended:
         ["status"],
         ["report"],
         ["export"],
+        ["mirror"],
         ["train"],
         ["templates"],
         ["templates", "list"],
