@@ -60,6 +60,7 @@ def twin_of(config: RunConfig) -> RunConfig:
         init=None,
         init_sha256=None,
     )
+    twin.parallel = replace(config.parallel, cut=None)
     twin.data = replace(config.data, context=16)
     twin.train = replace(
         config.train,

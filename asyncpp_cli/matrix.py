@@ -15,6 +15,7 @@ from typing import Any
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs import Cell
 from asyncpp_cli.settings import (
+    LIST_KEYS,
     SettingError,
     assign,
     config_hash,
@@ -53,7 +54,7 @@ def expand(template: Template) -> list[ResolvedCell]:
     for config in _configs(template):
         if missing := unset_keys(config):
             raise UserError(f"{template.source}: {missing[0]} is not set")
-        axes = {key: get(config, SHORTHANDS.get(key, key)) for key in (*ALWAYS_AXES, *further)}
+        axes = {key: _on_axis(get(config, SHORTHANDS.get(key, key))) for key in (*ALWAYS_AXES, *further)}
         digest = config_hash(config)
         cell = Cell(id=_run_id(axes, digest), axes=axes)
         if digest in seen:
@@ -63,6 +64,11 @@ def expand(template: Template) -> list[ResolvedCell]:
     if not cells:
         raise UserError(f"{template.source}: the matrix has no cell left (exclude takes all of them)")
     return cells
+
+
+def _on_axis(value: Any) -> Any:
+    """A value as cells are told apart by it: a list as text, 3-1."""
+    return "-".join(map(str, value)) if isinstance(value, list) else value
 
 
 def check(template: Template, cells: list[ResolvedCell]) -> None:
@@ -180,7 +186,8 @@ def _meets(config: RunConfig, condition: Mapping[str, Any], template: Template) 
 def _has(config: RunConfig, key: str, wanted: Any, template: Template) -> bool:
     dotted = SHORTHANDS.get(key, key)
     actual = get(config, dotted)
-    for value in wanted if isinstance(wanted, list) else [wanted]:
+    any_of = isinstance(wanted, list) and not (dotted in LIST_KEYS and wanted and isinstance(wanted[0], int))
+    for value in wanted if any_of else [wanted]:
         try:
             if actual == settings_of(key, value, folder=template.folder)[dotted]:
                 return True

@@ -51,6 +51,9 @@ KEYS: tuple[str, ...] = tuple(
 )
 """Every dotted key of a run configuration, in order."""
 
+LIST_KEYS = ("parallel.cut",)
+"""Those whose value is a list of integers."""
+
 SITE = "site"
 """The section that is no part of a run's identity."""
 
@@ -77,6 +80,10 @@ def typed(key: str, value: Any) -> Any:
         SettingError: the key is unknown, or the value is not of its type.
     """
     check_key(key)
+    if key in LIST_KEYS and isinstance(value, list):
+        if any(isinstance(item, bool) or not isinstance(item, int) for item in value) or not value:
+            raise SettingError(key, f"must be {_field_type(key)}, not {_printed(value)}")
+        return list(value)
     if isinstance(value, list | Mapping):
         raise SettingError(key, f"takes one value, not {_printed(value)}")
     return _typed(key, value)
@@ -124,6 +131,7 @@ _IN_WORDS = {
     str: "text",
     bool: "true or false (bool)",
     types.NoneType: "null",
+    list[int]: "a list of integers",
 }
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from asyncpp_cli import templates
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.settings import SECTIONS, SettingError, check_key, flatten, typed
+from asyncpp_cli.settings import LIST_KEYS, SECTIONS, SettingError, check_key, flatten, typed
 from asyncpp_cli.yaml_files import parse_value, read_mapping
 
 Settings = dict[str, Any]
@@ -208,7 +208,7 @@ def _changed(template: Template, change: str) -> Template:
 
 def _set_everywhere(content: dict[str, Any], key: str, value: Any) -> None:
     """What the command line sets holds for every cell, whatever the template says about some of them."""
-    if isinstance(value, list):
+    if isinstance(value, list) and key not in LIST_KEYS:
         raise UserError(f"{key} takes one value; for an axis write matrix.{key}=[...]")
     if any(key in group for group in content["zip"]):
         raise UserError(f"{key} is an axis of zip in this template: change zip as a whole (zip=...)")

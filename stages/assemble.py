@@ -14,7 +14,7 @@ from stages.config import RunConfig
 from stages.corpus import Corpus
 from stages.data import Batches
 from stages.executor import RankExecutor, StageState, StepResult
-from stages.partition import cut_model
+from stages.partition import cut_of
 from stages.transport import Links
 from stages.update import StageUpdate
 from stages.weights import WeightVersions
@@ -101,7 +101,7 @@ def build_ranks(
     rank_of_stage = programs[0].rank_of_stage
     analyses = [analyze(program) for program in programs]
     delays = [max(of_stage) for of_stage in zip(*(analysis.delay_max for analysis in analyses), strict=True)]
-    cuts = cut_model(config.model, stages=len(rank_of_stage), context=config.data.context)
+    cuts = cut_of(config)
     types = dtypes(config)
     built = []
     for rank in ranks:

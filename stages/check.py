@@ -141,6 +141,13 @@ def _check_schedule(config: RunConfig) -> None:
             f"{stages} stages are asked for; the model {config.model.name} has {config.model.layers} blocks, "
             "and every stage needs one",
         )
+    cut = config.parallel.cut
+    if cut is not None and (len(cut) != stages or sum(cut) != config.model.layers or min(cut) < 1):
+        raise ConfigError(
+            "parallel.cut",
+            f"is {cut}; accepted: the blocks of {stages} stages, at least one each and "
+            f"{config.model.layers} in all",
+        )
     if config.error_feedback.coefficient != 0 and schedules.is_synchronous(name):
         raise ConfigError(
             "error_feedback", f"corrects for delay, and the schedule {name} has none; accepted with it: false"

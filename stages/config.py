@@ -147,6 +147,8 @@ class DataConfig:
 class ParallelConfig:
     stages: int = 2
     """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
+    cut: list[int] | None = None
+    """Blocks of each stage, in order; null: stages of equal cost."""
 
 
 @dataclass

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from stages.config import ModelConfig
+from stages.config import ModelConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,18 @@ def head_cost(config: ModelConfig) -> float:
     return config.width * config.vocab_size
 
 
+def cut_of(config: RunConfig) -> list[StageCut]:
+    """The stages of a run: as `parallel.cut` says, or else of equal cost.
+
+    Raises:
+        ValueError: more stages than blocks.
+    """
+    if config.parallel.cut is not None:
+        return stage_cuts(config.parallel.cut)
+    stages = config.parallel.stages * config.schedule.chunks
+    return cut_model(config.model, stages=stages, context=config.data.context)
+
+
 def cut_model(config: ModelConfig, *, stages: int, context: int) -> list[StageCut]:
     """Contiguous stages whose slowest is as fast as can be; every stage holds at least one block.
 
@@ -40,13 +52,17 @@ def cut_model(config: ModelConfig, *, stages: int, context: int) -> list[StageCu
     if stages > config.layers:
         raise ValueError(f"{stages} stages need at least as many blocks, the model has {config.layers}")
     costs = [block_cost(config, context=context)] * config.layers
-    sizes = balance(costs, stages=stages, last_extra=head_cost(config))
+    return stage_cuts(balance(costs, stages=stages, last_extra=head_cost(config)))
+
+
+def stage_cuts(sizes: Sequence[int]) -> list[StageCut]:
+    """The stages that hold so many blocks each."""
     cuts = []
     first = 0
     for stage, size in enumerate(sizes):
         cuts.append(
             StageCut(
-                blocks=range(first, first + size), has_embedding=stage == 0, has_head=stage == stages - 1
+                blocks=range(first, first + size), has_embedding=stage == 0, has_head=stage == len(sizes) - 1
             )
         )
         first += size
@@ -89,3 +105,49 @@ def balance(costs: Sequence[float], *, stages: int, last_extra: float = 0.0) -> 
         sizes.append(best[groups][first][1])
         first += sizes[-1]
     return sizes
+
+
+def fitting_cut(
+    *,
+    blocks: int,
+    stages: int,
+    cost: Callable[[int, int], float],
+    fits: Callable[[int, int], bool],
+) -> list[int] | None:
+    """Blocks of each stage so that every stage fits its memory, and the slowest is as fast as can be.
+
+    Dynamic programming over stages from the last. Among equally good cuts the earlier stages are given more,
+    as `balance` does.
+
+    Args:
+        blocks: of the model, all alike.
+        stages: number of stages, each with at least one block.
+        cost: of a stage with so many blocks: `cost(stage, blocks)`, embedding and head included.
+        fits: whether it fits, likewise; where it does, so does it with fewer blocks.
+
+    Returns:
+        None where there is no such cut.
+    """
+    never = float("inf")
+    # slowest[n]: of the stages behind, with n blocks among them; chosen[stage][n]: what `stage` takes of n
+    slowest = [0.0] + [never] * blocks
+    chosen: list[list[int]] = []
+    for stage in reversed(range(stages)):
+        most = max((size for size in range(1, blocks + 1) if fits(stage, size)), default=0)
+        costs = [0.0, *(cost(stage, size) for size in range(1, most + 1))]
+        row, sizes = [never] * (blocks + 1), [0] * (blocks + 1)
+        for count in range(1, blocks + 1):
+            for size in range(min(most, count), 0, -1):
+                dearest = max(costs[size], slowest[count - size])
+                if dearest < row[count]:
+                    row[count], sizes[count] = dearest, size
+        slowest = row
+        chosen.append(sizes)
+    if slowest[blocks] == never:
+        return None
+    cut = []
+    left = blocks
+    for sizes in reversed(chosen):
+        cut.append(sizes[left])
+        left -= sizes[left]
+    return cut

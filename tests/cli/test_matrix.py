@@ -13,6 +13,7 @@ from command_line import asyncpp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncpp_cli.errors import UserError
 from asyncpp_cli.matrix import ResolvedCell, expand
 from asyncpp_cli.runs import open_experiment
 from asyncpp_cli.settings import config_hash, config_text, copy_of, read_config
@@ -237,3 +238,24 @@ def test_every_shipped_template_is_listed_and_shown() -> None:
 @pytest.mark.parametrize("name", names("experiments"))
 def test_every_cell_of_a_shipped_experiment_is_a_run(name: str) -> None:
     assert expand(load(name, []))
+
+
+def test_a_list_of_integers_is_one_value(tmp_path: Path) -> None:
+    cuts = [[3, 1], None, [1, 3]]
+    cells = cells_of(tmp_path, {"matrix": {"parallel.cut": cuts}, "schedule": "1f1b", "optimizer": "adamw"})
+    assert [cell.config.parallel.cut for cell in cells] == cuts
+    assert [cell.cell.axes["parallel.cut"] for cell in cells] == ["3-1", None, "1-3"]
+    assert len({config_hash(cell.config) for cell in cells}) == 3
+    file = tmp_path / "config.yaml"
+    file.write_text(config_text(cells[0].config))
+    assert read_config(file) == cells[0].config
+    common = {"matrix": {"parallel.cut": cuts}, "schedule": "1f1b", "optimizer": "adamw"}
+    left = cells_of(tmp_path, common | {"exclude": [{"parallel.cut": [3, 1]}]})
+    assert [cell.config.parallel.cut for cell in left] == cuts[1:]
+    left = cells_of(tmp_path, common | {"exclude": [{"parallel.cut": [[3, 1], None]}]})
+    assert [cell.config.parallel.cut for cell in left] == cuts[2:]
+    assert [cell.config.parallel.cut for cell in cells_of(tmp_path, common, "parallel.cut=[2,2]")] == [[2, 2]]
+    with pytest.raises(
+        UserError, match=r"parallel.cut: must be a list of integers or null, not \[3, \"1\"\]"
+    ):
+        cells_of(tmp_path, common, 'parallel.cut=[3,"1"]')
