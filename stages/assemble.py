@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 
 from schedules import Op, Program, analyze, verify
+from stages.blocks import block_runner
 from stages.check import segment_program, sync_steps
+from stages.compiler import missing_for_compile
 from stages.config import RunConfig
 from stages.corpus import Corpus
 from stages.data import Batches
@@ -96,6 +98,9 @@ def build_ranks(
         device: where everything is computed.
         on_step: called at each update of the last stage, in the process that holds it.
         stop: whether this process has been told to end.
+
+    Raises:
+        RuntimeError: the run wants compiled blocks, and this machine cannot compile.
     """
     programs = representative_programs(config)
     rank_of_stage = programs[0].rank_of_stage
@@ -103,6 +108,13 @@ def build_ranks(
     delays = [max(of_stage) for of_stage in zip(*(analysis.delay_max for analysis in analyses), strict=True)]
     cuts = cut_of(config)
     types = dtypes(config)
+    if config.train.compile:
+        missing = missing_for_compile(device=device.type)
+        if missing is not None:
+            raise RuntimeError(
+                f"train.compile is true, but {missing}; install it, or set train.compile: false"
+            )
+    run_block = block_runner(config.model, recompute=config.train.recompute, compiled=config.train.compile)
     built = []
     for rank in ranks:
         stages = {}
@@ -118,6 +130,8 @@ def build_ranks(
                 replica_dtype=types.replica,
                 device=device,
             )
+            for replica in weights.replicas:
+                replica.module.run_block = run_block
             update = StageUpdate(
                 config,
                 weights,

@@ -55,6 +55,7 @@ def check(config: RunConfig) -> None:
     _check_schedule(config)
     _check_optimizer(config)
     _check_correction(config)
+    _check_compile(config)
     problem = _text_problem(config.data.path)
     if problem is not None:
         raise ConfigError("data.path", problem)
@@ -252,6 +253,25 @@ def _check_correction(config: RunConfig) -> None:
         raise ConfigError("correction.flavour", "adam-moments predicts from the moments of adamw only")
     if flavour == "momentum" and (optimizer.name in ("soap", "basis-rotation") or optimizer.momentum == 0):
         raise ConfigError("correction.flavour", f"momentum: {optimizer.name} keeps none to predict from")
+
+
+def _check_compile(config: RunConfig) -> None:
+    if not config.train.compile:
+        return
+    name, program = config.schedule.name, segment_program(config, first_step=sync_steps(config), steps=3)
+    if any(action.op is schedules.Op.BACKWARD_INPUT for action in program.all_actions()):
+        raise ConfigError(
+            "train.compile",
+            f"{name} computes a backward in two halves, and a compiled block's is one piece; "
+            "accepted with it: false",
+        )
+    if not config.train.recompute and max(schedules.analyze(program).mismatch_max) > 0:
+        raise ConfigError(
+            "train.compile",
+            f"under {name} weights change between forward and backward, and which activations a compiled "
+            "block keeps, and which it computes anew from the newer weights, is the compiler's choice; "
+            "accepted with it: train.recompute: true (all are computed anew)",
+        )
 
 
 def _one_version_an_update(program: schedules.Program) -> bool:

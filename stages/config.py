@@ -167,6 +167,13 @@ class TrainConfig:
     precision: str = "float32"
     """`float32`, `float64` (tests), or `bfloat16` (replicas; the master copy and the gradients are
     float32)."""
+    recompute: bool = False
+    """Keep the input of each block alone, and run the block again in backward: fewer activations in memory
+    for a third more computing. Without a stash (`paci`) that changes the numbers: the second run reads the
+    newest weights."""
+    compile: bool = False
+    """Run what torch.compile makes of a block. Needs a C++ compiler where the run is; the first step takes
+    up to a minute longer."""
     checkpoint_interval: int = 100
     """Steps between checkpoints; the pipeline drains for each, which moves the numbers of `pipedream` and
     `paci` a little. 0: only at the end, and when the run is told to end."""

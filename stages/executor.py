@@ -81,6 +81,8 @@ class _Saved:
     output: Tensor
     replica: Replica
     version: int
+    writes: int
+    """Into the replica's weights, up to the forward."""
     deferred: DeferredGradients | None
     """Where its weight gradients wait, if the backward comes in two halves."""
 
@@ -206,7 +208,9 @@ class RankExecutor:
         else:
             self._links.send(message, output.detach())
         replica.pending_backwards += 1
-        self._saved[stage, microbatch] = _Saved(given, output, replica, replica.version, deferred)
+        self._saved[stage, microbatch] = _Saved(
+            given, output, replica, replica.version, replica.writes, deferred
+        )
 
     def _backward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
@@ -214,6 +218,9 @@ class RankExecutor:
         weights, update = self._stages[stage].weights, self._stages[stage].update
         if weights.holding(action.version) is not saved.replica:
             raise RuntimeError(f"{action}: the forward ran on the replica of another version")
+        if len(weights.replicas) > 1 and saved.replica.writes != saved.writes:
+            # Autograd would not see it where the backward computes its activations anew.
+            raise RuntimeError(f"{action}: its weights were written since the forward")
         incoming = received(action, self._program.num_stages)
         gradient = None if incoming is None else (yield from self._receive(incoming))
         mismatch = saved.replica.version - saved.version

@@ -8,6 +8,8 @@ that a run starts from do not depend on the cut.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -95,6 +97,16 @@ class Block(nn.Module):
         return out
 
 
+RunBlock = Callable[[Block, Tensor, Tensor], Tensor]
+"""Runs a block on activations and the table of rotations."""
+
+
+def run_as_it_stands(block: Block, x: Tensor, rotation: Tensor) -> Tensor:
+    """Call the block."""
+    out: Tensor = block(x, rotation)
+    return out
+
+
 class Stage(nn.Module):
     """The part of the decoder that one pipeline stage computes.
 
@@ -111,6 +123,8 @@ class Stage(nn.Module):
         self.norm = RMSNorm(config.width, config.norm_eps) if cut.has_head else None
         self.head = Linear(config.width, config.vocab_size) if cut.has_head else None
         self.rotation: Tensor | None = None
+        self.run_block: RunBlock = run_as_it_stands
+        """How each block is run; see `stages.blocks`."""
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
         """Make the table of rotations; parameters are put in place by whoever owns them."""
@@ -119,8 +133,9 @@ class Stage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:
             x = self.embedding(x)
+        assert self.rotation is not None
         for block in self.blocks.values():
-            x = block(x, self.rotation)
+            x = self.run_block(cast(Block, block), x, self.rotation)
         if self.head is not None and self.norm is not None:
             x = self.head(self.norm(x))
         return x

@@ -40,6 +40,11 @@ class DeferredGradients:
 _current: DeferredGradients | None = None
 
 
+def deferred_now() -> DeferredGradients | None:
+    """Where forwards leave their weight gradients now; None: nowhere, they are not deferred."""
+    return _current
+
+
 @contextmanager
 def deferring(gradients: DeferredGradients | None) -> Iterator[None]:
     """Forwards in this context leave their weight gradients to `gradients`; None: nothing is left."""
@@ -69,10 +74,12 @@ class _DeferredLinear(torch.autograd.Function):
     def forward(ctx: Any, given: Tensor, weight: Tensor, gradients: DeferredGradients) -> Tensor:
         ctx.save_for_backward(given, weight)
         ctx.gradients = gradients
+        # What is saved comes back as another tensor where activations are recomputed; its grad would be lost.
+        ctx.parameter = weight
         return F.linear(given, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         given, weight = ctx.saved_tensors
-        ctx.gradients.leave(weight, given, gradient)
+        ctx.gradients.leave(ctx.parameter, given, gradient)
         return gradient @ weight, None, None

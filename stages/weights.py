@@ -34,6 +34,11 @@ class Replica:
         self.version = version
         self.pending_backwards = 0
 
+    @property
+    def writes(self) -> int:
+        """Autograd's count of the writes to its weights, all of which are one buffer."""
+        return self.parameters[0]._version
+
 
 class GradientBuffer:
     """One flat buffer into which backwards of any replica accumulate, with a view a parameter."""

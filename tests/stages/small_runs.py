@@ -42,10 +42,17 @@ def small_config(
     clip_norm: float = 1.0,
     lr: float = 5e-3,
     seed: int = 0,
+    delay: int = 1,
+    recompute: bool = False,
+    compile: bool = False,
 ) -> RunConfig:
     return RunConfig(
         schedule=ScheduleConfig(
-            name=schedule, microbatches=microbatches, chunks=chunks, update_interval=update_interval
+            name=schedule,
+            microbatches=microbatches,
+            chunks=chunks,
+            update_interval=update_interval,
+            delay=delay,
         ),
         optimizer=OptimizerConfig(name=optimizer, lr=lr),
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
@@ -60,6 +67,8 @@ def small_config(
             clip=clip,
             clip_norm=clip_norm,
             precision=precision,
+            recompute=recompute,
+            compile=compile,
         ),
         seed=seed,
     )

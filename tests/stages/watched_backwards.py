@@ -1,0 +1,107 @@
+"""Replay a run and keep what every backward of it gave, and every weight version that it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from schedules import Op, Program
+from stages.assemble import build_ranks
+from stages.check import segment_program
+from stages.config import RunConfig
+from stages.corpus import prepare
+from stages.executor import StageState
+from stages.run import drive
+from stages.signals import never
+from stages.transport import InProcessLinks
+from stages.update import StageUpdate
+from stages.weights import Replica, WeightVersions
+
+Named = dict[str, Tensor]
+
+
+class Watched:
+    """One segment of a run, performed."""
+
+    def __init__(self, config: RunConfig) -> None:
+        torch.set_num_threads(config.site.threads)
+        self.program: Program = segment_program(config, first_step=0, steps=config.train.steps)
+        self.versions: list[dict[int, Named]] = []
+        """For each stage, copies of the weights by version."""
+        self.gradients: list[list[Named]] = []
+        """For each stage, what each backward added, in the order of the micro-batches."""
+        ranks = build_ranks(
+            config,
+            ranks=range(self.program.num_ranks),
+            links=InProcessLinks(num_stages=self.program.num_stages),
+            corpus=prepare(config.data),
+            device=torch.device("cpu"),
+            on_step=lambda result: None,
+            stop=never,
+        )
+        self.batches = ranks[0].batches
+        for rank in ranks:
+            for stage, state in sorted(rank.stages.items()):
+                assert stage == len(self.versions)
+                watching = _WatchedUpdate(state.weights, state.update)
+                self.versions.append(watching.versions)
+                self.gradients.append(watching.gradients)
+                rank.stages[stage] = StageState(weights=state.weights, update=watching)
+        drive([rank.executor.run(self.program) for rank in ranks])
+
+    def read(self, op: Op, microbatch: int, *, older: int = 0) -> Named:
+        """The weights that the program names for this action at each stage, or some versions before them."""
+        named: Named = {}
+        for action in self.program.all_actions():
+            if action.op is op and action.microbatch == microbatch:
+                named |= self.versions[action.stage][max(0, action.version - older)]
+        return named
+
+    def gradient(self, microbatch: int) -> Named:
+        """What the pipeline took for the micro-batch's gradient, as that of the micro-batch's own loss."""
+        interval = self.program.update_interval
+        return {
+            name: tensor * interval
+            for of_stage in self.gradients
+            for name, tensor in of_stage[microbatch].items()
+        }
+
+
+class _WatchedUpdate:
+    """In the place of an update: does what it does, and looks on."""
+
+    def __init__(self, weights: WeightVersions, update: StageUpdate) -> None:
+        self._weights = weights
+        self._update = update
+        self.versions: dict[int, Named] = {}
+        self.gradients: list[Named] = []
+        self._keep(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._update, name)
+
+    def _keep(self, version: int) -> None:
+        held = self._weights.holding(version).parameters
+        self.versions[version] = dict(
+            zip(self._weights.names, [tensor.detach().clone() for tensor in held], strict=True)
+        )
+
+    @contextmanager
+    def at_backward(self, replica: Replica, *, mismatch: int) -> Iterator[None]:
+        buffer = self._weights.gathering
+        before = buffer.flat.clone()
+        buffer.flat.zero_()
+        with self._update.at_backward(replica, mismatch=mismatch):
+            yield
+        views = [view.clone() for view in buffer.views]
+        self.gradients.append(dict(zip(self._weights.names, views, strict=True)))
+        buffer.flat.add_(before)
+
+    def apply(self, *args: Any, version: int, **kwargs: Any) -> Any:
+        result = self._update.apply(*args, version=version, **kwargs)
+        self._keep(version)
+        return result
