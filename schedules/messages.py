@@ -26,6 +26,10 @@ class Message(NamedTuple):
     microbatch: int
 
 
+MessagesByPair = dict[tuple[int, int], list[Message]]
+"""By sending and receiving rank."""
+
+
 def source(action: Action, num_stages: int) -> int | None:
     """The stage whose message `action` needs before it can start; None if it needs none."""
     stage, op, _, _ = action
@@ -63,16 +67,28 @@ def is_local(message: Message, program: Program) -> bool:
     return program.rank_of_stage[message.source] == program.rank_of_stage[message.destination]
 
 
-def sent_between_ranks(program: Program) -> dict[tuple[int, int], list[Message]]:
+def sent_between_ranks(program: Program, *, by_or_to: int | None = None) -> MessagesByPair:
     """For each pair (sending rank, receiving rank), the messages in the order in which they are sent.
 
     Whoever receives can post its receives in this order, whichever it consumes first.
+
+    Args:
+        program: whose messages.
+        by_or_to: only those of this rank, for which its neighbours' actions are looked at and no others;
+            None: all.
     """
-    sent_by_pair: dict[tuple[int, int], list[Message]] = {}
-    for rank, actions in enumerate(program.actions):
-        for action in actions:
+    sent_by_pair: MessagesByPair = {}
+    for rank in range(program.num_ranks) if by_or_to is None else sorted(_in_touch(program, by_or_to)):
+        for action in program.actions[rank]:
             message = sent(action, program.num_stages)
             if message is not None and not is_local(message, program):
                 pair = (rank, program.rank_of_stage[message.destination])
-                sent_by_pair.setdefault(pair, []).append(message)
+                if by_or_to is None or by_or_to in pair:
+                    sent_by_pair.setdefault(pair, []).append(message)
     return sent_by_pair
+
+
+def _in_touch(program: Program, rank: int) -> set[int]:
+    """A rank, and those that hold a stage next to one of its own."""
+    pairs = zip(program.rank_of_stage, program.rank_of_stage[1:], strict=False)
+    return {rank}.union(*(pair for pair in pairs if rank in pair))

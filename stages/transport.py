@@ -174,11 +174,12 @@ class DistributedLinks:
 
     def begin(self, program: Program) -> None:
         self._coming, self._unsent = {}, Counter()
-        for (source, destination), messages in sent_between_ranks(program).items():
+        mine = sent_between_ranks(program, by_or_to=self._process.rank)
+        for (source, destination), messages in mine.items():
             if destination == self._process.rank:
                 for message in messages:
                     self._coming.setdefault(_Channel.of(message, source), deque()).append(message)
-            elif source == self._process.rank:
+            else:
                 self._unsent.update(_Channel.of(message, destination) for message in messages)
         self._posted = {channel: {} for channel in self._coming}
         for channel in self._coming:

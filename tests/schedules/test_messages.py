@@ -39,6 +39,9 @@ def test_everything_sent_between_ranks_is_received_once_and_nothing_else(program
     given_by = Counter((*pair, message) for pair, messages in by_pair.items() for message in messages)
     assert given_by == needed
     assert set(given_by.values()) <= {1}
+    for rank in range(program.num_ranks):
+        of_rank = {pair: messages for pair, messages in by_pair.items() if rank in pair}
+        assert sent_between_ranks(program, by_or_to=rank) == of_rank
 
 
 def test_two_interleaved_ranks_send_activations_and_gradients_the_same_way():
