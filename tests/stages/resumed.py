@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,3 +62,11 @@ def replay_twice(config: RunConfig, folder: Path, *, step: int) -> None:
     go_back(folder, step)
     replay(config, recorder=resumed, checkpoints=folder)
     check_resumed(measured(whole), measured(resumed), step=step)
+
+
+def wait_for_saving() -> None:
+    """Wait until no checkpoint is being written in the background."""
+    deadline = time.monotonic() + 20
+    while any(thread.name == "checkpoint" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

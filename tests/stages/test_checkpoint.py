@@ -7,7 +7,6 @@ import pickle
 import re
 import resource
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from resumed import check_resumed, go_back, saving
+from resumed import check_resumed, go_back, saving, wait_for_saving
 from small_runs import Rows, in_processes, small_config
 from test_distributed import measured
 
@@ -137,13 +136,6 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def wait_for_saving() -> None:
-    deadline = time.monotonic() + 20
-    while any(thread.name == "checkpoint" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class FillsTheDisk(Rows):

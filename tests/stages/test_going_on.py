@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from resumed import check_resumed, go_back, replay_twice, saving
+from resumed import check_resumed, go_back, replay_twice, saving, wait_for_saving
 from small_runs import Rows, in_processes, small_config
 from test_distributed import cases, measured
 
@@ -57,16 +59,57 @@ def resume_here(process: Process, given: tuple[RunConfig, Path]) -> list[list[di
     return [measured(whole), measured(resumed)]
 
 
+class Killed(BaseException):
+    pass
+
+
+class KilledAt(Rows):
+    """The run is gone when its nth row would be written."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__()
+        self._left = row
+
+    def append(self, row: Any) -> None:
+        if self._left == 0:
+            raise Killed
+        self._left -= 1
+        super().append(row)
+
+
+def replay_killed(config: RunConfig, folder: Path, *, row: int) -> Rows:
+    """Kill a run before it writes a row, and go on from what is left; the rows from there on."""
+    with pytest.raises(Killed):
+        replay(config, recorder=KilledAt(row), checkpoints=folder)
+    wait_for_saving()
+    rows = Rows()
+    replay(config, recorder=rows, checkpoints=folder)
+    return rows
+
+
+def last_saved(rows: list[dict[str, Any]], *, before: int) -> int:
+    """The step of the last checkpoint (of every second step) that comes before a row: after the segment and
+    the evaluation that end there."""
+    next_row = rows[before]
+    drains = [row["first_step"] + row["steps"] for row in rows[:before] if row["kind"] == "segment"]
+    evaluated = next_row["step"] if next_row["kind"] == "eval" else None
+    return max((step for step in drains if step % 2 == 0 and step != evaluated), default=0)
+
+
 def test_every_schedule_goes_on_to_the_same_bits(text: Path, tmp_path: Path) -> None:
-    """In processes; then the checkpoint that these wrote in replay."""
+    """In processes; then the checkpoint that these wrote in replay; then a replay killed at a random row."""
     given = [(saving(config), tmp_path / str(n)) for n, config in enumerate(cases(text, stages=2))]
     by_rank = in_processes(resume_here, given, size=2)
+    chance = random.Random(time.time_ns())
     for (config, folder), (whole, resumed) in zip(given, by_rank[-1], strict=True):
         check_resumed(whole, resumed, step=2)
         go_back(folder, 2)
         rows = Rows()
         replay(config, recorder=rows, checkpoints=folder)
         check_resumed(whole, measured(rows), step=2)
+        killed_at = chance.randrange(1, len(whole))
+        after_kill = measured(replay_killed(config, tmp_path / "killed" / folder.name, row=killed_at))
+        check_resumed(whole, after_kill, step=last_saved(whole, before=killed_at))
 
 
 @pytest.mark.parametrize("stages", [1, 4])
