@@ -10,18 +10,16 @@ from optimizers import CORRECTIONS as CORRECTION_METHODS
 from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers import check_correction, check_options, refusal
 from stages.config import DataConfig, RunConfig, correction_options, optimizer_options
-from stages.corpus import DataError, text_files
+from stages.corpus import BYTE_VALUES, DataError, vocabulary
 
 CLIPS = ("global", "stage", "none")
 PRECISIONS = ("float32", "float64", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 FORMS = ("look-ahead", "buffered")
 CORRECTIONS = ("none", *(name for name in CORRECTION_METHODS if not name.startswith("error-feedback")))
+"""Those that the trainer carries, beside error feedback."""
 SYNCHRONOUS = "1f1b"
 """The schedule of synchronous steps at the start of a run under another."""
-
-"""Those that the trainer carries, beside error feedback."""
-BYTE_VALUES = 256
 
 
 class ConfigError(ValueError):
@@ -56,9 +54,7 @@ def check(config: RunConfig) -> None:
     _check_optimizer(config)
     _check_correction(config)
     _check_compile(config)
-    problem = _text_problem(config.data.path)
-    if problem is not None:
-        raise ConfigError("data.path", problem)
+    _check_data(config)
 
 
 def _check_counts(config: RunConfig) -> None:
@@ -121,10 +117,6 @@ def _check_model(config: RunConfig) -> None:
         )
     if model.heads % model.kv_heads:
         raise ConfigError("model.kv_heads", f"is {model.kv_heads}, must divide model.heads = {model.heads}")
-    if model.vocab_size < BYTE_VALUES:
-        raise ConfigError(
-            "model.vocab_size", f"is {model.vocab_size}, text read as bytes needs {BYTE_VALUES}"
-        )
 
 
 def _check_schedule(config: RunConfig) -> None:
@@ -284,13 +276,25 @@ def _one_version_an_update(program: schedules.Program) -> bool:
     )
 
 
+def _check_data(config: RunConfig) -> None:
+    data = config.data
+    needed = _vocabulary(data.path, data.context, data.validation_share)
+    if isinstance(needed, DataError):
+        raise ConfigError("data.path", str(needed))
+    if config.model.vocab_size < needed:
+        what = f"the data in {data.path}" if needed != BYTE_VALUES else "text read as bytes"
+        raise ConfigError(
+            "model.vocab_size",
+            f"is {config.model.vocab_size}, {what} needs {needed} or more",
+        )
+
+
 @lru_cache
-def _text_problem(path: str | None) -> str | None:
+def _vocabulary(path: str | None, context: int, validation_share: float) -> int | DataError:
     try:
-        text_files(DataConfig(path=path))
+        return vocabulary(DataConfig(path=path, context=context, validation_share=validation_share))
     except DataError as error:
-        return str(error)
-    return None
+        return error
 
 
 def _one_of(key: str, value: str, accepted: Collection[str]) -> None:

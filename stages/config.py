@@ -136,11 +136,14 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     path: str | None = None
-    """A text file, or a folder of them; null: the text of the Python standard library."""
+    """A folder that `asyncpp data prepare` wrote; token shards of llm.c, modded-nanogpt or nanoGPT (a .bin
+    file or a folder of them) or of Megatron-LM (the .bin beside its .idx); or a text file or a folder of
+    them, read as bytes. null: the text of the Python standard library."""
     context: int = 128
     """Tokens in a sequence."""
     validation_share: float = 0.05
-    """Share of the text held out, by whole files where there are several."""
+    """Share held out where the data is not split already: of text by whole files where there are several, of
+    token shards the end."""
 
 
 @dataclass

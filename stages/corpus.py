@@ -1,208 +1,159 @@
-"""From text on disk to token shards: files of bytes, split into train and validation. Imports no torch.
+"""The data that a run trains on, whatever form it has: prepared, another project's shards, or plain text.
 
-A corpus is prepared once and kept in the user's cache folder; training reads it by memmap.
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import shutil
-import sysconfig
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from stages.config import DataConfig
+from stages.foreign_shards import find_shards, read_shards
+from stages.prepared import MANIFEST, UNFINISHED, Prepared, read_prepared
+from stages.shard_check import check_shards
+from stages.shards import DataError, Shard, count
+from stages.text import prepare_text, text_files
 
-FORMAT = 1
-SPLITS = ("train", "validation")
+BYTE_VALUES = 256
 
-
-class DataError(ValueError):
-    """The text that the configuration names cannot be trained on."""
+__all__ = ["Corpus", "DataError", "cache_folder", "prepare", "vocabulary"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Token shards on disk (bytes: one token a byte) and what is known of them."""
+    """Token shards on disk and what is known of them."""
 
-    folder: Path
-    train_tokens: int
-    validation_tokens: int
-    bytes_per_token: float
-    unigram_bits_per_byte: float
-    """Entropy of the validation text's single bytes: the best that a model without context can do."""
+    train: tuple[Shard, ...]
+    validation: tuple[Shard, ...]
+    bytes_per_token: float | None
+    """Of validation text, on average; None where the shards' format does not say it."""
+    unigram_bits_per_byte: float | None
+    """Entropy of the validation text's single bytes, all that a model without context can reach; or None."""
     sha256: str
-    """Of both splits."""
-
-    def shard(self, split: str) -> Path:
-        return self.folder / f"{split}.bin"
+    """Tells corpora apart. Of everything; of names, sizes, beginnings and ends where a format has no
+    checksums."""
 
 
 def prepare(config: DataConfig, *, cache: Path | None = None) -> Corpus:
-    """The corpus that the configuration names, from the cache or newly made.
+    """The corpus that the configuration names; plain text is split into bytes the first time.
 
     Args:
-        config: which text, and how much of it to hold out.
-        cache: folder for prepared corpora; the user's cache folder unless given.
+        config: which data, and how much of it to hold out.
+        cache: folder for what is made of text; the user's cache folder unless given.
 
     Raises:
-        DataError: there is no text, or too little of it for one sequence a split.
+        DataError: there is no data, it is damaged, or too little of it for one sequence a split.
     """
-    root, files = text_files(config)
-    folder = (cache or cache_folder()) / _key(config, root, files)
-    manifest = folder / "manifest.json"
-    if not manifest.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Several ranks may prepare at once: each writes a folder of its own, and the first to move it in
-        # place wins.
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            _write(unfinished, root, files, share=config.validation_share)
-            unfinished.rename(folder)
-        except OSError:
-            if not manifest.exists():
-                raise
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    known = json.loads(manifest.read_text())
-    corpus = Corpus(folder=folder, **{name: value for name, value in known.items() if name != "format"})
-    for split, count in (("train", corpus.train_tokens), ("validation", corpus.validation_tokens)):
-        if count < config.context + 1:
-            where = root if config.path else "the Python standard library"
+    corpus = _open(config, cache=cache or cache_folder())
+    for split, shards in (("train", corpus.train), ("validation", corpus.validation)):
+        if (tokens := count(shards)) < config.context + 1:
+            where = config.path or "the Python standard library"
             raise DataError(
-                f"the {split} split of {where} has {count} tokens, one sequence needs {config.context + 1}"
+                f"the {split} split of {where} has {tokens} tokens, one sequence needs {config.context + 1}"
             )
     return corpus
 
 
+def vocabulary(config: DataConfig, *, cache: Path | None = None) -> int:
+    """The smallest `model.vocab_size` that the data can be trained with.
+
+    Token shards are read whole the first time, and held against their checksums.
+
+    Raises:
+        DataError: as `prepare`, except that text is not split for it; or a shard is not what its manifest
+            says.
+    """
+    path = _path(config)
+    folder = cache or cache_folder()
+    if path is not None and is_prepared(path):
+        prepare(config, cache=folder)
+        prepared = read_prepared(path)
+        shards = [shard for of_split in prepared.splits.values() for shard in of_split]
+        check_shards(shards, checksums=prepared.checksums, vocab_size=prepared.vocab_size, cache=folder)
+        return prepared.vocab_size
+    if path is not None and find_shards(path):
+        corpus = prepare(config, cache=folder)
+        shards = [*corpus.train, *corpus.validation]
+        return 1 + check_shards(shards, checksums={}, vocab_size=None, cache=folder)
+    text_files(config)
+    return BYTE_VALUES
+
+
+def is_prepared(path: Path) -> bool:
+    """Whether a folder is one that `asyncpp data prepare` has written.
+
+    Raises:
+        DataError: it has begun to.
+    """
+    if (path / MANIFEST).is_file():
+        return True
+    if (path / UNFINISHED).is_dir():
+        raise DataError(f"{path} is not prepared to the end: give `asyncpp data prepare` once more to go on")
+    return False
+
+
 def cache_folder() -> Path:
-    """Where prepared corpora are kept: below ASYNCPP_CACHE, XDG_CACHE_HOME or ~/.cache."""
+    """Where prepared text is kept: below ASYNCPP_CACHE, XDG_CACHE_HOME or ~/.cache."""
     if "ASYNCPP_CACHE" in os.environ:
         return Path(os.environ["ASYNCPP_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "asyncpp"
 
 
-def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and the files of text below it, sorted by name.
-
-    Raises:
-        DataError: the path does not exist or holds no text.
-    """
-    if config.path is None:
-        root = Path(sysconfig.get_path("stdlib"))
-        files = [path for path in root.rglob("*.py") if _is_library_text(path.relative_to(root))]
-    else:
-        root = Path(config.path).expanduser()
-        if root.is_file():
-            root, files = root.parent, [root]
-        elif root.is_dir():
-            files = [
-                path for path in root.rglob("*") if path.is_file() and not _hidden(path.relative_to(root))
-            ]
-        else:
-            raise DataError(
-                f"{config.path} does not exist; a text file or a folder of text files is accepted"
-            )
-    # Empty files and binary ones (a zero byte at the start) are no text.
-    files = sorted(path for path in files if _is_text(path))
-    if not files:
-        raise DataError(
-            f"{config.path or root} holds no text; a text file or a folder of text files is accepted"
-        )
-    return root, files
+def _path(config: DataConfig) -> Path | None:
+    return None if config.path is None else Path(config.path).expanduser()
 
 
-def _is_library_text(relative: Path) -> bool:
-    # Tests and tables of character codes are text of another kind; site-packages differ from machine to
-    # machine.
-    skipped = {
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "idle_test",
-        "__pycache__",
-        "encodings",
-        "lib2to3",
-    }
-    return not skipped.intersection(relative.parts)
-
-
-def _hidden(relative: Path) -> bool:
-    return any(part.startswith(".") for part in relative.parts)
-
-
-def _is_text(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            start = file.read(1024)
-    except OSError:
-        return False
-    return bool(start) and b"\0" not in start
-
-
-def _key(config: DataConfig, root: Path, files: Sequence[Path]) -> str:
-    digest = hashlib.sha256(f"{FORMAT}:{config.validation_share}:{root.resolve()}".encode())
-    for path in files:
-        known = path.stat()
-        digest.update(f"{path.relative_to(root)}:{known.st_size}:{known.st_mtime_ns}".encode())
-    return f"bytes-{digest.hexdigest()[:16]}"
-
-
-def _write(folder: Path, root: Path, files: Sequence[Path], *, share: float) -> None:
-    held_out = validation_files(
-        {str(path.relative_to(root)): path.stat().st_size for path in files}, share=share
+def _open(config: DataConfig, *, cache: Path) -> Corpus:
+    path = _path(config)
+    if path is not None and is_prepared(path):
+        return _of_prepared(read_prepared(path))
+    if path is not None and (files := find_shards(path)):
+        return _of_shards(tuple(files), config.validation_share)
+    text = prepare_text(config, cache=cache)
+    return Corpus(
+        train=(Shard(file=text.file("train"), dtype="uint8", tokens=text.train_tokens),),
+        validation=(Shard(file=text.file("validation"), dtype="uint8", tokens=text.validation_tokens),),
+        bytes_per_token=text.bytes_per_token,
+        unigram_bits_per_byte=text.unigram_bits_per_byte,
+        sha256=text.sha256,
     )
-    parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    for path in files:
-        split = "validation" if str(path.relative_to(root)) in held_out else "train"
-        parts[split].append(path.read_bytes())
-    texts = {split: b"\n".join(parts[split]) for split in SPLITS}
-    if not texts["validation"]:
-        # Too few files to hold a whole one out: the end of the text is held out.
-        cut = len(texts["train"]) - round(len(texts["train"]) * share)
-        texts = {"train": texts["train"][:cut], "validation": texts["train"][cut:]}
+
+
+def _of_prepared(prepared: Prepared) -> Corpus:
     digest = hashlib.sha256()
-    for split in SPLITS:
-        (folder / f"{split}.bin").write_bytes(texts[split])
-        digest.update(texts[split])
-    corpus = Corpus(
-        folder=folder,
-        train_tokens=len(texts["train"]),
-        validation_tokens=len(texts["validation"]),
-        bytes_per_token=1.0,
-        unigram_bits_per_byte=_entropy(texts["validation"]),
+    for split, shards in prepared.splits.items():
+        for shard in shards:
+            place = f"{split}:{shard.first}:{shard.tokens}:{prepared.checksums[shard.file]}\n"
+            digest.update(place.encode())
+    return Corpus(
+        train=prepared.splits["train"],
+        validation=prepared.splits["validation"],
+        bytes_per_token=prepared.bytes_per_token,
+        unigram_bits_per_byte=prepared.unigram_bits_per_byte,
         sha256=digest.hexdigest(),
     )
-    known = {name: value for name, value in asdict(corpus).items() if name != "folder"}
-    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, **known}))
 
 
-def validation_files(sizes: dict[str, int], *, share: float) -> set[str]:
-    """Names of the files to hold out: as many as fit, in the order of their names' hashes.
+def _of_shards(files: tuple[Path, ...], validation_share: float) -> Corpus:
+    splits = read_shards(files, validation_share=validation_share)
+    digest = hashlib.sha256(f"{validation_share}".encode())
+    for file in files:
+        with file.open("rb") as opened:
+            size = file.stat().st_size
+            digest.update(f"{file.name}:{size}\n".encode())
+            digest.update(opened.read(_SAMPLE))
+            opened.seek(max(0, size - _SAMPLE))
+            digest.update(opened.read())
+    return Corpus(
+        train=splits.train,
+        validation=splits.validation,
+        bytes_per_token=None,
+        unigram_bits_per_byte=None,
+        sha256=digest.hexdigest(),
+    )
 
-    Args:
-        sizes: bytes of each file by name.
-        share: of all bytes.
-    """
-    budget = share * sum(sizes.values())
-    chosen = set()
-    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        if sizes[name] <= budget:
-            chosen.add(name)
-            budget -= sizes[name]
-    return chosen
 
-
-def _entropy(text: bytes) -> float:
-    if not text:
-        return 0.0
-    counts = np.bincount(np.frombuffer(text, dtype=np.uint8), minlength=256)
-    share = counts[counts > 0] / len(text)
-    return float(-(share * np.log2(share)).sum())
+_SAMPLE = 1 << 16

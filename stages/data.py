@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stages.config import RunConfig
 from stages.corpus import Corpus
+from stages.shards import Tokens
 
 
 class Batches:
@@ -41,8 +42,8 @@ class Batches:
         self._device = device
         self._data_rank = data_rank
         self._data_ranks = data_ranks
-        self._train = np.memmap(corpus.shard("train"), dtype=np.uint8, mode="r")
-        self._validation = np.memmap(corpus.shard("validation"), dtype=np.uint8, mode="r")
+        self._train = Tokens(corpus.train)
+        self._validation = Tokens(corpus.validation)
         self._starts: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     def tokens(self, microbatch: int) -> Tensor:
@@ -70,6 +71,5 @@ class Batches:
             self._starts = (step, generator.integers(0, last_start + 1, size=shape))
         return self._read(self._train, self._starts[1][self._data_rank, within])
 
-    def _read(self, shard: np.ndarray, starts: np.ndarray) -> Tensor:
-        rows = shard[starts[:, None] + np.arange(self._context + 1)]
-        return torch.from_numpy(rows.astype(np.int64)).to(self._device)
+    def _read(self, split: Tokens, starts: np.ndarray) -> Tensor:
+        return torch.from_numpy(split.rows(starts, length=self._context + 1)).to(self._device)

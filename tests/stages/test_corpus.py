@@ -12,16 +12,23 @@ from hypothesis import strategies as st
 from small_runs import small_config
 
 from stages.config import DataConfig
-from stages.corpus import DataError, prepare, validation_files
+from stages.corpus import Corpus, DataError, prepare
 from stages.data import Batches
+from stages.shards import count
+from stages.text import validation_files
+
+
+def text_of(corpus: Corpus, split: str) -> str:
+    [shard] = getattr(corpus, split)
+    return shard.file.read_text()
 
 
 def test_a_single_file_holds_out_its_end(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("abcdefghij" * 100)
     corpus = prepare(DataConfig(path=str(path), context=8, validation_share=0.1), cache=tmp_path / "c")
-    assert corpus.shard("train").read_text() == "abcdefghij" * 90
-    assert corpus.shard("validation").read_text() == "abcdefghij" * 10
+    assert text_of(corpus, "train") == "abcdefghij" * 90
+    assert text_of(corpus, "validation") == "abcdefghij" * 10
     assert corpus.unigram_bits_per_byte == pytest.approx(math.log2(10))
 
 
@@ -35,7 +42,7 @@ def test_a_folder_is_split_by_file_and_what_is_no_text_is_left_out(tmp_path: Pat
     (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
     (folder / ".hidden").write_text("secret")
     corpus = prepare(DataConfig(path=str(folder), context=8, validation_share=0.2), cache=tmp_path / "c")
-    train, validation = (corpus.shard(split).read_text().split("\n") for split in ("train", "validation"))
+    train, validation = (text_of(corpus, split).split("\n") for split in ("train", "validation"))
     assert sorted(train + validation) == sorted(texts.values())
     assert 1 <= len(validation) <= 8
 
@@ -44,7 +51,7 @@ def test_the_entropy_is_that_of_the_validation_bytes(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("aab" * 50 + "aaab" * 50)
     corpus = prepare(DataConfig(path=str(path), context=8, validation_share=0.5), cache=tmp_path / "c")
-    text = corpus.shard("validation").read_bytes()
+    text = text_of(corpus, "validation").encode()
     shares = [count / len(text) for count in Counter(text).values()]
     assert corpus.unigram_bits_per_byte == pytest.approx(-sum(p * math.log2(p) for p in shares))
 
@@ -54,9 +61,9 @@ def test_preparing_again_reads_the_cache_and_changed_text_is_prepared_anew(tmp_p
     path.write_text("abc" * 100)
     config = DataConfig(path=str(path), context=8)
     first = prepare(config, cache=tmp_path / "c")
-    stamp = first.shard("train").stat().st_mtime_ns
+    stamp = first.train[0].file.stat().st_mtime_ns
     assert prepare(config, cache=tmp_path / "c") == first
-    assert first.shard("train").stat().st_mtime_ns == stamp
+    assert first.train[0].file.stat().st_mtime_ns == stamp
     path.write_text("abd" * 101)
     assert prepare(config, cache=tmp_path / "c").sha256 != first.sha256
 
@@ -79,8 +86,8 @@ def test_a_path_without_enough_text_is_refused(make: object, message: str, tmp_p
 
 def test_the_default_text_needs_nothing_but_python(tmp_path: Path) -> None:
     corpus = prepare(DataConfig(), cache=tmp_path / "c")
-    assert corpus.train_tokens > 3_000_000
-    assert 0.01 < corpus.validation_tokens / corpus.train_tokens < 0.06
+    assert count(corpus.train) > 3_000_000
+    assert 0.01 < count(corpus.validation) / count(corpus.train) < 0.06
     assert 4 < corpus.unigram_bits_per_byte < 5.5
 
 
@@ -112,7 +119,7 @@ def test_batches_are_a_function_of_seed_and_step_however_they_are_asked_for(text
 def test_batches_of_all_data_parallel_ranks_differ_and_come_from_the_text(text: Path) -> None:
     config = small_config(text=text, microbatches=2)
     corpus = prepare(config.data)
-    train = corpus.shard("train").read_bytes()
+    train = text_of(corpus, "train").encode()
     seen = []
     for rank in range(3):
         data = Batches(config, corpus, device=torch.device("cpu"), data_rank=rank, data_ranks=3)
@@ -127,7 +134,7 @@ def test_validation_batches_are_spread_over_the_text_and_the_same_every_time(tex
     corpus = prepare(config.data)
     data = Batches(config, corpus, device=torch.device("cpu"))
     (first, _), (last, targets) = data.validation(0, count=2), data.validation(1, count=2)
-    whole = corpus.shard("validation").read_bytes()
+    whole = text_of(corpus, "validation").encode()
     assert whole.startswith(first[0].numpy().astype(np.uint8).tobytes())
     assert whole.endswith(targets[-1].numpy().astype(np.uint8).tobytes())
     assert torch.equal(data.validation(1, count=2)[0], last)

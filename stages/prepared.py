@@ -1,0 +1,117 @@
+"""The folder that `asyncpp data prepare` writes: shards of tokens and a manifest that describes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stages.shards import DataError, Shard, dtype_for
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+UNFINISHED = "unfinished"
+"""Folder beside the shards that is there until the manifest is."""
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What the manifest of a prepared folder says."""
+
+    folder: Path
+    splits: Mapping[str, tuple[Shard, ...]]
+    """Shards by split, in order."""
+    documents: Mapping[str, int]
+    """By split."""
+    bytes: Mapping[str, int]
+    """Of text, by split."""
+    checksums: Mapping[Path, str]
+    """SHA-256 of each file."""
+    vocab_size: int
+    end_of_document: int
+    tokenizer: str
+    """What made the tokens, for people."""
+    tokenizer_file: Path | None
+    """Hugging Face `tokenizer.json`; None: tokens are bytes."""
+    tokenizer_sha256: str | None
+    unigram_bits_per_byte: float
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of validation text that a token stands for, on average."""
+        tokens = sum(shard.tokens for shard in self.splits["validation"])
+        return self.bytes["validation"] / tokens if tokens else 0.0
+
+
+def read_prepared(folder: Path) -> Prepared:
+    """What the manifest in a folder says, held against the sizes of the files.
+
+    Raises:
+        DataError: the manifest or a shard is missing, damaged or truncated.
+    """
+    file = folder / MANIFEST
+    try:
+        content = json.loads(file.read_bytes())
+        if content["format"] > FORMAT:
+            raise DataError(f"{file} has format {content['format']}: a newer asyncpp wrote it")
+        return _read(folder, content)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{file} is no manifest of prepared data ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _read(folder: Path, content: Mapping[str, Any]) -> Prepared:
+    vocab_size, dtype = int(content["vocab_size"]), str(content["dtype"])
+    if dtype != dtype_for(vocab_size):
+        raise DataError(
+            f"{folder / MANIFEST}: dtype is {dtype!r}; {vocab_size} tokens take {dtype_for(vocab_size)}"
+        )
+    width = np.dtype(dtype).itemsize
+    splits: dict[str, tuple[Shard, ...]] = {}
+    checksums: dict[Path, str] = {}
+    ends: dict[Path, int] = {}
+    for split in SPLITS:
+        shards = []
+        for entry in content["splits"][split]["shards"]:
+            path = folder / Path(entry["file"]).name
+            shard = Shard(
+                file=path,
+                dtype=dtype,
+                first=int(entry.get("first", 0)),
+                tokens=int(entry["tokens"]),
+            )
+            shards.append(shard)
+            ends[path] = max(ends.get(path, 0), (shard.first + shard.tokens) * width)
+            checksums[path] = str(entry["sha256"])
+        splits[split] = tuple(shards)
+    for path, expected in ends.items():
+        if not path.is_file():
+            raise DataError(f"{path} is missing; {MANIFEST} beside it names it")
+        if (size := path.stat().st_size) != expected:
+            raise DataError(
+                f"{path} is truncated or damaged: it has {size} bytes, {MANIFEST} says {expected}"
+            )
+    tokenizer = content["tokenizer"]
+    return Prepared(
+        folder=folder,
+        splits=splits,
+        documents={split: int(content["splits"][split]["documents"]) for split in SPLITS},
+        bytes={split: int(content["splits"][split]["bytes"]) for split in SPLITS},
+        checksums=checksums,
+        vocab_size=vocab_size,
+        end_of_document=int(tokenizer["end_of_document"]),
+        tokenizer=str(tokenizer["name"]),
+        tokenizer_file=folder / Path(tokenizer["file"]).name if tokenizer["file"] is not None else None,
+        tokenizer_sha256=tokenizer["sha256"],
+        unigram_bits_per_byte=float(content["unigram_bits_per_byte"]),
+    )
