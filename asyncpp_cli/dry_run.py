@@ -56,7 +56,6 @@ def twin_of(config: RunConfig) -> RunConfig:
         heads=2,
         kv_heads=1 if grouped else 2,
         mlp_width=64,
-        vocab_size=256,
         init=None,
         init_sha256=None,
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.commands import optimizers, schedule, templates, theory
+from asyncpp_cli.commands import data, optimizers, schedule, templates, theory
 from asyncpp_cli.commands.export import export
 from asyncpp_cli.commands.launch import launch
 from asyncpp_cli.commands.mirror import mirror
@@ -52,6 +52,7 @@ for command in (quickstart, sweep, launch, status, report, export, mirror, train
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")
 app.add_typer(theory.app, name="theory")
+app.add_typer(data.app, name="data")
 app.add_typer(templates.app, name="templates")
 
 

@@ -9,7 +9,10 @@ from importlib.metadata import version
 
 import pytest
 
-SLOW = {"torch", "submitit", "polars", "matplotlib", "pytorch_optimizer", "tensorboard", "wandb"}
+SLOW = {
+    *("torch", "submitit", "polars", "matplotlib", "pytorch_optimizer"),
+    *("tensorboard", "wandb", "tokenizers", "zstandard"),
+}
 
 ASK = """
 import json, sys
@@ -33,6 +36,9 @@ except SystemExit as ended:
         ["export"],
         ["mirror"],
         ["train"],
+        ["data"],
+        ["data", "prepare"],
+        ["data", "inspect"],
         ["templates"],
         ["templates", "list"],
         ["schedule"],

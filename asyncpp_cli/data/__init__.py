@@ -1,0 +1,1 @@
+"""From text that people have to token shards that training reads."""

@@ -1,0 +1,90 @@
+"""The manifest of a prepared folder (docs/data.md says what each key is)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncpp_cli.data.tokenizers import Tokenizer, sha256_of
+from asyncpp_cli.data.work import Record
+from asyncpp_cli.errors import UserError
+from stages.prepared import FORMAT, SPLITS
+from stages.shards import dtype_for
+from stages.text import entropy
+
+
+def manifest(
+    records: Sequence[Record], *, tokenizer: Tokenizer, file: str, plan: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What is in the shards of all parts, in order.
+
+    Where chance has held out no document, the end of the last shards is held out.
+
+    Args:
+        records: of the parts.
+        tokenizer: made the tokens.
+        file: name of the tokenizer's copy in the folder.
+        plan: what the folder was made from.
+
+    Raises:
+        UserError: there is no text.
+    """
+    splits = {name: _split(records, name) for name in SPLITS}
+    counts = sum(np.asarray(record.splits["validation"].byte_counts) for record in records)
+    if not any(split["tokens"] for split in splits.values()):
+        raise UserError("the inputs hold no text")
+    if not splits["validation"]["tokens"]:
+        share = float(plan["settings"]["validation_share"])
+        splits = _hold_out_end(splits["train"], share=share)
+        counts = sum(np.asarray(record.splits["train"].byte_counts) for record in records)
+    return {
+        "format": FORMAT,
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": dtype_for(tokenizer.vocab_size),
+        "tokenizer": {
+            "name": tokenizer.name,
+            "file": file if tokenizer.text is not None else None,
+            "sha256": sha256_of(tokenizer),
+            "end_of_document": tokenizer.end_of_document,
+        },
+        "unigram_bits_per_byte": entropy(np.asarray(counts)),
+        "splits": splits,
+        "made_from": dict(plan),
+    }
+
+
+def _split(records: Sequence[Record], name: str) -> dict[str, Any]:
+    parts = [record.splits[name] for record in records if record.splits[name].file]
+    return {
+        "documents": sum(part.documents for part in parts),
+        "tokens": sum(part.tokens for part in parts),
+        "bytes": sum(part.bytes for part in parts),
+        "shards": [{"file": part.file, "tokens": part.tokens, "sha256": part.sha256} for part in parts],
+    }
+
+
+def _hold_out_end(train: Mapping[str, Any], *, share: float) -> dict[str, dict[str, Any]]:
+    """Two splits of the tokens of one; the bytes are divided in proportion."""
+    tokens = train["tokens"]
+    kept = tokens - max(1, round(tokens * share))
+    splits = {
+        "train": {**train, "tokens": kept, "bytes": train["bytes"] * kept // tokens, "shards": []},
+        "validation": {
+            "documents": 0,
+            "tokens": tokens - kept,
+            "bytes": train["bytes"] - train["bytes"] * kept // tokens,
+            "shards": [],
+        },
+    }
+    before = 0
+    for shard in train["shards"]:
+        here = min(shard["tokens"], max(0, kept - before))
+        before += shard["tokens"]
+        if here:
+            splits["train"]["shards"].append({**shard, "tokens": here})
+        if here < shard["tokens"]:
+            rest = {**shard, "first": here, "tokens": shard["tokens"] - here}
+            splits["validation"]["shards"].append(rest)
+    return splits

@@ -1,0 +1,213 @@
+"""Tokenizers: bytes, and those of the library `tokenizers` (Hugging Face's, GPT-2's, or trained here).
+
+The library is needed for the latter only, and never in training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from asyncpp_cli.data.sources import EXTRA
+from asyncpp_cli.errors import UserError
+from stages.shards import dtype_for
+
+FORMS = "accepted: bytes, a tokenizer.json, a folder with GPT-2's BPE files, or train:SIZE"
+END = "<|endoftext|>"
+"""End-of-document token of GPT-2, and of a tokenizer that is trained here."""
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
+"""Names that the end of a document goes by, tried in order."""
+GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+BATCH = 1 << 19
+"""Bytes of text that the library is given at once."""
+
+
+class Tokenizer(Protocol):
+    """Turns documents into tokens."""
+
+    name: str
+    vocab_size: int
+    end_of_document: int
+
+    @property
+    def text(self) -> str | None:
+        """As a tokenizer.json; None where there is nothing to keep."""
+
+    def encode(self, documents: Sequence[bytes]) -> list[np.ndarray]:
+        """Tokens of each document (UTF-8), without the end-of-document token."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, for people to read."""
+
+
+class Bytes:
+    """One token a byte. A zero byte, which text does not hold, ends a document."""
+
+    name = "bytes"
+    vocab_size = 256
+    end_of_document = 0
+    text = None
+
+    def encode(self, documents: Sequence[bytes]) -> list[np.ndarray]:
+        return [np.frombuffer(document, dtype=np.uint8) for document in documents]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+
+class Library:
+    """A tokenizer of the library `tokenizers`.
+
+    Special tokens that are spelled out in a document are text like any other.
+
+    Args:
+        text: content of a tokenizer.json.
+        name: for people.
+        end: the token that ends a document; None: the first of `ENDS` that it has.
+
+    Raises:
+        UserError: the library is missing, or the text is no tokenizer, or has no such token.
+    """
+
+    def __init__(self, text: str, *, name: str, end: str | None) -> None:
+        try:
+            self._tokenizer = library().Tokenizer.from_str(text)
+        except UserError:
+            raise
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{name} is no tokenizer that the library tokenizers reads ({error})") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True
+        self.name = name
+        self.text = text
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        self._dtype = np.dtype(dtype_for(self.vocab_size))
+        names = ENDS if end is None else (end,)
+        found = [token for token in map(self._tokenizer.token_to_id, names) if token is not None]
+        if not found:
+            raise UserError(
+                f"{name} has no token {' or '.join(names)} to end a document with; "
+                "name one with --end-of-document"
+            )
+        self.end_of_document = found[0]
+
+    def encode(self, documents: Sequence[bytes]) -> list[np.ndarray]:
+        texts = [document.decode() for document in documents]
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+
+def library() -> Any:
+    """The package `tokenizers`.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError(
+            f"this tokenizer needs the package tokenizers: {EXTRA} (or take --tokenizer bytes)"
+        ) from error
+    return tokenizers
+
+
+def read_tokenizer(name: str, *, end: str | None) -> Tokenizer:
+    """The tokenizer `bytes`, of a tokenizer.json, or of a folder with GPT-2's files.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    if name == "bytes":
+        if end is not None:
+            raise UserError("--end-of-document: with bytes, a zero byte ends a document")
+        return Bytes()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            path = path / "tokenizer.json"
+        else:
+            return Library(_of_gpt2(path), name=f"GPT-2 BPE ({path.name})", end=end)
+    if not path.is_file():
+        raise UserError(f"--tokenizer {name}: there is no such file; {FORMS}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error})") from error
+    return Library(text, name=path.name, end=end)
+
+
+def train_size(name: str) -> int | None:
+    """SIZE of `train:SIZE`; None where that is not asked for.
+
+    Raises:
+        UserError: it is no number, or too small for every byte and the end of a document.
+    """
+    kind, colon, size = name.partition(":")
+    if kind != "train" or not colon:
+        return None
+    if not size.isdecimal() or int(size) < 257:
+        raise UserError(
+            f"--tokenizer {name}: SIZE must be a whole number of at least 257 (each byte and {END})"
+        )
+    return int(size)
+
+
+def train_tokenizer(documents: Iterable[bytes], *, size: int) -> Tokenizer:
+    """A byte-level BPE with GPT-2's rule of words, trained on documents.
+
+    Raises:
+        UserError: the library is missing.
+    """
+    tokenizers = library()
+    tokenizer = _byte_level(tokenizers, tokenizers.models.BPE())
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.decode() for document in documents), trainer=trainer)
+    return Library(tokenizer.to_str(), name=f"BPE trained on the data, {size} tokens", end=END)
+
+
+def _of_gpt2(folder: Path) -> str:
+    tokenizers = library()
+    for vocabulary, merges in GPT2_FILES:
+        if (folder / vocabulary).is_file() and (folder / merges).is_file():
+            break
+    else:
+        pairs = " and ".join(f"{vocabulary} with {merges}" for vocabulary, merges in GPT2_FILES)
+        raise UserError(f"{folder} holds no tokenizer.json and no BPE files of GPT-2 ({pairs})")
+    try:
+        known = json.loads((folder / vocabulary).read_text(encoding="utf-8"))
+        model = tokenizers.models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{folder}: {vocabulary} and {merges} are no BPE files of GPT-2 ({error})") from error
+    tokenizer = _byte_level(tokenizers, model)
+    if END in known:
+        tokenizer.add_special_tokens([END])
+    text: str = tokenizer.to_str()
+    return text
+
+
+def _byte_level(tokenizers: Any, model: Any) -> Any:
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    return tokenizer
+
+
+def sha256_of(tokenizer: Tokenizer) -> str | None:
+    """SHA-256 of the tokenizer.json."""
+    return hashlib.sha256(tokenizer.text.encode()).hexdigest() if tokenizer.text is not None else None
