@@ -1,6 +1,7 @@
 """From a template to its cells, each a resolved run configuration. Deterministic: same template, same order.
 
-A cell is the base, then its values on the axes, then every override whose `when` it meets, in order.
+A cell is the base, then its values on the axes, then every override whose `when` it meets, in order; last,
+what its model's template recommends and none of these has set.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from asyncpp_cli.settings import (
     unset_keys,
 )
 from asyncpp_cli.template_file import SHORTHANDS, Settings, Template, settings_of
+from asyncpp_cli.templates import recommended_settings
 from stages.config import RunConfig
 
 MOST_CELLS = 100_000
@@ -122,9 +124,15 @@ def _configs(template: Template) -> Iterator[RunConfig]:
         _apply(config, point, template, where="matrix: " if of_product else "include: ")
         if of_product and any(_meets(config, left_out, template) for left_out in template.exclude):
             continue
+        said = template.base | point
         for override in template.overrides:
             if _meets(config, override.when, template):
                 _apply(config, override.set, template, where="overrides: ")
+                said |= override.set
+        if "model" in said:
+            recommended = recommended_settings(said["model"], template.folder)
+            named = {SHORTHANDS.get(key, key) for key in said}
+            assign(config, {key: value for key, value in recommended.items() if key not in named})
         if config.data.path is not None:
             # A job may start in another folder than the one that the path was written for.
             config.data.path = str(Path(config.data.path).expanduser().absolute())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.settings import SECTIONS, SettingError, typed
+from asyncpp_cli.settings import SECTIONS, SettingError, flatten, typed
 from asyncpp_cli.yaml_files import read_mapping
 
 SHIPPED = Path(__file__).parents[1] / "templates"
@@ -57,6 +57,7 @@ def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
     """
     file = find("models", name, beside=beside)
     content = {"name": file.stem} | read_mapping(file)
+    content.pop(RECOMMENDED, None)
     try:
         settings = {f"model.{key}": typed(f"model.{key}", value) for key, value in content.items()}
     except SettingError as error:
@@ -67,4 +68,30 @@ def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
     return settings
 
 
+@functools.cache
+def recommended_settings(name: str, beside: Path | None) -> dict[str, Any]:
+    """What a model template recommends: settings of other sections, for those that an experiment leaves open.
+
+    Raises:
+        UserError: there is no such template, or it recommends what is no setting of a run.
+    """
+    file = find("models", name, beside=beside)
+    content = read_mapping(file).get(RECOMMENDED) or {}
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: {RECOMMENDED} must map keys to values")
+    try:
+        settings = {key: typed(key, value) for key, value in flatten(content).items()}
+    except SettingError as error:
+        raise UserError(f"{file}: {RECOMMENDED}: {error.key}: {error}") from error
+    if wrong := [key for key in settings if key.partition(".")[0] not in _CAN_BE_RECOMMENDED]:
+        accepted = ", ".join(_CAN_BE_RECOMMENDED)
+        raise UserError(
+            f"{file}: {RECOMMENDED}: {wrong[0]} is not the model's to say; accepted: keys of {accepted}"
+        )
+    return settings
+
+
+RECOMMENDED = "recommended"
+"""Section of a model template."""
+_CAN_BE_RECOMMENDED = ("data", "optimizer", "schedule", "train")
 _OPTIONAL = ("vocab_size", "rope_base", "norm_eps", "init", "init_sha256")

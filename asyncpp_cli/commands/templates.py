@@ -22,7 +22,7 @@ def list_templates() -> None:
         for name in templates.names(folder):
             content = read_mapping(templates.find(folder, name, beside=None))
             about = content.get("description") or ", ".join(
-                f"{key} {value}" for key, value in content.items()
+                f"{key} {value}" for key, value in content.items() if key != templates.RECOMMENDED
             )
             rows.append([kind, name, " ".join(about.split())])
     show_table(["kind", "name", "about"], rows, title=f"{len(rows)} templates in {templates.SHIPPED}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.matrix import ResolvedCell, expand
+from asyncpp_cli.matrix import ResolvedCell, check, expand
 from asyncpp_cli.runs import open_experiment
-from asyncpp_cli.settings import config_hash, config_text, copy_of, read_config
+from asyncpp_cli.settings import config_hash, config_text, copy_of, get, read_config
 from asyncpp_cli.template_file import load, text_of
-from asyncpp_cli.templates import names
+from asyncpp_cli.templates import SHIPPED, names, recommended_settings
 from stages.config import RunConfig
 
 BASE = {"model": "micro", "train": {"steps": 3}}
@@ -259,3 +260,56 @@ def test_a_list_of_integers_is_one_value(tmp_path: Path) -> None:
         UserError, match=r"parallel.cut: must be a list of integers or null, not \[3, \"1\"\]"
     ):
         cells_of(tmp_path, common, 'parallel.cut=[3,"1"]')
+
+
+def test_a_model_recommends_what_nothing_else_sets(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        (SHIPPED / "models" / "micro.yaml").read_text()
+        + "recommended: {data.context: 64, optimizer: {lr: 5e-4}, train: {clip: none, precision: bfloat16}}\n"
+    )
+    template = tmp_path / "experiment.yaml"
+    template.write_text(
+        "matrix: {schedule: [1f1b, 2bw], model: [mine.yaml, nano]}\n"
+        "optimizer: adamw\ntrain: {steps: 3, precision: float32}\n"
+        "overrides: [{when: {schedule: 2bw}, set: {train.clip: stage}}]\n"
+    )
+    configs = {
+        (cell.config.schedule.name, cell.config.model.name): cell.config
+        for cell in expand(load(str(template), ["optimizer.lr=1e-3"]))
+    }
+    mine = configs["1f1b", "mine"]
+    assert (mine.data.context, mine.train.clip, mine.train.precision) == (64, "none", "float32")
+    assert configs["2bw", "mine"].train.clip == "stage"
+    assert (configs["1f1b", "nano"].data.context, configs["1f1b", "nano"].train.clip) == (128, "global")
+    assert {config.optimizer.lr for config in configs.values()} == {1e-3}
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("{train.stepz: 3}", "recommended: train.stepz: unknown key; did you mean train.steps"),
+        ("{optimizer.lr: fast}", "recommended: optimizer.lr: must be a number"),
+        ("{site.threads: 3}", "recommended: site.threads is not the model's to say"),
+        ("[1]", "recommended must map keys to values"),
+    ],
+)
+def test_a_recommendation_that_is_no_setting_is_refused(section: str, says: str, tmp_path: Path) -> None:
+    model = (SHIPPED / "models" / "micro.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(f"{model}recommended: {section}\n")
+    template = tmp_path / "experiment.yaml"
+    template.write_text("matrix: {schedule: 1f1b, optimizer: adamw}\nmodel: mine.yaml\ntrain.steps: 3\n")
+    with pytest.raises(UserError, match=re.escape(says)):
+        expand(load(str(template), []))
+
+
+@pytest.mark.parametrize("name", names("models"))
+def test_every_shipped_size_renders_with_what_it_recommends(name: str, tmp_path: Path) -> None:
+    template = tmp_path / "experiment.yaml"
+    template.write_text(
+        "matrix: {schedule: [1f1b, 2bw], optimizer: muon}\ntrain.steps: 3\nparallel.stages: 4\n"
+    )
+    loaded = load(str(template), [f"model={name}"])
+    cells = expand(loaded)
+    check(loaded, cells)
+    recommended = recommended_settings(name, None)
+    assert all(get(cell.config, key) == value for cell in cells for key, value in recommended.items())
