@@ -41,7 +41,8 @@ class _Rehearsal:
     def twin_id(self) -> str:
         twin = self.twin
         readable = f"{twin.schedule.name}-{twin.optimizer.name}-ef{twin.error_feedback.coefficient:g}"
-        return f"{readable}-{twin.parallel.stages}stages-{config_hash(twin)[:8]}"
+        shape = f"{twin.parallel.stages}stages" + (f"x{twin.parallel.data}" if twin.parallel.data > 1 else "")
+        return f"{readable}-{shape}-{config_hash(twin)[:8]}"
 
 
 def twin_of(config: RunConfig) -> RunConfig:

@@ -8,17 +8,19 @@ from typing import NamedTuple
 
 import torch
 
-from schedules import Op, Program, analyze, verify
+from schedules import FAMILY, Op, Program, analyze, verify
 from stages.blocks import block_runner
 from stages.check import segment_program, sync_steps
 from stages.compiler import missing_for_compile
 from stages.config import RunConfig
+from stages.connection import Connection
 from stages.corpus import Corpus
 from stages.data import Batches
-from stages.executor import RankExecutor, StageState, StepResult
+from stages.executor import RankExecutor
 from stages.partition import cut_of
-from stages.transport import Links
-from stages.update import StageUpdate
+from stages.pending import UpdateRules
+from stages.trace import StepResult
+from stages.update import StageState, StageUpdate
 from stages.weights import WeightVersions
 
 MOST_ACTIONS = 1_000_000
@@ -30,6 +32,8 @@ class Rank:
     """One rank, ready to run."""
 
     number: int
+    """In its pipeline."""
+    connection: Connection
     stages: dict[int, StageState]
     batches: Batches
     executor: RankExecutor
@@ -81,22 +85,20 @@ def segment_lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int
 def build_ranks(
     config: RunConfig,
     *,
-    ranks: Sequence[int],
-    links: Links,
+    connections: Sequence[Connection],
     corpus: Corpus,
     device: torch.device,
     on_step: Callable[[StepResult], None],
     stop: Callable[[], bool],
 ) -> list[Rank]:
-    """The stages of `ranks` with their weights, and the executors that run them.
+    """The ranks that this process performs, with their stages' weights, and the executors that run them.
 
     Args:
         config: the run's.
-        ranks: those that this process performs.
-        links: between all ranks.
+        connections: of these ranks to the others.
         corpus: the run's text.
         device: where everything is computed.
-        on_step: called at each update of the last stage, in the process that holds it.
+        on_step: called at each update of the last stage, in the process that holds that of data rank 0.
         stop: whether this process has been told to end.
 
     Raises:
@@ -115,20 +117,29 @@ def build_ranks(
                 f"train.compile is true, but {missing}; install it, or set train.compile: false"
             )
     run_block = block_runner(config.model, recompute=config.train.recompute, compiled=config.train.compile)
+    rules = UpdateRules(
+        clip=config.train.clip,
+        common_step=FAMILY[config.schedule.name].default_interval is None,
+        max_skipped=config.train.max_skipped,
+    )
     built = []
-    for rank in ranks:
+    for connection in connections:
+        data = connection.data
+        awaits = data.size > 1 or (rules.common_step and connection.pipeline.size > 1)
         stages = {}
-        for stage in (stage for stage, holder in enumerate(rank_of_stage) if holder == rank):
+        for stage in (stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank):
             weights = WeightVersions(
                 config.model,
                 cuts[stage],
                 context=config.data.context,
                 seed=config.seed,
                 replicas=max(analysis.versions[stage] for analysis in analyses),
-                gradient_buffers=1 + (config.train.clip == "global" and _overlaps(programs, stage)),
+                gradient_buffers=1 + (awaits and _overlaps(programs, stage)),
                 master_dtype=types.master,
                 replica_dtype=types.replica,
                 device=device,
+                data_rank=data.rank,
+                data_ranks=data.size,
             )
             for replica in weights.replicas:
                 replica.module.run_block = run_block
@@ -140,18 +151,30 @@ def build_ranks(
                 mismatch=max(analysis.mismatch_max[stage] for analysis in analyses),
             )
             stages[stage] = StageState(weights=weights, update=update)
-        batches = Batches(config, corpus, device=device)
+        batches = Batches(config, corpus, device=device, data_rank=data.rank, data_ranks=data.size)
         executor = RankExecutor(
-            rank=rank,
+            rank=connection.rank,
             stages=stages,
-            links=links,
+            connection=connection,
             batches=batches,
-            clip=config.train.clip,
-            on_step=on_step,
+            rules=rules,
+            on_step=on_step if data.rank == 0 else _leave_to_data_rank_0,
             stop=stop,
         )
-        built.append(Rank(number=rank, stages=stages, batches=batches, executor=executor))
+        built.append(
+            Rank(
+                number=connection.rank,
+                connection=connection,
+                stages=stages,
+                batches=batches,
+                executor=executor,
+            )
+        )
     return built
+
+
+def _leave_to_data_rank_0(_result: StepResult) -> None:
+    """All data ranks know the same of an update."""
 
 
 def representative_programs(config: RunConfig) -> list[Program]:

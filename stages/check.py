@@ -63,6 +63,7 @@ def _check_counts(config: RunConfig) -> None:
         "schedule.delay": config.schedule.delay,
         "schedule.chunks": config.schedule.chunks,
         "parallel.stages": config.parallel.stages,
+        "parallel.data": config.parallel.data,
         "model.layers": config.model.layers,
         "model.width": config.model.width,
         "model.heads": config.model.heads,
@@ -93,6 +94,7 @@ def _check_counts(config: RunConfig) -> None:
         "optimizer.weight_decay": config.optimizer.weight_decay,
         "optimizer.final_lr": config.optimizer.final_lr,
         "error_feedback.coefficient": config.error_feedback.coefficient,
+        "train.max_skipped": config.train.max_skipped,
         "train.checkpoint_interval": config.train.checkpoint_interval,
         "seed": config.seed,
     }
@@ -239,6 +241,12 @@ def _check_correction(config: RunConfig) -> None:
             "correction.name",
             f"{name} needs one weight version for all micro-batches of an update, as 2bw has, and pipedream "
             "with schedule.update_interval = 1",
+        )
+    if name == "discrepancy" and config.parallel.data > 1:
+        raise ConfigError(
+            "parallel.data",
+            f"is {config.parallel.data}, and {name} needs the master copy of all weights at every "
+            "backward, which data ranks share out; accepted with it: 1",
         )
     flavour, optimizer = settings.get("flavour"), config.optimizer
     if flavour == "adam-moments" and optimizer.name != "adamw":

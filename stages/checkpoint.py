@@ -1,7 +1,8 @@
 """Checkpoints at drains, through torch.distributed.checkpoint: written by all ranks, whole or not at all.
 
-What a run resumes from is found by parameter name, so it may have another number of stages. The place in the
-data is the step, batches being a pure function of it, and nothing else in training is random.
+What a run resumes from is found by parameter name, so it may have another number of stages or data ranks.
+The place in the data is the step, batches being a pure function of it, and nothing else in training is
+random.
 
 A checkpoint is written in the background: at the drain the state is copied, and training goes on while a
 thread writes the copy. The ranks' threads meet over a group of their own, with a time limit of its own, so a
@@ -32,9 +33,9 @@ from stages import checkpoint_files as files
 from stages.checkpoint_files import CheckpointError
 from stages.checkpoint_reader import CheckpointReader
 from stages.copies import HostCopies
-from stages.executor import StageState
 from stages.process import Process
 from stages.stage_state import Saved, pack
+from stages.update import StageState
 
 # A replay saves alone on purpose. Set once: filters cannot be changed for a thread alone.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -203,7 +204,8 @@ class Checkpoints:
         reader = CheckpointReader(folder)
         saved = Saved(reader.sizes(), state["stages"])
         targets = [saved.targets(stage, versions) for stage in stages]
-        reader.read({key: tensor for of_stage in targets for key, tensor in of_stage.items()})
+        for of_stage in targets:
+            reader.read(of_stage)
         for stage, read in zip(stages, targets, strict=True):
             saved.take(stage, versions, read)
         return Progress(step=step, seconds=float(state["seconds"]))

@@ -16,7 +16,7 @@ class ScheduleConfig:
     name: str = MISSING
     """A schedule of `schedules.NAMES`."""
     microbatches: int = 4
-    """Micro-batches a step."""
+    """Micro-batches a step of each pipeline."""
     delay: int = 1
     """2bw: updates between the weights of a gradient and those it is applied to; 1 needs as many
     micro-batches as there are stages, less one."""
@@ -152,12 +152,14 @@ class ParallelConfig:
     """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
     cut: list[int] | None = None
     """Blocks of each stage, in order; null: stages of equal cost."""
+    data: int = 1
+    """Replicas of the pipeline, each with micro-batches of its own: a run has `stages` x `data` processes."""
 
 
 @dataclass
 class TrainConfig:
     steps: int = MISSING
-    """Steps of `schedule.microbatches` micro-batches each."""
+    """Steps of `schedule.microbatches` micro-batches each, on every one of `parallel.data` pipelines."""
     microbatch_size: int = 8
     """Sequences in a micro-batch."""
     eval_interval: int = 100
@@ -167,6 +169,9 @@ class TrainConfig:
     clip: str = "global"
     """`global` (norm over all stages), `stage` (each stage by its own norm) or `none`."""
     clip_norm: float = 1.0
+    max_skipped: int = 20
+    """Updates in a row that are left out because a gradient is not finite, after which the run ends as
+    failed; 0: it never does."""
     precision: str = "float32"
     """`float32`, `float64` (tests), or `bfloat16` (replicas; the master copy and the gradients are
     float32)."""
@@ -232,5 +237,6 @@ def correction_options(config: CorrectionConfig) -> dict[str, float | bool | str
 
 
 def tokens_per_step(config: RunConfig) -> int:
-    """Tokens that one step reads (one optimizer step, all micro-batches)."""
-    return config.schedule.microbatches * config.train.microbatch_size * config.data.context
+    """Tokens that one step reads (one optimizer step, all micro-batches of all pipelines)."""
+    microbatches = config.schedule.microbatches * config.parallel.data
+    return microbatches * config.train.microbatch_size * config.data.context

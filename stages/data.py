@@ -39,7 +39,7 @@ class Batches:
         self._context = config.data.context
         self._size = config.train.microbatch_size
         self._microbatches = config.schedule.microbatches
-        self._device = device
+        self.device = device
         self._data_rank = data_rank
         self._data_ranks = data_ranks
         self._train = Tokens(corpus.train)
@@ -72,4 +72,4 @@ class Batches:
         return self._read(self._train, self._starts[1][self._data_rank, within])
 
     def _read(self, split: Tokens, starts: np.ndarray) -> Tensor:
-        return torch.from_numpy(split.rows(starts, length=self._context + 1)).to(self._device)
+        return torch.from_numpy(split.rows(starts, length=self._context + 1)).to(self.device)

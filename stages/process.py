@@ -34,6 +34,12 @@ class Communicator(Protocol):
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work: ...
 
+    def broadcast(self, tensor: Tensor, root: int, /) -> Work: ...
+
+    def alltoall_base(
+        self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
+    ) -> Work: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Process:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stages.config import RunConfig, tokens_per_step
 from stages.corpus import Corpus
-from stages.executor import RankTrace, StageTrace, StepResult
+from stages.trace import RankTrace, StageTrace, StepResult
 
 Row = dict[str, Any]
 
@@ -73,11 +73,11 @@ def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:
 
 
 def segment_row(
-    traces: Mapping[int, RankTrace],
+    traces: Mapping[tuple[int, int], RankTrace],
     *,
     first_step: int,
     steps: int,
-    writer: int,
+    writer: tuple[int, int],
     tokens_per_update: int,
     seconds: float,
     timed: bool,
@@ -86,7 +86,7 @@ def segment_row(
     """What the ranks measured from one drain to the next.
 
     Args:
-        traces: of each rank.
+        traces: by rank of the pipeline and data rank.
         first_step: of the segment.
         steps: of the segment.
         writer: the rank whose clock counts.
@@ -95,7 +95,7 @@ def segment_row(
         timed: whether the run's speed means something; not where ranks take turns in one process.
         clocked: whether host clocks tell what a rank did when; they do not on a GPU.
     """
-    of_stage = [trace for _, trace in sorted(stage_traces(traces.values()).items())]
+    of_stage = [merged for _, merged in sorted(_merged_over_data_ranks(traces.values()).items())]
     periods = max(0, len(traces[writer].update_times) - 1)
     return {
         "kind": "segment",
@@ -103,7 +103,7 @@ def segment_row(
         "steps": steps,
         "steady_tokens": periods * tokens_per_update if timed else 0,
         "steady_seconds": traces[writer].steady_seconds if timed else 0.0,
-        "busy": [traces[rank].busy for rank in sorted(traces)] if clocked else [],
+        "busy": _mean_busy(traces) if clocked else [],
         "action_seconds": _action_seconds(of_stage) if clocked else {},
         "delay_min": [trace.delay_min for trace in of_stage],
         "delay_max": [trace.delay_max for trace in of_stage],
@@ -123,9 +123,28 @@ def _action_seconds(of_stage: Sequence[StageTrace]) -> dict[str, list[float | No
     return means
 
 
-def stage_traces(traces: Iterable[RankTrace]) -> dict[int, StageTrace]:
-    """The traces of all stages, by stage."""
-    return {stage: trace for of_rank in traces for stage, trace in of_rank.stages.items()}
+def _mean_busy(traces: Mapping[tuple[int, int], RankTrace]) -> list[float | None]:
+    """Of each rank of the pipeline, the mean over data ranks."""
+    by_rank: dict[int, list[float | None]] = {}
+    for (rank, _), trace in sorted(traces.items()):
+        by_rank.setdefault(rank, []).append(trace.busy)
+    means: list[float | None] = []
+    for shares in by_rank.values():
+        known = [share for share in shares if share is not None]
+        means.append(sum(known) / len(known) if known else None)
+    return means
+
+
+def _merged_over_data_ranks(traces: Iterable[RankTrace]) -> dict[int, StageTrace]:
+    """By stage, what its data ranks measured together. Their delays have been held against the program, so
+    those of any one serve."""
+    merged: dict[int, StageTrace] = {}
+    for stage, trace in ((stage, trace) for of_rank in traces for stage, trace in of_rank.stages.items()):
+        into = merged.setdefault(stage, StageTrace(trace.delay_min, trace.delay_max, trace.mismatch_max))
+        for op, (count, seconds) in trace.actions.items():
+            before, so_far = into.actions.get(op, (0, 0.0))
+            into.actions[op] = (before + count, so_far + seconds)
+    return merged
 
 
 def tensor_digest(tensor: Tensor) -> str:

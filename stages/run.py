@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from stages.assemble import build_ranks, dtypes, representative_programs, segmen
 from stages.check import segment_program
 from stages.checkpoint import Checkpoints, Progress
 from stages.config import RunConfig, tokens_per_step
+from stages.connection import Connection
 from stages.corpus import prepare
 from stages.evaluate import evaluate, evaluation_weights, forward_program
-from stages.executor import RankTrace, StageState, StepResult
 from stages.initial_weights import read_initial
 from stages.metrics import Recorder
 from stages.process import Process
-from stages.transport import Links
+from stages.trace import RankTrace, StepResult
+from stages.update import StageState
 from stages.watchdog import Sign
 
 HEARTBEAT_SECONDS = 0.5
@@ -39,22 +40,26 @@ class RunResult:
     weights: dict[str, Tensor]
     """Evaluation weights by parameter name."""
     train_losses: list[float]
-    """Of each update; empty where the last stage is elsewhere."""
+    """Of each update; empty where the last stage of data rank 0 is elsewhere."""
     val_losses: list[float]
     """Of each evaluation; likewise."""
     stopped_at: int | None
     """Step after which the run ended because a rank was told to; None: it is complete."""
 
 
+class SkippedTooOftenError(RuntimeError):
+    """Step after step was left out since a gradient was not finite."""
+
+
 class Run:
-    """One run, as the process that performs `ranks` sees it; `process` is None where that is all of them."""
+    """One run, as the process that has these `connections` sees it; `process` is None where that is all of
+    them."""
 
     def __init__(
         self,
         config: RunConfig,
         *,
-        ranks: Sequence[int],
-        links: Links,
+        connections: Sequence[Connection],
         device: torch.device,
         process: Process | None,
         recorder: Recorder,
@@ -65,7 +70,6 @@ class Run:
         program = representative_programs(config)[0]
         self._begin("starting")
         self._config = config
-        self._links = links
         self._device = device
         self._process = process
         self._recorder = recorder
@@ -74,8 +78,7 @@ class Run:
         self._corpus = prepare(config.data)
         self._ranks = build_ranks(
             config,
-            ranks=ranks,
-            links=links,
+            connections=connections,
             corpus=self._corpus,
             device=device,
             on_step=self._on_step,
@@ -90,7 +93,7 @@ class Run:
                 process=process,
                 timeout=config.site.save_timeout,
             )
-        self._writer = program.rank_of_stage[-1]
+        self._writer = (program.rank_of_stage[-1], 0)
         self._seconds = 0.0
         self._segment_started = 0.0
         self._heartbeat = (0, 0.0)
@@ -124,7 +127,7 @@ class Run:
         updates = start.step * first_program.microbatches // first_program.update_interval
         self._heartbeat = (updates, time.perf_counter())
         sizes = [
-            (stage, sum(parameter.numel() for parameter in state.weights.master.parameters))
+            (stage, sum(parameter.numel() for parameter in state.weights.replicas[0].parameters))
             for rank in self._ranks
             for stage, state in rank.stages.items()
         ]
@@ -135,7 +138,7 @@ class Run:
                 step=start.step,
                 updates=updates,
                 device=self._device,
-                stage_parameters=[size for _, size in sorted(self._collect(sizes))],
+                stage_parameters=[size for _, size in sorted(set(self._collect(sizes)))],
                 replayed=self._process is None,
             )
         )
@@ -216,21 +219,29 @@ class Run:
         self._begin("training")
         self._segment_started = time.perf_counter()
         drive([rank.executor.run(program) for rank in self._ranks])
-        self._links.finish()
+        self._finish_sending()
         self._begin("meeting the other ranks at a drain")
         self._seconds += time.perf_counter() - self._segment_started
         done = self._ranks[0].executor.end_step
         stop, failed = self._stop(), self._saving_failed
-        collected = self._collect([(rank.number, rank.executor.trace, stop, failed) for rank in self._ranks])
-        traces = {number: trace for number, trace, _, _ in collected}
-        if self._checkpoints is not None and any(failed for _, _, _, failed in collected):
+        collected = self._collect(
+            [
+                ((rank.number, rank.connection.data.rank), rank.executor.trace, stop, failed)
+                for rank in self._ranks
+            ]
+        )
+        traces = {place: trace for place, trace, _, _ in collected}
+        reasons = [trace.gave_up for _, trace in sorted(traces.items()) if trace.gave_up is not None]
+        if self._checkpoints is not None and (reasons or any(failed for _, _, _, failed in collected)):
             self._begin("writing a checkpoint", with_disk=True)
             self._checkpoints.finish()
+        if reasons:
+            raise SkippedTooOftenError(reasons[0])
         stopping = done < first_step + steps or any(stop for _, _, stop, _ in collected)
         if done < first_step + steps:
             steps = done - first_step
             program = self._program(first_step, steps)
-        check_staleness(traces, analyze(program))
+        check_staleness(traces.values(), analyze(program))
         self._write(
             record.segment_row(
                 traces,
@@ -246,29 +257,30 @@ class Run:
         return done, stopping
 
     def _evaluate(self, step: int) -> None:
-        program = forward_program(
-            rank_of_stage=self._rank_of_stage,
-            microbatches=self._config.train.eval_microbatches,
-            version=step,
-        )
         dtype = dtypes(self._config).replica
-        losses = drive(
-            [
+        parts = []
+        for rank in self._ranks:
+            program = forward_program(
+                rank_of_stage=self._rank_of_stage,
+                microbatches=self._config.train.eval_microbatches,
+                version=step,
+                data_rank=rank.connection.data.rank,
+                data_ranks=rank.connection.data.size,
+            )
+            parts.append(
                 evaluate(
                     program,
-                    rank=rank.number,
+                    connection=rank.connection,
                     stages=rank.stages,
-                    links=self._links,
                     batches=rank.batches,
                     dtype=dtype,
                     on_action=lambda: self._begin("evaluating"),
                 )
-                for rank in self._ranks
-            ]
-        )
-        self._links.finish()
-        for loss in losses:
-            if loss is not None:
+            )
+        losses = drive(parts)
+        self._finish_sending()
+        for rank, loss in zip(self._ranks, losses, strict=True):
+            if loss is not None and rank.connection.data.rank == 0:
                 self._val_losses.append(loss)
                 tokens = step * tokens_per_step(self._config)
                 self._write(
@@ -281,8 +293,12 @@ class Run:
                     }
                 )
 
+    def _finish_sending(self) -> None:
+        for rank in self._ranks:
+            rank.connection.links.finish()
+
     def _on_step(self, result: StepResult) -> None:
-        """Called at each update of the last stage, in the process that holds it."""
+        """Called at each update of the last stage, in the process that holds that of data rank 0."""
         self._train_losses.append(result.train_loss)
         seconds = self._seconds + result.time - self._segment_started
         self._write(record.step_row(result, tokens=result.version * self._tokens_per_update, seconds=seconds))
@@ -297,7 +313,7 @@ class Run:
 
     @property
     def _writes(self) -> bool:
-        return any(rank.number == self._writer for rank in self._ranks)
+        return any((rank.number, rank.connection.data.rank) == self._writer for rank in self._ranks)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._writes:
@@ -324,13 +340,13 @@ def drive(parts: Sequence[Iterator[None] | Generator[None, None, Any]]) -> list[
     return results
 
 
-def check_staleness(traces: Mapping[int, RankTrace], expected: Analysis) -> None:
+def check_staleness(traces: Iterable[RankTrace], expected: Analysis) -> None:
     """Hold what the stages measured against the program's analysis.
 
     Raises:
         RuntimeError: a stage's gradients were older or younger than the program says.
     """
-    for stage, trace in sorted(record.stage_traces(traces.values()).items()):
+    for stage, trace in ((stage, trace) for of_rank in traces for stage, trace in of_rank.stages.items()):
         measured = (trace.delay_min, trace.delay_max, trace.mismatch_max)
         promised = (expected.delay_min[stage], expected.delay_max[stage], expected.mismatch_max[stage])
         if measured != promised:

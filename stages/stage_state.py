@@ -5,7 +5,9 @@
     optimizer/NAME/KEY          what the optimizer keeps for the parameter
     correction/PATH/NAME        what the correction keeps for the parameter
 
-Nothing says which stage a parameter was of, so a run can go on with its parameters on other stages.
+Nothing says which stage a parameter was of, or which data rank owned it, so a run can go on with its
+parameters on other stages and with other owners. An owner saves what is of its parameters; of the weight
+versions each data rank reads all.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from stages.checkpoint_files import CheckpointError
-from stages.executor import StageState
+from stages.update import StageState
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -39,12 +41,13 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
     weights = state.weights
     if any(buffer.versions for buffer in weights.gradients):
         raise RuntimeError("a checkpoint is wanted while gradients wait for an update")
-    names = weights.names
+    names, optimizer = weights.master.names, state.update.optimizer
     tensors: dict[str, Tensor] = {}
     others: dict[str, dict[str, Any]] = {}
     for name, parameter in zip(names, weights.master.parameters, strict=True):
         tensors[f"master/{name}"] = parameter.detach()
-        for key, value in state.update.optimizer.state.get(parameter, {}).items():
+        kept = {} if optimizer is None else optimizer.state.get(parameter, {})
+        for key, value in kept.items():
             if isinstance(value, Tensor):
                 tensors[f"optimizer/{name}/{key}"] = value.detach()
             elif isinstance(value, _SCALARS):
@@ -52,7 +55,7 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
             else:
                 raise TypeError(f"the optimizer keeps {key}, a {type(value).__name__}, which cannot be saved")
     for version in versions:
-        for name, parameter in zip(names, weights.holding(version).parameters, strict=True):
+        for name, parameter in zip(names, weights.owned_of(weights.holding(version)), strict=True):
             tensors[f"version/{version}/{name}"] = parameter.detach()
     correction = _pack_correction(state.update.correction.state_dict(), "correction", names, tensors)
     return tensors, {"parameters": names, "optimizer": others, "correction": correction}
@@ -105,7 +108,7 @@ class Saved:
         """
         weights = state.weights
         into: dict[str, Tensor] = {}
-        for name, parameter in zip(weights.names, weights.master.parameters, strict=True):
+        for name, parameter in zip(weights.master.names, weights.master.parameters, strict=True):
             into[f"master/{name}"] = parameter.detach()
             for key in self._optimizer_keys.get(name, ()):
                 into[key] = self._empty(key)
@@ -114,7 +117,9 @@ class Saved:
                 into[f"version/{version}/{name}"] = parameter.detach()
         if len(versions) > len(weights.replicas):
             raise CheckpointError(f"versions {list(versions)} were saved; this stage holds fewer replicas")
-        into.update({key: self._empty(key) for key in self.correction_keys(weights.names)})
+        names = weights.master.names
+        if names:
+            into.update({key: self._empty(key) for key in self.correction_keys(names)})
         for key, tensor in into.items():
             saved, wanted = self._size(key), (tensor.shape, tensor.dtype)
             if saved != wanted:
@@ -124,13 +129,18 @@ class Saved:
     def take(self, state: StageState, versions: Sequence[int], read: Mapping[str, Tensor]) -> None:
         """Put the state that was read into `targets` into the stage."""
         weights, optimizer = state.weights, state.update.optimizer
+        for replica, version in zip(weights.replicas, versions, strict=False):
+            replica.version = version
+        if optimizer is None:
+            return
+        names, parameters = weights.master.names, weights.master.parameters
         fused = {
             parameter: bool(group.get("fused") or group.get("capturable"))
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
         others = {name: kept for stage in self._stages for name, kept in stage["optimizer"].items()}
-        for name, parameter in zip(weights.names, weights.master.parameters, strict=True):
+        for name, parameter in zip(names, parameters, strict=True):
             kept: dict[str, Any] = dict(others.get(name, {}))
             for key in self._optimizer_keys.get(name, ()):
                 # Counts stay on the CPU, but for the optimizers of torch that count on the device.
@@ -138,13 +148,11 @@ class Saved:
                 kept[key.rpartition("/")[2]] = read[key].to(parameter.device) if on_device else read[key]
             if kept:
                 optimizer.state[parameter] = kept
-        for replica, version in zip(weights.replicas, versions, strict=False):
-            replica.version = version
-        device = weights.master.parameters[0].device
+        device = parameters[0].device
         on_device_tensors = {
             key: tensor.to(device) for key, tensor in read.items() if key.startswith("correction/")
         }
-        state.update.correction.load_state_dict(self.correction_state(weights.names, on_device_tensors))
+        state.update.correction.load_state_dict(self.correction_state(names, on_device_tensors))
 
     def correction_keys(self, names: Sequence[str]) -> list[str]:
         """Keys of the tensors that the correction kept for these parameters."""

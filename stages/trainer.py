@@ -7,11 +7,11 @@ from pathlib import Path
 
 from stages.assemble import activation_shape, dtypes, representative_programs
 from stages.config import RunConfig
+from stages.connection import connect, connect_in_process
 from stages.metrics import Recorder
 from stages.process import Process, choose_device
 from stages.run import Run, RunResult
 from stages.signals import never
-from stages.transport import DistributedLinks, InProcessLinks
 from stages.watchdog import watching
 
 
@@ -24,9 +24,9 @@ def train(
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
 ) -> RunResult:
-    """Train as one rank of a pipeline of processes. All ranks call this with the same configuration.
+    """Train as one process of the run's, a rank each. All call this with the same configuration.
 
-    Only the rank of the last stage, which knows the loss, writes to `recorder`.
+    Only the rank of the last stage of data rank 0, which knows the loss, writes to `recorder`.
 
     Args:
         config: the run's.
@@ -39,19 +39,20 @@ def train(
 
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank is gone.
+        stages.run.SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
         stages.checkpoint_files.CheckpointError: a checkpoint cannot be written, or is of another run.
         stages.corpus.DataError: the text cannot be trained on.
     """
-    links = DistributedLinks(
+    connection = connect(
         process,
         rank_of_stage=representative_programs(config)[0].rank_of_stage,
+        data_ranks=config.parallel.data,
         shape=activation_shape(config),
         dtype=dtypes(config).replica,
     )
     run = Run(
         config,
-        ranks=[process.rank],
-        links=links,
+        connections=[connection],
         device=process.device,
         process=process,
         recorder=recorder,
@@ -74,12 +75,11 @@ def replay(
 
     Arguments and errors are those of `train`.
     """
-    program = representative_programs(config)[0]
-    links = InProcessLinks(num_stages=program.num_stages)
     run = Run(
         config,
-        ranks=range(program.num_ranks),
-        links=links,
+        connections=connect_in_process(
+            rank_of_stage=representative_programs(config)[0].rank_of_stage, data_ranks=config.parallel.data
+        ),
         device=choose_device(config.site),
         process=None,
         recorder=recorder,

@@ -1,4 +1,4 @@
-"""What connects the ranks of a pipeline: activations, gradients and the norms of gradients between stages.
+"""What connects the ranks of a pipeline: activations and gradients between stages.
 
 `Links` has two forms: `DistributedLinks` between processes, and `InProcessLinks` between ranks that are
 interleaved in one process (replay). The executor does not know which it has.
@@ -26,8 +26,7 @@ class Links(Protocol):
     """What a rank of a pipeline may ask of the others."""
 
     waits: bool
-    """Whether `receive` and `total` wait by themselves. If not, the caller lets other ranks go on until
-    `arrived` or `contributed` is true."""
+    """Whether `receive` waits by itself. If not, the caller lets other ranks go on until `arrived`."""
 
     def begin(self, program: Program) -> None:
         """Make ready for the messages of a segment."""
@@ -44,20 +43,6 @@ class Links(Protocol):
     def release(self, tensor: Tensor) -> None:
         """Say that a received tensor is not read any more."""
 
-    def contribute(self, version: int, squares: dict[int, Tensor], *, stop: bool) -> None:
-        """Start the exchange of the squared gradient norms of this rank's stages for the update to
-        `version`, and of whether this rank has been told to end."""
-
-    def contributed(self, version: int) -> bool:
-        """Whether `total` can be had without waiting."""
-
-    def total(self, version: int) -> Tensor:
-        """The squared norm over all stages, summed in the order of the stages so that all ranks get the same
-        bits."""
-
-    def stop_asked(self, version: int) -> bool:
-        """Whether any rank had been told to end when it contributed; all ranks get the same answer."""
-
     def finish(self) -> None:
         """End the segment, whether all of it was run or not: wait until everything sent has left, and leave
         no receive open."""
@@ -68,11 +53,8 @@ class InProcessLinks:
 
     waits = False
 
-    def __init__(self, *, num_stages: int) -> None:
-        self._num_stages = num_stages
+    def __init__(self) -> None:
         self._mail: dict[Message, Tensor] = {}
-        self._squares: dict[int, dict[int, Tensor]] = {}
-        self._stops: set[int] = set()
 
     def begin(self, program: Program) -> None:
         pass
@@ -89,26 +71,9 @@ class InProcessLinks:
     def release(self, tensor: Tensor) -> None:
         pass
 
-    def contribute(self, version: int, squares: dict[int, Tensor], *, stop: bool) -> None:
-        self._squares.setdefault(version, {}).update(squares)
-        if stop:
-            self._stops.add(version)
-
-    def contributed(self, version: int) -> bool:
-        return len(self._squares.get(version, ())) == self._num_stages
-
-    def total(self, version: int) -> Tensor:
-        of_stage = self._squares[version]
-        return _sum_in_order([of_stage[stage] for stage in range(self._num_stages)])
-
-    def stop_asked(self, version: int) -> bool:
-        return version in self._stops
-
     def finish(self) -> None:
         if self._mail:
             raise RuntimeError(f"messages nobody received: {sorted(map(str, self._mail))}")
-        self._squares.clear()
-        self._stops.clear()
 
 
 class _Channel(NamedTuple):
@@ -132,6 +97,8 @@ class DistributedLinks:
 
     Args:
         process: this rank's.
+        name: of the pipeline, which no other one of these processes has.
+        members: the processes of its ranks, ascending, this one among them.
         rank_of_stage: which rank performs each stage.
         shape: of every activation and gradient.
         dtype: likewise.
@@ -140,15 +107,22 @@ class DistributedLinks:
     waits = True
 
     def __init__(
-        self, process: Process, *, rank_of_stage: Sequence[int], shape: tuple[int, ...], dtype: torch.dtype
+        self,
+        process: Process,
+        *,
+        name: str,
+        members: Sequence[int],
+        rank_of_stage: Sequence[int],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
     ) -> None:
-        self._process = process
+        self._device = process.device
+        self._members = members
+        self._rank = members.index(process.rank)
         self._rank_of_stage = rank_of_stage
         self._shape = shape
         self._dtype = dtype
-        generation = next(process.generations)
-        self._groups = self._make_groups(generation)
-        self._everyone = process.communicator(f"{generation} norms", range(process.size))
+        self._groups = self._make_groups(process, name)
         self._local: dict[Message, Tensor] = {}
         self._coming: dict[_Channel, deque[Message]] = {}
         self._unsent: Counter[_Channel] = Counter()
@@ -156,27 +130,27 @@ class DistributedLinks:
         self._free: list[Tensor] = []
         self._owned: set[int] = set()
         self._sent: deque[tuple[Tensor, Work]] = deque()
-        self._norms: dict[int, tuple[list[Tensor], Work]] = {}
 
-    def _make_groups(self, generation: int) -> dict[_Channel, Communicator]:
+    def _make_groups(self, process: Process, name: str) -> dict[_Channel, Communicator]:
         groups = {}
         for first, second in zip(self._rank_of_stage, self._rank_of_stage[1:], strict=False):
             pair = sorted((first, second))
-            if first != second and self._process.rank in pair:
-                peer = pair[1] if self._process.rank == pair[0] else pair[0]
+            if first != second and self._rank in pair:
+                peer = pair[1] if self._rank == pair[0] else pair[0]
                 for forward in (True, False):
                     channel = _Channel(peer, forward)
                     if channel not in groups:
                         carries = "activations" if forward else "gradients"
-                        name = f"{generation} {carries} {pair[0]}-{pair[1]}"
-                        groups[channel] = self._process.communicator(name, pair)
+                        groups[channel] = process.communicator(
+                            f"{name} {carries} {pair[0]}-{pair[1]}", [self._members[rank] for rank in pair]
+                        )
         return groups
 
     def begin(self, program: Program) -> None:
         self._coming, self._unsent = {}, Counter()
-        mine = sent_between_ranks(program, by_or_to=self._process.rank)
+        mine = sent_between_ranks(program, by_or_to=self._rank)
         for (source, destination), messages in mine.items():
-            if destination == self._process.rank:
+            if destination == self._rank:
                 for message in messages:
                     self._coming.setdefault(_Channel.of(message, source), deque()).append(message)
             else:
@@ -196,21 +170,21 @@ class DistributedLinks:
 
     def _rank_in_pair(self, peer: int) -> int:
         """Rank of `peer` in the communicator that this rank shares with it."""
-        return int(peer > self._process.rank)
+        return int(peer > self._rank)
 
     def _new_buffer(self) -> Tensor:
-        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._process.device)
+        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         self._owned.add(buffer.data_ptr())
         return buffer
 
     def send(self, message: Message, tensor: Tensor) -> None:
         peer = self._rank_of_stage[message.destination]
-        if peer == self._process.rank:
+        if peer == self._rank:
             self._local[message] = tensor
             return
         self._send(_Channel.of(message, peer), tensor)
         # The oldest have long been used by the receiver, so this wait does not hold up compute.
-        while len(self._sent) > 4 * self._process.size + 64:
+        while len(self._sent) > 4 * len(self._members) + 64:
             self._sent.popleft()[1].wait()
 
     def _send(self, channel: _Channel, tensor: Tensor) -> None:
@@ -223,7 +197,7 @@ class DistributedLinks:
 
     def receive(self, message: Message) -> Tensor:
         peer = self._rank_of_stage[message.source]
-        if peer == self._process.rank:
+        if peer == self._rank:
             return self._local.pop(message)
         channel = _Channel.of(message, peer)
         while message not in self._posted[channel]:
@@ -240,35 +214,12 @@ class DistributedLinks:
         if tensor.data_ptr() in self._owned:
             self._free.append(tensor.detach())
 
-    def contribute(self, version: int, squares: dict[int, Tensor], *, stop: bool) -> None:
-        flag = torch.full((), float(stop), dtype=torch.float64, device=self._process.device)
-        mine = torch.stack([*(squares[stage] for stage in sorted(squares)), flag])
-        gathered = [torch.empty_like(mine) for _ in range(self._process.size)]
-        work = self._everyone.allgather([gathered], [mine])
-        self._norms[version] = (gathered, work)
-
-    def contributed(self, version: int) -> bool:
-        return self._norms[version][1].is_completed()
-
-    def total(self, version: int) -> Tensor:
-        gathered, work = self._norms[version]
-        work.wait()
-        position = [0] * self._process.size
-        in_order = []
-        for rank in self._rank_of_stage:
-            in_order.append(gathered[rank][position[rank]])
-            position[rank] += 1
-        return _sum_in_order(in_order)
-
-    def stop_asked(self, version: int) -> bool:
-        return any(bool(of_rank[-1]) for of_rank in self._norms[version][0])
-
     def finish(self) -> None:
         # Of a segment that was cut short the neighbours have posted receives that nothing was sent for. They
         # are served, not dropped: a receive that is left open keeps its buffer, and a GPU waits for it.
         for channel, left in list(self._unsent.items()):
             for _ in range(min(left, POSTED_AHEAD)):
-                self._send(channel, torch.zeros(self._shape, dtype=self._dtype, device=self._process.device))
+                self._send(channel, torch.zeros(self._shape, dtype=self._dtype, device=self._device))
         while self._sent:
             self._sent.popleft()[1].wait()
         for posted in self._posted.values():
@@ -276,11 +227,3 @@ class DistributedLinks:
                 work.wait()
                 self._free.append(buffer)
             posted.clear()
-        self._norms.clear()
-
-
-def _sum_in_order(squares: Sequence[Tensor]) -> Tensor:
-    total = squares[0]
-    for square in squares[1:]:
-        total = total + square
-    return total

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from optimizers.build import build_optimizer
 from optimizers.compensation import compensate
@@ -45,11 +46,13 @@ def learning_rate_factor(config: OptimizerConfig, *, step: int, steps: int) -> f
 
 
 def squared_norm(gradient: GradientBuffer) -> Tensor:
-    """Sum of squares of a stage's gradient, a float64 scalar.
+    """Sum of squares of what this data rank owns of a stage's gradient, a float64 scalar.
 
     Taken a parameter at a time and added in float64, so that it hardly depends on how the model is cut.
     """
-    norms = torch.stack(torch._foreach_norm(gradient.views))
+    if not gradient.owned_views:
+        return torch.zeros((), dtype=torch.float64, device=gradient.flat.device)
+    norms = torch.stack(torch._foreach_norm(gradient.owned_views))
     return norms.double().square().sum()
 
 
@@ -71,15 +74,18 @@ class StageUpdate:
         """
         self._config = config
         self._weights = weights
-        self.optimizer = build_optimizer(
-            dict(zip(weights.names, weights.master.parameters, strict=True)),
-            name=config.optimizer.name,
-            lr=config.optimizer.lr,
-            weight_decay=config.optimizer.weight_decay,
-            options=optimizer_options(config.optimizer),
-            stage=stage,
-            delays=delays,
-        )
+        self.optimizer: Optimizer | None = None
+        """None on a data rank that is left without parameters."""
+        if weights.master.parameters:
+            self.optimizer = build_optimizer(
+                dict(zip(weights.master.names, weights.master.parameters, strict=True)),
+                name=config.optimizer.name,
+                lr=config.optimizer.lr,
+                weight_decay=config.optimizer.weight_decay,
+                options=optimizer_options(config.optimizer),
+                stage=stage,
+                delays=delays,
+            )
         settings = correction_options(config.correction)
         self._strength = 0.0
         if config.correction.name == "delay-compensation":
@@ -100,13 +106,14 @@ class StageUpdate:
             )
 
     def prepare(self, gradient: GradientBuffer) -> None:
-        """Change a gathered gradient before its norm is taken, where the correction does that."""
-        if self._strength:
+        """Change a gradient, added over the data ranks, before its norm is taken, where the correction does
+        that."""
+        if self._strength and gradient.owned_views:
             (version,) = set(gradient.versions)
             compensate(
-                gradient.views,
-                current=self._weights.newest().parameters,
-                computed_at=self._weights.holding(version).parameters,
+                gradient.owned_views,
+                current=self._weights.owned_of(self._weights.newest()),
+                computed_at=self._weights.owned_of(self._weights.holding(version)),
                 strength=self._strength,
             )
 
@@ -129,32 +136,40 @@ class StageUpdate:
             torch._foreach_copy_(list(replica.parameters), kept)
 
     def apply(
-        self, gradient: GradientBuffer, *, version: int, step: int, squared_norm: Tensor | None
+        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: Tensor | None, finite: bool
     ) -> UpdateResult:
-        """Write `version`.
+        """Write `version` of the parameters that this data rank owns.
 
         Args:
-            gradient: gathered since the last update; cleared afterwards.
+            gradient: gathered since the last update and added over the data ranks; cleared afterwards.
             version: the version written.
             step: 0-based step whose learning rate applies.
-            squared_norm: what to clip by, a scalar: of all stages or of this one, as configured; None: no
+            clip_by: squared norm to clip by, a scalar: of all stages or of this one, as configured; None: no
                 clipping.
+            finite: whether the step is taken; if not, the weights stay as they were.
         """
         factor = learning_rate_factor(self._config.optimizer, step=step, steps=self._config.train.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * factor
-        norm = None if squared_norm is None else math.sqrt(float(squared_norm))
-        finite = bool(torch.isfinite(gradient.flat).all()) if norm is None else math.isfinite(norm)
+        norm = None if clip_by is None else math.sqrt(float(clip_by))
+        master = self._weights.master.parameters
         with self._weights.rewriting(version=version) as replica:
-            if finite:
-                if norm is not None:
-                    scale = self._config.train.clip_norm / (norm + CLIP_EPSILON)
-                    if scale < 1:
-                        gradient.flat.mul_(scale)
-                self.correction.update(
-                    optimizer=self.optimizer, master=self._weights.master.parameters, replica=replica
-                )
-            else:
-                self.correction.skip(master=self._weights.master.parameters, replica=replica)
+            if finite and norm is not None:
+                scale = self._config.train.clip_norm / (norm + CLIP_EPSILON)
+                if scale < 1:
+                    gradient.owned.mul_(scale)
+            if self.optimizer is not None:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = group["peak_lr"] * factor
+                if finite:
+                    self.correction.update(optimizer=self.optimizer, master=master, replica=replica)
+                else:
+                    self.correction.skip(master=master, replica=replica)
         gradient.clear()
         return UpdateResult(lr=self._config.optimizer.lr * factor, grad_norm=norm, skipped=not finite)
+
+
+@dataclass
+class StageState:
+    """A stage as its rank holds it."""
+
+    weights: WeightVersions
+    update: StageUpdate

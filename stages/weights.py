@@ -8,16 +8,18 @@ overwritten too early.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.autograd.graph import increment_version
 
 from stages.config import ModelConfig
 from stages.model import Stage, initialise
+from stages.ownership import share_out
 from stages.partition import StageCut
 
 EMPTY = -1
@@ -28,8 +30,9 @@ class Replica:
     """One module of the stage, the version of the weights that it holds, and the backwards that wait for
     it."""
 
-    def __init__(self, module: Stage, parameters: list[nn.Parameter], *, version: int) -> None:
+    def __init__(self, module: Stage, flat: Tensor, parameters: list[nn.Parameter], *, version: int) -> None:
         self.module = module
+        self.flat = flat
         self.parameters = parameters
         self.version = version
         self.pending_backwards = 0
@@ -40,12 +43,29 @@ class Replica:
         return self.parameters[0]._version
 
 
-class GradientBuffer:
-    """One flat buffer into which backwards of any replica accumulate, with a view a parameter."""
+class Master:
+    """The weights that are updated: of the parameters that this data rank owns, in the model's order."""
 
-    def __init__(self, flat: Tensor, views: list[Tensor]) -> None:
+    def __init__(self, names: list[str], parameters: list[nn.Parameter]) -> None:
+        self.names = names
+        self.parameters = parameters
+
+
+class GradientBuffer:
+    """One flat buffer into which backwards of any replica accumulate, with a view a parameter.
+
+    Args:
+        flat: the buffer.
+        views: of every parameter.
+        part: of the buffer, that this data rank owns.
+        owned: parameters in it.
+    """
+
+    def __init__(self, flat: Tensor, views: list[Tensor], *, part: slice, owned: Sequence[int]) -> None:
         self.flat = flat
         self.views = views
+        self.owned = flat[part]
+        self.owned_views = [views[parameter] for parameter in owned]
         self.versions: list[int] = []
         """For each micro-batch gathered here: the version that its forward read."""
 
@@ -57,6 +77,9 @@ class GradientBuffer:
 class WeightVersions:
     """The weights of one stage: master copy, replicas, gradient buffers.
 
+    Every data rank has whole replicas and gradients, and a master copy of the parameters that it owns. Flat
+    buffers are laid out by owner.
+
     Args:
         config: the model.
         cut: what the stage holds.
@@ -66,6 +89,8 @@ class WeightVersions:
         master_dtype: of the master copy and of the gradients.
         replica_dtype: of the weights that forward and backward compute with.
         version: the version that the initial weights are; the other replicas hold none yet.
+        data_rank: which replica of the pipeline this is.
+        data_ranks: how many there are.
     """
 
     def __init__(
@@ -81,6 +106,8 @@ class WeightVersions:
         replica_dtype: torch.dtype,
         device: torch.device,
         version: int = 0,
+        data_rank: int = 0,
+        data_ranks: int = 1,
     ) -> None:
         with torch.device("meta"):
             shapes = {
@@ -88,45 +115,73 @@ class WeightVersions:
             }
         self.names = list(shapes)
         self._shapes = list(shapes.values())
-        self.master = self._module(config, cut, context=context, dtype=master_dtype, device=device)
-        for name, parameter in zip(self.names, self.master.parameters, strict=True):
-            initialise(parameter, name=name, seed=seed, layers=config.layers)
+        sizes = [torch.Size(shape).numel() for shape in self._shapes]
+        self.ownership = share_out(sizes, data_ranks=data_ranks)
+        self.owned = self.ownership.owned[data_rank]
+        """Numbers of the parameters that this data rank updates."""
         self.replicas = [
             self._module(config, cut, context=context, dtype=replica_dtype, device=device)
             for _ in range(replicas)
         ]
+        part = slice(*self.ownership.bounds[data_rank : data_rank + 2])
         self.gradients = [
-            GradientBuffer(*self._flat(dtype=master_dtype, device=device)) for _ in range(gradient_buffers)
+            GradientBuffer(*self._flat(dtype=master_dtype, device=device), part=part, owned=self.owned)
+            for _ in range(gradient_buffers)
         ]
         self._gathering = 0
-        with torch.no_grad():
-            for target, source in zip(self.replicas[0].parameters, self.master.parameters, strict=True):
-                target.copy_(source)
+        _, masters = self._views(self.owned, dtype=master_dtype, device=device)
+        self.master = Master(
+            [self.names[parameter] for parameter in self.owned], [nn.Parameter(view) for view in masters]
+        )
+        self._begin_with(
+            lambda name, weight: initialise(weight, name=name, seed=seed, layers=config.layers)
+        )
         self.replicas[0].version = version
         self._point_gradients()
 
-    @torch.no_grad()
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
         """Begin with these weights, by parameter name, instead of the ones drawn."""
-        replica = self.replicas[0].parameters
-        for name, master, target in zip(self.names, self.master.parameters, replica, strict=True):
-            master.copy_(weights[name])
-            target.copy_(master)
+        self._begin_with(lambda name, weight: weight.copy_(weights[name]))
+
+    @torch.no_grad()
+    def _begin_with(self, write: Callable[[str, Tensor], object]) -> None:
+        """Let `write` fill every parameter in the master's type; replicas are rounded from it, on any
+        rank."""
+        masters = dict(zip(self.master.names, self.master.parameters, strict=True))
+        like = self.gradients[0].flat
+        for name, target in zip(self.names, self.replicas[0].parameters, strict=True):
+            weight: Tensor | None = masters.get(name)
+            if weight is None:
+                weight = like.new_empty(target.shape)
+            write(name, weight)
+            target.copy_(weight)
+
+    def flat(self, *, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+        """A new flat buffer of the stage on its device, zero, and a view of it for each parameter."""
+        return self._flat(dtype=dtype, device=self.gradients[0].flat.device)
 
     def _flat(self, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-        sizes = [torch.Size(shape).numel() for shape in self._shapes]
+        flat, in_order = self._views(self.ownership.order, dtype=dtype, device=device)
+        views = dict(zip(self.ownership.order, in_order, strict=True))
+        return flat, [views[parameter] for parameter in range(len(views))]
+
+    def _views(
+        self, parameters: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, list[Tensor]]:
+        """A flat buffer of `parameters`, one after another, and a view of it for each."""
+        shapes = [self._shapes[parameter] for parameter in parameters]
+        sizes = [torch.Size(shape).numel() for shape in shapes]
         flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        views = [
-            piece.view(shape) for piece, shape in zip(torch.split(flat, sizes), self._shapes, strict=True)
+        return flat, [
+            piece.view(shape) for piece, shape in zip(torch.split(flat, sizes), shapes, strict=True)
         ]
-        return flat, views
 
     def _module(
         self, config: ModelConfig, cut: StageCut, *, context: int, dtype: torch.dtype, device: torch.device
     ) -> Replica:
         with torch.device("meta"):
             module = Stage(config, cut, context=context)
-        _, views = self._flat(dtype=dtype, device=device)
+        flat, views = self._flat(dtype=dtype, device=device)
         parameters = []
         for name, view in zip(self.names, views, strict=True):
             owner_name, _, leaf = name.rpartition(".")
@@ -134,7 +189,7 @@ class WeightVersions:
             setattr(module.get_submodule(owner_name), leaf, parameter)
             parameters.append(parameter)
         module.prepare(device=device, dtype=dtype)
-        return Replica(module, parameters, version=EMPTY)
+        return Replica(module, flat, parameters, version=EMPTY)
 
     @property
     def gathering(self) -> GradientBuffer:
@@ -168,7 +223,7 @@ class WeightVersions:
         The master parameters' `grad` are views of the buffer that is handed over.
         """
         taken = self.gathering
-        for parameter, view in zip(self.master.parameters, taken.views, strict=True):
+        for parameter, view in zip(self.master.parameters, taken.owned_views, strict=True):
             parameter.grad = view
         if len(self.gradients) > 1:
             self._gathering = (self._gathering + 1) % len(self.gradients)
@@ -184,19 +239,43 @@ class WeightVersions:
                     parameter.grad_dtype = view.dtype
                 parameter.grad = view
 
+    def owned_of(self, replica: Replica) -> list[nn.Parameter]:
+        """Those of a replica's parameters that this data rank owns."""
+        return [replica.parameters[parameter] for parameter in self.owned]
+
     @contextmanager
     def rewriting(self, *, version: int) -> Iterator[Sequence[Tensor]]:
-        """Give out the oldest replica's parameters to be overwritten; afterwards it holds `version`."""
+        """Give out what this data rank owns of the oldest replica's parameters, to be overwritten.
+
+        Afterwards the replica holds `version`; or none until `completing`, where others own the rest.
+        """
         replica = self.oldest()
+        with self._writing(replica):
+            yield self.owned_of(replica)
+        whole = len(self.owned) == len(self.names)
+        replica.version = version if whole else EMPTY
+
+    @contextmanager
+    def completing(self, replica: Replica, *, version: int) -> Iterator[None]:
+        """Let the parts that other data ranks own be written in this block; afterwards `replica` holds
+        `version`."""
+        with self._writing(replica):
+            yield
+            # What comes from other processes is not written by torch, so autograd would not see it.
+            if len(self.replicas) > 1:
+                increment_version(replica.flat)
+        replica.version = version
+
+    @contextmanager
+    def _writing(self, replica: Replica) -> Iterator[None]:
         with torch.no_grad():
             # Only where there is one replica may the program write under a backward; elsewhere autograd must
             # object.
             if replica.pending_backwards and len(self.replicas) == 1:
                 with writing_under_pending_backward(replica.parameters):
-                    yield replica.parameters
+                    yield
             else:
-                yield replica.parameters
-        replica.version = version
+                yield
 
 
 @contextmanager

@@ -18,7 +18,7 @@ class Resources:
     """What a run takes while it runs."""
 
     ranks: int
-    """Of its pipeline."""
+    """Of its pipelines together."""
     processes: int
     """One a rank; one in all where the ranks take turns in one process."""
     threads: int
@@ -41,8 +41,9 @@ class Machine:
 
 
 def ranks_of(config: RunConfig) -> int:
-    """Ranks of the run's pipeline: the schedule places stages on ranks."""
-    return segment_program(config, first_step=0, steps=1).num_ranks
+    """Ranks of the run: the schedule places stages on those of a pipeline, and there are `parallel.data`
+    pipelines."""
+    return segment_program(config, first_step=0, steps=1).num_ranks * config.parallel.data
 
 
 def resources_of(config: RunConfig, *, replay: bool, machine: Machine) -> Resources:

@@ -14,14 +14,13 @@ from torch import Tensor
 from stages.assemble import build_ranks, segment_lengths
 from stages.check import segment_program
 from stages.config import RunConfig
+from stages.connection import connect_in_process
 from stages.corpus import prepare
-from stages.executor import StageState
 from stages.partition import cut_model
 from stages.run import drive
 from stages.signals import never
 from stages.trainer import replay
-from stages.transport import InProcessLinks
-from stages.update import UpdateResult
+from stages.update import StageState, UpdateResult
 from stages.weights import GradientBuffer, Replica, WeightVersions
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved-1f1b", "zero-bubble")
@@ -41,7 +40,7 @@ class KeepGradient:
         return nullcontext()
 
     def apply(
-        self, gradient: GradientBuffer, *, version: int, step: int, squared_norm: Tensor | None
+        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: Tensor | None, finite: bool
     ) -> UpdateResult:
         views = (view.clone() for view in gradient.views)
         self.kept = dict(zip(self._weights.names, views, strict=True))
@@ -52,12 +51,10 @@ class KeepGradient:
 
 def first_gradient(config: RunConfig) -> dict[str, Tensor]:
     """The gradient of the run's first step, gathered by the pipeline."""
-    links = InProcessLinks(num_stages=config.parallel.stages * config.schedule.chunks)
     program = segment_program(config, first_step=0, steps=1)
     ranks = build_ranks(
         config,
-        ranks=range(program.num_ranks),
-        links=links,
+        connections=connect_in_process(rank_of_stage=program.rank_of_stage, data_ranks=1),
         corpus=prepare(config.data),
         device=torch.device("cpu"),
         on_step=lambda result: None,
@@ -165,8 +162,7 @@ def test_weights_at_the_start_do_not_depend_on_the_cut(text: Path) -> None:
         config = small_config(text=text, stages=stages)
         ranks = build_ranks(
             config,
-            ranks=range(stages),
-            links=InProcessLinks(num_stages=stages),
+            connections=connect_in_process(rank_of_stage=range(stages), data_ranks=1),
             corpus=prepare(config.data),
             device=torch.device("cpu"),
             on_step=lambda result: None,

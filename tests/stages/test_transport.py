@@ -16,7 +16,9 @@ def exchange(process: Process, given: tuple[str, int]) -> list[list[float]]:
     it; each message holds the number of its micro-batch."""
     schedule, kept = given
     program = build(schedule, stages=2, microbatches=2, steps=4)
-    links = DistributedLinks(process, rank_of_stage=(0, 1), shape=(1,), dtype=torch.float32)
+    links = DistributedLinks(
+        process, name="test", members=(0, 1), rank_of_stage=(0, 1), shape=(1,), dtype=torch.float32
+    )
     got: list[list[float]] = []
     for microbatches in (kept, 8):
         links.begin(program)

@@ -1,0 +1,217 @@
+"""What several ranks do together: exchange numbers, add gradients, spread weights.
+
+A rank takes part in groups of two kinds and in none of the whole world: with the ranks of its pipeline, and
+with its data-parallel peers, those of the other pipelines that hold the same stages. A `Group` has two forms,
+as `Links` has: `DistributedGroup` between processes and `InProcessGroup` between ranks that take turns. The
+members of a group begin the same exchanges in the same order.
+
+Sums are taken in the order of the ranks, never around a ring, so that both forms get the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+
+from stages.process import Communicator
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Exchange(Generic[T]):
+    """Something between ranks that is under way."""
+
+    ready: Callable[[], bool]
+    """Whether `take` can be had without waiting."""
+    wait: Callable[[], None]
+    """Wait for it. Not between ranks that take turns: they let the others go on until it is ready."""
+    take: Callable[[], T]
+    """What it gives; called once, when it is ready."""
+
+
+class Group(Protocol):
+    """Ranks that exchange, as one of them sees them."""
+
+    rank: int
+    """Of this member, 0 .. size - 1."""
+    size: int
+
+    def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        """Begin to give all members `numbers`, of one shape everywhere; gives those of all, by rank."""
+
+    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
+        """Begin to add the members' buffers in the order of their ranks.
+
+        Taking it leaves the sums in this member's part of its own buffer. Until every member has taken its
+        part no one may write to its buffer but for its own part.
+
+        Args:
+            flat: this member's buffer.
+            bounds: member r's part is `bounds[r] .. bounds[r + 1] - 1`.
+            stage: whose gradient it is; one reduction of a stage is under way at a time.
+        """
+
+    def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        """Begin to give all members this member's part of `flat`; taking it completes their `flat`.
+
+        The buffer must stay as it is until every member has taken theirs.
+        """
+
+
+class Alone:
+    """A group of one."""
+
+    rank = 0
+    size = 1
+
+    def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        return _at_once([numbers])
+
+    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
+        return _at_once(None)
+
+    def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        return _at_once(None)
+
+
+class DistributedGroup:
+    """A group of processes.
+
+    Args:
+        communicator: of this group alone.
+        rank: of this process in it.
+        size: of it.
+    """
+
+    def __init__(self, communicator: Communicator, *, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._communicator = communicator
+        self._received: dict[int, Tensor] = {}
+        """By stage, room for this member's part of all members' gradients: as much as one whole gradient."""
+
+    def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        parts = [torch.empty_like(numbers) for _ in range(self.size)]
+        return _under_way([self._communicator.allgather([parts], [numbers])], lambda: parts)
+
+    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
+        own = flat[bounds[self.rank] : bounds[self.rank + 1]]
+        sizes = [end - start for start, end in pairwise(bounds)]
+        if stage not in self._received:
+            self._received[stage] = own.new_empty(self.size * own.numel())
+        received = self._received[stage]
+        work = self._communicator.alltoall_base(received, flat, [own.numel()] * self.size, sizes)
+
+        def add_up() -> None:
+            first, *others = received.view(self.size, own.numel()).unbind()
+            _add_up(first, others, into=own)
+
+        return _under_way([work], add_up)
+
+    def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        works = [
+            self._communicator.broadcast(flat[start:end], owner)
+            for owner, (start, end) in enumerate(pairwise(bounds))
+            if end > start
+        ]
+        return _under_way(works, lambda: None)
+
+
+class Meeting:
+    """Where the members of an in-process group leave what they bring, exchange after exchange."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._incomplete: dict[int, dict[int, Tensor]] = {}
+
+    def bring(self, exchange: int, rank: int, part: Tensor) -> dict[int, Tensor]:
+        """The parts brought to `exchange`, by rank; complete once all members have brought theirs."""
+        parts = self._incomplete.setdefault(exchange, {})
+        parts[rank] = part
+        if len(parts) == self.size:
+            del self._incomplete[exchange]
+        return parts
+
+
+class InProcessGroup:
+    """A group of ranks that take turns in one process; `rank` is this one in the order of `meeting`."""
+
+    def __init__(self, meeting: Meeting, *, rank: int) -> None:
+        self.rank = rank
+        self.size = meeting.size
+        self._meeting = meeting
+        self._numbers = count()
+
+    def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        return self._exchange(numbers, lambda parts: parts)
+
+    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
+        part = slice(bounds[self.rank], bounds[self.rank + 1])
+
+        def add_up(buffers: list[Tensor]) -> None:
+            first, *others = (buffer[part] for buffer in buffers)
+            _add_up(first.clone(), others, into=flat[part])
+
+        return self._exchange(flat, add_up)
+
+    def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        def copy(buffers: list[Tensor]) -> None:
+            for owner, (start, end) in enumerate(pairwise(bounds)):
+                if owner != self.rank:
+                    flat[start:end].copy_(buffers[owner][start:end])
+
+        return self._exchange(flat, copy)
+
+    def _exchange(self, part: Tensor, take: Callable[[list[Tensor]], T]) -> Exchange[T]:
+        parts = self._meeting.bring(next(self._numbers), self.rank, part)
+
+        def wait() -> None:
+            raise RuntimeError("ranks that take turns do not wait for each other")
+
+        return Exchange(
+            ready=lambda: len(parts) == self.size,
+            wait=wait,
+            take=lambda: take([parts[rank] for rank in range(self.size)]),
+        )
+
+
+def sum_in_order(numbers: Sequence[Tensor]) -> Tensor:
+    """The sum, added one after another."""
+    total = numbers[0]
+    for number in numbers[1:]:
+        total = total + number
+    return total
+
+
+def _add_up(first: Tensor, others: Sequence[Tensor], *, into: Tensor) -> None:
+    """Add `others` to `first` one after another and write the sum; `first` is lost."""
+    for part in others:
+        first.add_(part)
+    into.copy_(first)
+
+
+def _at_once(value: T) -> Exchange[T]:
+    return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: value)
+
+
+def _under_way(works: Sequence[Work], take: Callable[[], T]) -> Exchange[T]:
+    def wait() -> None:
+        for work in works:
+            work.wait()
+
+    def ready() -> bool:
+        return all(work.is_completed() for work in works)
+
+    def finish() -> T:
+        # On a GPU, only this makes the computing stream wait; elsewhere it has been done, or takes no time.
+        wait()
+        return take()
+
+    return Exchange(ready=ready, wait=wait, take=finish)

@@ -1,0 +1,69 @@
+"""What a rank measures of itself as it runs a segment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from schedules.actions import Op
+from stages.update import UpdateResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """One update of the last stage, which is the one that knows the loss."""
+
+    version: int
+    train_loss: float
+    """Mean over the micro-batches of the update on all data ranks, nats a token."""
+    update: UpdateResult
+    time: float
+    """Clock at which the last backward of the step had been done, seconds."""
+
+
+@dataclass
+class StageTrace:
+    """What a stage measured of itself in one segment."""
+
+    delay_min: int | None = None
+    delay_max: int | None = None
+    mismatch_max: int = 0
+    actions: dict[Op, tuple[int, float]] = field(default_factory=dict)
+    """How many of each op were performed, and the seconds that they computed, waiting left out."""
+
+    def count(self, op: Op, seconds: float) -> None:
+        """One `op` was performed and computed for `seconds`."""
+        before, so_far = self.actions.get(op, (0, 0.0))
+        self.actions[op] = (before + 1, so_far + seconds)
+
+    def note_delays(self, delays: Sequence[int]) -> None:
+        """An update applied gradients that were `delays` updates old."""
+        self.delay_min = min(delays if self.delay_min is None else [self.delay_min, *delays])
+        self.delay_max = max(delays if self.delay_max is None else [self.delay_max, *delays])
+
+
+@dataclass
+class RankTrace:
+    """What a rank measured of itself in one segment."""
+
+    stages: dict[int, StageTrace] = field(default_factory=dict)
+    update_times: list[float] = field(default_factory=list)
+    """Clock at each update of its last stage, seconds."""
+    update_waited: list[float] = field(default_factory=list)
+    """Seconds spent waiting up to each of these."""
+    waited: float = 0.0
+    """Seconds spent waiting for others, in all."""
+    gave_up: str | None = None
+    """Why the run must not go on after this segment."""
+
+    @property
+    def steady_seconds(self) -> float:
+        """From the first update to the last: whole steps, without the pipeline's filling and draining."""
+        return self.update_times[-1] - self.update_times[0] if len(self.update_times) > 1 else 0.0
+
+    @property
+    def busy(self) -> float | None:
+        """Share of `steady_seconds` not spent waiting for others; None without two updates."""
+        if self.steady_seconds <= 0:
+            return None
+        return 1 - (self.update_waited[-1] - self.update_waited[0]) / self.steady_seconds
