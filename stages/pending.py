@@ -235,7 +235,7 @@ class RankUpdates:
         )
         self._trace.stages[stage].count(Op.UPDATE, time.perf_counter() - started)
         self._skipped[stage] = self._skipped[stage] + 1 if result.skipped else 0
-        if 0 < self._rules.max_skipped <= self._skipped[stage]:
+        if self._skipped[stage] == self._rules.max_skipped > 0 and self._trace.gave_up is None:
             self._give_up(stage, version)
         if stage == self._program.num_stages - 1:
             train_loss = float(verdict.train_loss)

@@ -28,6 +28,7 @@ def small_config(
     *,
     text: Path,
     stages: int = 2,
+    data: int = 1,
     microbatches: int = 2,
     chunks: int = 1,
     update_interval: int | None = None,
@@ -58,7 +59,7 @@ def small_config(
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
         model=ModelConfig(name="tiny", layers=layers, width=16, heads=4, kv_heads=2, mlp_width=24),
         data=DataConfig(path=str(text), context=12),
-        parallel=ParallelConfig(stages=stages),
+        parallel=ParallelConfig(stages=stages, data=data),
         train=TrainConfig(
             steps=steps,
             microbatch_size=3,

@@ -1,0 +1,346 @@
+"""Replicas of the pipeline: in processes and in replay the same bits, and what one process computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from single_process import delayed_training
+from small_runs import TEXT, Rows, in_processes, small_config
+from test_checkpoint import after, check_resumed, go_back, replay_twice, saving
+from test_distributed import SCHEDULES, measured
+
+from stages.check import ConfigError, check
+from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
+from stages.ownership import share_out
+from stages.process import Process
+from stages.run import SkippedTooOftenError
+from stages.trainer import replay, train
+from stages.weights import GradientBuffer, WeightVersions
+
+OPTIMIZERS: dict[str, tuple[str, float]] = {
+    "gpipe": ("adamw", 0.0),
+    "1f1b": ("muon", 0.0),
+    "interleaved-1f1b": ("adamw", 0.0),
+    "zero-bubble": ("muon", 0.0),
+    "2bw": ("muon", 1.0),
+    "pipedream": ("adamw", 1.0),
+    "pipedream-unstashed": ("muon", 0.0),
+    "paci": ("adamw", 1.0),
+}
+"""For each schedule an optimizer and a coefficient of error feedback."""
+
+
+@pytest.fixture(scope="module")
+def shared_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("text")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASYNCPP_CACHE", str(folder / "cache"))
+        path = folder / "text.txt"
+        path.write_text(TEXT)
+        yield path
+
+
+def of_every_schedule(text: Path, *, data: int) -> list[RunConfig]:
+    return [
+        small_config(
+            schedule,
+            text=text,
+            data=data,
+            microbatches=4,
+            optimizer=OPTIMIZERS[schedule][0],
+            coefficient=OPTIMIZERS[schedule][1],
+            clip_norm=0.3,
+            **options,
+        )
+        for schedule, options in SCHEDULES.items()
+    ]
+
+
+def spoil_gradients(
+    patch: pytest.MonkeyPatch, *, when: Callable[[WeightVersions], bool], data_rank: int
+) -> None:
+    """Make the gradient of the stage with the second block not finite on one data rank."""
+    take = WeightVersions.take_gradient
+
+    def spoiled(self: WeightVersions) -> GradientBuffer:
+        gradient = take(self)
+        chosen = self.owned == self.ownership.owned[data_rank] and "blocks.1.mlp.up.weight" in self.names
+        if chosen and when(self):
+            gradient.views[-1].view(-1)[-1] = float("nan")
+        return gradient
+
+    patch.setattr(WeightVersions, "take_gradient", spoiled)
+
+
+def newest_version(weights: WeightVersions) -> int:
+    return max(replica.version for replica in weights.replicas)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What processes are to do, one after another."""
+
+    config: RunConfig
+    checkpoints: Path | None = None
+    """Train, go back to the checkpoint of step 2, and train on."""
+    spoiled_from: int | None = None
+    """Update from which on no gradient is finite."""
+
+
+def do(process: Process, job: Job) -> list[list[dict[str, Any]]] | str:
+    rows, again = Rows(), Rows()
+    with pytest.MonkeyPatch.context() as patch:
+        if job.spoiled_from is not None:
+            first = job.spoiled_from
+            spoil_gradients(patch, when=lambda weights: newest_version(weights) >= first, data_rank=1)
+        try:
+            train(job.config, process=process, recorder=rows, checkpoints=job.checkpoints)
+        except SkippedTooOftenError as error:
+            return f"{len(rows.of_kind('step'))} rows: {error}"
+    if job.checkpoints is not None:
+        process.gather(None)
+        if process.rank == 0:
+            go_back(job.checkpoints, 2)
+        process.gather(None)
+        train(job.config, process=process, recorder=again, checkpoints=job.checkpoints)
+    return [measured(rows), measured(again)]
+
+
+def test_processes_of_two_data_ranks(shared_text: Path, tmp_path: Path) -> None:
+    """Every schedule; and two that go on from a checkpoint, and one that gives up."""
+    configs = of_every_schedule(shared_text, data=2)
+    resumed = [saving(config) for config in configs if config.schedule.name in ("2bw", "paci")]
+    diverging = small_config("2bw", text=shared_text, data=2, steps=9)
+    diverging.train.max_skipped = 3
+    jobs = [
+        *(Job(config) for config in configs),
+        *(Job(config, checkpoints=tmp_path / config.schedule.name) for config in resumed),
+        Job(diverging, spoiled_from=2),
+    ]
+    by_rank = in_processes(do, jobs, size=4)
+
+    # Stage 1 is on processes 2 and 3, and of its data ranks the first writes.
+    for config, rank_0, rank_1, writer, rank_3 in zip(configs, *by_rank, strict=False):
+        assert rank_0 == rank_1 == rank_3 == [[], []]
+        rows = Rows()
+        replay(config, recorder=rows)
+        assert writer[0] == measured(rows), config
+        assert max(row["grad_norm"] for row in rows.of_kind("step")) > config.train.clip_norm
+        assert rows.rows[-1]["weights_sha256"]
+
+    for whole, again in by_rank[2][len(configs) : -1]:
+        check_resumed(whole, again, step=2)
+
+    reasons = [outcomes[-1] for outcomes in by_rank]
+    assert reasons[2].startswith("6 rows: the gradient was not finite in 3 updates in a row, up to update 5")
+    assert {reason.partition(": ")[2] for reason in reasons} == {reasons[2].partition(": ")[2]}
+
+
+def test_processes_of_three_data_ranks_add_in_the_order_of_the_ranks(shared_text: Path) -> None:
+    """Around a ring, parts of the gradient would be added in other orders."""
+    config = small_config("2bw", text=shared_text, stages=1, data=3, optimizer="muon", clip_norm=0.3)
+    by_rank = in_processes(do, [Job(config)], size=3)
+    rows = Rows()
+    replay(config, recorder=rows)
+    assert by_rank[0][0][0] == measured(rows)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "data", "optimizer", "options"),
+    [
+        ("1f1b", 2, "adamw", {}),
+        ("zero-bubble", 3, "muon", {}),
+        ("2bw", 2, "muon", {"coefficient": 1.0}),
+        ("2bw", 3, "adamw", {"coefficient": 0.5, "form": "buffered"}),
+        # More data ranks than a stage has parameters: some own none.
+        ("2bw", 12, "muon", {"coefficient": 1.0, "layers": 2}),
+    ],
+)
+def test_a_run_is_one_process_on_the_micro_batches_of_all(
+    schedule: str, data: int, optimizer: str, options: dict[str, Any], text: Path
+) -> None:
+    config = small_config(
+        schedule,
+        text=text,
+        data=data,
+        optimizer=optimizer,
+        steps=6,
+        precision="float64",
+        clip_norm=0.5 if data < 12 else 0.2,
+        **options,
+    )
+    check_against_one_process(config, delay=1 if schedule == "2bw" else 0)
+
+
+def test_delay_compensation_acts_on_the_sum(text: Path) -> None:
+    config = small_config("2bw", text=text, data=2, steps=5, precision="float64")
+    config.correction = CorrectionConfig(name="delay-compensation", strength=30.0)
+    check_against_one_process(config, delay=1, compensation=30.0)
+
+
+def check_against_one_process(config: RunConfig, **reference: Any) -> None:
+    rows = Rows()
+    result = replay(config, recorder=rows)
+    together = config.schedule.microbatches * config.parallel.data
+    alone = replace(config, schedule=replace(config.schedule, microbatches=together))
+    weights, losses, norms = delayed_training(alone, **reference)
+    assert result.train_losses == pytest.approx(losses, rel=1e-10)
+    if config.train.clip == "global":
+        finite = [norm for step, norm in enumerate(norms) if step not in reference.get("skipped", ())]
+        clipped_by = [row["grad_norm"] for row in rows.of_kind("step") if not row["skipped"]]
+        assert clipped_by == pytest.approx(finite, rel=1e-10)
+        assert max(norms) > config.train.clip_norm, "clipping was never active"
+    assert result.weights.keys() == weights.keys()
+    for name, expected in weights.items():
+        torch.testing.assert_close(result.weights[name], expected, rtol=1e-10, atol=1e-10)
+    tokens = together * config.train.microbatch_size * config.data.context
+    assert rows.of_kind("start")[0]["tokens_per_step"] == tokens
+
+
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("clip", ["global", "stage", "none"])
+@pytest.mark.parametrize(("schedule", "delay"), [("1f1b", 0), ("2bw", 1)])
+def test_one_data_ranks_gradient_that_is_not_finite_skips_the_step_everywhere(
+    schedule: str, delay: int, clip: str, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(
+        schedule,
+        text=text,
+        stages=3,
+        data=data,
+        microbatches=3,
+        layers=3,
+        steps=6,
+        precision="float64",
+        clip=clip,
+        clip_norm=0.5 if clip == "global" else 1e9,
+    )
+    # The gradient of step 2 is taken while version 2 is the newest.
+    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=data - 1)
+    check_against_one_process(config, delay=delay, skipped=frozenset({2}))
+    rows = Rows()
+    replay(config, recorder=rows)
+    assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("schedule", ["paci", "pipedream"])
+def test_stages_that_update_on_their_own_skip_on_all_their_data_ranks(
+    schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(schedule, text=text, data=2, layers=2, clip="none", update_interval=2, steps=6)
+    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=1)
+    rows = Rows()
+    result = replay(config, recorder=rows)
+    assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False, False]
+    assert all(torch.isfinite(weight).all() for weight in result.weights.values())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "clip", "words", "last"),
+    [
+        ("1f1b", "none", "the gradient was not finite in 4 updates in a row, up to update 6:", 6),
+        # A step is in flight already.
+        ("2bw", "global", "the gradient was not finite in 4 updates in a row, up to update 6:", 7),
+        # Nothing tells the stages of each other before they drain.
+        (
+            "paci",
+            "stage",
+            "the gradient of stage 1 was not finite in 4 updates in a row, up to update 6:",
+            10,
+        ),
+    ],
+)
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_run_that_skips_too_often_ends_with_the_reason(
+    schedule: str, clip: str, words: str, last: int, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(
+        schedule, text=text, data=data, layers=2, clip=clip, steps=20, eval_interval=10, microbatches=2
+    )
+    config.train.max_skipped = 4
+    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) >= 2, data_rank=data - 1)
+    rows = Rows()
+    with pytest.raises(SkippedTooOftenError, match=words):
+        replay(config, recorder=rows)
+    assert rows.of_kind("step")[-1]["step"] == last
+    assert [row["skipped"] for row in rows.of_kind("step")][:6] == [False, False, True, True, True, True]
+
+
+def test_the_validation_loss_does_not_depend_on_who_computes_it(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same weights everywhere, since no step is taken."""
+    spoil_gradients(monkeypatch, when=lambda weights: True, data_rank=0)
+    losses = set()
+    for data in (1, 2, 3, 7):
+        config = small_config("2bw", text=text, data=data, layers=2, steps=2)
+        config.train.max_skipped = 0
+        config.train.eval_microbatches = 5
+        losses.add(tuple(replay(config, recorder=Rows()).val_losses))
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize("form", ["look-ahead", "buffered"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "soap"])
+def test_a_run_of_two_data_ranks_goes_on_to_the_same_bits(
+    optimizer: str, form: str, text: Path, tmp_path: Path
+) -> None:
+    config = small_config("2bw", text=text, data=2, optimizer=optimizer, coefficient=1.0, form=form)
+    replay_twice(saving(config), tmp_path / "c", step=2)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("form", ["look-ahead", "buffered"])
+@pytest.mark.parametrize(("before", "now"), [((2, 1), (1, 2)), ((2, 2), (4, 1)), ((1, 4), (2, 2))])
+def test_a_run_goes_on_with_another_number_of_data_ranks_and_stages(
+    before: tuple[int, int],
+    now: tuple[int, int],
+    form: str,
+    optimizer: str,
+    text: Path,
+    tmp_path: Path,
+) -> None:
+    def of(stages: int, data: int) -> RunConfig:
+        """The same micro-batches in a step, dealt to the data ranks."""
+        config = small_config("2bw", text=text, optimizer=optimizer, coefficient=1.0, form=form, steps=8)
+        config.schedule = ScheduleConfig(name="2bw", microbatches=4 // data)
+        config.parallel = ParallelConfig(stages=stages, data=data)
+        return saving(config, interval=4)
+
+    whole = replay(of(*before), recorder=Rows(), checkpoints=tmp_path / "c")
+    go_back(tmp_path / "c", 4)
+    rows = Rows()
+    resumed = replay(of(*now), recorder=rows, checkpoints=tmp_path / "c")
+    assert rows.rows[0]["step"] == 4
+    assert after(rows.rows[1:], step=4, updates=4) == rows.rows[1:]
+    assert resumed.train_losses == pytest.approx(whole.train_losses[4:], rel=1e-6)
+    assert resumed.val_losses == pytest.approx(whole.val_losses[-2:], rel=1e-6)
+
+
+def test_parameters_are_shared_out_whole_and_evenly() -> None:
+    sizes = [7, 100, 30, 40, 30, 1]
+    shared = share_out(sizes, data_ranks=3)
+    assert shared.owned == ((1,), (0, 3, 5), (2, 4))
+    assert shared.order == (1, 0, 3, 5, 2, 4)
+    assert shared.bounds == (0, 100, 148, 208)
+    assert share_out(sizes, data_ranks=1).order == (0, 1, 2, 3, 4, 5)
+    many = share_out(sizes, data_ranks=8)
+    assert sorted(many.order) == [0, 1, 2, 3, 4, 5]
+    assert many.owned[6:] == ((), ())
+    assert many.bounds[-3:] == (208, 208, 208)
+
+
+def test_a_correction_that_needs_the_whole_master_copy_is_refused(text: Path) -> None:
+    config = small_config("paci", text=text, data=2, clip="stage")
+    config.correction = CorrectionConfig(name="discrepancy")
+    with pytest.raises(
+        ConfigError, match=r"parallel\.data: is 2, and discrepancy needs .*; accepted with it: 1"
+    ):
+        check(config)
+    config.parallel.data = 1
+    check(config)
