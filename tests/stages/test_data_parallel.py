@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from resumed import after, check_resumed, go_back, replay_twice, saving
 from single_process import delayed_training
 from small_runs import TEXT, Rows, in_processes, small_config
-from test_checkpoint import after, check_resumed, go_back, replay_twice, saving
 from test_distributed import SCHEDULES, measured
 
 from stages.check import ConfigError, check
