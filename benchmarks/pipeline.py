@@ -2,11 +2,15 @@
 
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30
     python benchmarks/pipeline.py --ranks 2 --microbatches 2 --real
+    python benchmarks/pipeline.py --ranks 4 --microbatches 8 --data 2 --reduce-ms 100
 
 Compute is emulated: a stage sleeps a known time, twice as long backward as forward, so that many ranks can be
 measured on few cores. With `--real` every stage is a small decoder, one thread a rank. Times are per step in
 steady state, the median over `--rounds` rounds in which the arms take turns, so that a noisy machine meets
 all alike.
+
+With `--data` there are several pipelines that add their gradients, and instead of torch's schedule each of
+ours runs a second time with a reduction that takes `--reduce-ms` longer.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +37,14 @@ sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).r
 
 import torch
 import torch.distributed as dist
-from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingStage, SleepingWeights
+from sleeping_stage import (
+    SHAPE,
+    EmulatedBatches,
+    NoUpdate,
+    SleepingStage,
+    SleepingWeights,
+    SlowReduction,
+)
 from torch import nn
 
 from schedules import Program, build
@@ -46,32 +58,40 @@ from stages.config import (
     ScheduleConfig,
     TrainConfig,
 )
+from stages.connection import connect
 from stages.corpus import prepare
 from stages.data import Batches
-from stages.executor import RankExecutor, StageState
+from stages.executor import RankExecutor
 from stages.model import Stage, initialise, next_token_loss
 from stages.partition import StageCut
+from stages.pending import UpdateRules
 from stages.process import Process, connected
 from stages.signals import never
-from stages.transport import DistributedLinks
+from stages.update import StageState
 
 STEPS = 8
 """Steps of a timed segment; those between the first update and the last count."""
 
 
-def ours(process: Process, options: argparse.Namespace, schedule: str) -> Callable[[], float]:
+def ours(
+    process: Process, options: argparse.Namespace, schedule: str, *, reduce_ms: float
+) -> Callable[[], float]:
     """One timed segment of our executor: seconds a step in steady state."""
     step = 0
+    connection = connect(
+        process,
+        rank_of_stage=range(options.ranks),
+        data_ranks=options.data,
+        shape=(options.batch, options.context, options.width) if options.real else SHAPE,
+        dtype=torch.float32,
+    )
+    if reduce_ms:
+        connection = replace(connection, data=SlowReduction(connection.data, seconds=reduce_ms / 1e3))
     if options.real:
         config = real_config(options, schedule)
-        shape = (options.batch, options.context, options.width)
-        links = DistributedLinks(
-            process, rank_of_stage=range(options.ranks), shape=shape, dtype=torch.float32
-        )
         (rank,) = build_ranks(
             config,
-            ranks=[process.rank],
-            links=links,
+            connections=[connection],
             corpus=prepare(config.data),
             device=process.device,
             on_step=lambda result: None,
@@ -79,16 +99,13 @@ def ours(process: Process, options: argparse.Namespace, schedule: str) -> Callab
         )
         executor = rank.executor
     else:
-        links = DistributedLinks(
-            process, rank_of_stage=range(options.ranks), shape=SHAPE, dtype=torch.float32
-        )
-        state = StageState(weights=SleepingWeights(options.forward_ms / 1e3), update=NoUpdate())
+        weights = SleepingWeights(options.forward_ms / 1e3, data=connection.data)
         executor = RankExecutor(
-            rank=process.rank,
-            stages={process.rank: state},
-            links=links,
+            rank=connection.rank,
+            stages={connection.rank: StageState(weights=weights, update=NoUpdate())},
+            connection=connection,
             batches=EmulatedBatches(),
-            clip="global",
+            rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
             on_step=lambda result: None,
             stop=never,
         )
@@ -105,7 +122,7 @@ def ours(process: Process, options: argparse.Namespace, schedule: str) -> Callab
         step += STEPS
         for _ in executor.run(program):
             pass
-        links.finish()
+        connection.links.finish()
         return executor.trace.steady_seconds / (STEPS - 1)
 
     return segment
@@ -124,17 +141,18 @@ def real_config(options: argparse.Namespace, schedule: str) -> RunConfig:
             mlp_width=3 * options.width,
         ),
         data=DataConfig(context=options.context),
-        parallel=ParallelConfig(stages=options.ranks),
+        parallel=ParallelConfig(stages=options.ranks, data=options.data),
         train=TrainConfig(steps=10**6, microbatch_size=options.batch, eval_interval=10**6),
     )
 
 
 def real_stage(process: Process, options: argparse.Namespace) -> Stage:
     config = real_config(options, "1f1b")
+    rank = process.rank // options.data
     cut = StageCut(
-        blocks=range(2 * process.rank, 2 * process.rank + 2),
-        has_embedding=process.rank == 0,
-        has_head=process.rank == process.size - 1,
+        blocks=range(2 * rank, 2 * rank + 2),
+        has_embedding=rank == 0,
+        has_head=rank == options.ranks - 1,
     )
     module = Stage(config.model, cut, context=options.context)
     module.prepare(device=process.device, dtype=torch.float32)
@@ -205,16 +223,17 @@ def pure_compute(process: Process, options: argparse.Namespace) -> Callable[[], 
     module = real_stage(process, options)
     config = real_config(options, "1f1b")
     data = Batches(config, prepare(config.data), device=process.device)
+    rank = process.rank // options.data
     given = (
         data.tokens(0)
-        if process.rank == 0
+        if rank == 0
         else torch.randn((options.batch, options.context, options.width), requires_grad=True)
     )
     gradient = torch.randn((options.batch, options.context, options.width))
 
     def microbatch() -> None:
         out = module(given)
-        if process.rank == process.size - 1:
+        if rank == options.ranks - 1:
             next_token_loss(out, data.targets(0)).backward()
         else:
             out.backward(gradient)
@@ -246,19 +265,23 @@ def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -
         without_torch_warnings(),
         connected(
             rank=rank,
-            size=options.ranks,
+            size=options.ranks * options.data,
             local_rank=rank,
-            local_size=options.ranks,
+            local_size=options.ranks * options.data,
             rendezvous=Path(folder),
             site=site,
         ) as process,
     ):
         arms = {
             "compute": pure_compute(process, options),
-            "2bw": ours(process, options, "2bw"),
-            "1f1b": ours(process, options, "1f1b"),
-            "torch": torchs(process, options),
+            "2bw": ours(process, options, "2bw", reduce_ms=0),
+            "1f1b": ours(process, options, "1f1b", reduce_ms=0),
         }
+        if options.data == 1:
+            arms["torch"] = torchs(process, options)
+        else:
+            arms["2bw slow"] = ours(process, options, "2bw", reduce_ms=options.reduce_ms)
+            arms["1f1b slow"] = ours(process, options, "1f1b", reduce_ms=options.reduce_ms)
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
         for _ in range(options.rounds):
             for arm, segment in arms.items():
@@ -279,7 +302,7 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         workers = [
             context.Process(target=measure, args=(rank, folder, options, results))
-            for rank in range(options.ranks)
+            for rank in range(options.ranks * options.data)
         ]
         for worker in workers:
             worker.start()
@@ -293,9 +316,18 @@ def run(options: argparse.Namespace) -> dict[str, float]:
         for worker in workers:
             worker.join()
     p, m = options.ranks, options.microbatches
-    return {
+    busy = {
         "busy_2bw": seconds["compute"] / seconds["2bw"],
         "busy_1f1b": seconds["compute"] / seconds["1f1b"],
+    }
+    if options.data > 1:
+        return busy | {
+            "busy_2bw_slow_reduction": seconds["compute"] / seconds["2bw slow"],
+            "busy_1f1b_slow_reduction": seconds["compute"] / seconds["1f1b slow"],
+            "lost_by_2bw": 1 - seconds["2bw"] / seconds["2bw slow"],
+            "lost_by_1f1b": 1 - seconds["1f1b"] / seconds["1f1b slow"],
+        }
+    return busy | {
         "busy_torch_1f1b": seconds["compute"] / seconds["torch"],
         "speedup_over_torch_1f1b": seconds["torch"] / seconds["2bw"],
         "theory_speedup": (m + p - 1) / m,
@@ -305,6 +337,8 @@ def run(options: argparse.Namespace) -> dict[str, float]:
 def conditions(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "ranks": options.ranks,
+        "data": options.data,
+        "reduce_ms": options.reduce_ms,
         "microbatches": options.microbatches,
         "compute": "decoder"
         if options.real
@@ -324,6 +358,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--forward-ms", type=float, default=30.0)
+    parser.add_argument("--data", type=int, default=1, help="pipelines that add their gradients")
+    parser.add_argument("--reduce-ms", type=float, default=100.0, help="with --data: what a reduction takes")
     parser.add_argument("--real", action="store_true", help="a small decoder in the place of sleeps")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, default=128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stages.groups import Exchange, Group
+from stages.ownership import share_out
 from stages.update import UpdateResult
 
 SHAPE = (1, 8, 64)
 """Of every activation."""
+
+ENTRIES = 1024
+"""Weights that each data rank owns, so that there is something to reduce and spread."""
 
 
 class _Sleep(torch.autograd.Function):
@@ -43,10 +49,14 @@ class SleepingStage(nn.Module):
 
 
 class SleepingWeights:
-    """In the place of `WeightVersions`: every version is the same sleeping module."""
+    """In the place of `WeightVersions`: every version is the same sleeping module, and its own replica."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, data: Group) -> None:
         self.module = SleepingStage(seconds)
+        self.ownership = share_out([ENTRIES] * data.size, data_ranks=data.size)
+        self.flat = torch.zeros(ENTRIES * data.size)
+        self._gradient = torch.ones(ENTRIES * data.size)
+        self._part = slice(*self.ownership.bounds[data.rank : data.rank + 2])
         self.version = 0
         self.pending_backwards = 0
         self.versions: list[int] = []
@@ -59,8 +69,15 @@ class SleepingWeights:
         self.version = version
         return self
 
+    def oldest(self) -> SleepingWeights:
+        return self
+
+    def completing(self, replica: SleepingWeights, *, version: int) -> AbstractContextManager[None]:
+        return torch.no_grad()
+
     def take_gradient(self) -> Any:
-        taken = SimpleNamespace(views=[torch.ones(1)], versions=list(self.versions))
+        owned = [self._gradient[self._part]]
+        taken = SimpleNamespace(flat=self._gradient, owned_views=owned, versions=list(self.versions))
         self.versions.clear()
         return taken
 
@@ -74,7 +91,10 @@ class NoUpdate:
     def at_backward(self, replica: Any, *, mismatch: int) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def apply(self, gradient: Any, *, version: int, step: int, squared_norm: Tensor | None) -> UpdateResult:
+    def apply(
+        self, gradient: Any, *, version: int, step: int, clip_by: Tensor | None, finite: bool
+    ) -> UpdateResult:
+        gradient.flat.fill_(1.0)
         return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
 
 
@@ -86,3 +106,34 @@ class EmulatedBatches:
 
     def targets(self, microbatch: int) -> Tensor:
         return torch.zeros(SHAPE[:2], dtype=torch.long)
+
+
+class SlowReduction:
+    """A group whose reductions take a known time longer, as over a slow network: others go on meanwhile.
+
+    Args:
+        group: that does the work.
+        seconds: that a reduction takes at least.
+    """
+
+    def __init__(self, group: Group, *, seconds: float) -> None:
+        self.rank = group.rank
+        self.size = group.size
+        self.share = group.share
+        self.spread = group.spread
+        self._group = group
+        self._seconds = seconds
+
+    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
+        done = time.perf_counter() + self._seconds
+        reduction = self._group.reduce(flat, bounds, stage=stage)
+
+        def wait() -> None:
+            time.sleep(max(0.0, done - time.perf_counter()))
+            reduction.wait()
+
+        return Exchange(
+            ready=lambda: time.perf_counter() >= done and reduction.ready(),
+            wait=wait,
+            take=reduction.take,
+        )
