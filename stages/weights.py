@@ -133,9 +133,7 @@ class WeightVersions:
         self.master = Master(
             [self.names[parameter] for parameter in self.owned], [nn.Parameter(view) for view in masters]
         )
-        self._begin_with(
-            lambda name, weight: initialise(weight, name=name, seed=seed, layers=config.layers)
-        )
+        self._begin_with(lambda name, weight: initialise(weight, name=name, seed=seed, layers=config.layers))
         self.replicas[0].version = version
         self._point_gradients()
 
