@@ -192,7 +192,7 @@ class RankUpdates:
             gathered.reduction.take()
             self._stages[gathered.stage].update.prepare(gathered.gradient)
             squares.append(squared_norm(gathered.gradient))
-        stop = torch.full_like(squares[0], float(self._stop()))
+        stop = torch.full_like(squares[0], float(self._rules.common_step and self._stop()))
         losses = [loss for gathered in unit for loss in gathered.losses]
         train_loss = torch.stack(losses).double().mean() if losses else torch.zeros_like(stop)
         if self._data.size > 1:

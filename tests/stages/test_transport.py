@@ -17,7 +17,12 @@ def exchange(process: Process, given: tuple[str, int]) -> list[list[float]]:
     schedule, kept = given
     program = build(schedule, stages=2, microbatches=2, steps=4)
     links = DistributedLinks(
-        process, name="test", members=(0, 1), rank_of_stage=(0, 1), shape=(1,), dtype=torch.float32
+        process,
+        name=str(next(process.generations)),
+        members=(0, 1),
+        rank_of_stage=(0, 1),
+        shape=(1,),
+        dtype=torch.float32,
     )
     got: list[list[float]] = []
     for microbatches in (kept, 8):
