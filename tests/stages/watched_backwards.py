@@ -13,12 +13,11 @@ from schedules import Op, Program
 from stages.assemble import build_ranks
 from stages.check import segment_program
 from stages.config import RunConfig
+from stages.connection import connect_in_process
 from stages.corpus import prepare
-from stages.executor import StageState
 from stages.run import drive
 from stages.signals import never
-from stages.transport import InProcessLinks
-from stages.update import StageUpdate
+from stages.update import StageState, StageUpdate
 from stages.weights import Replica, WeightVersions
 
 Named = dict[str, Tensor]
@@ -36,8 +35,7 @@ class Watched:
         """For each stage, what each backward added, in the order of the micro-batches."""
         ranks = build_ranks(
             config,
-            ranks=range(self.program.num_ranks),
-            links=InProcessLinks(num_stages=self.program.num_stages),
+            connections=connect_in_process(rank_of_stage=self.program.rank_of_stage, data_ranks=1),
             corpus=prepare(config.data),
             device=torch.device("cpu"),
             on_step=lambda result: None,
