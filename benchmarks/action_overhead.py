@@ -47,17 +47,20 @@ from stages.config import (
     ScheduleConfig,
     TrainConfig,
 )
+from stages.connection import Connection, connect, connect_in_process
 from stages.corpus import prepare
 from stages.data import Batches
-from stages.executor import RankExecutor, StageState, StepResult
+from stages.executor import RankExecutor
+from stages.groups import Group
 from stages.model import Stage, initialise, next_token_loss
 from stages.partition import cut_model
+from stages.pending import UpdateRules
 from stages.process import Process, connected
 from stages.record import step_row
 from stages.run import drive
 from stages.signals import never
-from stages.transport import DistributedLinks, InProcessLinks, Links
-from stages.update import learning_rate_factor
+from stages.trace import StepResult
+from stages.update import StageState, learning_rate_factor
 
 RANKS = 2
 MICROBATCHES = 4
@@ -81,18 +84,19 @@ class EmptyStage(nn.Module):
 class EmptyWeights(SleepingWeights):
     """In the place of `WeightVersions`: every version is the same nearly empty module."""
 
-    def __init__(self) -> None:
-        super().__init__(0.0)
+    def __init__(self, data: Group) -> None:
+        super().__init__(0.0, data=data)
         self.module = EmptyStage()
 
 
-def executor(rank: int, links: Links) -> RankExecutor:
+def executor(connection: Connection) -> RankExecutor:
+    weights = EmptyWeights(connection.data)
     return RankExecutor(
-        rank=rank,
-        stages={rank: StageState(weights=EmptyWeights(), update=NoUpdate())},
-        links=links,
+        rank=connection.rank,
+        stages={connection.rank: StageState(weights=weights, update=NoUpdate())},
+        connection=connection,
         batches=EmulatedBatches(),
-        clip="global",
+        rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
         on_step=lambda result: None,
         stop=never,
     )
@@ -128,8 +132,8 @@ def measure_rank(rank: int, folder: str, rounds: int, results: Any) -> None:
 
 
 def distributed_rounds(process: Process, rounds: int) -> list[dict[str, float]]:
-    links = DistributedLinks(process, rank_of_stage=range(RANKS), shape=SHAPE, dtype=torch.float32)
-    runner = executor(process.rank, links)
+    connection = connect(process, rank_of_stage=range(RANKS), data_ranks=1, shape=SHAPE, dtype=torch.float32)
+    runner = executor(connection)
     found = []
     for number in range(rounds + 1):
         program = program_from(number * STEPS)
@@ -138,7 +142,7 @@ def distributed_rounds(process: Process, rounds: int) -> list[dict[str, float]]:
         process.gather(None)
         started = time.thread_time()
         drive([runner.run(program)])
-        links.finish()
+        connection.links.finish()
         seconds = time.thread_time() - started
         trace = runner.trace
         assert trace.busy is not None
@@ -173,8 +177,8 @@ def distributed(rounds: int) -> dict[str, list[float]]:
 
 def replayed(rounds: int) -> dict[str, list[float]]:
     """Microseconds an action in each round."""
-    links = InProcessLinks(num_stages=RANKS)
-    runners = [executor(rank, links) for rank in range(RANKS)]
+    connections = connect_in_process(rank_of_stage=range(RANKS), data_ranks=1)
+    runners = [executor(connection) for connection in connections]
     found: dict[str, list[float]] = {"overhead": [], "with_compute": []}
     for number in range(rounds + 1):
         program = program_from(number * STEPS)
@@ -182,7 +186,7 @@ def replayed(rounds: int) -> dict[str, list[float]]:
         bare = sum(bare_seconds(last=rank == RANKS - 1) for rank in range(RANKS))
         started = time.thread_time()
         drive([runner.run(program) for runner in runners])
-        links.finish()
+        connections[0].links.finish()
         seconds = time.thread_time() - started
         if number:
             found["overhead"].append((seconds - bare) / actions * 1e6)
@@ -204,7 +208,7 @@ def decoder_config() -> RunConfig:
 
 def replay_of_one_stage(config: RunConfig) -> Callable[[int], None]:
     """Trains `PLAIN_STEPS` steps from the given one, as a replay does."""
-    links = InProcessLinks(num_stages=1)
+    connections = connect_in_process(rank_of_stage=range(1), data_ranks=1)
     rows = []
 
     def on_step(result: StepResult) -> None:
@@ -212,8 +216,7 @@ def replay_of_one_stage(config: RunConfig) -> Callable[[int], None]:
 
     (rank,) = build_ranks(
         config,
-        ranks=[0],
-        links=links,
+        connections=connections,
         corpus=prepare(config.data),
         device=torch.device("cpu"),
         on_step=on_step,
@@ -224,7 +227,7 @@ def replay_of_one_stage(config: RunConfig) -> Callable[[int], None]:
         microbatches = config.schedule.microbatches
         program = build("1f1b", stages=1, microbatches=microbatches, steps=PLAIN_STEPS, first_step=step)
         drive([rank.executor.run(program)])
-        links.finish()
+        connections[0].links.finish()
 
     return turn
 
