@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import platform
+import queue
 import statistics
 import sys
 import tempfile
@@ -168,7 +169,14 @@ def distributed(rounds: int) -> dict[str, list[float]]:
         ]
         for worker in workers:
             worker.start()
-        by_rank = dict(results.get(timeout=600) for _ in workers)
+        by_rank: dict[int, list[dict[str, float]]] = {}
+        while len(by_rank) < RANKS:
+            try:
+                rank, found = results.get(timeout=1.0)
+                by_rank[rank] = found
+            except queue.Empty:
+                if any(worker.exitcode for worker in workers):
+                    raise SystemExit("a rank failed; see above") from None
         for worker in workers:
             worker.join()
     pairs = list(zip(*by_rank.values(), strict=True))
@@ -296,7 +304,7 @@ def against_plain_loop(turns: int) -> dict[str, dict[str, float]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="of the nearly empty stages")
-    parser.add_argument("--turns", type=int, default=80, help="of the comparison with a plain loop")
+    parser.add_argument("--turns", type=int, default=40, help="of the comparison with a plain loop")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

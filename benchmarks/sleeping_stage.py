@@ -60,6 +60,8 @@ class SleepingWeights:
         self.version = 0
         self.pending_backwards = self.writes = 0
         self.versions: list[int] = []
+        self.replicas = (self,)
+        self.writes = 0
 
     @property
     def replicas(self) -> list[SleepingWeights]:
