@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from schedules import FAMILY, Op, Program, analyze, verify
+from schedules import FAMILY, Program, analyze, verify
 from stages.blocks import block_runner
+from stages.buffers import gradient_buffers
 from stages.check import segment_program, sync_steps
 from stages.compiler import missing_for_compile
 from stages.config import RunConfig
@@ -122,10 +123,10 @@ def build_ranks(
         common_step=FAMILY[config.schedule.name].default_interval is None,
         max_skipped=config.train.max_skipped,
     )
+    buffers = gradient_buffers(config, programs)
     built = []
     for connection in connections:
         data = connection.data
-        awaits = data.size > 1 or (rules.common_step and connection.pipeline.size > 1)
         stages = {}
         for stage in (stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank):
             weights = WeightVersions(
@@ -134,7 +135,7 @@ def build_ranks(
                 context=config.data.context,
                 seed=config.seed,
                 replicas=max(analysis.versions[stage] for analysis in analyses),
-                gradient_buffers=1 + (awaits and _overlaps(programs, stage)),
+                gradient_buffers=buffers[stage],
                 master_dtype=types.master,
                 replica_dtype=types.replica,
                 device=device,
@@ -190,17 +191,3 @@ def representative_programs(config: RunConfig) -> list[Program]:
     for program in programs:
         verify(program)
     return programs
-
-
-def _overlaps(programs: Sequence[Program], stage: int) -> bool:
-    """Whether `stage` runs a backward between an update and the first reader of what it writes."""
-    for program in programs:
-        unread: int | None = None
-        for action in program.stage_actions(stage):
-            if action.op is Op.UPDATE:
-                unread = action.version
-            elif unread is not None and action.version >= unread:
-                unread = None
-            elif unread is not None and action.op is not Op.FORWARD:
-                return True
-    return False

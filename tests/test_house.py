@@ -27,6 +27,7 @@ TORCH_FREE = (
     "asyncpp_cli",
     "stages/__init__.py",
     "stages/config.py",
+    "stages/buffers.py",
     "stages/check.py",
     "stages/initial_weights.py",
     "stages/llama_layout.py",
