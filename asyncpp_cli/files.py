@@ -16,10 +16,15 @@ from asyncpp_cli.errors import DamagedError, UserError
 
 def write_text(path: Path, text: str) -> None:
     """Replace the file at once: a reader sees the old text or the new, never a part."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_text`, of a file that is no text."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         # mkstemp makes files that only their owner reads; an experiment is read by a whole group.
         Path(temporary).chmod(0o666 & ~usual_mask())
         Path(temporary).replace(path)

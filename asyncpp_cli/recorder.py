@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from asyncpp_cli.code_version import asyncpp_version, commit
 from asyncpp_cli.runs import Run, Status
 
 
@@ -51,10 +52,12 @@ class RunRecorder:
         self._last_step: Mapping[str, Any] | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the metrics; the first of an attempt says which attempt it is."""
+        """Append a row to the metrics; the first of an attempt says which it is, and of which code."""
         if self._metrics is None:
             self._metrics = MetricsFile(self._run)
-        self._metrics.append({**row, "attempt": self._attempt} if row["kind"] == "start" else row)
+        if row["kind"] == "start":
+            row = {**row, "attempt": self._attempt, "asyncpp": asyncpp_version(), "commit": commit()}
+        self._metrics.append(row)
         if row["kind"] == "step":
             self._last_step = row
 

@@ -183,12 +183,12 @@ class Run:
                 torn += 1
                 continue
             if row["kind"] == "start":
-                rows = [earlier for earlier in rows if _holds(earlier, before=row)]
+                rows = [earlier for earlier in rows if holds(earlier, before=row)]
             rows.append(row)
         return rows, torn
 
 
-def _holds(row: Mapping[str, Any], *, before: Mapping[str, Any]) -> bool:
+def holds(row: Mapping[str, Any], *, before: Mapping[str, Any]) -> bool:
     """Whether a row still holds after a run has begun again with the `start` row `before`."""
     match row["kind"]:
         case "start":

@@ -86,6 +86,7 @@ def _check_counts(config: RunConfig) -> None:
         "site.timeout": config.site.timeout,
         "site.save_timeout": config.site.save_timeout,
         "site.grace": config.site.grace,
+        "site.peak_tflops": 1.0 if config.site.peak_tflops is None else config.site.peak_tflops,
     }
     for key, number in positive.items():
         if not number > 0:

@@ -202,6 +202,9 @@ class SiteConfig:
     """Seconds that reading or writing a checkpoint may take on the slowest disk."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints a run keeps."""
+    peak_tflops: float | None = None
+    """What a device could compute at the run's precision, in TFLOP/s, for the report's MFU; null: looked up
+    by the device's name."""
 
 
 @dataclass

@@ -48,7 +48,7 @@ def quickstart(
     code = launch_here(folder, replay=False, max_parallel=None)
     if code == INTERRUPTED_CODE:
         raise typer.Exit(code)
-    report(folder)
+    report([folder])
     say(
         "\nNext:\n"
         f"  asyncpp report {named} --format markdown    the same as Markdown, csv or json\n"

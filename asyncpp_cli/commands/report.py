@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -17,58 +18,80 @@ class Format(StrEnum):
 
     TABLE = "table"
     MARKDOWN = "markdown"
+    LATEX = "latex"
     CSV = "csv"
     JSON = "json"
+    PARQUET = "parquet"
+    HTML = "html"
 
 
 def report(
-    experiment: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
+    experiments: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Folders of experiments, taken together."),
+    ],
     output_format: Annotated[
-        Format, typer.Option("--format", help="What to write; json is a list of cells.")
+        Format,
+        typer.Option("--format", help="What to write; json is a list of cells, html one page."),
     ] = Format.TABLE,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write into this file instead of standard output."),
     ] = None,
+    rows: Annotated[
+        str | None, typer.Option("--rows", metavar="KEY,..", help="Configuration keys that lead the rows.")
+    ] = None,
+    cols: Annotated[
+        str | None,
+        typer.Option("--cols", metavar="KEY,..", help="Configuration keys whose values stand side by side."),
+    ] = None,
+    value: Annotated[
+        str,
+        typer.Option("--value", metavar="NAME,..", help="With --cols: what to show, by JSON key."),
+    ] = "val_loss",
+    target: Annotated[
+        float | None,
+        typer.Option("--target", metavar="LOSS", help="Steps, tokens and time to this validation loss."),
+    ] = None,
+    best_over: Annotated[
+        str | None,
+        typer.Option("--best-over", metavar="KEY,..", help="Keep the best value of these keys for each arm."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures", metavar="DIR", help="Write the plots into this folder, as SVG, PDF and PNG."
+        ),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again while runs go on; Ctrl-C ends it.")
+    ] = False,
 ) -> None:
     """Show loss, gap to synchronous training, throughput, delay and bubble of every cell, seeds averaged.
 
     Works while runs go on. Failed, missing and unreadable runs are shown with the reason.
     """
-    from rich.console import Console
+    from asyncpp_cli.report.making import Wanted, make, watch_and_make
+    from asyncpp_cli.report.pivot import keys_of
 
-    from asyncpp_cli.report import render
-    from asyncpp_cli.report.aggregate import aggregate
-    from asyncpp_cli.report.load import load
-    from asyncpp_cli.runs import open_experiment
-
-    opened = open_experiment(experiment)
-    cells, notes = aggregate(load(opened))
-    problems = [problem for cell in cells for run in cell.runs for problem in run.problems]
-    made = render.Report(name=opened.name, cells=cells, notes=[*notes, *problems])
-    if out is None and output_format is Format.TABLE and sys.stdout.isatty():
-        render.to_table(made, console=Console())
-        return
-    write = {
-        Format.TABLE: render.to_text,
-        Format.MARKDOWN: render.to_markdown,
-        Format.CSV: render.to_csv,
-        Format.JSON: render.to_json,
-    }[output_format]
-    text = write(made)
-    if out is None:
-        sys.stdout.write(text)
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out}: a folder; give the name of a file")
+    if out is None and output_format in (Format.HTML, Format.PARQUET):
+        raise UserError(f"--format {output_format} needs a file: --out FILE")
+    if target is not None and not math.isfinite(target):
+        raise UserError(f"--target {target}: must be a finite number, nats a token")
+    wanted = Wanted(
+        folders=tuple(experiments),
+        output_format=str(output_format),
+        out=out,
+        rows=tuple(keys_of(rows, option="--rows")),
+        cols=tuple(keys_of(cols, option="--cols")),
+        values=value,
+        target=target,
+        best_over=tuple(keys_of(best_over, option="--best-over")),
+        figures=figures,
+    )
+    if watch:
+        watch_and_make(wanted, to_terminal=sys.stdout.isatty())
     else:
-        _write_file(out, text)
-
-
-def _write_file(file: Path, text: str) -> None:
-    from asyncpp_cli.files import write_text
-
-    if file.is_dir():
-        raise UserError(f"--out {file}: a folder; give the name of a file")
-    try:
-        write_text(file, text)
-    except OSError as error:
-        raise UserError(f"--out {file}: cannot be written ({error.strerror})") from error
-    print(f"Wrote {file}", file=sys.stderr)
+        make(wanted)

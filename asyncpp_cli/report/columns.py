@@ -1,4 +1,4 @@
-"""The columns that people read: title and text of each, shared by the terminal table and the Markdown one."""
+"""The columns that people read: title and text of each, shared by all tables but those for machines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncpp_cli.report.aggregate import Cell, Spread
+from asyncpp_cli.report.cells import Cell, Reached
+from asyncpp_cli.report.names import value_text
+from asyncpp_cli.report.statistics import Spread
 
 NOTHING = "-"
+NOT_REACHED = "not reached"
+
+_GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Column:
+    key: str
+    """Of the number in the machines' records that it shows."""
     title: str
     """May have several lines."""
     text: Callable[[Cell], str]
@@ -22,25 +29,90 @@ class Column:
 
 
 def columns(cells: Sequence[Cell]) -> list[Column]:
-    """The named keys, further keys in which these cells differ, then the measurements."""
-    axes = [Column(_two_lines(key), _axis(key), right=False) for key in (cells[0].axes if cells else ())]
+    """The named keys, further keys in which these cells differ, then the measurements that there are."""
+    every = [*key_columns(cells), *measured_columns(cells)]
+    always = {*_NAMED, "status", "n", "val_loss"}
     return [
-        Column("schedule", lambda cell: printable(cell.schedule), right=False),
-        Column("optimizer", lambda cell: printable(cell.optimizer), right=False),
-        Column("EF", lambda cell: _error_feedback(cell.error_feedback), right=False),
-        Column("model", lambda cell: printable(cell.model), right=False),
-        *axes,
-        Column("status", lambda cell: cell.state, right=False),
-        Column("n", lambda cell: str(cell.n) if cell.n == len(cell.runs) else f"{cell.n}/{len(cell.runs)}"),
-        Column("val loss\nnats/tok.", lambda cell: _spread(cell.val_loss, "{:.3f}")),
-        Column("bits/\nbyte", lambda cell: _mean(cell.bits_per_byte, "{:.3f}")),
-        Column("unigram\nb./byte", lambda cell: _number(cell.unigram_bits_per_byte, "{:.3f}")),
-        Column("gap\n(delayed\n- sync)", _gap_text(cells)),
-        Column("tokens\n/s", lambda cell: _mean(cell.tokens_per_second, "{:,.0f}")),
-        Column("× sync", lambda cell: _number(cell.throughput_ratio, "{:.2f}")),
-        Column("delay\nsteps", lambda cell: NOTHING if cell.delay is None else str(cell.delay)),
-        Column("bubble\n(pred.)", _bubble_text),
+        column
+        for column in every
+        if column.key in always or any(column.text(cell) != NOTHING for cell in cells)
     ]
+
+
+_NAMED: dict[str, tuple[str, Callable[[Cell], str]]] = {
+    "schedule": ("schedule", lambda cell: printable(cell.schedule)),
+    "optimizer": ("optimizer", lambda cell: printable(cell.optimizer)),
+    "error_feedback": ("EF", lambda cell: _error_feedback(cell.error_feedback)),
+    "model": ("model", lambda cell: printable(cell.model)),
+}
+
+
+def key_columns(cells: Sequence[Cell]) -> list[Column]:
+    """What tells the cells apart, by the keys of `NAMED_KEYS` and of the cells' axes."""
+    named = [Column(key, title, text, right=False) for key, (title, text) in _NAMED.items()]
+    further = cells[0].axes if cells else ()
+    return [*named, *(Column(key, _two_lines(key), _axis(key), right=False) for key in further)]
+
+
+def measured_columns(cells: Sequence[Cell]) -> list[Column]:
+    """How the cells stand and what they measured."""
+    a_rank = "/process" if all(_device(cell) in (None, "cpu") for cell in cells) else "/GPU"
+    return [
+        Column("status", "status", status_text, right=False),
+        Column("n", "n", runs_text),
+        Column("val_loss", "val loss\nnats/tok.", lambda cell: _spread(cell.val_loss, "{:.3f}")),
+        Column("bits_per_byte", "bits/\nbyte", lambda cell: _mean(cell.bits_per_byte, "{:.3f}")),
+        Column(
+            "unigram_bits_per_byte",
+            "unigram\nb./byte",
+            lambda cell: _number(cell.unigram_bits_per_byte, "{:.3f}"),
+        ),
+        Column("perplexity", "perplexity", lambda cell: _spread(cell.perplexity, "{:.2f}")),
+        Column("gap", "gap\n(delayed\n- sync)", _gap_text(cells)),
+        Column("recovered", "gap\nreco-\nvered", lambda cell: _number(cell.recovered, "{:.0%}")),
+        *_target_columns(cells),
+        Column("tokens_per_second", "tokens\n/s", lambda cell: _mean(cell.tokens_per_second, "{:,.0f}")),
+        Column(
+            "tokens_per_second_per_rank",
+            f"tokens/s\n{a_rank}",
+            lambda cell: _mean(cell.tokens_per_second_per_rank, "{:,.0f}"),
+        ),
+        Column("throughput_ratio", "× sync", lambda cell: _number(cell.throughput_ratio, "{:.2f}")),
+        Column("mfu", "MFU", lambda cell: _mean(cell.utilisation, "{:.1%}")),
+        Column("delay", "delay\nsteps", lambda cell: NOTHING if cell.delay is None else str(cell.delay)),
+        Column("bubble", "bubble\n(pred.)", _bubble_text),
+        Column("peak_memory_max", "memory\nGiB\na stage", _memory_text),
+        Column("skipped_steps", "skipped\nsteps", lambda cell: str(cell.skipped_steps)),
+        Column("restarts", "re-\nstarts", lambda cell: str(cell.restarts)),
+    ]
+
+
+def _target_columns(cells: Sequence[Cell]) -> list[Column]:
+    target = next((cell.target for cell in cells if cell.target is not None), None)
+    if target is None:
+        return []
+    return [
+        Column("target_steps", f"steps\nto {target:g}", _reached_text("steps", "{:,.0f}")),
+        Column("target_tokens", f"tokens\nto {target:g}", _reached_text("tokens", "{:,.0f}")),
+        Column("target_seconds", f"seconds\nto {target:g}", _reached_text("seconds", "{:,.1f}")),
+        Column(
+            "target_time_ratio", "time\n× sync", lambda cell: _number(cell.time_to_target_ratio, "{:.2f}")
+        ),
+    ]
+
+
+def _reached_text(name: str, form: str) -> Callable[[Cell], str]:
+    def text(cell: Cell) -> str:
+        reached: Reached | None = cell.reached
+        if reached is None:
+            return NOTHING
+        if reached.runs == 0:
+            return NOT_REACHED
+        if reached.runs < reached.of:
+            return f"{reached.runs}/{reached.of} reached"
+        return _mean(getattr(reached, name), form)
+
+    return text
 
 
 def printable(text: object) -> str:
@@ -59,9 +131,26 @@ def _two_lines(key: str) -> str:
 def _axis(key: str) -> Callable[[Cell], str]:
     def text(cell: Cell) -> str:
         value: Any = cell.axes[key]
-        return f"{value:g}" if isinstance(value, float) else NOTHING if value is None else printable(value)
+        return NOTHING if value is None else printable(value_text(value))
 
     return text
+
+
+def runs_text(cell: Cell) -> str:
+    """How many runs are completed; of how many, if some are not."""
+    return str(cell.n) if cell.n == len(cell.runs) else f"{cell.n}/{len(cell.runs)}"
+
+
+def status_text(cell: Cell) -> str:
+    """The cell's state, and how far it is while it runs."""
+    if cell.state == "running" and cell.progress is not None:
+        return f"running {cell.progress:.0%}"
+    return cell.state
+
+
+def _device(cell: Cell) -> Any:
+    starts = [run.measurement.start for run in cell.runs]
+    return next((start.get("device") for start in starts if start is not None), None)
 
 
 def _error_feedback(coefficient: float) -> str:
@@ -82,13 +171,19 @@ def _spread(value: Spread | None, form: str) -> str:
     return f"{form.format(value.mean)}±{form.format(value.std)}"
 
 
+def baselines(cells: Sequence[Cell]) -> set[int]:
+    """Which of the cells others are compared with, by the identity of their runs."""
+    return {id(cell.baseline.runs) for cell in cells if cell.baseline is not None}
+
+
 def _gap_text(cells: Sequence[Cell]) -> Callable[[Cell], str]:
-    baselines = {id(cell.baseline.runs) for cell in cells if cell.baseline is not None}
+    compared_with = baselines(cells)
 
     def text(cell: Cell) -> str:
-        if id(cell.runs) in baselines:
+        if id(cell.runs) in compared_with:
             return "baseline"
-        return _number(cell.gap, "{:+.3f}")
+        gap = _number(cell.gap, "{:+.3f}")
+        return f"{gap}±{cell.gap_interval.half_width:.3f}" if cell.gap_interval is not None else gap
 
     return text
 
@@ -98,3 +193,10 @@ def _bubble_text(cell: Cell) -> str:
         return NOTHING
     measured = f"{cell.bubble.mean:.0%}"
     return measured if cell.bubble_predicted is None else f"{measured} ({cell.bubble_predicted:.0%})"
+
+
+def _memory_text(cell: Cell) -> str:
+    if not cell.peak_memory:
+        return NOTHING
+    low, high = (f"{size / _GIB:.2f}" for size in (min(cell.peak_memory), max(cell.peak_memory)))
+    return low if low == high else f"{low} to {high}"

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from asyncpp_cli.report.aggregate import Cell, Run
+from asyncpp_cli.report.cells import Cell
+from asyncpp_cli.report.loaded import Run
 
 GEOMETRY_KEYS = {
     "stages": "parallel.stages",
+    "data_parallel": "parallel.data",
     "microbatches": "schedule.microbatches",
     "microbatch_size": "train.microbatch_size",
     "context": "data.context",
     "steps": "train.steps",
+    "precision": "train.precision",
 }
 """Configuration keys that say how much a step computes and in how many pieces."""
 
-MACHINE_FIELDS = ("host", "device", "threads", "torch", "python", "parameters", "tokens_per_step", "replayed")
+MACHINE_FIELDS = (
+    *("asyncpp", "commit", "torch", "python", "host", "device", "threads"),
+    *("parameters", "tokens_per_step", "replayed"),
+)
 """Fields of a `start` row that say where and with what a run ran."""
 
-
-def asyncpp_version() -> str:
-    """The installed version; "unknown" in a checkout that was never installed."""
-    try:
-        return version("asyncpp")
-    except PackageNotFoundError:
-        return "unknown"
+_MOST_VALUES = 5
+"""Of a condition, for people; the records name them all."""
 
 
 def conditions(runs: Iterable[Run]) -> dict[str, list[Any]]:
     """For each condition the distinct values that the runs had, in order of appearance; none if unknown."""
     found: dict[str, list[Any]] = {name: [] for name in (*GEOMETRY_KEYS, *MACHINE_FIELDS)}
     for run in runs:
-        values = {name: run.config.get(key) for name, key in GEOMETRY_KEYS.items()} if run.config else {}
-        values |= (
-            {name: run.measurement.start.get(name) for name in MACHINE_FIELDS}
-            if run.measurement.start
-            else {}
-        )
+        config, start = run.config or {}, run.measurement.start or {}
+        values = {name: config.get(key) for name, key in GEOMETRY_KEYS.items()}
+        values |= {name: start.get(name) for name in MACHINE_FIELDS}
         for name, value in values.items():
             if value is not None and value not in found[name]:
                 found[name].append(value)
@@ -50,16 +47,23 @@ def conditions_lines(cells: Sequence[Cell]) -> list[str]:
     found = conditions(run for cell in cells for run in cell.runs)
 
     def values(name: str) -> str:
-        return " or ".join(_readable(value) for value in found[name]) or "?"
+        known = [_readable(value) for value in found[name]]
+        if len(known) > _MOST_VALUES:
+            known = [*known[:_MOST_VALUES], f"{len(known) - _MOST_VALUES} others"]
+        return " or ".join(known) or "?"
 
+    replicas = (
+        f" x {values('data_parallel')} data-parallel" if found["data_parallel"] not in ([], [1]) else ""
+    )
     geometry = (
-        f"Conditions: {values('stages')} stages; {values('microbatches')} micro-batches x "
+        f"Conditions: {values('stages')} stages{replicas}; {values('microbatches')} micro-batches x "
         f"{values('microbatch_size')} sequences x {values('context')} tokens = "
         f"{values('tokens_per_step')} tokens a step; "
-        f"{values('steps')} steps; {values('parameters')} parameters"
+        f"{values('steps')} steps; {values('parameters')} parameters; {values('precision')}"
     )
+    commit = f" (commit {values('commit')})" if found["commit"] else ""
     machine = (
-        f"asyncpp {asyncpp_version()}, torch {values('torch')}, Python {values('python')}; "
+        f"asyncpp {values('asyncpp')}{commit}, torch {values('torch')}, Python {values('python')}; "
         f"host {values('host')}, device {values('device')}, threads a process {values('threads')}"
     )
     if True in found["replayed"]:

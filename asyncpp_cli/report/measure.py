@@ -7,7 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncpp_cli.report.rows import Metrics
+
 Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """One evaluation of a run."""
+
+    step: int
+    tokens: int
+    """Trained on before it."""
+    seconds: float
+    """Training time before it."""
+    val_loss: float
+    """Nats a token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +31,7 @@ class Measurement:
 
     steps_done: int = 0
     """Updates that the metrics account for."""
+    evaluations: tuple[Evaluation, ...] = ()
     val_loss: float | None = None
     """Nats a token, of the last evaluation."""
     bits_per_byte: float | None = None
@@ -31,31 +47,47 @@ class Measurement:
     bubble: float | None = None
     """Share of the steady state that a rank waited, mean over ranks, in 0..1."""
     bubble_by_rank: tuple[float, ...] = ()
+    peak_memory: tuple[float, ...] = ()
+    """Bytes, the largest of the run, of each stage."""
     skipped_steps: int = 0
     """Steps left out because a gradient was not finite."""
     seconds: float | None = None
     """Training time, without evaluations."""
     start: Row | None = None
     """The `start` row of the last attempt: where and with what the run ran."""
+    segments: tuple[Row, ...] = ()
+
+    @property
+    def replayed(self) -> bool:
+        """Whether one process took the turns of all ranks: its times say nothing about a pipeline."""
+        return bool(self.start is not None and self.start.get("replayed"))
+
+    def first_at(self, target: float) -> Evaluation | None:
+        """The first evaluation with a validation loss of at most `target`, nats a token."""
+        return next((one for one in self.evaluations if one.val_loss <= target), None)
 
 
-def measure(rows: Sequence[Row]) -> Measurement:
-    """The numbers in a run's metrics rows (as `runs` returns them: rows of repeated steps already dropped).
+def measure(metrics: Metrics) -> Measurement:
+    """The numbers in a run's metrics.
 
     Raises:
         KeyError, TypeError or ValueError: a row lacks a field that its kind has, or one is no number.
     """
     by_kind: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in metrics.others:
         by_kind.setdefault(row["kind"], []).append(row)
     start = by_kind["start"][-1] if "start" in by_kind else None
-    steps = by_kind.get("step", [])
     segments = by_kind.get("segment", [])
-    timed = [row for row in rows if row["kind"] in ("step", "eval", "segment", "end")]
-    val_loss = float(by_kind["eval"][-1]["val_loss"]) if "eval" in by_kind else None
+    evaluations = tuple(_evaluation(row) for row in by_kind.get("eval", []))
+    val_loss = evaluations[-1].val_loss if evaluations else None
     bubble_by_rank = _bubble_by_rank(segments)
+    steps = metrics.steps
+    seconds = [float(row["seconds"]) for kind in ("eval", "segment", "end") for row in by_kind.get(kind, [])]
+    if len(steps):
+        seconds.append(float(steps["seconds"][-1]))
     return Measurement(
-        steps_done=max((row["step"] for row in steps), default=0),
+        steps_done=int(steps["step"].max() or 0) if len(steps) else 0,  # type: ignore[arg-type]
+        evaluations=evaluations,
         val_loss=val_loss,
         bits_per_byte=_bits_per_byte(val_loss, start),
         unigram_bits_per_byte=_of_start(start, "unigram_bits_per_byte"),
@@ -64,9 +96,19 @@ def measure(rows: Sequence[Row]) -> Measurement:
         mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
         bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
         bubble_by_rank=bubble_by_rank,
-        skipped_steps=sum(bool(row["skipped"]) for row in steps),
-        seconds=timed[-1]["seconds"] if timed else None,
+        skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
+        seconds=max(seconds, default=None),
         start=start,
+        segments=tuple(segments),
+    )
+
+
+def _evaluation(row: Row) -> Evaluation:
+    return Evaluation(
+        step=int(row["step"]),
+        tokens=int(row["tokens"]),
+        seconds=float(row["seconds"]),
+        val_loss=float(row["val_loss"]),
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from asyncpp_cli.report.aggregate import Cell
+from asyncpp_cli.report.cells import FEW_SEEDS, Cell
+from asyncpp_cli.report.names import arm_names
+from asyncpp_cli.report.statistics import CONFIDENCE
 
 TOKENS_PER_PARAMETER = 20
 """Tokens a parameter that pretraining usually takes; runs below it are called short."""
@@ -14,12 +16,22 @@ MAX_GROUPS = 4
 """Models or other variations that are put into words one by one; beyond that the gap column does better."""
 
 
+MAX_NAMED = 6
+"""Cells that a sentence names."""
+
+
 def in_words(cells: Sequence[Cell]) -> list[str]:
     """Sentences that answer, from the cells alone, what a reader of the table wants to know."""
     delayed = [cell for cell in cells if cell.baseline is not None and not cell.synchronous]
     if not delayed:
         return []
-    return [*_loss_sentences(delayed), *_speed_sentences(delayed), *_caveats(delayed)]
+    return [
+        *_loss_sentences(delayed),
+        *_speed_sentences(delayed),
+        *_target_sentences(delayed),
+        *_certainty(cells, delayed),
+        *_caveats(delayed),
+    ]
 
 
 def _loss_sentences(delayed: Sequence[Cell]) -> list[str]:
@@ -91,13 +103,44 @@ def _range(values: Sequence[float], form: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def _target_sentences(delayed: Sequence[Cell]) -> list[str]:
+    ratios = [cell.time_to_target_ratio for cell in delayed if cell.time_to_target_ratio is not None]
+    target = delayed[0].target
+    if not ratios or target is None:
+        return []
+    return [
+        f"Time: to a validation loss of {target:g} the delayed cells train {_range(ratios, '{:.2f}')} times "
+        "as fast as the synchronous ones."
+    ]
+
+
+def _certainty(cells: Sequence[Cell], delayed: Sequence[Cell]) -> list[str]:
+    """What the intervals mean, and which gaps cannot be told from none."""
+    with_interval = [cell for cell in delayed if cell.gap_interval is not None]
+    if not with_interval:
+        return []
+    said = (
+        f"The gap's ± is the half-width of its {CONFIDENCE:.0%} interval (Welch: the runs are taken for "
+        "independent. Runs of one seed start alike: the paired interval, in JSON and CSV, uses that)."
+    )
+    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
+    unclear = [
+        names[id(cell)] for cell in with_interval if cell.gap_interval and cell.gap_interval.holds_zero
+    ]
+    if not unclear:
+        return [said]
+    named = "; ".join(unclear[:MAX_NAMED])
+    more = f"; and {len(unclear) - MAX_NAMED} more" if len(unclear) > MAX_NAMED else ""
+    return [said, f"Not told apart from a gap of zero: {named}{more}."]
+
+
 def _caveats(delayed: Sequence[Cell]) -> list[str]:
     compared = [cell for cell in delayed if cell.gap is not None]
     if not compared:
         return []
     sentences = []
     fewest = min(min(cell.n, cell.baseline.n) for cell in compared if cell.baseline is not None)
-    if fewest < 3:
+    if fewest < FEW_SEEDS:
         runs = "one run" if fewest == 1 else f"{fewest} runs"
         sentences.append(f"How sure: some cells rest on {runs} (n = {fewest}): a small gap may be chance.")
     short = [tokens for tokens in (_tokens_per_parameter(cell) for cell in compared) if tokens is not None]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.runs import Cell, Experiment, Run, State, Status, write_experiment
+from asyncpp_cli.report.aggregate import aggregate
+from asyncpp_cli.report.document import Report
+from asyncpp_cli.report.load import load
+from asyncpp_cli.report.records import to_json
+from asyncpp_cli.runs import Cell, Experiment, Run, State, Status, open_experiment, write_experiment
 from asyncpp_cli.settings import assign, config_text
 from stages.config import RunConfig
 
@@ -139,3 +145,50 @@ class ExperimentFolder:
         run.write_status(status or Status(state=State.COMPLETED, attempt=1, step=4, steps=4))
         write_experiment(experiment)
         return run
+
+
+LOSSES = {
+    ("1f1b", "adamw", 0.0): 2.218,
+    ("1f1b", "muon", 0.0): 2.060,
+    ("2bw", "adamw", 0.0): 2.449,
+    ("2bw", "adamw", 1.0): 2.319,
+    ("2bw", "muon", 0.0): 2.121,
+    ("2bw", "muon", 1.0): 2.080,
+}
+
+
+def asyncpp(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "asyncpp_cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def report_of(folder: Path) -> Report:
+    experiment = open_experiment(folder)
+    cells, notes = aggregate(load(experiment))
+    return Report(name=experiment.name, cells=cells, notes=notes)
+
+
+def cells_of(folder: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads(to_json(report_of(folder).cells))
+    return cells
+
+
+def quickstart_folder(folder: Path, *, seeds: int = 2) -> ExperimentFolder:
+    """Six cells, with numbers of their own in every run."""
+    experiment = ExperimentFolder(folder, name="quickstart")
+    for (schedule, optimizer, error_feedback), loss in LOSSES.items():
+        for seed in range(seeds):
+            delay = int(schedule == "2bw")
+            rows = metrics(
+                val_losses=(4.0, loss + 0.013 * seed),
+                steady=((20000 + 7000 * delay + seed, 2.0), (11000 + 3000 * delay, 1.0 + seed / 7)),
+                busy=((0.95, 0.9), (0.9, 0.94)) if delay else ((0.7, 0.68), (0.66, 0.71)),
+                delay=delay,
+            )
+            experiment.add(settings(schedule, optimizer, error_feedback, seed), rows=rows)
+    return experiment

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_experiment import settings
 
-from asyncpp_cli.report.aggregate import Run, aggregate, spread
+from asyncpp_cli.report.aggregate import aggregate
+from asyncpp_cli.report.loaded import Run
 from asyncpp_cli.report.measure import Measurement
+from asyncpp_cli.report.statistics import spread
 
 
 def run(schedule: str, optimizer: str = "muon", *args: Any, loss: float | None = 3.0, **further: Any) -> Run:

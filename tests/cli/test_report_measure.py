@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from report_experiment import metrics
 
-from asyncpp_cli.report.measure import Measurement, measure
+from asyncpp_cli.report.measure import Measurement
+from asyncpp_cli.report.measure import measure as measure_metrics
+from asyncpp_cli.report.rows import of_rows
+
+
+def measure(rows: Sequence[Mapping[str, Any]]) -> Measurement:
+    return measure_metrics(of_rows(rows))
 
 
 def test_last_evaluation_is_the_loss() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from report_experiment import settings
 
-from asyncpp_cli.report.aggregate import Run, aggregate
+from asyncpp_cli.report.aggregate import aggregate
+from asyncpp_cli.report.loaded import Run
 from asyncpp_cli.report.measure import Measurement
 from asyncpp_cli.report.words import in_words
 

@@ -1,0 +1,38 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncpp_cli.report.columns import printable
+from asyncpp_cli.report.document import Report
+
+
+def to_markdown(report: Report) -> str:
+    """A Markdown document: heading, table, the answer in words, what went wrong, conditions."""
+    table = report.table(width=None)
+    lines = [
+        f"## {escaped(report.name)}",
+        "",
+        _row([heading.title.replace("\n", " ") for heading in table.headings]),
+        f"| {' | '.join('---:' if heading.right else '---' for heading in table.headings)} |",
+        *(_row(row) for row in table.rows),
+        "",
+        *(f"{escaped(line)}  " for line in table.remarks),
+    ]
+    lines += [f"- {escaped(line)}" for line in report.words]
+    lines += [f"- **Note:** {escaped(line)}" for line in report.troubles]
+    lines += ["", *(f"{escaped(line)}  " for line in report.conditions)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(map(escaped, texts))} |"
+
+
+def escaped(text: str) -> str:
+    """`text` so that Markdown and the HTML within it take it as text."""
+    safe = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for character in "\\`*_[]|":
+        safe = safe.replace(character, f"\\{character}")
+    return safe
