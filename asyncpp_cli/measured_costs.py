@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,25 +29,29 @@ def measured_run(folder: Path) -> MeasuredRun:
     """
     rows = open_run(folder).metrics()
     starts = [row for row in rows if row["kind"] == "start"]
-    segments = [row for row in rows if row["kind"] == "segment" and row.get("action_seconds")]
-    if not starts or not segments:
+    times = rank_times(row for row in rows if row["kind"] == "segment")
+    if not starts or times is None:
         raise UserError(f"{folder}: no segment of it was measured (replays and runs on GPUs are not)")
-    ranks = len(segments[0]["busy"])
-    backward = _of_ranks(segments, "B", ranks=ranks)
+    return MeasuredRun(stages=len(times.forward), microbatches=starts[-1]["microbatches"], times=times)
+
+
+def rank_times(segments: Iterable[Mapping[str, Any]]) -> RankTimes | None:
+    """The computing times of each rank from `segment` rows, means over them; None if none was measured."""
+    measured = [row for row in segments if row.get("action_seconds")]
+    if not measured:
+        return None
+    ranks = len(measured[0]["busy"])
+    backward = _of_ranks(measured, "B", ranks=ranks)
     half = [seconds / 2 for seconds in backward]
-    return MeasuredRun(
-        stages=ranks,
-        microbatches=starts[-1]["microbatches"],
-        times=RankTimes(
-            forward=tuple(_of_ranks(segments, "F", ranks=ranks)),
-            input_half=tuple(_of_ranks(segments, "I", ranks=ranks) if not any(backward) else half),
-            weight_half=tuple(_of_ranks(segments, "W", ranks=ranks) if not any(backward) else half),
-            update=tuple(_of_ranks(segments, "U", ranks=ranks)),
-        ),
+    return RankTimes(
+        forward=tuple(_of_ranks(measured, "F", ranks=ranks)),
+        input_half=tuple(_of_ranks(measured, "I", ranks=ranks) if not any(backward) else half),
+        weight_half=tuple(_of_ranks(measured, "W", ranks=ranks) if not any(backward) else half),
+        update=tuple(_of_ranks(measured, "U", ranks=ranks)),
     )
 
 
-def _of_ranks(segments: list[dict[str, Any]], op: str, *, ranks: int) -> list[float]:
+def _of_ranks(segments: Sequence[Mapping[str, Any]], op: str, *, ranks: int) -> list[float]:
     """Seconds of one `op` at each rank, its stages together: stage s is on rank s modulo the ranks."""
     steps = sum(segment["steps"] for segment in segments)
     total = [0.0] * ranks

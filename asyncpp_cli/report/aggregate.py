@@ -15,14 +15,20 @@ CORRECTION = ("error_feedback.", "correction.")
 """Sections of the configuration that correct for delay."""
 
 
-def aggregate(
+def aggregate(runs: Sequence[Run]) -> tuple[list[Cell], list[str]]:
+    """Cells in the order of their first run, and what a reader must know about the averaging."""
+    cells, notes, _ = aggregate_best(runs)
+    return cells, notes
+
+
+def aggregate_best(
     runs: Sequence[Run],
     *,
     keys: Sequence[str] = (),
     best_over: Sequence[str] = (),
     target: float | None = None,
-) -> tuple[list[Cell], list[str]]:
-    """Cells in the order of their first run, and what a reader must know about the averaging.
+) -> tuple[list[Cell], list[str], list[str]]:
+    """As `aggregate`, and which values were kept of those that were tried.
 
     Args:
         runs: of one or several experiments.
@@ -33,10 +39,11 @@ def aggregate(
     groups = _group_by_all_but_seed(runs)
     shown, notes = _further_keys(groups, wanted=[*keys, *best_over])
     cells = [_cell(group, shown, target) for group in groups]
+    choices: list[str] = []
     if best_over:
-        cells, said = keep_best(cells, best_over)
-        notes = [*said, *notes]
-    return _linked(cells, ignoring=best_over), notes
+        cells, choices = keep_best(cells, best_over)
+        cells = [replace(cell, chosen=tuple(best_over)) for cell in cells]
+    return _linked(cells, ignoring=best_over), notes, choices
 
 
 def _without(config: Mapping[str, Any], *prefixes: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncpp_cli.report.cells import Cell
@@ -21,25 +21,43 @@ def keep_best(cells: Sequence[Cell], keys: Sequence[str]) -> tuple[list[Cell], l
         keys: configuration keys.
 
     Returns:
-        The cells kept, in order, and a sentence for each arm: what was tried, which value won, and whether it
-        lay on the edge of what was tried (a better one may lie beyond).
+        The cells kept, in order, and sentences that say for each arm what was tried, which value won, and
+        whether it lay on the edge of what was tried (a better one may lie beyond).
     """
     arms: dict[object, list[Cell]] = {}
     for cell in cells:
         arms.setdefault(_arm(cell, keys), []).append(cell)
     kept: list[Cell] = []
-    notes: list[str] = []
+    won: dict[str, list[str]] = {}
     names = arm_names([arm[0] for arm in arms.values()], without=keys)
     for name, arm in zip(names, arms.values(), strict=True):
         tried = [cell for cell in arm if cell.val_loss is not None and math.isfinite(cell.val_loss.mean)]
+        without = len(arm) - len(tried)
         if not tried:
             kept += arm
-            notes.append(f"Best {_named(keys)} of {name}: no run of it is completed.")
             continue
         best = min(tried, key=lambda cell: cell.val_loss.mean if cell.val_loss else math.inf)
         kept.append(best)
-        notes.append(_sentence(best, tried, keys, name=name, unfinished=len(arm) - len(tried)))
-    return kept, notes
+        values = ", ".join(_printed(cell, keys) for cell in tried)
+        lacking = f" ({without} more without a result)" if without else ""
+        edge = " (on the edge)" if any(_on_edge(best, tried, key) for key in keys) else ""
+        won.setdefault(f"{values}{lacking}", []).append(f"{name} {_printed(best, keys)}{edge}")
+    return kept, _sentences(won, " and ".join(keys), [cell.n for cell in kept])
+
+
+def _sentences(won: Mapping[str, Sequence[str]], keys: str, counts: Sequence[int]) -> list[str]:
+    """What was kept, arms of which the same was tried together."""
+    said = [
+        f"Best {keys} of {values}, by mean validation loss: {'; '.join(winners)}."
+        for values, winners in won.items()
+    ]
+    if any("(on the edge)" in line for line in said):
+        said.append(f"On the edge of what was tried: a better {keys} may lie beyond.")
+    if any(", " not in values for values in won):
+        said.append(f"Where one {keys} was tried, nothing was chosen.")
+    if said and len(set(counts)) > 1:
+        said.append(f"The chosen cells do not have equally many runs (n = {min(counts)} to {max(counts)}).")
+    return said
 
 
 def _value(cell: Cell, key: str) -> Any:
@@ -60,28 +78,8 @@ def _arm(cell: Cell, keys: Sequence[str]) -> object:
     )
 
 
-def _named(keys: Sequence[str]) -> str:
-    return " and ".join(keys)
-
-
 def _printed(cell: Cell, keys: Sequence[str]) -> str:
     return " and ".join(value_text(_value(cell, key)) for key in keys)
-
-
-def _sentence(best: Cell, tried: Sequence[Cell], keys: Sequence[str], *, name: str, unfinished: int) -> str:
-    where = f"Best {_named(keys)} of {name}: {_printed(best, keys)}"
-    if len(tried) == 1:
-        said = f"{where}, the only one with a completed run"
-    else:
-        said = f"{where}, of {', '.join(_printed(cell, keys) for cell in tried)}"
-        if edges := [key for key in keys if _on_edge(best, tried, key)]:
-            of_several = f" in {_named(edges)}" if len(keys) > 1 else ""
-            said += f"; it lies on the edge of what was tried{of_several}: a better one may lie beyond"
-    if counts := sorted({cell.n for cell in tried}):
-        said += f" (n = {' or '.join(map(str, counts))})"
-    if unfinished:
-        said += f"; {unfinished} more without a result"
-    return f"{said}."
 
 
 def _on_edge(best: Cell, tried: Sequence[Cell], key: str) -> bool:

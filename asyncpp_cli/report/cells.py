@@ -42,6 +42,8 @@ class Cell:
     """Further keys in which cells differ, with this cell's value."""
     runs: tuple[Run, ...]
     synchronous: bool
+    chosen: tuple[str, ...] = ()
+    """Axes whose value was chosen by its result (`--best-over`): no part of what is compared."""
     target: float | None = None
     """Validation loss, nats a token, to say the way to of."""
     baseline: Cell | None = None
@@ -175,6 +177,10 @@ class Cell:
         """Share of the gap without a correction that this one closes; None without such a gap."""
         plain = self.uncorrected.gap if self.uncorrected is not None else None
         if plain is None or self.gap is None or not plain > 0:
+            return None
+        interval = self.uncorrected.gap_interval if self.uncorrected is not None else None
+        if interval is not None and interval.holds_zero:
+            # A share of what may be nothing.
             return None
         return (plain - self.gap) / plain
 

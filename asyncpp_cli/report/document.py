@@ -20,6 +20,8 @@ class Report:
     cells: Sequence[Cell]
     notes: Sequence[str]
     """What a reader must know about the files or the averaging."""
+    choices: Sequence[str] = ()
+    """Which values were kept of those that were tried, and how sure that is."""
     rows: Sequence[str] = ()
     """Keys whose values lead the rows."""
     cols: Sequence[str] = ()
@@ -41,7 +43,7 @@ class Report:
     @property
     def words(self) -> list[str]:
         """The answer, as sentences."""
-        return in_words(self.cells)
+        return [*self.choices, *in_words(self.cells)]
 
     @property
     def troubles(self) -> list[str]:

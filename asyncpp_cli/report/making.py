@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.files import write_bytes
-from asyncpp_cli.report.aggregate import aggregate
+from asyncpp_cli.report.aggregate import aggregate_best
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.latex import to_latex
 from asyncpp_cli.report.load import Loader
@@ -82,13 +82,15 @@ def watch_and_make(wanted: Wanted, *, to_terminal: bool) -> None:
 def report_of(experiments: Sequence[Experiment], wanted: Wanted, loader: Loader) -> Report:
     """The report of these experiments."""
     runs, remarks = loader.load(experiments)
-    keys = [*wanted.rows, *wanted.cols]
-    cells, notes = aggregate(runs, keys=keys, best_over=wanted.best_over, target=wanted.target)
+    cells, notes, choices = aggregate_best(
+        runs, keys=[*wanted.rows, *wanted.cols], best_over=wanted.best_over, target=wanted.target
+    )
     problems = [problem for run in runs for problem in run.problems]
     return Report(
         name=" + ".join(dict.fromkeys(experiment.name for experiment in experiments)),
         cells=cells,
         notes=[*notes, *remarks, *problems],
+        choices=choices,
         rows=wanted.rows,
         cols=wanted.cols,
         values=wanted.values,

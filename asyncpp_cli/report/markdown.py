@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from asyncpp_cli.report.columns import printable
 from asyncpp_cli.report.document import Report
+from asyncpp_cli.report.table import one_line
 
 
 def to_markdown(report: Report) -> str:
@@ -14,7 +15,7 @@ def to_markdown(report: Report) -> str:
     lines = [
         f"## {escaped(report.name)}",
         "",
-        _row([heading.title.replace("\n", " ") for heading in table.headings]),
+        _row([one_line(heading.title) for heading in table.headings]),
         f"| {' | '.join('---:' if heading.right else '---' for heading in table.headings)} |",
         *(_row(row) for row in table.rows),
         "",

@@ -9,7 +9,7 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.report.cells import Cell
 from asyncpp_cli.report.columns import Column, key_columns, measured_columns, runs_text, status_text
 from asyncpp_cli.report.records import record
-from asyncpp_cli.report.table import Heading, Table
+from asyncpp_cli.report.table import Heading, Table, one_line
 from asyncpp_cli.settings import SettingError, check_key
 from asyncpp_cli.template_file import SHORTHANDS
 
@@ -76,14 +76,14 @@ def pivot(
     headings = [Heading(key=column.key, title=column.title, right=False) for column in leading]
     for point in points:
         for value in values:
-            measured = [" ".join(value.title.split())] if several else []
+            measured = [one_line(value.title)] if several else []
             title = "\n".join([*_titles(cells, cols, point), *measured])
             headings.append(Heading(key=value.key, title=title, right=True))
     lines = [
         [*label, *(text for point in points for text in _texts(of_row.get(point), values))]
         for label, of_row in places.items()
     ]
-    names = ", ".join(" ".join(value.title.split()) for value in values)
+    names = ", ".join(one_line(value.title) for value in values)
     said = f"In each place: {names}; in brackets the completed runs."
     return Table(headings=headings, rows=lines, said=said)
 
@@ -136,7 +136,7 @@ def _point(cell: Cell, keys: Sequence[str]) -> tuple[str, ...]:
 
 def _titles(cells: Sequence[Cell], keys: Sequence[str], point: Sequence[str]) -> list[str]:
     """A point of the column keys in words: switches and numbers say which key they are of."""
-    titles = {column.key: " ".join(column.title.split()) for column in key_columns(cells)}
+    titles = {column.key: column.title.replace(chr(10), "") for column in key_columns(cells)}
     plain = ("schedule", "optimizer", "model")
     return [text if key in plain else f"{titles[key]} {text}" for key, text in zip(keys, point, strict=True)]
 

@@ -66,6 +66,11 @@ class Table:
         return sum(widths) + gap * (len(widths) - 1)
 
 
+def one_line(title: str) -> str:
+    """A title on one line; words that were divided are whole again."""
+    return " ".join(title.replace("-\n", "").split())
+
+
 def table_of_cells(cells: Sequence[Cell], *, width: int | None, leading: Sequence[str] = ()) -> Table:
     """A row a cell.
 
@@ -90,7 +95,7 @@ def table_of_cells(cells: Sequence[Cell], *, width: int | None, leading: Sequenc
             constant = len(set(texts.get(key, ()))) == 1
             if column is None or (only_constants and not constant):
                 continue
-            title = " ".join(column.title.split())
+            title = one_line(column.title)
             if constant:
                 same.append(f"{title} {texts[key][0]}")
             else:

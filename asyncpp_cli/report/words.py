@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from asyncpp_cli.report.cells import FEW_SEEDS, Cell
 from asyncpp_cli.report.names import arm_names
@@ -38,7 +38,7 @@ def _loss_sentences(delayed: Sequence[Cell]) -> list[str]:
     groups: dict[tuple[str, ...], list[Cell]] = {}
     for cell in delayed:
         if cell.gap is not None and math.isfinite(cell.gap):
-            key = (cell.schedule, cell.model, *(f"{name}={value}" for name, value in cell.axes.items()))
+            key = (cell.schedule, cell.model, *_where(cell))
             groups.setdefault(key, []).append(cell)
     if len(groups) > MAX_GROUPS:
         return [f"Loss: {len(groups)} comparisons with a synchronous cell; see the gap column."]
@@ -56,21 +56,25 @@ def _loss_sentences(delayed: Sequence[Cell]) -> list[str]:
     return sentences
 
 
+def _where(cell: Cell) -> list[str]:
+    return [f"{name}={value}" for name, value in cell.axes.items() if name not in cell.chosen]
+
+
 def _of_optimizer(cells: Sequence[Cell]) -> str:
     """One optimizer's gaps: plain, then with error feedback and the share of the gap that it recovers."""
-    gaps: Mapping[float, float] = {cell.error_feedback: cell.gap for cell in cells if cell.gap is not None}
-    plain = gaps.get(0.0)
-    parts = [] if plain is None else [f"by {plain:+.3f}"]
-    for coefficient, gap in gaps.items():
+    by_coefficient = {cell.error_feedback: cell for cell in cells}
+    plain = by_coefficient.get(0.0)
+    parts = [] if plain is None else [f"by {plain.gap:+.3f}"]
+    for coefficient, cell in by_coefficient.items():
         if coefficient == 0:
             continue
         strength = "" if coefficient == 1 else f" (c = {coefficient:g})"
         share = ""
-        if plain is not None and plain > 0:
+        if cell.recovered is not None:
             share = (
-                f" ({(plain - gap) / plain:.0%} of the gap recovered)" if gap <= plain else " (a wider gap)"
+                f" ({cell.recovered:.0%} of the gap recovered)" if cell.recovered >= 0 else " (a wider gap)"
             )
-        parts.append(f"with error feedback{strength} by {gap:+.3f}{share}")
+        parts.append(f"with error feedback{strength} by {cell.gap:+.3f}{share}")
     return f"of {cells[0].optimizer} {', '.join(parts)}"
 
 
