@@ -16,6 +16,9 @@ from asyncpp_cli.template_file import SHORTHANDS
 ABSENT = ""
 """Where the matrix has no such cell."""
 
+_PARTS = ("", "_std", "_low", "_high")
+"""Endings of the names of a number, its spread and its interval in a record."""
+
 _LONG_FORMS = {dotted: short for short, dotted in SHORTHANDS.items()}
 
 
@@ -91,12 +94,16 @@ def pivot(
 def pivot_rows(
     cells: Sequence[Cell], *, rows: Sequence[str], cols: Sequence[str], values: Sequence[Column]
 ) -> list[list[Any]]:
-    """The same as plain values, the header first: for each column point and value its mean, spread and n."""
+    """The same as plain values, the header first: for each column point the numbers of the values, and n."""
     leading, points, places = _layout(cells, rows=rows, cols=cols)
     header = [column.key for column in leading]
+    known = record(cells[0]) if cells else {}
+    names = [
+        f"{value.key}{end}" for value in values for end in _PARTS if f"{value.key}{end}" in known or not end
+    ]
     for point in points:
         where = " ".join(_titles(cells, cols, point))
-        header += [f"{where} {value.key}{end}" for value in values for end in ("", "_std")]
+        header += [f"{where} {name}" for name in names]
         header += [f"{where} n", f"{where} status"]
     lines: list[list[Any]] = [header]
     for label, of_row in places.items():
@@ -104,7 +111,7 @@ def pivot_rows(
         for point in points:
             cell = of_row.get(point)
             fields: Mapping[str, Any] = record(cell) if cell is not None else {}
-            line += [fields.get(f"{value.key}{end}") for value in values for end in ("", "_std")]
+            line += [fields.get(name) for name in names]
             line += [fields.get("n"), fields.get("status")]
         lines.append(line)
     return lines
@@ -115,10 +122,11 @@ def _layout(
 ) -> tuple[list[Column], list[tuple[str, ...]], dict[tuple[str, ...], dict[tuple[str, ...], Cell]]]:
     """Leading columns, points of the column keys, and which cell stands where."""
     by_key = {column.key: column for column in key_columns(cells)}
+    chosen = cells[0].chosen if cells else ()
     further = [
         key
         for key, column in by_key.items()
-        if key not in (*rows, *cols) and len({column.text(cell) for cell in cells}) > 1
+        if key not in (*rows, *cols, *chosen) and len({column.text(cell) for cell in cells}) > 1
     ]
     leading = [by_key[key] for key in (*rows, *further)]
     points = list(dict.fromkeys(_point(cell, cols) for cell in cells))

@@ -122,6 +122,8 @@ def _read_in_columns(text: bytes) -> Metrics:
     if b"NaN" in only_steps or b"Infinity" in only_steps:
         only_steps = _NOT_FINITE.sub(b"null", only_steps)
     steps = pl.read_ndjson(only_steps, schema=STEP_SCHEMA)
+    if steps["train_loss"].null_count() > only_steps.count(b'"train_loss": null'):
+        raise ValueError("a step row without a loss")
     starts = [place for place, row in enumerate(others) if row["kind"] == "start"]
     if len(starts) > 1:
         steps = steps.with_row_index("place")

@@ -18,7 +18,8 @@ def t_probability(t: float, df: float) -> float:
         t: the value.
         df: degrees of freedom, above 0; need not be whole.
     """
-    tail = 0.5 * _regularised_beta(df / 2, 0.5, df / (df + t * t))
+    total = df + t * t
+    tail = 0.5 * _regularised_beta(df / 2, 0.5, df / total, t * t / total)
     return 1 - tail if t > 0 else tail
 
 
@@ -45,15 +46,15 @@ def t_quantile(probability: float, df: float) -> float:
     return high
 
 
-def _regularised_beta(a: float, b: float, x: float) -> float:
-    """I_x(a, b)."""
-    if x <= 0 or x >= 1:
-        return min(max(x, 0.0), 1.0)
+def _regularised_beta(a: float, b: float, x: float, rest: float) -> float:
+    """I_x(a, b); `rest` is 1 - x, of which a difference would lose digits."""
+    if x <= 0 or rest <= 0:
+        return 0.0 if x <= 0 else 1.0
     if x > (a + 1) / (a + b + 2):
         # Where the continued fraction converges slowly, the other tail's converges fast.
-        return 1 - _regularised_beta(b, a, 1 - x)
+        return 1 - _regularised_beta(b, a, rest, x)
     log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-    front = math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta) / a
+    front = math.exp(a * math.log(x) + b * math.log(rest) - log_beta) / a
     return front / _continued_fraction(a, b, x)
 
 
