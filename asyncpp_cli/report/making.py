@@ -20,7 +20,7 @@ from asyncpp_cli.report.records import csv_text, to_csv, to_json, to_parquet
 from asyncpp_cli.report.terminal import to_table, to_text
 from asyncpp_cli.runs import Experiment, open_experiment
 
-SECONDS_BETWEEN_LOOKS = 5.0
+SECONDS_BETWEEN_LOOKS = 3.0
 """With `--watch`."""
 
 _GOING_ON = ("running", "pending")

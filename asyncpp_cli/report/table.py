@@ -68,7 +68,9 @@ class Table:
 
 def one_line(title: str) -> str:
     """A title on one line; words that were divided are whole again."""
-    return " ".join(title.replace("-\n", "").split())
+    for divided, whole in (("-\n", ""), ("/\n", "/"), ("\n/", "/")):
+        title = title.replace(divided, whole)
+    return " ".join(title.split())
 
 
 def table_of_cells(cells: Sequence[Cell], *, width: int | None, leading: Sequence[str] = ()) -> Table:

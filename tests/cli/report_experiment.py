@@ -123,6 +123,7 @@ class ExperimentFolder:
         rows: Sequence[Mapping[str, Any]] | None = None,
         status: Status | None = None,
         axes: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
     ) -> Run:
         """A run with these settings, completed with these rows unless told otherwise."""
         named = {
@@ -132,7 +133,7 @@ class ExperimentFolder:
             "model": run_settings["model.name"],
             "seed": run_settings["seed"],
         }
-        self.cells.append(Cell(id=f"run-{len(self.cells)}", axes=named | dict(axes or {})))
+        self.cells.append(Cell(id=run_id or f"run-{len(self.cells)}", axes=named | dict(axes or {})))
         experiment = Experiment(
             folder=self.folder, name=self.name, template="trial.yaml", cells=tuple(self.cells)
         )

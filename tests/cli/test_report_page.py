@@ -1,0 +1,191 @@
+"""The HTML page, opened in a real headless Chromium."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from browser import CHROMIUM, Page, browser
+from report_experiment import ExperimentFolder, asyncpp, metrics, settings
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+
+ROWS = 3000
+SPIKE = 1234
+HOSTILE = "<img src=x onerror=console.error(1)>"
+
+
+def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
+    """Enough steps to be thinned, with a spike and a hole in them."""
+    start, *_, segment, evaluation, end = metrics(val_losses=(4.0, 2.0 + delay / 8 + seed / 100), delay=delay)
+    segment["action_seconds"] = {"F": [0.1, 0.2], "B": [0.2, 0.4], "U": [0.01, 0.01]}
+    steps = [
+        {
+            "kind": "step",
+            "step": step,
+            "tokens": 2048 * step,
+            "train_loss": math.nan if step == 77 else 9.5 if step == SPIKE else 2 + 3 / step,
+            "lr": 1e-3,
+            "grad_norm": 1.0,
+            "skipped": step == 77,
+            "seconds": 0.25 * step,
+        }
+        for step in range(1, ROWS + 1)
+    ]
+    return [start, *steps, segment, evaluation, end]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of three arms, one of them with HTML for a name, beside its experiment."""
+    folder = tmp_path_factory.mktemp("page")
+    experiment = ExperimentFolder(folder / "experiment", name=HOSTILE)
+    for place, (schedule, name) in enumerate((("1f1b", "plain"), ("2bw", "plain"), ("1f1b", HOSTILE))):
+        for seed in range(2):
+            rows = long_run(seed, place % 2)
+            experiment.add(
+                settings(schedule, "muon", seed=seed, **{"data.path": name}),
+                rows=rows,
+                axes={"data.path": name},
+            )
+    done = asyncpp("report", experiment.folder, "--format", "html", "--out", folder / "page.html")
+    assert done.returncode == 0, done.stderr
+    return folder / "page.html"
+
+
+def test_the_whole_curves_stand_beside_the_page(written: Path) -> None:
+    table = pl.read_parquet(written.with_suffix(".parquet"))
+    assert table["run"].n_unique() == 6
+    kind, run = pl.col("kind").cast(pl.String), pl.col("run").cast(pl.String)
+    one = table.filter((run == "run-3") & (kind == "step"))
+    losses = [row["train_loss"] for row in long_run(1, 1) if row["kind"] == "step"]
+    assert one["step"].to_list() == list(range(1, ROWS + 1))
+    assert [None if math.isnan(x) else x for x in one["train_loss"]] == [
+        None if math.isnan(x) else x for x in losses
+    ]
+    assert table.filter(kind == "eval")["val_loss"].drop_nulls().len() == 6
+
+
+def test_the_page_is_small_and_links_to_the_runs(written: Path) -> None:
+    text = written.read_text(encoding="utf-8")
+    assert len(text.encode()) < 8e6
+    links = re.findall(r'href="([^"]*)"', text)
+    assert "page.parquet" in links
+    inside = [link for link in links if link.startswith("experiment/")]
+    assert len(inside) == 6
+    assert all((written.parent / link).is_dir() for link in inside)
+
+
+@pytest.fixture(scope="module")
+def page(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium (apt-get install chromium)")
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        opened.open(written)
+        yield opened
+
+
+def traces(page: Page) -> list[dict[str, Any]]:
+    """Colour, opacity and number of points of each line of the loss chart."""
+    found: list[dict[str, Any]] = page.value(
+        "document.getElementById('loss-chart').data.map(t => "
+        "({opacity: t.opacity ?? 1, points: t.x.length, last: t.x[t.x.length - 1], text: t.text,"
+        " top: Math.max(...t.y.filter(v => v !== null))}))"
+    )
+    return found
+
+
+@needs_chromium
+def test_it_says_nothing_to_the_console_and_asks_for_nothing(page: Page, written: Path) -> None:
+    assert page.complaints == []
+    asked = [address for address in page.requests if not address.startswith("data:")]
+    assert asked == [written.absolute().as_uri()]
+
+
+@needs_chromium
+def test_curves_are_there_thinned_with_their_extremes(page: Page) -> None:
+    found = traces(page)
+    raw = [trace for trace in found if trace["opacity"] < 1]
+    smooth = [trace for trace in found if trace["opacity"] == 1]
+    assert (len(raw), len(smooth)) == (6, 6)
+    assert all(trace["points"] < ROWS and trace["last"] == ROWS and trace["top"] == 9.5 for trace in raw)
+    drawn = "[...document.querySelectorAll('#loss-chart .scatterlayer .trace')]"
+    assert page.value(f"{drawn}.filter(trace => trace.querySelector('path')).length") == 12
+
+
+@needs_chromium
+def test_arms_axes_and_losses_can_be_switched(page: Page) -> None:
+    def click(selector: str) -> None:
+        page.value(f"document.querySelector({selector!r}).click()")
+
+    click('[data-arm="0"]')
+    assert len(traces(page)) == 8
+    assert page.value("document.getElementById('speed-chart').data[0].x.length") == 2
+    click('[data-axis="tokens"]')
+    assert {trace["last"] for trace in traces(page) if trace["opacity"] < 1} == {ROWS * 2048}
+    click('[data-axis="seconds"]')
+    # 750 seconds, in minutes
+    assert {trace["last"] for trace in traces(page) if trace["opacity"] < 1} == {12.5}
+    click('[data-kind="val"]')
+    assert [trace["points"] for trace in traces(page)] == [1] * 4
+    click('[data-range="end"]')
+    click('[data-kind="train"]')
+    low, high = page.value("document.getElementById('loss-chart').layout.xaxis.range")
+    assert (low, high) == (pytest.approx(6.25, rel=0.01), pytest.approx(12.5, rel=0.02))
+    for selector in ('[data-arm="0"]', '[data-axis="step"]', '[data-range="all"]'):
+        click(selector)
+    assert len(traces(page)) == 12
+    assert page.complaints == []
+
+
+@needs_chromium
+def test_smoothing_is_a_mean_and_leaves_the_raw_data_behind(page: Page) -> None:
+    ask = "document.getElementById('loss-chart').data.filter(t => (t.opacity ?? 1) === 1)[0].y.length"
+    slide = (
+        "(() => { const s = document.getElementById('smoothing'); s.value = %d; "
+        "s.dispatchEvent(new Event('input')); return %s; })()"
+    )
+    spread = (
+        "(y => Math.max(...y) - Math.min(...y))(document.getElementById('loss-chart').data[1].y.slice(-200))"
+    )
+    rough, fine = page.value(slide % (0, spread)), page.value(slide % (20, spread))
+    assert fine < rough
+    assert page.value(ask) > 100
+    assert len(traces(page)) == 12
+
+
+@needs_chromium
+def test_every_chart_and_timeline_is_drawn(page: Page) -> None:
+    assert page.value("document.querySelectorAll('#gap-chart .errorbar').length") == 1
+    assert page.value("document.querySelectorAll('#busy-chart .hm').length") == 1
+    assert page.value("document.getElementById('memory').hidden")
+    # Two programs, predicted and measured, on two ranks.
+    assert page.value("document.querySelectorAll('svg.gantt .g-rank').length") == 8
+    assert page.value("document.querySelectorAll('svg.gantt rect title').length") > 50
+    assert page.value("document.images.length") == 0
+
+
+@needs_chromium
+def test_names_with_html_are_shown_as_they_are(page: Page) -> None:
+    assert page.value("document.querySelector('h1').textContent") == HOSTILE
+    arms = page.value("[...document.querySelectorAll('#arm-list label')].map(l => l.textContent)")
+    assert any(HOSTILE in arm for arm in arms)
+    rows = page.value("[...document.querySelectorAll('#speed-chart .ytick text')].map(t => t.textContent)")
+    assert any("<img" in row for row in rows)
+
+
+@needs_chromium
+def test_it_fits_a_phone_and_prints(page: Page, written: Path, tmp_path: Path) -> None:
+    page.open(written, width=390, height=800)
+    assert page.value("document.documentElement.scrollWidth") <= 390
+    widths = page.value("[...document.querySelectorAll('.chart .main-svg')].map(s => s.clientWidth)")
+    assert widths
+    assert max(widths) <= 390
+    page.print(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    assert page.complaints == []
