@@ -25,7 +25,7 @@ def commit() -> str | None:
     """
     root = Path(__file__).resolve().parents[1]
     if (root / ".git").exists():
-        return _of_checkout(root)
+        return commit_of_checkout(root)
     try:
         text = distribution("asyncpp").read_text("direct_url.json")
     except PackageNotFoundError:
@@ -35,7 +35,8 @@ def commit() -> str | None:
     return str(found) if found else None
 
 
-def _of_checkout(root: Path) -> str | None:
+def commit_of_checkout(root: Path) -> str | None:
+    """The commit of a git checkout, `-dirty` behind it if tracked files were changed; None if git fails."""
     ask = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         asked = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True)

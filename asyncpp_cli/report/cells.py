@@ -129,7 +129,7 @@ class Cell:
 
     @property
     def peak_memory(self) -> list[float]:
-        """Bytes of each stage, the largest over the seeds."""
+        """Bytes of each rank of the pipeline, the largest over the seeds."""
         return [
             max(of_stage) for of_stage in _by_place(run.measurement.peak_memory for run in self.completed)
         ]

@@ -81,7 +81,7 @@ def measured_columns(cells: Sequence[Cell]) -> list[Column]:
         Column("mfu", "MFU", lambda cell: _mean(cell.utilisation, "{:.1%}")),
         Column("delay", "delay\nsteps", lambda cell: NOTHING if cell.delay is None else str(cell.delay)),
         Column("bubble", "bubble\n(pred.)", _bubble_text),
-        Column("peak_memory_max", "memory\nGiB\na stage", _memory_text),
+        Column("peak_memory_max", "memory\nGiB\na rank", _memory_text),
         Column("skipped_steps", "skipped\nsteps", lambda cell: str(cell.skipped_steps)),
         Column("restarts", "re-\nstarts", lambda cell: str(cell.restarts)),
     ]

@@ -48,7 +48,8 @@ class Measurement:
     """Share of the steady state that a rank waited, mean over ranks, in 0..1."""
     bubble_by_rank: tuple[float, ...] = ()
     peak_memory: tuple[float, ...] = ()
-    """Bytes, the largest of the run, of each stage."""
+    """Bytes, the largest of the run, of each rank of the pipeline: what its device had allocated, or where
+    there is no such count, what the run itself holds."""
     skipped_steps: int = 0
     """Steps left out because a gradient was not finite."""
     seconds: float | None = None
@@ -96,6 +97,7 @@ def measure(metrics: Metrics) -> Measurement:
         mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
         bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
         bubble_by_rank=bubble_by_rank,
+        peak_memory=_peak_memory(segments),
         skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
         seconds=max(seconds, default=None),
         start=start,
@@ -133,7 +135,9 @@ def _tokens_per_second(segments: Sequence[Row]) -> float | None:
 
 def _bubble_by_rank(segments: Sequence[Row]) -> tuple[float, ...]:
     """For each rank, the share of the run's steady windows that it waited: segments count by their length."""
-    measured = [row for row in segments if row["steady_seconds"] > 0 and row["busy"]]
+    measured = [
+        row for row in segments if row["steady_seconds"] > 0 and row["busy"] and None not in row["busy"]
+    ]
     seconds = sum(row["steady_seconds"] for row in measured)
     if seconds <= 0:
         return ()
@@ -141,3 +145,10 @@ def _bubble_by_rank(segments: Sequence[Row]) -> tuple[float, ...]:
     return tuple(
         1 - sum(row["busy"][rank] * row["steady_seconds"] for row in measured) / seconds for rank in ranks
     )
+
+
+def _peak_memory(segments: Sequence[Row]) -> tuple[float, ...]:
+    """The largest of the segments, rank by rank; segments of earlier versions do not say it."""
+    weighed = [row["memory"] for row in segments if row.get("memory")]
+    of_ranks = [memory.get("device_peak") or memory["total"] for memory in weighed]
+    return tuple(max(map(float, of_rank)) for of_rank in zip(*of_ranks, strict=True))

@@ -195,7 +195,7 @@
         text: texts, texttemplate: places <= 16 ? "%{text}" : undefined, hovertemplate: "%{x}: %{text}<extra></extra>",
         colorscale: [[0, "#fff"], [1, "#56B4E9"]], textfont: { color: "#000" }, xgap: 2, ygap: 2, colorbar: { thickness: 12, outlinewidth: 0 }, ...options,
       }];
-    }, { title: { text: name === "busy" ? "rank" : "stage" }, dtick: 1, showgrid: false, zeroline: false });
+    }, { title: { text: "rank" }, dtick: 1, showgrid: false, zeroline: false });
   }
 
   function draw() {

@@ -55,7 +55,7 @@ def to_page(report: Report, *, beside: str, folder: Path) -> str:
         _section("gaps", "Gap to the synchronous counterpart", _GAPS),
         _section("speed", "Throughput", _SPEED),
         _section("busy", "Busy share of each rank", _BUSY),
-        _section("memory", "Peak memory of each stage", _MEMORY),
+        _section("memory", "Peak memory of each rank", _MEMORY),
         _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
         f"</main><footer><p>Written by asyncpp {_text(asyncpp_version())}.</p></footer>",

@@ -50,7 +50,7 @@ def record(cell: Cell) -> dict[str, Any]:
     memory = cell.peak_memory
     fields["peak_memory_min"] = min(memory, default=None)
     fields["peak_memory_max"] = max(memory, default=None)
-    fields["peak_memory_by_stage"] = memory
+    fields["peak_memory_by_rank"] = memory
     fields["skipped_steps"] = cell.skipped_steps
     fields["restarts"] = cell.restarts
     fields["runs"] = [run.id for run in cell.runs]

@@ -68,3 +68,21 @@ def test_a_run_that_has_just_begun_has_no_numbers() -> None:
     assert (measured.val_loss, measured.tokens_per_second, measured.delay, measured.bubble) == (None,) * 4
     assert measured.unigram_bits_per_byte == 4.83
     assert measure([]) == Measurement()
+
+
+def test_memory_is_the_largest_of_the_segments_and_the_devices_where_they_count_it() -> None:
+    rows = metrics()
+    assert measure(rows).peak_memory == ()
+    [first, second] = [row for row in rows if row["kind"] == "segment"]
+    first["memory"] = {"weights": [1, 1], "total": [10, 40], "device_peak": []}
+    second["memory"] = {"weights": [1, 1], "total": [30, 20], "device_peak": []}
+    assert measure(rows).peak_memory == (30, 40)
+    first["memory"]["device_peak"] = second["memory"]["device_peak"] = [50, 60]
+    assert measure(rows).peak_memory == (50, 60)
+
+
+def test_a_segment_in_which_a_rank_was_not_timed_has_no_bubble() -> None:
+    rows = metrics(steady=((1000, 2.0), (0, 1.0)), busy=((0.5, 0.75), (0.5, 0.5)))
+    [_, second] = [row for row in rows if row["kind"] == "segment"]
+    second["busy"] = [None, None]
+    assert measure(rows).bubble_by_rank == (0.5, 0.25)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from asyncpp_cli.cluster.attempts import Attempt, claim, enter, look, settle
 from asyncpp_cli.cluster.processes import is_gone, process_id, this_process
+from asyncpp_cli.code_version import asyncpp_version, commit
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.files import read_json, write_json
 from asyncpp_cli.recorder import MetricsFile, RunRecorder
@@ -140,7 +141,8 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     status = run.status()
     assert (status.state, status.step, status.steps, status.attempt) == (State.RUNNING, 3, 4, 1)
     assert (status.train_loss, status.tokens_per_second) == (1.0 / 3.0, 16.0)
-    assert run.metrics()[0] == {"kind": "start", "step": 0, "attempt": 1}
+    code = {"asyncpp": asyncpp_version(), "commit": commit()}
+    assert run.metrics()[0] == {"kind": "start", "step": 0, "attempt": 1} | code
 
 
 def test_only_one_of_many_claims_a_run(run: Run) -> None:
