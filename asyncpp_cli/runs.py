@@ -2,6 +2,8 @@
 
 EXPERIMENT/experiment.json         name, template, cells {id, axes}
 EXPERIMENT/template.yaml           the template with its command-line overrides
+EXPERIMENT/submissions/            what was submitted to a cluster; `cluster.submissions` owns it
+EXPERIMENT/code/                   the code that it is to run; `cluster.snapshot` owns it
 EXPERIMENT/runs/ID/config.yaml     the run's configuration, never changed
 EXPERIMENT/runs/ID/status.json     how it goes, replaced at once
 EXPERIMENT/runs/ID/metrics.jsonl   append-only, one JSON object a line
@@ -39,6 +41,23 @@ class State(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+class Cause(StrEnum):
+    """What ended a run that did not complete, in a word."""
+
+    NONE = ""
+    ERROR = "error"
+    KILLED = "killed"
+    OUT_OF_MEMORY = "out-of-memory"
+    STOPPED = "stopped"
+    """Told to end: a preemption, a person."""
+    TIME_LIMIT = "time-limit"
+    CANCELLED = "cancelled"
+    RESTARTED = "restarted"
+    """SLURM has taken its nodes away, or one of them failed."""
+    REFUSED = "refused"
+    """The job would not begin: something has changed since it was submitted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Status:
     """The content of status.json. Times are seconds since 1970."""
@@ -52,6 +71,8 @@ class Status:
     """Steps of the whole run."""
     reason: str = ""
     """Why it ended, where it did not complete."""
+    cause: Cause = Cause.NONE
+    """The same in a word."""
     started: float | None = None
     updated: float | None = None
     ended: float | None = None
@@ -148,7 +169,8 @@ class Run:
             return Status()
         known = {key: content[key] for key in Status.__dataclass_fields__ if key in content}
         try:
-            return Status(**known | {"state": State(content["state"])})
+            words = {"state": State(content["state"]), "cause": Cause(content.get("cause", ""))}
+            return Status(**known | words)
         except (KeyError, ValueError) as error:
             raise DamagedError(f"{self.status_file} has no known state ({error})") from error
 
@@ -217,6 +239,16 @@ class Experiment:
     @property
     def template_file(self) -> Path:
         return self.folder / "template.yaml"
+
+    @property
+    def submissions(self) -> Path:
+        """What was submitted to a cluster."""
+        return self.folder / "submissions"
+
+    @property
+    def code(self) -> Path:
+        """The code that submitted jobs run."""
+        return self.folder / "code"
 
     def run(self, cell_id: str) -> Run:
         return Run(self.folder / "runs" / cell_id)

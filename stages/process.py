@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import fcntl
 import itertools
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +25,8 @@ from torch.distributed import ProcessGroup
 from stages.config import SiteConfig
 
 ADDRESS_FILE = "rendezvous"
+_SIOCGIFADDR = 0x8915
+"""Linux's request for the IPv4 address of an interface (netdevice(7))."""
 
 
 class Communicator(Protocol):
@@ -128,7 +132,7 @@ def connected(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=site.timeout)
-    host = "127.0.0.1" if local_size == size else socket.getfqdn()
+    host = "127.0.0.1" if local_size == size else _own_address()
     if local_size == size and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = _open_store(rank=rank, size=size, host=host, rendezvous=rendezvous, timeout=timeout)
@@ -137,6 +141,22 @@ def connected(
         yield Process(rank=rank, size=size, device=device, timeout=timeout, store=store)
     finally:
         dist.destroy_process_group()
+
+
+def _own_address() -> str:
+    """Where processes on other machines reach this one: by the interface that gloo is told to use, if any."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if not interface or sys.platform != "linux":
+        return socket.getfqdn()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError as error:
+            raise RuntimeError(
+                f"GLOO_SOCKET_IFNAME is {interface}, and there is no such network interface with an IPv4 "
+                f"address here ({error.strerror}); accepted: {', '.join(n for _, n in socket.if_nameindex())}"
+            ) from error
+    return socket.inet_ntoa(answer[20:24])
 
 
 def _open_store(*, rank: int, size: int, host: str, rendezvous: Path, timeout: datetime.timedelta) -> Store:

@@ -1,38 +1,40 @@
 """One attempt at a run: who claimed it, which processes its ranks are, how they ended, and so how it ended.
 
     attempts/N/attempt.json      who claimed it, with how many processes (ranks, but in replay one for all)
+                                 and in which job of a cluster, if in one
     attempts/N/rank-K.json       the processes of rank K
     attempts/N/rank-K.end.json   how rank K ended
     attempts/N/rank-K.error.json the exception that ended it, by its own account
     attempts/N/stop.json         its ranks are to end, and why
+    attempts/N/refused.json      why its job would not begin it
+    attempts/N/outcome.json      how it went
 
-A run is executed at most once at a time: an attempt is claimed under a lock, and only while none is going on.
 Nobody has to watch an attempt: the last rank to end settles the run's status, and whoever looks at a run
-whose processes have all vanished settles it as well.
+whose processes have all vanished settles it as well. Processes of another machine cannot be looked at: where
+they belong to a job of a cluster, that is asked.
 """
 
 from __future__ import annotations
 
 import fcntl
-import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here, this_process
+from asyncpp_cli.cluster.jobs import Job, Scheduler, job_of
+from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.files import read_json, write_json
-from asyncpp_cli.runs import FORMAT, Run, State, Status
-from stages.signals import RESUMABLE
+from asyncpp_cli.runs import FORMAT, Cause, Run, State, Status
 
 SECONDS_TO_START = 120.0
 """A rank of which nothing is heard for so long after the claim is taken not to have started."""
 
 SECONDS_OF_SILENCE = 3600.0
-"""An attempt on another machine, which cannot be looked at, is taken to be gone after that."""
+"""An attempt on another machine is taken to be gone after that, where no scheduler can be asked."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,30 @@ class Attempt:
 
     def rank_erred(self, rank: int, error: BaseException) -> None:
         """Keep the exception that ends a rank, for the reason of the run's failure."""
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        self.write(f"rank-{rank}.error", {"message": message[:500], "time": time.time()})
+        kind = type(error).__name__
+        message = " ".join(f"{kind}: {error}".split())
+        self.write(f"rank-{rank}.error", {"kind": kind, "message": message[:500], "time": time.time()})
 
-    def stop(self, reason: str) -> None:
-        """Ask all ranks to end."""
-        if self.read("stop") is None:
-            self.write("stop", {"reason": reason, "time": time.time()})
+    def stop(self, reason: str, *, cause: Cause = Cause.STOPPED) -> None:
+        """Ask all ranks to end.
+
+        Args:
+            reason: why; the first one stays, unless the run is cancelled.
+            cause: the same in a word.
+        """
+        if cause == Cause.CANCELLED or self.read("stop") is None:
+            self.write("stop", {"reason": reason, "cause": cause, "time": time.time()})
+
+    @property
+    def job(self) -> Job | None:
+        """The job of a cluster that it runs in."""
+        return job_of(self.read("attempt"))
+
+    @property
+    def site_settings(self) -> dict[str, Any]:
+        """Settings `site.*` of the place where it runs, instead of those of the run's configuration."""
+        content = self.read("attempt")
+        return dict(content.get("site", {})) if content else {}
 
     @property
     def stop_reason(self) -> str | None:
@@ -109,175 +128,114 @@ class Attempt:
 
 
 @contextmanager
-def _locked(run: Run) -> Iterator[None]:
+def locked(run: Run) -> Iterator[None]:
+    """Keep others from changing the run's status."""
     with run.lock_file.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            # A filesystem without locks. Claims need none; what else is written here is written whole, and
+            # any of two writers has the right of it.
+            yield
+            return
         yield
 
 
-def claim(run: Run, *, processes: int, replay: bool, steps: int) -> Attempt | None:
-    """Begin the next attempt at a run; None if the run is completed, or going on elsewhere.
-
-    Args:
-        run: which.
-        processes: that the attempt will have.
-        replay: whether its ranks take turns in one process.
-        steps: of the whole run.
-    """
-    with _locked(run):
-        status = _settle(run)
-        if status.state in (State.COMPLETED, State.RUNNING):
-            return None
-        attempt = Attempt(run, status.attempt + 1)
-        # Left over where a claim was killed before it wrote the status.
-        while attempt.folder.exists():
-            attempt = Attempt(run, attempt.number + 1)
-        attempt.folder.mkdir(parents=True)
-        run.logs.mkdir(exist_ok=True)
-        me = this_process()
-        now = time.time()
-        attempt.write(
-            "attempt",
-            {"format": FORMAT, "processes": processes, "replay": replay, "claimed": now, "by": asdict(me)},
-        )
-        run.write_status(
-            Status(
-                state=State.RUNNING,
-                attempt=attempt.number,
-                steps=steps,
-                started=now,
-                updated=now,
-                host=me.host,
-                pids=[0] * processes,
-            )
-        )
-        return attempt
-
-
-def enter(attempt: Attempt, rank: int) -> None:
-    """Put this process into the run's status, as that rank.
-
-    Raises:
-        RuntimeError: the attempt is over, or another has taken its place.
-    """
-    with _locked(attempt.run):
-        status = attempt.run.status()
-        if status.state != State.RUNNING or status.attempt != attempt.number:
-            raise RuntimeError(f"attempt {attempt.number} at {attempt.run.folder} is over: {status.state}")
-        me = this_process()
-        pids = [me.pid if index == rank else pid for index, pid in enumerate(status.pids)]
-        attempt.run.write_status(replace(status, pids=pids, host=me.host, updated=time.time()))
-
-
-def settle(run: Run, *, none_to_come: bool = False) -> Status:
+def settle(
+    run: Run, *, none_to_come: bool = False, all_over: bool = False, scheduler: Scheduler | None = None
+) -> Status:
     """The run's status; if its attempt is over and nobody has said so yet, it is said now.
 
     Args:
         run: which.
         none_to_come: ranks that have not started will not.
+        all_over: nor does any rank run any more.
+        scheduler: is asked where the processes cannot be looked at.
     """
     status = run.status()
     if status.state != State.RUNNING:
         return status
-    with _locked(run):
-        return _settle(run, none_to_come=none_to_come)
+    with locked(run):
+        return settle_locked(run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
 
 
-def look(run: Run, *, none_to_come: bool = False) -> Status:
+def look(run: Run, *, none_to_come: bool = False, scheduler: Scheduler | None = None) -> Status:
     """As `settle`, for those who watch.
 
     A status that cannot be read is a failure, and one that cannot be written is taken as it stands.
     """
     try:
         try:
-            return settle(run, none_to_come=none_to_come)
+            return settle(run, none_to_come=none_to_come, scheduler=scheduler)
         except PermissionError:
             return run.status()
     except DamagedError as error:
         return Status(state=State.FAILED, reason=str(error))
 
 
-def _settle(run: Run, *, none_to_come: bool = False) -> Status:
+def settle_locked(
+    run: Run,
+    *,
+    none_to_come: bool = False,
+    all_over: bool = False,
+    scheduler: Scheduler | None = None,
+) -> Status:
+    """As `settle`, by who holds the lock."""
+    from asyncpp_cli.cluster.outcome import outcome_of
+
     status = run.status()
     if status.state != State.RUNNING:
         return status
     attempt = Attempt(run, status.attempt)
     description = attempt.read("attempt")
-    ranks = int(description["processes"]) if description else 0
-    claimer = ProcessId(**description["by"]) if description else None
-    overdue = time.time() - (status.started or 0.0) > SECONDS_TO_START
-    silent = time.time() - (status.updated or 0.0) > SECONDS_OF_SILENCE
-    missing = none_to_come or overdue or (claimer is not None and is_gone(claimer))
-    if not all(_is_over(attempt, rank, missing=missing, silent=silent) for rank in range(ranks)):
-        return status
-    state, reason = _outcome(attempt, ranks)
+    ranks = range(int(description["processes"]) if description else 0)
+    if not all_over:
+        missing = none_to_come or _will_not_start(status, description)
+        if not all(_is_over(attempt, rank, missing=missing) for rank in ranks):
+            over = _asked(attempt, status, description, scheduler)
+            if not over:
+                return status
+    state, cause, reason = outcome_of(attempt, len(ranks))
     ended = time.time()
-    settled = replace(status, state=state, reason=reason, updated=ended, ended=ended)
+    settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
     if state == State.COMPLETED:
         settled = replace(settled, step=status.steps)
+    attempt.write("outcome", {"state": str(state), "cause": cause, "reason": reason, "time": ended})
     run.write_status(settled)
     return settled
 
 
-def _is_over(attempt: Attempt, rank: int, *, missing: bool, silent: bool) -> bool:
+def _will_not_start(status: Status, description: Mapping[str, Any] | None) -> bool:
+    if description is None:
+        return time.time() - (status.started or 0.0) > SECONDS_TO_START
+    if is_gone(ProcessId(**description["by"])):
+        return True
+    # A cluster may take its time; there the process that claims stays until the end.
+    return not description.get("job") and time.time() - (status.started or 0.0) > SECONDS_TO_START
+
+
+def _is_over(attempt: Attempt, rank: int, *, missing: bool) -> bool:
     if attempt.read(f"rank-{rank}.end") is not None:
         return True
     processes = attempt.processes(rank)
-    if not processes:
-        return missing
-    return all(is_gone(process) or (silent and not is_here(process)) for process in processes)
+    return all(is_gone(process) for process in processes) if processes else missing
 
 
-def _outcome(attempt: Attempt, ranks: int) -> tuple[State, str]:
-    """How an attempt whose ranks have all ended went, and why it failed if it did."""
-    ends = {rank: attempt.read(f"rank-{rank}.end") for rank in range(ranks)}
-    if ranks and all(end is not None and end["code"] == 0 for end in ends.values()):
-        return State.COMPLETED, ""
-    if (reason := attempt.stop_reason) is not None:
-        return State.INTERRUPTED, reason
-    if ranks and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):
-        return State.INTERRUPTED, "told to end by SIGTERM or SIGUSR2"
-    return State.FAILED, _first_cause(attempt, ends)
-
-
-def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> str:
-    """What ended first: a killed rank takes the others with it, and they only report that it is gone."""
-    killed: list[tuple[float, str]] = []
-    erred: list[tuple[float, str]] = []
-    left: list[tuple[float, str]] = []
-    for rank, end in ends.items():
-        log = attempt.run.log_file(attempt=attempt.number, rank=rank)
-        see = f" (logs/{log.name})" if log.exists() else ""
-        if end is None:
-            started = bool(attempt.processes(rank))
-            how = "vanished: killed by SIGKILL, or its machine stopped" if started else "never started"
-            killed.append((0.0, f"rank {rank} {how}{see}"))
-            continue
-        # Its own account comes first: after an exception torch may abort while the interpreter ends.
-        if (error := attempt.read(f"rank-{rank}.error")) is not None:
-            erred.append((error["time"], f"rank {rank}: {error['message']}{see}"))
-        elif end["signal"] is not None and not end["stopped"]:
-            killed.append((end["time"], f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"))
-        elif end["code"] != 0:
-            how = (
-                "was made to end"
-                if end["stopped"]
-                else f"ended with exit code {end['code']}: {_last_line(log)}"
-            )
-            left.append((end["time"], f"rank {rank} {how}{see}"))
-    for causes in (killed, erred, left):
-        if causes:
-            return min(causes)[1]
-    return "it has no ranks"
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it printed nothing")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"{signal.Signals(number).name} (signal {number})"
-    except ValueError:
-        return f"signal {number}"
+def _asked(
+    attempt: Attempt,
+    status: Status,
+    description: Mapping[str, Any] | None,
+    scheduler: Scheduler | None,
+) -> bool:
+    """Whether an attempt is over of which some processes are on other machines."""
+    job = job_of(description)
+    if description is not None and job is not None and scheduler is not None:
+        known = scheduler.is_over(job, claimed=float(description["claimed"]))
+        if known is not None:
+            return known
+    if time.time() - (status.updated or 0.0) <= SECONDS_OF_SILENCE:
+        return False
+    ranks = range(int(description["processes"]) if description else 0)
+    return not any(
+        is_here(process) and not is_gone(process) for rank in ranks for process in attempt.processes(rank)
+    )

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-from asyncpp_cli.cluster.attempts import Attempt, claim, look
+from asyncpp_cli.cluster.attempts import Attempt, look
+from asyncpp_cli.cluster.claims import claim
+from asyncpp_cli.cluster.jobs import Scheduler
 from asyncpp_cli.cluster.local import LocalSite
 from asyncpp_cli.cluster.processes import end
 from asyncpp_cli.cluster.resources import Machine, Resources, resources_of
@@ -58,6 +60,7 @@ class Launcher:
         max_parallel: runs at once; None: as many as have cores and GPUs of their own.
         replay: each run in one process.
         progress: is told how it goes.
+        scheduler: is asked about runs that are going on in jobs of a cluster.
     """
 
     def __init__(
@@ -68,7 +71,9 @@ class Launcher:
         max_parallel: int | None,
         replay: bool,
         progress: Progress,
+        scheduler: Scheduler | None = None,
     ) -> None:
+        self._scheduler = scheduler
         self._tasks = tasks
         self._machine = machine
         self._max_parallel = max_parallel
@@ -126,7 +131,8 @@ class Launcher:
 
     def _status(self, run: Run) -> Status:
         mine = self._mine.get(run.id)
-        return look(run, none_to_come=mine is not None and self._site.has_ended(mine[0]))
+        ended = mine is not None and self._site.has_ended(mine[0])
+        return look(run, none_to_come=ended, scheduler=self._scheduler)
 
     def _next(self, statuses: Sequence[tuple[Run, Status]]) -> Task | None:
         """The next task to start, if one is left and there is room for it."""

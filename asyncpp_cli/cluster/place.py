@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from asyncpp_cli.cluster.attempts import Attempt, claim, enter
+from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.cluster.claims import claim, enter
 from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here, this_process
 from asyncpp_cli.cluster.supervise import ATTEMPT_VARIABLE
 from asyncpp_cli.errors import UserError

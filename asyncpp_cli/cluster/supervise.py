@@ -15,10 +15,15 @@ from types import FrameType
 
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.processes import is_gone, process_id, this_process
-from asyncpp_cli.runs import State
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.runs import Cause, State
+from stages.signals import RESUMABLE
 
 ATTEMPT_VARIABLE = "ASYNCPP_ATTEMPT"
 """Number of the attempt, for the process that trains: it is set if, and only if, that has a supervisor."""
+
+LIMIT_VARIABLE = "ASYNCPP_TIME_LIMIT_NEAR"
+"""When, in seconds since 1970, a job's time limit is so near that a signal to end is due to it."""
 
 _SECONDS_BETWEEN_LOOKS = 0.25
 _SECONDS_BETWEEN_LOOKS_AT_OTHERS = 1.0
@@ -26,16 +31,19 @@ _SECONDS_AFTER_ANOTHER = 10.0
 """How long a rank may take to notice by itself that another has ended: its own account of it is kept then."""
 _SECONDS_TO_END = 5.0
 """How long a rank may take to end once another has failed: it has nobody left to save with."""
+_SECONDS_FOR_OTHERS = _SECONDS_AFTER_ANOTHER + 2 * _SECONDS_TO_END
 
 
 class _Supervisor:
-    def __init__(self, attempt: Attempt, *, rank: int, size: int, grace: float) -> None:
+    def __init__(
+        self, attempt: Attempt, *, rank: int, size: int, grace: float, told_by: signal.Signals | None
+    ) -> None:
         self._attempt = attempt
         self._rank = rank
         self._grace = grace
         self._others = [other for other in range(size) if other != rank]
         self._looked_at_others = 0.0
-        self._told_by: signal.Signals | None = None
+        self._told_by = told_by
 
     def watch(self, child: subprocess.Popen[bytes]) -> None:
         """Wait for the child to end, or make it."""
@@ -59,28 +67,60 @@ class _Supervisor:
             stopped=stopped,
         )
 
+    def wait_for_others(self) -> None:
+        """Give the other ranks the time to end by themselves and to say how.
+
+        A cluster ends the whole job as soon as one rank fails, and then none of them could.
+        """
+        deadline = time.monotonic() + _SECONDS_FOR_OTHERS
+        while time.monotonic() < deadline:
+            if all(self._has_ended(other) for other in self._others):
+                return
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._told_by = signal.Signals(number)
 
     def _seconds_left(self) -> float | None:
         """How long the child may take to end, if it has to."""
         if self._told_by is not None:
-            self._attempt.stop(f"rank {self._rank} was told to end by {self._told_by.name}")
+            reason, cause = self._why(self._told_by)
+            self._attempt.stop(reason, cause=cause)
         if self._attempt.stop_reason is not None:
             return self._grace
-        return _SECONDS_TO_END if self._another_failed_long_ago() else None
-
-    def _another_failed_long_ago(self) -> bool:
         now = time.time()
         if now - self._looked_at_others < _SECONDS_BETWEEN_LOOKS_AT_OTHERS:
-            return False
+            return None
         self._looked_at_others = now
+        return _SECONDS_TO_END if self._is_overtaken() or self._another_failed_long_ago(now) else None
+
+    def _why(self, number: signal.Signals) -> tuple[str, Cause]:
+        near = os.environ.get(LIMIT_VARIABLE)
+        if near is not None and time.time() > float(near):
+            return f"the job's time limit is near (rank {self._rank} got {number.name})", Cause.TIME_LIMIT
+        return f"rank {self._rank} was told to end by {number.name}", Cause.STOPPED
+
+    def _is_overtaken(self) -> bool:
+        """Whether another attempt goes on: a cluster has given this one up, say since its node was silent."""
+        try:
+            status = self._attempt.run.status()
+        except DamagedError:
+            return False
+        return status.attempt > self._attempt.number
+
+    def _another_failed_long_ago(self, now: float) -> bool:
         return any(self._failed_long_ago(other, now) for other in self._others)
 
     def _failed_long_ago(self, other: int, now: float) -> bool:
         end = self._attempt.read(f"rank-{other}.end")
         if end is not None:
             return bool(end["code"] != 0 and now - end["time"] > _SECONDS_AFTER_ANOTHER)
+        return self._has_vanished(other)
+
+    def _has_ended(self, other: int) -> bool:
+        return self._attempt.read(f"rank-{other}.end") is not None or self._has_vanished(other)
+
+    def _has_vanished(self, other: int) -> bool:
         # Without a word: its supervisor was killed, and then it ends at once by itself.
         processes = self._attempt.processes(other)
         return bool(processes) and all(is_gone(process) for process in processes)
@@ -103,9 +143,10 @@ def supervise(
     local_size: int,
     threads: int,
     grace: float,
-    devices: str,
+    devices: str | None,
+    told_by: signal.Signals | None = None,
 ) -> bool:
-    """Run one rank of an attempt in a child process, to its end. Whether it ended well.
+    """Run one rank of an attempt in a child process, to its end. Whether it trained or saved to the end.
 
     Args:
         attempt: which.
@@ -115,7 +156,9 @@ def supervise(
         local_size: number of those on this machine.
         threads: CPU threads of the child.
         grace: seconds that it may take to save and end once it is told to.
-        devices: GPUs of the attempt's processes on this machine, as CUDA_VISIBLE_DEVICES takes them.
+        devices: GPUs of the attempt's processes on this machine, as CUDA_VISIBLE_DEVICES takes them; None:
+            as the environment has it.
+        told_by: a signal to end that has come already.
     """
     status = attempt.run.status()
     if status.state != State.RUNNING or status.attempt != attempt.number:
@@ -130,15 +173,20 @@ def supervise(
         "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(local_size),
         "OMP_NUM_THREADS": str(threads),
-        "CUDA_VISIBLE_DEVICES": devices,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = devices
     with attempt.run.log_file(attempt=attempt.number, rank=rank).open("ab") as log:
         # The child ends when its standard input does: it does not outlive its supervisor.
         child = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
         )
     attempt.rank_started(rank, process_id(child.pid), this_process())
-    _Supervisor(attempt, rank=rank, size=size, grace=grace).watch(child)
-    return child.returncode == 0
+    supervisor = _Supervisor(attempt, rank=rank, size=size, grace=grace, told_by=told_by)
+    supervisor.watch(child)
+    ended_well = child.returncode in (0, RESUMABLE)
+    if not ended_well:
+        supervisor.wait_for_others()
+    return ended_well

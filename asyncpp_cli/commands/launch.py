@@ -11,15 +11,20 @@ import typer
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from asyncpp_cli.cluster.sites import Site
+    from asyncpp_cli.cluster.submit import Choices
     from asyncpp_cli.runs import Experiment
 
-LOCAL = "local"
 INTERRUPTED_CODE = 130
 
 
 def launch(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
-    site: Annotated[str, typer.Option("--site", metavar="NAME", help="Where to run; `local`: here.")] = LOCAL,
+    site: Annotated[
+        str, typer.Option("--site", metavar="NAME", help="Where to run; `local`: here.")
+    ] = "local",
     replay: Annotated[
         bool,
         typer.Option("--replay", help="Each run in one process, its ranks taking turns: the same numbers."),
@@ -34,6 +39,18 @@ def launch(
             "--max-parallel", metavar="N", min=1, help="Runs at once; without: as many as have a core a rank."
         ),
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="On a cluster: stay, and show how the runs go. Leaving ends none.")
+    ] = False,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            "--retries", metavar="N", min=0, help="On a cluster: how often a run that fails is started again."
+        ),
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="On a cluster: a job that writes the report when all have ended.")
+    ] = False,
 ) -> None:
     """Run what an experiment still lacks, and show how it goes. Launching again is safe.
 
@@ -41,14 +58,30 @@ def launch(
     ones go on from their newest valid checkpoint. Ctrl-C lets the runs that this launch has started save,
     ends them and marks them interrupted; launch again to go on. Exit code 0 if all runs are completed, 1 if
     one is not, 130 after Ctrl-C.
+
+    On a cluster (see docs/slurm.md) it submits and returns: what is completed, running or queued is left
+    alone. With --wait it stays; Ctrl-C then only ends the watching.
     """
+    from asyncpp_cli.cluster.sites import LOCAL, find_site
     from asyncpp_cli.runs import open_experiment
 
-    _check_site(site)
+    chosen = find_site(site)
     experiment = open_experiment(folder)
+    if chosen.scheduler == LOCAL:
+        if wait or report or retries is not None:
+            raise UserError(f"--wait, --report and --retries are for clusters, and {site} is this machine")
+        if dry_run:
+            raise typer.Exit(_rehearse(experiment, replay=replay))
+        raise typer.Exit(launch_here(folder, replay=replay, max_parallel=max_parallel))
+    from asyncpp_cli.cluster.submit import Choices
+
+    choices = Choices(replay=replay, max_parallel=max_parallel, retries=retries, report=report)
     if dry_run:
+        from asyncpp_cli.cluster.remote import show_scripts
+
+        show_scripts(experiment, chosen, choices)
         raise typer.Exit(_rehearse(experiment, replay=replay))
-    raise typer.Exit(launch_here(folder, replay=replay, max_parallel=max_parallel))
+    raise typer.Exit(launch_there(experiment, chosen, choices, wait=wait, only=None))
 
 
 def _rehearse(experiment: Experiment, *, replay: bool) -> int:
@@ -63,22 +96,47 @@ def _rehearse(experiment: Experiment, *, replay: bool) -> int:
         return INTERRUPTED_CODE
 
 
-def _check_site(name: str) -> None:
-    from asyncpp_cli import templates
+def launch_there(
+    experiment: Experiment, site: Site, choices: Choices, *, wait: bool, only: Collection[str] | None
+) -> int:
+    """Submit what is missing to a cluster, and follow it if told to. The command's exit code.
 
-    if name not in templates.names("sites"):
-        accepted = ", ".join(templates.names("sites"))
-        raise UserError(f"--site {name}: unknown site; accepted: {accepted}")
+    Raises:
+        UserError: something is wrong with a run or the site, or SLURM refuses; nothing is queued then.
+    """
+    from asyncpp_cli.cluster.local import check_folder
+    from asyncpp_cli.cluster.remote import follow, submit_missing
+    from asyncpp_cli.console import say
+
+    check_folder(experiment.folder)
+    submit_missing(experiment, site, choices, only=only)
+    if not wait:
+        return 0
+    try:
+        return follow(experiment, site, choices)
+    except KeyboardInterrupt:
+        folder = shlex.quote(str(experiment.folder))
+        say(f"The jobs go on without this: asyncpp status {folder}; to end them: asyncpp cancel {folder}")
+        return INTERRUPTED_CODE
 
 
-def launch_here(folder: Path, *, replay: bool, max_parallel: int | None) -> int:
+def launch_here(
+    folder: Path, *, replay: bool, max_parallel: int | None, only: Collection[str] | None = None
+) -> int:
     """Launch an experiment on this machine. The command's exit code.
+
+    Args:
+        folder: of the experiment.
+        replay: each run in one process.
+        max_parallel: runs at once.
+        only: ids of the runs that are meant; None: all.
 
     Raises:
         UserError: there is no experiment, or a run asks for what this machine lacks.
     """
     from asyncpp_cli.cluster.launcher import Interrupted, Launcher, tasks_of
     from asyncpp_cli.cluster.local import check_folder
+    from asyncpp_cli.cluster.queue import Queue
     from asyncpp_cli.cluster.resources import this_machine
     from asyncpp_cli.console import say
     from asyncpp_cli.progress import shown_progress
@@ -87,7 +145,8 @@ def launch_here(folder: Path, *, replay: bool, max_parallel: int | None) -> int:
     experiment = open_experiment(folder)
     check_folder(folder)
     machine = this_machine()
-    tasks, damaged = tasks_of(experiment.runs, replay=replay, machine=machine)
+    runs = [run for run in experiment.runs if only is None or run.id in only]
+    tasks, damaged = tasks_of(runs, replay=replay, machine=machine)
     for message in damaged:
         say(f"left out: {message}")
     if machine.gpus and any(not task.resources.gpus and task.wants_gpus for task in tasks):
@@ -95,12 +154,17 @@ def launch_here(folder: Path, *, replay: bool, max_parallel: int | None) -> int:
     try:
         with shown_progress() as progress:
             statuses = Launcher(
-                tasks, machine=machine, max_parallel=max_parallel, replay=replay, progress=progress
+                tasks,
+                machine=machine,
+                max_parallel=max_parallel,
+                replay=replay,
+                progress=progress,
+                scheduler=Queue(experiment),
             ).run()
     except Interrupted as interrupted:
         say(f"{interrupted}: ended the runs that this launch had started.")
         say(f"To go on: asyncpp launch {shlex.quote(str(folder))}")
         return INTERRUPTED_CODE
     completed = sum(status.state == State.COMPLETED for status in statuses)
-    say(f"{completed} of {len(experiment.cells)} runs completed in {folder}")
-    return 0 if completed == len(experiment.cells) else 1
+    say(f"{completed} of {len(runs)} runs completed in {folder}")
+    return 0 if completed == len(runs) else 1

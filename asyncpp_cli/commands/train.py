@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -74,6 +75,8 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
     """
     from asyncpp_cli.recorder import RunRecorder
     from stages.signals import RESUMABLE, listening
+
+    config.site = replace(config.site, **attempt.site_settings)
 
     def give_up(message: str) -> None:
         attempt.rank_erred(place.rank, TimeoutError(message))

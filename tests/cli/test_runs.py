@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncpp_cli.cluster.attempts import Attempt, claim, enter, look, settle
+from asyncpp_cli.cluster.attempts import Attempt, look, settle
+from asyncpp_cli.cluster.claims import claim, enter
 from asyncpp_cli.cluster.processes import is_gone, process_id, this_process
 from asyncpp_cli.code_version import asyncpp_version, commit
 from asyncpp_cli.errors import DamagedError

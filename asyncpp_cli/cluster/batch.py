@@ -1,0 +1,201 @@
+"""A job: what sbatch starts, once on its first node, as `python -m asyncpp_cli.cluster.batch array-K.json`.
+
+It claims the next attempt at its run, starts the ranks through srun, and when they have all ended sees how
+that went: a run that was told to end, lost a node, or failed and has retries left is put back into the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from asyncpp_cli.cluster import slurm
+from asyncpp_cli.cluster.attempts import Attempt, settle
+from asyncpp_cli.cluster.claims import claim
+from asyncpp_cli.cluster.jobs import Job
+from asyncpp_cli.cluster.queue import Queue
+from asyncpp_cli.cluster.slurm import SlurmError
+from asyncpp_cli.cluster.snapshot import code_hash, difference, file_hash
+from asyncpp_cli.cluster.supervise import LIMIT_VARIABLE
+from asyncpp_cli.cluster.table import ArrayTable, Row, read_table
+from asyncpp_cli.runs import Cause, Run, State, Status, open_experiment
+from stages.signals import RESUMABLE
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_EARLIER = 75.0
+"""SLURM may send its signal a minute earlier than it is told to."""
+_SECONDS_TO_BE_ENDED = 120.0
+
+_told: list[signal.Signals] = []
+
+
+def _tell(number: int, _frame: FrameType | None) -> None:
+    _told.append(signal.Signals(number))
+
+
+def main() -> None:
+    """Run the run that this array task stands for."""
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, _tell)
+    table = read_table(Path(sys.argv[1]))
+    index = int(os.environ["SLURM_ARRAY_TASK_ID"])
+    row = table.rows[index]
+    experiment = open_experiment(Path.cwd().parents[1])
+    run = experiment.run(row.id)
+    job = _this_job(table, index)
+    _say(f"{job.id} (start {job.restart + 1}) on {job.nodes}: {row.id}")
+    _end_earlier_start(run, job)
+    attempt = claim(
+        run,
+        processes=table.shape.tasks,
+        replay=table.replay,
+        steps=row.steps,
+        job=job,
+        site_settings=table.site_settings,
+        scheduler=Queue(experiment),
+    )
+    if attempt is None:
+        status = run.status()
+        _say(f"nothing to do: the run is {status.state} (attempt {status.attempt})")
+        return
+    if reason := _refusal(run, table, row):
+        attempt.write("refused", {"reason": reason})
+    else:
+        _run_ranks(attempt, table)
+    status = settle(run, none_to_come=True, all_over=True)
+    _say(f"attempt {attempt.number}: {status.state} {status.reason}")
+    if status.attempt == attempt.number:
+        sys.exit(_finish(status, run, table, job))
+
+
+def _this_job(table: ArrayTable, index: int) -> Job:
+    return Job(
+        cluster=table.cluster,
+        name=table.name,
+        index=index,
+        id=f"{os.environ['SLURM_ARRAY_JOB_ID']}_{index}",
+        restart=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        nodes=os.environ.get("SLURM_JOB_NODELIST", ""),
+        submission=table.submission,
+    )
+
+
+def _end_earlier_start(run: Run, job: Job) -> None:
+    """Settle what an earlier start of this same job could not: SLURM starts no job before it has ended it."""
+    status = run.status()
+    if status.state != State.RUNNING:
+        return
+    attempt = Attempt(run, status.attempt)
+    before = attempt.job
+    if before is not None and (before.name, before.index) == (job.name, job.index):
+        reason = f"SLURM took its nodes away ({before.nodes}) and started the job again"
+        attempt.stop(reason, cause=Cause.RESTARTED)
+        settle(run, none_to_come=True, all_over=True)
+
+
+def _refusal(run: Run, table: ArrayTable, row: Row) -> str:
+    """Why this job must not begin; empty if it may."""
+    if changed := difference(table.software):
+        return f"{changed} since it was submitted: launch again"
+    if file_hash(run.config_file) != row.config_sha256:
+        return f"{run.config_file.name} has changed since it was submitted: launch again"
+    if code_hash() != table.code:
+        return f"code/{table.code} has changed since it was submitted: launch again"
+    return ""
+
+
+def _run_ranks(attempt: Attempt, table: ArrayTable) -> None:
+    """Start the ranks, wait for them to end, and pass on what this process is told."""
+    site = replace(attempt.run.config().site, **table.site_settings)
+    command = [
+        "srun",
+        f"--ntasks={table.shape.tasks}",
+        f"--cpus-per-task={table.shape.cpus_per_task}",
+        # A rank that is gone ends the others, should they not notice by themselves.
+        "--kill-on-bad-exit=1",
+        f"--wait={round(site.grace) + 60}",
+        "--export=ALL",
+        "--unbuffered",
+        *table.srun_flags,
+        *[sys.executable, "-P", "-m", "asyncpp_cli.cluster.task"],
+        *[str(attempt.run.folder), str(attempt.number)],
+    ]
+    environment = slurm.without_place(os.environ)
+    if (ends := slurm.end_of_job(os.environ["SLURM_JOB_ID"])) is not None:
+        environment[LIMIT_VARIABLE] = str(ends - table.signal_lead - _SECONDS_EARLIER)
+    if table.network_interface is not None:
+        environment |= {
+            "GLOO_SOCKET_IFNAME": table.network_interface,
+            "NCCL_SOCKET_IFNAME": table.network_interface,
+        }
+    if _told:
+        attempt.stop(f"the job was told to end by {_told[0].name}")
+        return
+    ranks = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    passed_on = False
+    while ranks.poll() is None:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        if _told and not passed_on:
+            passed_on = True
+            attempt.stop(f"the job was told to end by {_told[0].name}")
+
+
+def _finish(status: Status, run: Run, table: ArrayTable, job: Job) -> int:
+    """Put the run back into the queue if it is to go on. The job's exit code."""
+    if status.state == State.COMPLETED or status.cause == Cause.CANCELLED:
+        return 0
+    if status.state == State.INTERRUPTED:
+        return _requeue(status)
+    if status.cause == Cause.REFUSED:
+        return 1
+    if bad := slurm.bad_nodes(job.nodes):
+        _say(f"not counted as a failure of the run: {bad}")
+        return _requeue(status)
+    failed = failures(run, submission=table.submission)
+    if failed <= table.retries:
+        _say(f"failure {failed}: {table.retries - failed + 1} retries left")
+        return _requeue(status)
+    return 1
+
+
+def failures(run: Run, *, submission: str) -> int:
+    """How many attempts of a submission at the run have failed."""
+    count = 0
+    for number in range(1, run.status().attempt + 1):
+        attempt = Attempt(run, number)
+        outcome, job = attempt.read("outcome"), attempt.job
+        if outcome is not None and job is not None and job.submission == submission:
+            count += outcome["state"] == State.FAILED
+    return count
+
+
+def _requeue(status: Status) -> int:
+    """Queue this job again. The exit code where that is not to be or is not possible."""
+    raw_id = os.environ["SLURM_JOB_ID"]
+    code = RESUMABLE if status.state == State.INTERRUPTED else 1
+    try:
+        state = slurm.state_of(raw_id)
+        if state != "RUNNING" and status.cause != Cause.TIME_LIMIT:
+            _say(f"the job is {state.lower()}: SLURM, or a person, has decided what becomes of it")
+            return code
+        slurm.ask(["scontrol", "requeue", raw_id])
+    except SlurmError as error:
+        _say(f"not queued again ({error}): launch again to go on")
+        return code
+    _say("queued again")
+    time.sleep(_SECONDS_TO_BE_ENDED)  # SLURM ends this process
+    return code
+
+
+def _say(message: str) -> None:
+    print(f"{time.strftime('%F %T')} {message}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""How an attempt whose ranks have all ended went, and why it failed if it did."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.runs import Cause, State
+from stages.signals import RESUMABLE
+
+_NO_MEMORY = ("MemoryError", "OutOfMemoryError")
+"""Python's exception and torch's, by name."""
+
+
+def outcome_of(attempt: Attempt, ranks: int) -> tuple[State, Cause, str]:
+    """State, cause and reason of an attempt that is over.
+
+    Args:
+        attempt: which.
+        ranks: number of its processes.
+    """
+    ends = {rank: attempt.read(f"rank-{rank}.end") for rank in range(ranks)}
+    if (refusal := attempt.read("refused")) is not None:
+        return State.FAILED, Cause.REFUSED, str(refusal["reason"])
+    if ranks and all(end is not None and end["code"] == 0 for end in ends.values()):
+        return State.COMPLETED, Cause.NONE, ""
+    if (stop := attempt.read("stop")) is not None:
+        return State.INTERRUPTED, Cause(stop.get("cause", Cause.STOPPED)), str(stop["reason"])
+    if ranks and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):
+        return State.INTERRUPTED, Cause.STOPPED, "told to end by SIGTERM or SIGUSR2"
+    cause, reason = _first_cause(attempt, ends)
+    return State.FAILED, cause, reason
+
+
+def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tuple[Cause, str]:
+    """What ended first: a killed rank takes the others with it, and they only report that it is gone."""
+    killed: list[tuple[float, Cause, str]] = []
+    erred: list[tuple[float, Cause, str]] = []
+    left: list[tuple[float, Cause, str]] = []
+    for rank, end in ends.items():
+        log = attempt.run.log_file(attempt=attempt.number, rank=rank)
+        see = f" (logs/{log.name})" if log.exists() else ""
+        if end is None:
+            started = bool(attempt.processes(rank))
+            how = "vanished: killed by SIGKILL, or its machine stopped" if started else "never started"
+            killed.append((0.0, Cause.KILLED, f"rank {rank} {how}{see}"))
+            continue
+        # Its own account comes first: after an exception torch may abort while the interpreter ends.
+        if (error := attempt.read(f"rank-{rank}.error")) is not None:
+            cause = Cause.OUT_OF_MEMORY if error.get("kind") in _NO_MEMORY else Cause.ERROR
+            erred.append((error["time"], cause, f"rank {rank}: {error['message']}{see}"))
+        elif end["signal"] is not None and not end["stopped"]:
+            how = f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"
+            killed.append((end["time"], Cause.KILLED, how))
+        elif end["code"] != 0:
+            how = (
+                "was made to end"
+                if end["stopped"]
+                else f"ended with exit code {end['code']}: {_last_line(log)}"
+            )
+            left.append((end["time"], Cause.ERROR, f"rank {rank} {how}{see}"))
+    for causes in (killed, erred, left):
+        if causes:
+            _, cause, reason = min(causes)
+            return cause, reason
+    return Cause.ERROR, "it has no ranks"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it printed nothing")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,135 @@
+"""How an experiment's jobs stand: the runs' own files first, then SLURM's accounting, then its queue."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from asyncpp_cli.cluster import slurm
+from asyncpp_cli.cluster.attempts import Attempt, look
+from asyncpp_cli.cluster.jobs import Job
+from asyncpp_cli.cluster.slurm import AccountedJob, QueuedJob, SlurmError
+from asyncpp_cli.cluster.submissions import Place, Submissions, read_submissions
+from asyncpp_cli.runs import Experiment, Run, State, Status
+
+_SECONDS_OF_DOUBT = 20.0
+"""By which the clocks of two machines may differ."""
+
+PENDING = "PENDING"
+"""SLURM's word for a job that waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A run: by its own account, and by SLURM's where it has or had a job."""
+
+    run: Run
+    status: Status
+    job_id: str = ""
+    job_state: str = ""
+    """SLURM's word; empty if it does not know the job."""
+    pending_reason: str = ""
+    nodes: str = ""
+    """Of the job, or of the latest attempt."""
+    site: str = ""
+    queued: QueuedJob | None = None
+    accounted: AccountedJob | None = None
+
+    @property
+    def has_job(self) -> bool:
+        """Whether SLURM has a job for it that waits, runs or ends."""
+        return self.queued is not None
+
+
+class Queue:
+    """SLURM's word on an experiment's jobs, asked for once and only if need be."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._asked_at = 0.0
+
+    @functools.cached_property
+    def submissions(self) -> Submissions:
+        return read_submissions(self._experiment)
+
+    @functools.cached_property
+    def _here(self) -> bool:
+        """Whether SLURM's commands speak to the cluster that the experiment was submitted to."""
+        clusters = {submission.cluster for submission in self.submissions.all}
+        try:
+            return slurm.cluster().name in clusters
+        except SlurmError:
+            return False
+
+    @functools.cached_property
+    def queued(self) -> Mapping[tuple[str, int], QueuedJob] | None:
+        """By name and index of the job; None where SLURM cannot be asked."""
+        if not self.submissions.all:
+            return {}
+        if not self._here:
+            return None
+        try:
+            self._asked_at = time.time()
+            return slurm.queued(self.submissions.job_names)
+        except SlurmError:
+            return None
+
+    @functools.cached_property
+    def accounted(self) -> Mapping[tuple[str, int], AccountedJob]:
+        """By name and index of the job; empty where there is no accounting."""
+        if not self.submissions.all or not self._here:
+            return {}
+        since = min(submission.time for submission in self.submissions.all)
+        return slurm.accounted(self.submissions.job_names, since=since)
+
+    @functools.cached_property
+    def _places(self) -> dict[str, Place]:
+        return self.submissions.places
+
+    def is_over(self, job: Job, *, claimed: float) -> bool | None:
+        """See `Scheduler`."""
+        if self.queued is None or claimed > self._asked_at - _SECONDS_OF_DOUBT:
+            return None  # it may have begun after SLURM was asked
+        if job.submission not in {submission.name for submission in self.submissions.all}:
+            return None
+        queued = self.queued.get((job.name, job.index))
+        return queued is None or queued.state == PENDING
+
+    def standing(self, run: Run, *, with_accounting: bool) -> Standing:
+        """How one run stands."""
+        status = look(run, scheduler=self)
+        place = self._places.get(run.id)
+        if place is None:
+            return Standing(run=run, status=status)
+        queued = (self.queued or {}).get(place.key)
+        done = self.accounted.get(place.key) if with_accounting and queued is None else None
+        job = Attempt(run, status.attempt).job if status.attempt else None
+        return Standing(
+            run=run,
+            status=status,
+            job_id=next((known.id for known in (queued, done, job) if known), ""),
+            job_state=next((known.state for known in (queued, done) if known), ""),
+            pending_reason=queued.reason if queued and queued.state == PENDING else "",
+            nodes=next((known.nodes for known in (queued, done, job) if known and known.nodes), ""),
+            site=place.submission.site,
+            queued=queued,
+            accounted=done,
+        )
+
+
+def standings(experiment: Experiment, *, with_accounting: bool = False) -> list[Standing]:
+    """How every run stands, in the order of the cells.
+
+    Args:
+        experiment: whose.
+        with_accounting: whether to ask the accounting about jobs that have ended.
+    """
+    queue = Queue(experiment)
+    return [queue.standing(run, with_accounting=with_accounting) for run in experiment.runs]
+
+
+def is_unfinished(status: Status) -> bool:
+    """Whether the run is neither completed nor going on."""
+    return status.state not in (State.COMPLETED, State.RUNNING)

@@ -1,0 +1,153 @@
+"""Launching on a cluster: what is missing is submitted, and if asked for followed to its end."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from asyncpp_cli.cluster.queue import Queue, Standing, standings
+from asyncpp_cli.cluster.sites import Site
+from asyncpp_cli.cluster.slurm import SlurmError
+from asyncpp_cli.cluster.submissions import Submission, submitting
+from asyncpp_cli.cluster.submit import Choices, PlannedArray, missing, plan, report_file, room, script, submit
+from asyncpp_cli.console import say
+from asyncpp_cli.progress import shown_progress
+from asyncpp_cli.runs import Experiment, State
+
+_SECONDS_BETWEEN_LOOKS = 2.0
+_LOOKS_WITHOUT_A_JOB = 3
+"""A job that has just ended may have been followed by its run's last word only after the look at the run."""
+
+
+def show_scripts(experiment: Experiment, site: Site, choices: Choices) -> None:
+    """Print the script of each array that a launch would submit now."""
+    planned = plan(missing(standings(experiment), only=None), site, choices)
+    for array in planned:
+        print(f"# {len(array.runs)} runs of {array.shape}\n{script(experiment, site, array)}")
+
+
+def submit_missing(
+    experiment: Experiment, site: Site, choices: Choices, *, only: Collection[str] | None = None
+) -> int:
+    """Submit what is neither completed, nor going on, nor queued. How many runs that were.
+
+    Args:
+        experiment: whose runs.
+        site: where.
+        choices: what else was said.
+        only: ids of the runs that are meant; None: all.
+
+    Raises:
+        UserError: something is wrong with a run or the site; nothing is queued then.
+    """
+    with submitting(experiment):
+        queue = Queue(experiment)
+        # Without an answer it cannot be known what is queued already.
+        if queue.submissions.all and queue.queued is None:
+            raise SlurmError(_unanswered(queue))
+        found = [queue.standing(run, with_accounting=False) for run in experiment.runs]
+        runs = missing(found, only=only)
+        planned = plan(runs, site, choices)
+        free = room(site)
+        left = 0
+        if free is not None and free < len(runs):
+            planned = _first(planned, free)
+            left = len(runs) - free
+        if not planned:
+            _say_nothing_to_do(experiment, found, left=left, site=site)
+            return 0
+        live = {standing.job_id.partition("_")[0] for standing in found if standing.has_job}
+        submission = submit(experiment, site, planned, choices, live=sorted(live))
+    _say_submitted(experiment, submission, planned, left=left, site=site)
+    return sum(len(array.runs) for array in planned)
+
+
+def _unanswered(queue: Queue) -> str:
+    clusters = ", ".join(sorted({submission.cluster for submission in queue.submissions.all}))
+    return (
+        f"its jobs on the cluster {clusters} cannot be asked about from here; launch where squeue knows them"
+    )
+
+
+def _first(planned: Sequence[PlannedArray], count: int) -> list[PlannedArray]:
+    """The plan for as many runs as there is room for."""
+    cut = []
+    for array in planned:
+        if count > 0:
+            cut.append(replace(array, runs=array.runs[:count], at_once=min(array.at_once, count)))
+        count -= len(array.runs)
+    return cut
+
+
+def _say_nothing_to_do(experiment: Experiment, found: Sequence[Standing], *, left: int, site: Site) -> None:
+    queued = sum(standing.has_job for standing in found)
+    going_on = sum(standing.status.state == State.RUNNING and not standing.has_job for standing in found)
+    completed = sum(standing.status.state == State.COMPLETED for standing in found)
+    say(
+        f"Nothing to submit: {completed} of {len(found)} runs completed, {queued} queued or running"
+        + (f", {going_on} running elsewhere" if going_on else "")
+    )
+    if left:
+        say(f"{left} wait for room: {site.file}: submit_limit: {site.submit_limit} jobs at once")
+    _say_next(experiment)
+
+
+def _say_submitted(
+    experiment: Experiment, submission: Submission, planned: Sequence[PlannedArray], *, left: int, site: Site
+) -> None:
+    count = sum(len(array.runs) for array in planned)
+    arrays = "1 array" if len(planned) == 1 else f"{len(planned)} arrays"
+    say(
+        f"Submitted {count} of {len(experiment.cells)} runs to {site.name} ({submission.cluster}) as {arrays}:"
+    )
+    for array, wanted in zip(submission.arrays, planned, strict=True):
+        say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {wanted.at_once} at once")
+    if left:
+        limit = f"{site.file}: submit_limit: {site.submit_limit}"
+        say(f"{left} runs do not fit below {limit}: launch again when others have ended, or use --wait")
+    if submission.report:
+        say(f"When all have ended, the report is written to {report_file(experiment)}")
+    _say_next(experiment)
+
+
+def _say_next(experiment: Experiment) -> None:
+    folder = shlex.quote(str(experiment.folder))
+    say(f"To look: asyncpp status {folder}    to end: asyncpp cancel {folder}")
+
+
+def follow(experiment: Experiment, site: Site, choices: Choices) -> int:
+    """Show how the runs go until SLURM has none of them any more. The command's exit code.
+
+    It only watches: whatever ends it, the jobs go on. Where the site bounds how many jobs one may have, it
+    submits the others as soon as there is room.
+    """
+    without_a_job: Counter[str] = Counter()
+    with shown_progress() as progress:
+        while True:
+            found = standings(experiment)
+            progress.update([(standing.run, standing.status) for standing in found])
+            for standing in found:
+                without_a_job[standing.run.id] += 1
+                if _goes_on(standing):
+                    without_a_job[standing.run.id] = 0
+            open_runs = [standing for standing in found if standing.status.state != State.COMPLETED]
+            if all(without_a_job[standing.run.id] >= _LOOKS_WITHOUT_A_JOB for standing in open_runs):
+                waiting = [standing.run.id for standing in open_runs if _is_new(standing)]
+                if not waiting or not submit_missing(experiment, site, choices, only=waiting):
+                    break
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    completed = len(found) - len(open_runs)
+    say(f"{completed} of {len(found)} runs completed in {experiment.folder}")
+    return 0 if not open_runs else 1
+
+
+def _goes_on(standing: Standing) -> bool:
+    return standing.has_job or standing.status.state == State.RUNNING
+
+
+def _is_new(standing: Standing) -> bool:
+    """Whether it was never submitted, for lack of room."""
+    return not standing.site and standing.status.state == State.PENDING

@@ -1,0 +1,253 @@
+"""From runs to submitted arrays: everything is checked before the first is queued, and all are, or none."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from asyncpp_cli.cluster import arrays, slurm, snapshot
+from asyncpp_cli.cluster.queue import Standing
+from asyncpp_cli.cluster.shapes import Shape, shape_of
+from asyncpp_cli.cluster.sites import Site
+from asyncpp_cli.cluster.slurm import SlurmError
+from asyncpp_cli.cluster.submissions import Array, Submission, job_name, new_folder, write_submission
+from asyncpp_cli.cluster.table import ArrayTable, Row, write_table
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.runs import Experiment, Run, State
+from stages.check import ConfigError, check
+from stages.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What a person says when they launch, beside the site."""
+
+    replay: bool
+    max_parallel: int | None
+    retries: int | None
+    report: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedArray:
+    """Runs of one shape that will be one array."""
+
+    shape: Shape
+    runs: tuple[Run, ...]
+    at_once: int
+
+
+def missing(standings: Sequence[Standing], *, only: Collection[str] | None) -> list[Run]:
+    """The runs that are neither completed, nor going on, nor in the queue."""
+    return [
+        standing.run
+        for standing in standings
+        if (only is None or standing.run.id in only)
+        and standing.status.state not in (State.COMPLETED, State.RUNNING)
+        and not standing.has_job
+    ]
+
+
+def plan(runs: Sequence[Run], site: Site, choices: Choices) -> list[PlannedArray]:
+    """The arrays to submit, with each run's configuration checked.
+
+    Raises:
+        UserError: a run cannot be read, trained, or placed at this site.
+        SlurmError: SLURM does not answer.
+    """
+    shapes = {run.id: shape_of(_checked(run, site), site, replay=choices.replay) for run in runs}
+    largest = min(site.array_limit or slurm.cluster().max_array_size, slurm.cluster().max_array_size)
+    groups = []
+    for shape in sorted(set(shapes.values())):
+        group = [run for run in runs if shapes[run.id] == shape]
+        groups += [(shape, group[first : first + largest]) for first in range(0, len(group), largest)]
+    at_once = choices.max_parallel or site.max_parallel
+    return [
+        PlannedArray(shape=shape, runs=tuple(group), at_once=_share(group, runs, at_once))
+        for shape, group in groups
+    ]
+
+
+def _share(group: Sequence[Run], runs: Sequence[Run], at_once: int | None) -> int:
+    """How many of an array's tasks may run at once, where so many of all runs may: SLURM bounds each array."""
+    return len(group) if at_once is None else max(1, at_once * len(group) // len(runs))
+
+
+def _checked(run: Run, site: Site) -> RunConfig:
+    try:
+        config = run.config()
+        config.site = replace(config.site, **site.run)
+        check(config)
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    except ConfigError as error:
+        raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+    if site.signal_lead < config.site.grace + 10:
+        raise UserError(
+            f"{site.file}: signal_lead: {site.signal_lead} s are too few for a run that may take "
+            f"{config.site.grace:g} s to save; accepted: {config.site.grace + 10:g} or more, or run: {{grace: ...}}"
+        )
+    return config
+
+
+def room(site: Site) -> int | None:
+    """How many more jobs the site lets this user have; None where it has no limit.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    return None if site.submit_limit is None else max(0, site.submit_limit - slurm.jobs_of_user())
+
+
+def submit(
+    experiment: Experiment,
+    site: Site,
+    planned: Sequence[PlannedArray],
+    choices: Choices,
+    *,
+    live: Sequence[str],
+) -> Submission:
+    """Submit the arrays, and if asked for the report that follows them.
+
+    What is to be submitted is written first, so that it is known should this process be killed.
+
+    Args:
+        experiment: whose runs.
+        site: where.
+        planned: the arrays.
+        choices: what else was said.
+        live: SLURM's numbers of the experiment's earlier arrays that have not ended: the report follows them
+            too.
+
+    Raises:
+        SlurmError: sbatch refuses one; those before it are withdrawn then.
+    """
+    folder = new_folder(experiment)
+    code = snapshot.copy_code(experiment.code).name
+    software = snapshot.software()
+    submission = Submission(
+        folder=folder,
+        site=site.name,
+        cluster=slurm.cluster().name,
+        user=getpass.getuser(),
+        host=socket.gethostname(),
+        time=time.time(),
+        state="submitting",
+        interpreter=snapshot.interpreter(),
+        software=software,
+        code=code,
+        arrays=tuple(
+            Array(
+                name=job_name(experiment, folder, str(number)),
+                file=f"array-{number}.json",
+                runs=tuple(run.id for run in array.runs),
+                shape=str(array.shape),
+            )
+            for number, array in enumerate(planned, start=1)
+        ),
+        report=job_name(experiment, folder, "report") if choices.report else "",
+    )
+    for array, wanted in zip(submission.arrays, planned, strict=True):
+        table = ArrayTable(
+            name=array.name,
+            submission=submission.name,
+            cluster=submission.cluster,
+            replay=choices.replay,
+            retries=site.retries if choices.retries is None else choices.retries,
+            signal_lead=site.signal_lead,
+            network_interface=site.network_interface,
+            srun_flags=site.srun_flags,
+            site_settings=site.run,
+            code=code,
+            software=software,
+            shape=wanted.shape,
+            rows=[_row(run) for run in wanted.runs],
+        )
+        write_table(folder / array.file, table)
+    write_submission(submission)
+    return _queue(experiment, site, submission, planned, live=live)
+
+
+def _row(run: Run) -> Row:
+    steps = run.config().train.steps
+    return Row(id=run.id, config_sha256=snapshot.file_hash(run.config_file), steps=steps)
+
+
+def _queue(
+    experiment: Experiment,
+    site: Site,
+    submission: Submission,
+    planned: Sequence[PlannedArray],
+    *,
+    live: Sequence[str],
+) -> Submission:
+    ids: dict[str, str] = {}
+    folder = submission.folder.absolute()
+    try:
+        for array, wanted in zip(submission.arrays, planned, strict=True):
+            ids[array.name] = arrays.submit(
+                site,
+                folder,
+                name=array.name,
+                shape=wanted.shape,
+                tasks=len(wanted.runs),
+                at_once=wanted.at_once,
+                code=submission.code,
+                file=array.file,
+            )
+        if submission.report:
+            command = _report_command(experiment, submission)
+            ids[submission.report] = arrays.submit_single(
+                site,
+                folder,
+                name=submission.report,
+                command=command,
+                after=[*live, *ids.values()],
+                code=submission.code,
+            )
+    except SlurmError:
+        _withdraw(submission, ids)
+        raise
+    submitted = replace(
+        submission,
+        state="submitted",
+        arrays=tuple(replace(array, id=ids[array.name]) for array in submission.arrays),
+    )
+    write_submission(submitted)
+    return submitted
+
+
+def _withdraw(submission: Submission, ids: Mapping[str, str]) -> None:
+    """Take back what was queued before sbatch refused."""
+    write_submission(replace(submission, state="withdrawn"))
+    slurm.cancel(list(ids.values()))
+
+
+def report_file(experiment: Experiment) -> Path:
+    """Where the report of a dependent job goes."""
+    return experiment.folder / "report.md"
+
+
+def _report_command(experiment: Experiment, submission: Submission) -> list[str]:
+    folder = experiment.folder.absolute()
+    out = report_file(experiment).absolute()
+    words = ["report", str(folder), "--format", "markdown", "--out", str(out)]
+    return [submission.interpreter, "-P", "-m", "asyncpp_cli", *words]
+
+
+def script(experiment: Experiment, site: Site, array: PlannedArray) -> str:
+    """The script that an array would be submitted with."""
+    return arrays.script_of(
+        site,
+        Path(experiment.submissions.absolute()),
+        name=f"asyncpp-{experiment.name}",
+        shape=array.shape,
+        tasks=len(array.runs),
+        at_once=array.at_once,
+        code=snapshot.code_hash(),
+        file="array-1.json",
+    )
