@@ -32,13 +32,18 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
         ]
         print("\n".join([title, *(line.rstrip() for line in lines)]))
         return
+    console.print(table_of(columns, rows, title=title))
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Table:
+    """The same as a ruled table."""
     table = Table(title=Text(title), title_justify="left")
     for column in columns:
         table.add_column(Text(column), overflow="fold")
     for row in rows:
         # As Text: brackets in a user's text are no markup.
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    return table
 
 
 def duration(seconds: float) -> str:

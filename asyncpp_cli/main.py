@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.commands import data, optimizers, schedule, templates, theory
+from asyncpp_cli.commands.cancel import cancel
 from asyncpp_cli.commands.export import export
 from asyncpp_cli.commands.launch import launch
 from asyncpp_cli.commands.mirror import mirror
 from asyncpp_cli.commands.quickstart import quickstart
 from asyncpp_cli.commands.report import report
+from asyncpp_cli.commands.retry import retry
 from asyncpp_cli.commands.status import status
 from asyncpp_cli.commands.sweep import sweep
 from asyncpp_cli.commands.train import train
@@ -47,7 +49,7 @@ def options(
     """What the command takes before a sub-command; its text is `help` above."""
 
 
-for command in (quickstart, sweep, launch, status, report, export, mirror, train):
+for command in (quickstart, sweep, launch, status, cancel, retry, report, export, mirror, train):
     app.command()(command)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")

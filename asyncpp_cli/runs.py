@@ -16,72 +16,21 @@ EXPERIMENT/runs/ID/attempts/N/     who claimed attempt N, its ranks' processes a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.files import read_json, write_json
+from asyncpp_cli.states import Cause as Cause
+from asyncpp_cli.states import State as State
+from asyncpp_cli.states import Status as Status
 from stages.checkpoint_files import saved_steps
 from stages.config import RunConfig
 
 FORMAT = 1
 """Of experiment.json and status.json; a reader refuses a later one."""
-
-
-class State(StrEnum):
-    """What a run's status says."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    INTERRUPTED = "interrupted"
-
-
-class Cause(StrEnum):
-    """What ended a run that did not complete, in a word."""
-
-    NONE = ""
-    ERROR = "error"
-    KILLED = "killed"
-    OUT_OF_MEMORY = "out-of-memory"
-    STOPPED = "stopped"
-    """Told to end: a preemption, a person."""
-    TIME_LIMIT = "time-limit"
-    CANCELLED = "cancelled"
-    RESTARTED = "restarted"
-    """SLURM has taken its nodes away, or one of them failed."""
-    REFUSED = "refused"
-    """The job would not begin: something has changed since it was submitted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """The content of status.json. Times are seconds since 1970."""
-
-    state: State = State.PENDING
-    attempt: int = 0
-    """Number of the latest attempt, from 1; 0: never started."""
-    step: int = 0
-    """Steps done."""
-    steps: int = 0
-    """Steps of the whole run."""
-    reason: str = ""
-    """Why it ended, where it did not complete."""
-    cause: Cause = Cause.NONE
-    """The same in a word."""
-    started: float | None = None
-    updated: float | None = None
-    ended: float | None = None
-    host: str = ""
-    pids: list[int] = field(default_factory=list)
-    """Process of each rank, as far as known."""
-    train_loss: float | None = None
-    """Nats a token."""
-    tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +229,26 @@ def open_experiment(folder: Path) -> Experiment:
         raise UserError(str(error)) from error
     except (KeyError, TypeError) as error:
         raise UserError(f"{file} is not a description of an experiment ({error!r})") from error
+
+
+def chosen_runs(experiment: Experiment, names: Sequence[str]) -> list[Run]:
+    """The runs of these ids, or of ids that begin so and are the only ones that do; all where none is named.
+
+    Raises:
+        UserError: a name fits none, or several.
+    """
+    if not names:
+        return experiment.runs
+    chosen = []
+    for name in names:
+        fitting = [cell.id for cell in experiment.cells if cell.id == name] or [
+            cell.id for cell in experiment.cells if cell.id.startswith(name)
+        ]
+        if len(fitting) != 1:
+            found = f"{len(fitting)} runs begin so" if fitting else "there is no such run"
+            raise UserError(f"{name}: {found}; accepted: an id that `asyncpp status` shows, or its beginning")
+        chosen.append(experiment.run(fitting[0]))
+    return chosen
 
 
 def open_run(folder: Path) -> Run:

@@ -10,6 +10,9 @@ from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.runs import Cause, State
 from stages.signals import RESUMABLE
 
+_LINES = 8
+"""Of an error, for people who have not asked for the whole log."""
+
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")
 """Python's exception and torch's, by name."""
 
@@ -66,6 +69,24 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
             _, cause, reason = min(causes)
             return cause, reason
     return Cause.ERROR, "it has no ranks"
+
+
+def last_lines(attempt: Attempt) -> list[str]:
+    """What the rank printed last that ended the attempt: the first to say so of those that ended badly."""
+    ends = []
+    for file in attempt.folder.glob("rank-*.end.json"):
+        rank = int(file.name.removeprefix("rank-").partition(".")[0])
+        end = attempt.read(f"rank-{rank}.end")
+        if end is not None and end["code"] != 0:
+            error = attempt.read(f"rank-{rank}.error")
+            ends.append((error["time"] if error else end["time"], rank))
+    if not ends:
+        return []
+    log = attempt.run.log_file(attempt=attempt.number, rank=min(ends)[1])
+    if not log.exists():
+        return []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line[:300] for line in lines if line.strip()][-_LINES:]
 
 
 def _last_line(log: Path) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.attempts import Attempt, look
 from asyncpp_cli.cluster.jobs import Job
+from asyncpp_cli.cluster.outcome import last_lines
 from asyncpp_cli.cluster.slurm import AccountedJob, QueuedJob, SlurmError
 from asyncpp_cli.cluster.submissions import Place, Submissions, read_submissions
 from asyncpp_cli.runs import Experiment, Run, State, Status
@@ -41,6 +42,22 @@ class Standing:
     def has_job(self) -> bool:
         """Whether SLURM has a job for it that waits, runs or ends."""
         return self.queued is not None
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for SLURM to start it, for the first time or again."""
+        return self.queued is not None and self.status.state in (
+            State.PENDING,
+            State.INTERRUPTED,
+            State.FAILED,
+        )
+
+    @property
+    def error_lines(self) -> list[str]:
+        """The last lines that the rank printed which ended a run that failed; none where it did not fail."""
+        if self.status.state != State.FAILED or not self.status.attempt:
+            return []
+        return last_lines(Attempt(self.run, self.status.attempt))
 
 
 class Queue:
@@ -128,8 +145,3 @@ def standings(experiment: Experiment, *, with_accounting: bool = False) -> list[
     """
     queue = Queue(experiment)
     return [queue.standing(run, with_accounting=with_accounting) for run in experiment.runs]
-
-
-def is_unfinished(status: Status) -> bool:
-    """Whether the run is neither completed nor going on."""
-    return status.state not in (State.COMPLETED, State.RUNNING)

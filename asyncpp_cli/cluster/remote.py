@@ -100,9 +100,7 @@ def _say_submitted(
 ) -> None:
     count = sum(len(array.runs) for array in planned)
     arrays = "1 array" if len(planned) == 1 else f"{len(planned)} arrays"
-    say(
-        f"Submitted {count} of {len(experiment.cells)} runs to {site.name} ({submission.cluster}) as {arrays}:"
-    )
+    say(f"Submitted {count} of {len(experiment.cells)} runs to {site.name} as {arrays}:")
     for array, wanted in zip(submission.arrays, planned, strict=True):
         say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {wanted.at_once} at once")
     if left:

@@ -25,7 +25,8 @@ class Shape:
 
     def __str__(self) -> str:
         gpus = f", {self.gpus_per_node} GPUs a node" if self.gpus_per_node else ""
-        return f"{_count(self.nodes, 'node')}, {_count(self.tasks, 'task')}, {self.cpus_per_task} CPUs each{gpus}"
+        cpus = _count(self.cpus_per_task, "CPU")
+        return f"{_count(self.nodes, 'node')}, {_count(self.tasks, 'task')} of {cpus}{gpus}"
 
 
 def _count(number: int, noun: str) -> str:

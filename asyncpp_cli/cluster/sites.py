@@ -63,7 +63,8 @@ class Site:
     memory: str | None = None
     """Of a node, as sbatch takes it: 64G."""
     time: str = "24:00:00"
-    """Time limit of a job, in quotes: "MINUTES", or as sbatch takes it. A longer run goes on in the next job."""
+    """Time limit of a job, in quotes: "MINUTES", "HH:MM:SS" or "D-HH:MM:SS". A longer run goes on in the next
+    job."""
     signal_lead: int = 120
     """Seconds before the time limit at which a job is told to save itself and to queue again."""
     retries: int = 2
@@ -73,7 +74,7 @@ class Site:
     array_limit: int | None = None
     """Tasks of an array; null: SLURM's MaxArraySize."""
     submit_limit: int | None = None
-    """Jobs of yours that may be queued and running together, array tasks counted one by one; null: no limit."""
+    """Jobs that you may have queued and running, array tasks counted one by one; null: no limit."""
     network_interface: str | None = None
     """By which the ranks talk to each other across nodes: ib0. null: they find one."""
     setup: list[str] = field(default_factory=list)

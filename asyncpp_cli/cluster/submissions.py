@@ -2,7 +2,7 @@
 
     EXPERIMENT/submissions/NAME/submission.json   what was submitted, by whom, and with what
     EXPERIMENT/submissions/NAME/array-K.json      what the tasks of one array read when they begin
-    EXPERIMENT/submissions/NAME/*.out, *.sh       what the jobs printed beside their runs' own logs; submitit's script
+    EXPERIMENT/submissions/NAME/*.out, *.sh       what the jobs printed, and the scripts
 
 Both are written before anything is submitted, and an array's name is its own: whatever becomes of the process
 that submits, its jobs do what was meant, and are found again by that name.

@@ -73,7 +73,7 @@ def plan(runs: Sequence[Run], site: Site, choices: Choices) -> list[PlannedArray
 
 
 def _share(group: Sequence[Run], runs: Sequence[Run], at_once: int | None) -> int:
-    """How many of an array's tasks may run at once, where so many of all runs may: SLURM bounds each array."""
+    """How many of an array's tasks may run at once: SLURM bounds each array, and not several together."""
     return len(group) if at_once is None else max(1, at_once * len(group) // len(runs))
 
 
@@ -89,7 +89,7 @@ def _checked(run: Run, site: Site) -> RunConfig:
     if site.signal_lead < config.site.grace + 10:
         raise UserError(
             f"{site.file}: signal_lead: {site.signal_lead} s are too few for a run that may take "
-            f"{config.site.grace:g} s to save; accepted: {config.site.grace + 10:g} or more, or run: {{grace: ...}}"
+            f"{config.site.grace:g} s to save; accepted: {config.site.grace + 10:g} or more, or run.grace"
         )
     return config
 

@@ -1,0 +1,66 @@
+"""`asyncpp retry`: start runs again that did not complete, chosen by why they did not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from asyncpp_cli.errors import UserError
+
+
+def retry(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs, or their beginnings.")
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="All that failed.")] = False,
+    timeout: Annotated[bool, typer.Option("--timeout", help="All that a time limit ended.")] = False,
+    oom: Annotated[bool, typer.Option("--oom", help="All that ran out of memory.")] = False,
+    site: Annotated[
+        str | None,
+        typer.Option("--site", metavar="NAME", help="Where; without: where the run was submitted last."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="On a cluster: stay, and show how they go.")] = False,
+    retries: Annotated[
+        int | None,
+        typer.Option("--retries", metavar="N", min=0, help="How often a run that fails is started again."),
+    ] = None,
+) -> None:
+    """Start chosen runs again, from their newest valid checkpoint; the others are left as they are.
+
+    Runs that are completed, queued or going on are left alone whatever is said.
+    """
+    from asyncpp_cli.cluster.ending import to_retry
+    from asyncpp_cli.cluster.sites import LOCAL, find_site
+    from asyncpp_cli.cluster.submit import Choices
+    from asyncpp_cli.commands.launch import launch_here, launch_there
+    from asyncpp_cli.console import say
+    from asyncpp_cli.runs import chosen_runs, open_experiment
+
+    if not (runs or failed or timeout or oom):
+        raise UserError("say which runs: --failed, --timeout, --oom, or their ids")
+    experiment = open_experiment(folder)
+    named = {run.id for run in chosen_runs(experiment, runs)} if runs else set()
+    chosen = to_retry(experiment, named=named, failed=failed, timeout=timeout, oom=oom)
+    if not chosen:
+        say("No such run: nothing to retry.")
+        return
+    code = 0
+    for where, ids in _by_site(chosen, site).items():
+        place = find_site(where)
+        if place.scheduler == LOCAL:
+            code |= launch_here(folder, replay=False, max_parallel=None, only=ids)
+        else:
+            choices = Choices(replay=False, max_parallel=None, retries=retries, report=False)
+            code |= launch_there(experiment, place, choices, wait=wait, only=ids)
+    raise typer.Exit(code)
+
+
+def _by_site(chosen: dict[str, str], site: str | None) -> dict[str, list[str]]:
+    """Runs by where they are to go."""
+    found: dict[str, list[str]] = {}
+    for run_id, submitted_to in chosen.items():
+        found.setdefault(site or submitted_to or "local", []).append(run_id)
+    return found

@@ -1,0 +1,70 @@
+"""A real SLURM for the tests of this folder: the one that ASYNCPP_TEST_CLUSTER names, or one of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+
+SCRIPT = Path(__file__).parent / "cluster"
+RUNNING = "ASYNCPP_TEST_CLUSTER"
+"""Names the folder of a cluster that `cluster start` has started."""
+
+
+@pytest.fixture(scope="session")
+def running_cluster() -> Iterator[Path]:
+    """Folder of a running test cluster."""
+    if RUNNING in os.environ:
+        yield Path(os.environ[RUNNING])
+        return
+    # Not below pytest's folder: the paths of sockets are short.
+    folder = Path(tempfile.mkdtemp(prefix="asyncpp-slurm-"))
+    started = subprocess.run(
+        [SCRIPT, "start", folder], capture_output=True, text=True, timeout=500, check=False
+    )
+    try:
+        if started.returncode != 0:
+            pytest.skip(f"SLURM cannot be had: {started.stderr.strip() or started.stdout.strip()}")
+        yield folder
+    finally:
+        subprocess.run([SCRIPT, "stop", folder], timeout=120, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def slurm_conf(running_cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """SLURM's commands speak to the test cluster; nothing of the test's jobs is left behind."""
+    conf = running_cluster / "etc" / "slurm.conf"
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    yield conf
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    set_partition("up")
+    subprocess.run(["scancel", "--user", str(os.getuid())], timeout=60, check=True)
+    for _ in range(300):
+        if not squeue():
+            return
+        subprocess.run(["sleep", "0.1"], check=True)
+    raise AssertionError(f"jobs are left: {squeue()}")
+
+
+def squeue(*fields: str) -> list[str]:
+    """A line for each job in the queue, array tasks one by one."""
+    form = "|".join(fields or ["%F_%K", "%T"])
+    asked = subprocess.run(
+        ["squeue", "-h", "-r", "-o", form], capture_output=True, text=True, timeout=60, check=True
+    )
+    return asked.stdout.splitlines()
+
+
+def set_partition(state: str) -> None:
+    """Whether jobs of the partition `main` begin (`up`), or wait (`down`)."""
+    words = ["scontrol", "update", "PartitionName=main", f"State={state}"]
+    subprocess.run(words, timeout=60, check=True, capture_output=True)

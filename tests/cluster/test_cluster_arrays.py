@@ -1,0 +1,161 @@
+"""Runs over several nodes, hundreds of them, and launches that are refused, killed or repeated."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cluster_runs import (
+    ONE_RUN,
+    asyncpp,
+    launch,
+    outcomes,
+    site_file,
+    starts,
+    status_of,
+    sweep,
+    wait_for,
+    weights,
+)
+from conftest import set_partition, squeue
+
+from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.runs import Cause, State
+
+ROOT = Path(__file__).parents[2]
+MANY = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
+
+
+@pytest.mark.timeout(300)
+def test_the_quickstart_over_two_nodes_a_run_gives_the_weights_of_this_machine(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    changes = ["train.steps=6"]
+    here = sweep(tmp_path / "here", *changes)
+    there = sweep(tmp_path / "a b;'c\"$(touch x)", *changes)
+    # One process trains here after the other, while the cluster's nodes work.
+    said = launch(there.folder, "--max-parallel", "2", "--report", site=Path("testcluster"))
+    assert "Submitted 6 of 6 runs to testcluster as 1 array" in said
+    assert asyncpp("launch", here.folder, "--replay", seconds=200).returncode == 0
+    wait_for(lambda: not squeue(), seconds=200, why=squeue)
+    for run in there.runs:
+        assert (run.status().state, run.status().attempt) == (State.COMPLETED, 1), run.status().reason
+        assert weights(run) == weights(here.run(run.id))
+        job = Attempt(run, 1).job
+        assert job is not None
+        assert job.nodes in ("n[1-2]", "n[3-4]", "n[1,3]", "n[2,4]", "n[2-3]", "n[1,4]")
+    assert "2bw" in (there.folder / "report.md").read_text()
+    assert not [file for file in tmp_path.rglob("x") if file.name == "x"]
+    assert not Path("x").exists()
+
+
+@pytest.mark.timeout(300)
+def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> None:
+    experiment = sweep(
+        tmp_path / "e", *MANY, f"matrix.seed=[{','.join(map(str, range(100)))}]", "matrix.parallel.stages=[1,2]"
+    )
+    site = site_file(tmp_path, time="5", memory="200M")
+    set_partition("down")
+    began = time.monotonic()
+    said = launch(experiment.folder, "--max-parallel", "6", site=site)
+    assert time.monotonic() - began < 60  # the time itself is for benchmarks: other tests may run
+    assert "Submitted 200 of 200 runs to site as 4 arrays" in said
+    tasks = Counter(line.partition("_")[0] for line in squeue())
+    assert sorted(tasks.values()) == [50, 50, 50, 50]
+    assert "0 of 200 runs completed, 200 queued" in launch(experiment.folder, site=site)
+    assert len(squeue()) == 200
+    standing = status_of(experiment.folder)
+    assert {(run["state"], run["job_state"], run["pending_reason"]) for run in standing} == {
+        ("pending", "PENDING", "PartitionDown")
+    }
+    set_partition("up")
+    wait_for(lambda: completed(experiment.folder) >= 2, seconds=120, why=squeue)
+    ended = asyncpp("cancel", experiment.folder)
+    assert ended.returncode == 0, ended.stderr
+    assert squeue() == []
+    set_partition("down")
+    done = completed(experiment.folder)
+    states = Counter(run["state"] for run in status_of(experiment.folder))
+    assert set(states) <= {"completed", "pending", "interrupted"}, states
+    said = launch(experiment.folder, site=site)
+    assert f"Submitted {200 - done} of 200 runs" in said
+    assert len(squeue()) == 200 - done
+    some = experiment.runs[-3:]
+    assert asyncpp("cancel", experiment.folder, *(run.id for run in some)).returncode == 0
+    assert len(squeue()) == 197 - done
+    assert "Submitted 3 of 200 runs" in launch(experiment.folder, site=site)
+
+
+def completed(folder: Path) -> int:
+    return sum(run["state"] == "completed" for run in status_of(folder))
+
+
+@pytest.mark.timeout(300)
+def test_a_launch_killed_at_any_time_loses_nothing(slurm_conf: Path, tmp_path: Path) -> None:
+    seeds = f"matrix.seed=[{','.join(map(str, range(60)))}]"
+    experiment = sweep(tmp_path / "e", *MANY, seeds, "matrix.parallel.stages=[1,2]")
+    site = site_file(tmp_path)
+    set_partition("down")
+    command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder), "--wait"]
+    chance = random.Random()
+    for _ in range(4):
+        waited = chance.uniform(0.4, 2.5)
+        with subprocess.Popen([*command, "--site", str(site)], stderr=subprocess.DEVNULL) as launching:
+            time.sleep(waited)
+            launching.kill()
+    launch(experiment.folder, site=site)
+    queued = [(run["job_id"], run["job_state"]) for run in status_of(experiment.folder)]
+    assert {state for _, state in queued} == {"PENDING"}
+    # Every run has its own place in the queue, and the queue has no other.
+    assert sorted(job for job, _ in queued) == sorted(line.partition("|")[0] for line in squeue())
+
+
+@pytest.mark.timeout(120)
+def test_what_sbatch_refuses_is_said_once_and_nothing_stays_queued(slurm_conf: Path, tmp_path: Path) -> None:
+    experiment = sweep(tmp_path / "e", *MANY, "matrix.parallel.stages=[1,2]")
+    cases = {"nowhere": "invalid partition specified: nowhere", "single": "Node count"}
+    for partition, words in cases.items():
+        site = site_file(tmp_path, partition=partition)
+        refused = asyncpp("launch", experiment.folder, "--site", site)
+        assert refused.returncode == 2, refused.stderr
+        assert refused.stderr.startswith("asyncpp: error: sbatch: ")
+        assert refused.stderr.count(words) == 1, refused.stderr
+        assert refused.stderr.count("\n") == 1
+        assert squeue() == []
+        assert {run["job_id"] for run in status_of(experiment.folder)} == {""}
+    # What was withdrawn does not stand in the way.
+    set_partition("down")
+    assert "Submitted 2 of 2" in launch(experiment.folder, site=site_file(tmp_path))
+
+
+@pytest.mark.timeout(200)
+def test_jobs_run_the_code_and_the_configuration_of_their_submission(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    checkout = tmp_path / "checkout"
+    for package in ("asyncpp_cli", "stages", "schedules", "optimizers", "templates"):
+        shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+    changes = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
+    experiment = sweep(tmp_path / "e", *changes)
+    kept, changed = experiment.runs
+    site = site_file(tmp_path)
+    set_partition("down")
+    launch(experiment.folder, "--replay", site=site, root=checkout)
+    (checkout / "stages" / "trainer.py").write_text("raise RuntimeError('edited while the job waits')")
+    text = changed.config_file.read_text()
+    changed.config_file.write_text(text.replace("steps: 2", "steps: 3"))
+    set_partition("up")
+    wait_for(lambda: not squeue(), seconds=100, why=squeue)
+    assert kept.status().state == State.COMPLETED, kept.status().reason
+    assert (changed.status().state, changed.status().cause) == (State.FAILED, Cause.REFUSED)
+    assert "config.yaml has changed since it was submitted" in changed.status().reason
+    assert outcomes(changed) == [("failed", "refused")]
+    # As it is now it may run.
+    launch(experiment.folder, "--replay", "--wait", site=site)
+    assert (changed.status().state, starts(changed)) == (State.COMPLETED, [(2, 0)])
