@@ -23,16 +23,19 @@ def never() -> bool:
 
 
 @contextmanager
-def listening() -> Iterator[Callable[[], bool]]:
+def listening(*, patient: bool = False) -> Iterator[Callable[[], bool]]:
     """Listen for the signals in this block; gives what says whether one has come.
 
-    After a first signal another SIGTERM ends the process at once.
+    Args:
+        patient: only the first signal counts. Otherwise another SIGTERM after it ends the process at once.
+            A cluster sends its signal to every process of a job, and the supervisor of this one sends its own
+            as well: where there is one, it decides how long the process may take.
     """
     told = False
 
     def tell(number: int, _frame: FrameType | None) -> None:
         nonlocal told
-        if told and number == signal.SIGTERM:
+        if told and number == signal.SIGTERM and not patient:
             raise SystemExit(128 + number)
         told = True
 

@@ -1,7 +1,8 @@
 """A job: what sbatch starts, once on its first node, as `python -m asyncpp_cli.cluster.batch array-K.json`.
 
 It claims the next attempt at its run, starts the ranks through srun, and when they have all ended sees how
-that went: a run that was told to end, lost a node, or failed and has retries left is put back into the queue.
+that went: one that was told to end or lost a node is put back into the queue; one that failed is tried again
+on the spot, as long as it has retries left.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from asyncpp_cli.cluster.slurm import SlurmError
 from asyncpp_cli.cluster.snapshot import code_hash, difference, file_hash
 from asyncpp_cli.cluster.supervise import LIMIT_VARIABLE
 from asyncpp_cli.cluster.table import ArrayTable, Row, read_table
-from asyncpp_cli.runs import Cause, Run, State, Status, open_experiment
+from asyncpp_cli.runs import Cause, Experiment, Run, State, Status, open_experiment
 from stages.signals import RESUMABLE
 
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -51,6 +52,13 @@ def main() -> None:
     job = _this_job(table, index)
     _say(f"{job.id} (start {job.restart + 1}) on {job.nodes}: {row.id}")
     _end_earlier_start(run, job)
+    while (code := _attempt(experiment, run, table, row, job)) is None:
+        pass
+    sys.exit(code)
+
+
+def _attempt(experiment: Experiment, run: Run, table: ArrayTable, row: Row, job: Job) -> int | None:
+    """Make one attempt. The job's exit code; None if there is to be another attempt."""
     attempt = claim(
         run,
         processes=table.shape.tasks,
@@ -63,15 +71,16 @@ def main() -> None:
     if attempt is None:
         status = run.status()
         _say(f"nothing to do: the run is {status.state} (attempt {status.attempt})")
-        return
+        return 0
     if reason := _refusal(run, table, row):
         attempt.write("refused", {"reason": reason})
     else:
         _run_ranks(attempt, table)
     status = settle(run, none_to_come=True, all_over=True)
     _say(f"attempt {attempt.number}: {status.state} {status.reason}")
-    if status.attempt == attempt.number:
-        sys.exit(_finish(status, run, table, job))
+    if status.attempt != attempt.number:
+        return 1  # SLURM has started the run elsewhere, having lost sight of this job
+    return _what_follows(status, run, table, job)
 
 
 def _this_job(table: ArrayTable, index: int) -> Job:
@@ -146,8 +155,8 @@ def _run_ranks(attempt: Attempt, table: ArrayTable) -> None:
             attempt.stop(f"the job was told to end by {_told[0].name}")
 
 
-def _finish(status: Status, run: Run, table: ArrayTable, job: Job) -> int:
-    """Put the run back into the queue if it is to go on. The job's exit code."""
+def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int | None:
+    """Put the run back into the queue if it is to. The job's exit code; None: try again here."""
     if status.state == State.COMPLETED or status.cause == Cause.CANCELLED:
         return 0
     if status.state == State.INTERRUPTED:
@@ -158,10 +167,10 @@ def _finish(status: Status, run: Run, table: ArrayTable, job: Job) -> int:
         _say(f"not counted as a failure of the run: {bad}")
         return _requeue(status)
     failed = failures(run, submission=table.submission)
-    if failed <= table.retries:
-        _say(f"failure {failed}: {table.retries - failed + 1} retries left")
-        return _requeue(status)
-    return 1
+    if failed > table.retries:
+        return 1
+    _say(f"failure {failed}: trying again, {table.retries - failed} retries left after that")
+    return _requeue(status) if _told else None
 
 
 def failures(run: Run, *, submission: str) -> int:

@@ -46,7 +46,10 @@ def main() -> None:
         told_by=_told[0] if _told else None,
     )
     # A rank that was told to end and has saved ends well: otherwise srun would end those that still save.
-    sys.exit(0 if ended_well else 1)
+    # At once, for a signal would count again while the interpreter ends.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if ended_well else 1)
 
 
 def tasks_of_node(counts: str, *, node: int) -> int:

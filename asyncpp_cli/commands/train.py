@@ -84,7 +84,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
             attempt.rank_ended(place.rank, code=1, signal_number=None, stopped=False)
         _leave(1)
 
-    with listening() as stop:
+    with listening(patient=place.supervised) as stop:
         from stages import trainer
         from stages.process import connected
 

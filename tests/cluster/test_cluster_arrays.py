@@ -58,7 +58,10 @@ def test_the_quickstart_over_two_nodes_a_run_gives_the_weights_of_this_machine(
 @pytest.mark.timeout(300)
 def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(
-        tmp_path / "e", *MANY, f"matrix.seed=[{','.join(map(str, range(100)))}]", "matrix.parallel.stages=[1,2]"
+        tmp_path / "e",
+        *MANY,
+        f"matrix.seed=[{','.join(map(str, range(100)))}]",
+        "matrix.parallel.stages=[1,2]",
     )
     site = site_file(tmp_path, time="5", memory="200M")
     set_partition("down")

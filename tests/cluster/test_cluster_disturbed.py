@@ -1,0 +1,174 @@
+"""Runs that are preempted, requeued, ended by a time limit, or lose a node or a rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from cluster_runs import (
+    ONE_RUN,
+    asyncpp,
+    launch,
+    outcomes,
+    site_file,
+    starts,
+    status_of,
+    sweep,
+    wait_for,
+    weights,
+)
+from conftest import hurry, squeue
+from test_resume import rows_of
+
+from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.cluster.processes import end
+from asyncpp_cli.runs import Run, State
+from stages.signals import RESUMABLE
+
+STEPS = 1200
+OFTEN = ["train.eval_interval=500", "train.checkpoint_interval=100"]
+
+
+def check_same(run: Run, undisturbed: Run, *, steps: int) -> None:
+    """The same rows, bit for bit: but for where a segment was cut in two, which changes no numbers."""
+    for kind in ("step", "eval", "end"):
+        assert rows_of(run, kind) == rows_of(undisturbed, kind), kind
+    assert len(rows_of(run, "step")) == steps
+
+
+def trains(run: Run, attempt: int) -> bool:
+    """Whether the attempt has done something that no attempt before it had saved."""
+    hurry()
+    status = run.status()
+    going_on = (status.state, status.attempt) == (State.RUNNING, attempt)
+    return going_on and status.step > (run.saved_step or 0)
+
+
+def wait_until_it_trains(run: Run, attempt: int) -> None:
+    wait_for(lambda: trains(run, attempt), seconds=120, why=lambda: (run.status(), squeue()))
+
+
+def ended() -> bool:
+    hurry()
+    return not squeue()
+
+
+def scontrol(*words: str) -> None:
+    subprocess.run(["scontrol", *words], timeout=60, check=True, capture_output=True)
+
+
+@pytest.mark.timeout(400)
+def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path) -> None:
+    changes = [*ONE_RUN, *OFTEN, f"train.steps={STEPS}"]
+    (undisturbed,) = sweep(tmp_path / "here", *changes).runs
+    experiment = sweep(tmp_path / "there", *changes)
+    (run,) = experiment.runs
+    launch(experiment.folder, site=site_file(tmp_path, retries=0))
+
+    # A job of higher priority takes all nodes: the ranks save within the partition's grace time.
+    wait_until_it_trains(run, 1)
+    other = [
+        "sbatch",
+        "--partition=urgent",
+        "--nodes=4",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 3",
+    ]
+    subprocess.run(other, timeout=60, check=True, capture_output=True)
+    wait_for(lambda: run.status().state == State.INTERRUPTED, seconds=60, why=run.status)
+    saved = run.saved_step
+    assert run.status().step == saved == rows_of(run, "step")[-1]["step"]
+    ends = [Attempt(run, 1).read(f"rank-{rank}.end") for rank in (0, 1)]
+    assert [end and end["code"] for end in ends] == [RESUMABLE, RESUMABLE]
+    wait_for(lambda: status_of(experiment.folder)[0]["job_state"] == "PENDING", seconds=30, why=squeue)
+
+    wait_until_it_trains(run, 2)
+    assert starts(run)[-1] == (2, saved)
+    job = Attempt(run, 2).job
+    assert job is not None
+    scontrol("requeue", job.id)
+
+    wait_until_it_trains(run, 3)
+    job = Attempt(run, 3).job
+    assert job is not None
+    killed = kill_node(run, slurm_conf.parents[1])
+    try:
+        wait_until_it_trains(run, 4)
+        last = Attempt(run, 4).job
+        assert last is not None
+        assert killed not in nodes_of(last.nodes)
+    finally:
+        start_node(killed)
+    assert asyncpp("launch", undisturbed.folder.parents[1], "--replay", seconds=300).returncode == 0
+    wait_for(ended, seconds=150, why=lambda: (run.status(), squeue()))
+    assert (run.status().state, run.status().attempt) == (State.COMPLETED, 4), run.status().reason
+    check_same(run, undisturbed, steps=STEPS)
+    assert weights(run) == weights(undisturbed)
+    assert [state for state, _ in outcomes(run)] == [
+        "interrupted",
+        "interrupted",
+        outcomes(run)[2][0],
+        "completed",
+    ]
+
+
+def kill_node(run: Run, cluster: Path) -> str:
+    """End the daemon of the node of rank 1 and what it had started there, without a word. The node's name."""
+    supervisor = Attempt(run, run.status().attempt).processes(1)[1]
+    node = (Path("/proc") / str(supervisor.pid) / "environ").read_bytes()
+    name = next(text for text in node.decode().split("\0") if text.startswith("SLURMD_NODENAME=")).partition(
+        "="
+    )[2]
+    stepd = int((Path("/proc") / str(supervisor.pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    daemon = int((cluster / f"run/slurmd.{name}.pid").read_text())
+    for pid in (daemon, stepd, supervisor.pid):
+        os.kill(pid, signal.SIGKILL)
+    for process in Attempt(run, run.status().attempt).processes(1):
+        end(process, signal.SIGKILL)
+    return name
+
+
+def nodes_of(nodes: str) -> list[str]:
+    asked = subprocess.run(
+        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
+    )
+    return asked.stdout.split()
+
+
+def start_node(name: str) -> None:
+    """Start the daemon of a node again, and wait until SLURM has noticed."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    subprocess.run([shutil.which("slurmd", path=path) or "slurmd", "-N", name], timeout=60, check=True)
+    asked = ["sinfo", "-h", "-n", name, "-p", "main", "-o", "%T"]
+    wait_for(
+        lambda: (
+            subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+            in ("idle", "mixed", "allocated")
+        ),
+        seconds=60,
+    )
+
+
+@pytest.mark.timeout(400)
+def test_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
+    steps = 6000
+    changes = [*ONE_RUN, *OFTEN, f"train.steps={steps}", "site.grace=10"]
+    (undisturbed,) = sweep(tmp_path / "here", *changes).runs
+    experiment = sweep(tmp_path / "there", *changes)
+    (run,) = experiment.runs
+    # The shortest that SLURM knows: a minute. Without retries, for none is needed.
+    launch(experiment.folder, "--replay", site=site_file(tmp_path, time="1", signal_lead=20, retries=0))
+    assert asyncpp("launch", undisturbed.folder.parents[1], "--replay", seconds=300).returncode == 0
+    wait_for(ended, seconds=300, why=lambda: (run.status(), squeue()))
+    assert run.status().state == State.COMPLETED, run.status()
+    *before, last = outcomes(run)
+    assert before
+    assert set(before) == {("interrupted", "time-limit")}
+    assert last == ("completed", "")
+    check_same(run, undisturbed, steps=steps)
+    assert weights(run) == weights(undisturbed)
