@@ -205,6 +205,18 @@ def settle_locked(
     return settled
 
 
+def settle_as_failed(attempt: Attempt, *, cause: Cause, reason: str) -> Status:
+    """Say of an attempt that is over that it failed, who knows better than its files."""
+    with locked(attempt.run):
+        status = attempt.run.status()
+        if status.attempt == attempt.number:
+            status = replace(status, state=State.FAILED, cause=cause, reason=reason)
+            outcome = {"state": State.FAILED, "cause": cause, "reason": reason, "time": time.time()}
+            attempt.write("outcome", outcome)
+            attempt.run.write_status(status)
+        return status
+
+
 def _will_not_start(status: Status, description: Mapping[str, Any] | None) -> bool:
     if description is None:
         return time.time() - (status.started or 0.0) > SECONDS_TO_START

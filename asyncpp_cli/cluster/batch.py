@@ -17,9 +17,10 @@ from pathlib import Path
 from types import FrameType
 
 from asyncpp_cli.cluster import slurm
-from asyncpp_cli.cluster.attempts import Attempt, settle
+from asyncpp_cli.cluster.attempts import Attempt, settle, settle_as_failed
 from asyncpp_cli.cluster.claims import claim
 from asyncpp_cli.cluster.jobs import Job
+from asyncpp_cli.cluster.outcome import vanished
 from asyncpp_cli.cluster.queue import Queue
 from asyncpp_cli.cluster.slurm import SlurmError
 from asyncpp_cli.cluster.snapshot import code_hash, difference, file_hash
@@ -76,7 +77,7 @@ def _attempt(experiment: Experiment, run: Run, table: ArrayTable, row: Row, job:
         attempt.write("refused", {"reason": reason})
     else:
         _run_ranks(attempt, table)
-    status = settle(run, none_to_come=True, all_over=True)
+    status = _seen_from_here(settle(run, none_to_come=True, all_over=True), attempt, table)
     _say(f"attempt {attempt.number}: {status.state} {status.reason}")
     if status.attempt != attempt.number:
         return 1  # SLURM has started the run elsewhere, having lost sight of this job
@@ -153,6 +154,20 @@ def _run_ranks(attempt: Attempt, table: ArrayTable) -> None:
         if _told and not passed_on:
             passed_on = True
             attempt.stop(f"the job was told to end by {_told[0].name}")
+
+
+def _seen_from_here(status: Status, attempt: Attempt, table: ArrayTable) -> Status:
+    """The status, corrected where a rank died and srun then told the others to end: nobody else had."""
+    if status.state != State.INTERRUPTED or status.cause != Cause.STOPPED or _told:
+        return status
+    reason = vanished(attempt, table.shape.tasks)
+    if not reason:
+        return status
+    try:
+        going_on = slurm.state_of(os.environ["SLURM_JOB_ID"]) == "RUNNING"
+    except SlurmError:
+        going_on = False
+    return settle_as_failed(attempt, cause=Cause.KILLED, reason=reason) if going_on else status
 
 
 def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int | None:

@@ -46,9 +46,7 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
         log = attempt.run.log_file(attempt=attempt.number, rank=rank)
         see = f" (logs/{log.name})" if log.exists() else ""
         if end is None:
-            started = bool(attempt.processes(rank))
-            how = "vanished: killed by SIGKILL, or its machine stopped" if started else "never started"
-            killed.append((0.0, Cause.KILLED, f"rank {rank} {how}{see}"))
+            killed.append((0.0, Cause.KILLED, _silent(attempt, rank)))
             continue
         # Its own account comes first: after an exception torch may abort while the interpreter ends.
         if (error := attempt.read(f"rank-{rank}.error")) is not None:
@@ -69,6 +67,22 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
             _, cause, reason = min(causes)
             return cause, reason
     return Cause.ERROR, "it has no ranks"
+
+
+def vanished(attempt: Attempt, ranks: int) -> str:
+    """Which rank ended without a word, in words; empty if none."""
+    for rank in range(ranks):
+        if attempt.read(f"rank-{rank}.end") is None:
+            return _silent(attempt, rank)
+    return ""
+
+
+def _silent(attempt: Attempt, rank: int) -> str:
+    log = attempt.run.log_file(attempt=attempt.number, rank=rank)
+    see = f" (logs/{log.name})" if log.exists() else ""
+    started = bool(attempt.processes(rank))
+    how = "vanished: killed by SIGKILL, or its machine stopped" if started else "never started"
+    return f"rank {rank} {how}{see}"
 
 
 def last_lines(attempt: Attempt) -> list[str]:

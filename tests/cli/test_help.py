@@ -32,6 +32,8 @@ except SystemExit as ended:
         ["sweep"],
         ["launch"],
         ["status"],
+        ["cancel"],
+        ["retry"],
         ["report"],
         ["export"],
         ["mirror"],

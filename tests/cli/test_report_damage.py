@@ -25,7 +25,7 @@ from report_experiment import (
     settings,
 )
 
-from asyncpp_cli.cluster.attempts import claim
+from asyncpp_cli.cluster.claims import claim
 from asyncpp_cli.cluster.processes import this_process
 from asyncpp_cli.report.markdown import to_markdown
 from asyncpp_cli.report.records import to_csv, to_json
@@ -64,7 +64,7 @@ def test_a_run_whose_process_has_vanished_is_not_called_running(tmp_path: Path) 
     experiment = ExperimentFolder(tmp_path / "experiment")
     run = experiment.add(settings("2bw", "adamw"), status=Status())
     code = (
-        "import sys; from pathlib import Path; from asyncpp_cli.cluster.attempts import claim; "
+        "import sys; from pathlib import Path; from asyncpp_cli.cluster.claims import claim; "
         "from asyncpp_cli.cluster.processes import this_process; from asyncpp_cli.runs import open_run; "
         "attempt = claim(open_run(Path(sys.argv[1])), processes=1, replay=True, steps=4); "
         "attempt.rank_started(0, this_process())"

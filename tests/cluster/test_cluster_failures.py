@@ -1,0 +1,114 @@
+"""Runs that fail by themselves, lose a rank, or are on a cluster that keeps no accounts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from cluster_runs import ONE_RUN, asyncpp, launch, outcomes, site_file, status_of, sweep, wait_for
+from conftest import squeue
+
+from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.runs import Run, State
+
+HOURS = 1_000_000
+
+
+@pytest.mark.timeout(300)
+def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
+    slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As its users see a cluster without a database.
+    lines = slurm_conf.read_text().splitlines()
+    without = tmp_path / "slurm.conf"
+    without.write_text("\n".join(line for line in lines if not line.startswith("Accounting")))
+    monkeypatch.setenv("SLURM_CONF", str(without))
+    asked = subprocess.run(["sacct"], capture_output=True, text=True, timeout=60, check=False)
+    assert asked.returncode != 0
+
+    text = tmp_path / "text.txt"
+    text.write_text("some words to train on, again and again. " * 500)
+    changes = [*ONE_RUN, "train.steps=2", "matrix.seed=[0,1]", f"zip={{data.path: ['{text}', null]}}"]
+    experiment = sweep(tmp_path / "e", *changes, "exclude=[{seed: 0, data.path: null}, {seed: 1, data.path: "
+                       f"'{text}'}}]")  # fmt: skip
+    failing, good = experiment.runs
+    site = site_file(tmp_path, retries=2)
+    subprocess.run(["scontrol", "update", "PartitionName=main", "State=down"], timeout=60, check=True)
+    launch(experiment.folder, "--replay", site=site)
+    text.unlink()
+    subprocess.run(["scontrol", "update", "PartitionName=main", "State=up"], timeout=60, check=True)
+    followed = asyncpp("launch", experiment.folder, "--site", site, "--replay", "--wait", seconds=200)
+    assert followed.returncode == 1
+    assert "1 of 2 runs completed" in followed.stderr
+    assert good.status().state == State.COMPLETED
+    assert outcomes(failing) == [("failed", "error")] * 3
+    by_id = {run["id"]: run for run in status_of(experiment.folder)}
+    told = by_id[failing.id]
+    assert (told["state"], told["attempt"], told["job_state"]) == ("failed", 3, "")
+    assert "text.txt" in told["reason"]
+    assert any("text.txt" in line for line in told["error_lines"])
+    assert told["nodes"].startswith("n")
+
+    text.write_text("some words to train on, again and again. " * 500)
+    again = asyncpp("retry", experiment.folder, "--failed", "--site", site, "--wait", seconds=200)
+    assert again.returncode == 0, again.stderr
+    assert [run.status().state for run in experiment.runs] == [State.COMPLETED] * 2
+    assert good.status().attempt == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_dead_rank_ends_the_step_everywhere_and_is_named(slurm_conf: Path, tmp_path: Path) -> None:
+    changes = [*ONE_RUN, f"train.steps={HOURS}", "train.checkpoint_interval=0", "site.timeout=40"]
+    experiment = sweep(tmp_path / "e", *changes)
+    (run,) = experiment.runs
+    launch(experiment.folder, site=site_file(tmp_path, retries=1))
+    wait_for(lambda: trains(run, 1), seconds=100, why=lambda: (run.status(), squeue()))
+    os.kill(run.status().pids[1], signal.SIGKILL)
+    wait_for(lambda: trains(run, 2), seconds=100, why=lambda: (run.status(), squeue()))
+    outcome = Attempt(run, 1).read("outcome")
+    assert outcome is not None
+    assert outcome["reason"].startswith("rank 1 was killed by SIGKILL")
+
+    # With its supervisor it ends without a word; srun ends the other for it.
+    trainer, supervisor = Attempt(run, 2).processes(1)
+    os.kill(supervisor.pid, signal.SIGKILL)
+    os.kill(trainer.pid, signal.SIGKILL)
+    wait_for(lambda: not squeue(), seconds=100, why=lambda: (run.status(), squeue()))
+    assert (run.status().state, run.status().attempt) == (State.FAILED, 2)
+    assert run.status().reason.startswith("rank 1 vanished")
+    assert [state for state, _ in outcomes(run)] == ["failed", "failed"]
+
+
+def trains(run: Run, attempt: int) -> bool:
+    status = run.status()
+    return (status.state, status.attempt) == (State.RUNNING, attempt) and status.step > 0
+
+
+@pytest.mark.timeout(200)
+def test_an_attempt_on_another_machine_is_over_when_its_job_is(slurm_conf: Path, tmp_path: Path) -> None:
+    """Its processes cannot be looked at, but SLURM can be asked."""
+    experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")
+    (run,) = experiment.runs
+    launch(experiment.folder, "--replay", "--wait", site=site_file(tmp_path))
+    completed = run.status()
+    attempt = Attempt(run, 1)
+    processes = attempt.read("rank-0")
+    description = attempt.read("attempt")
+    assert processes is not None
+    assert description is not None
+    for process in [*processes["processes"], description["by"]]:
+        process["host"] = "elsewhere"
+    description["claimed"] -= 100
+    attempt.write("rank-0", processes)
+    attempt.write("attempt", description)
+    (attempt.folder / "rank-0.end.json").unlink()
+    going_on = json.loads(run.status_file.read_text()) | {"state": "running"}
+    run.status_file.write_text(json.dumps(going_on))
+    assert run.status().state == State.RUNNING
+    (told,) = status_of(experiment.folder)
+    assert (told["state"], told["attempt"], told["steps"]) == ("failed", 1, completed.steps)
+    assert told["reason"].startswith("rank 0 vanished")
