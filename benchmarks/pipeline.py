@@ -37,33 +37,18 @@ sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).r
 
 import torch
 import torch.distributed as dist
-from sleeping_stage import (
-    SHAPE,
-    EmulatedBatches,
-    NoUpdate,
-    SleepingStage,
-    SleepingWeights,
-    SlowReduction,
-)
-from torch import nn
+from real_stage import real_config, real_stage
+from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights, SlowReduction
+from torch_1f1b import torchs
 
 from schedules import Program, build
 from stages.assemble import build_ranks
-from stages.config import (
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    RunConfig,
-    ScheduleConfig,
-    TrainConfig,
-)
+from stages.config import RunConfig
 from stages.connection import connect
 from stages.corpus import prepare
 from stages.data import Batches
 from stages.executor import RankExecutor
-from stages.model import Stage, initialise, next_token_loss
-from stages.partition import StageCut
+from stages.model import next_token_loss
 from stages.pending import UpdateRules
 from stages.process import Process, connected
 from stages.signals import never
@@ -124,93 +109,6 @@ def ours(
             pass
         connection.links.finish()
         return executor.trace.steady_seconds / (STEPS - 1)
-
-    return segment
-
-
-def real_config(options: argparse.Namespace, schedule: str) -> RunConfig:
-    return RunConfig(
-        schedule=ScheduleConfig(name=schedule, microbatches=options.microbatches),
-        optimizer=OptimizerConfig(name="sgd", lr=1e-4),
-        model=ModelConfig(
-            name="benchmark",
-            layers=2 * options.ranks,
-            width=options.width,
-            heads=4,
-            kv_heads=2,
-            mlp_width=3 * options.width,
-        ),
-        data=DataConfig(context=options.context),
-        parallel=ParallelConfig(stages=options.ranks, data=options.data),
-        train=TrainConfig(steps=10**6, microbatch_size=options.batch, eval_interval=10**6),
-    )
-
-
-def real_stage(process: Process, options: argparse.Namespace) -> Stage:
-    config = real_config(options, "1f1b")
-    rank = process.rank // options.data
-    cut = StageCut(
-        blocks=range(2 * rank, 2 * rank + 2),
-        has_embedding=rank == 0,
-        has_head=rank == options.ranks - 1,
-    )
-    module = Stage(config.model, cut, context=options.context)
-    module.prepare(device=process.device, dtype=torch.float32)
-    for name, parameter in module.named_parameters():
-        initialise(parameter, name=name, seed=0, layers=config.model.layers)
-    return module
-
-
-def torchs(process: Process, options: argparse.Namespace) -> Callable[[], float]:
-    """The same number of steps of torch's Schedule1F1B (with `--real`, and an SGD step): seconds a step."""
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    first, last = process.rank == 0, process.rank == process.size - 1
-    count = options.microbatches
-    if options.real:
-        module: nn.Module = real_stage(process, options)
-        config = real_config(options, "1f1b")
-        data = Batches(config, prepare(config.data), device=process.device)
-        tokens = torch.cat([data.tokens(number) for number in range(count)])
-        targets = torch.cat([data.targets(number) for number in range(count)])
-        activation = torch.zeros((options.batch, options.context, options.width), requires_grad=True)
-        given = data.tokens(0) if first else activation
-        out = torch.zeros((options.batch, options.context, 256), requires_grad=True) if last else activation
-    else:
-        module = SleepingStage(options.forward_ms / 1e3)
-        activation = torch.zeros(SHAPE, requires_grad=True)
-        tokens = torch.zeros((count, *SHAPE[1:]), requires_grad=True)
-        targets = torch.zeros((count, SHAPE[1]), dtype=torch.long)
-        given = out = activation
-    stage = PipelineStage(
-        module,
-        process.rank,
-        process.size,
-        process.device,
-        input_args=(given,),
-        output_args=(out,),
-        group=dist.group.WORLD,
-    )
-    schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=next_token_loss)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-4)
-
-    def step() -> None:
-        if first:
-            schedule.step(tokens)
-        elif last:
-            schedule.step(target=targets)
-        else:
-            schedule.step()
-        if options.real:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-
-    def segment() -> float:
-        step()
-        started = time.perf_counter()
-        for _ in range(STEPS - 1):
-            step()
-        return (time.perf_counter() - started) / (STEPS - 1)
 
     return segment
 
@@ -278,7 +176,7 @@ def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -
             "1f1b": ours(process, options, "1f1b", reduce_ms=0),
         }
         if options.data == 1:
-            arms["torch"] = torchs(process, options)
+            arms["torch"] = torchs(process, options, steps=STEPS)
         else:
             arms["2bw slow"] = ours(process, options, "2bw", reduce_ms=options.reduce_ms)
             arms["1f1b slow"] = ours(process, options, "1f1b", reduce_ms=options.reduce_ms)

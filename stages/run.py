@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedules import Analysis, Program, analyze
+from schedules import Program, analyze
 from stages import record
 from stages.assemble import build_ranks, dtypes, representative_programs, segment_lengths
 from stages.check import segment_program
@@ -23,7 +23,7 @@ from stages.evaluate import evaluate, evaluation_weights, forward_program
 from stages.initial_weights import read_initial
 from stages.metrics import Recorder
 from stages.process import Process
-from stages.trace import RankTrace, StepResult
+from stages.trace import StepResult, check_staleness
 from stages.update import StageState
 from stages.watchdog import Sign
 
@@ -338,19 +338,3 @@ def drive(parts: Sequence[Iterator[None] | Generator[None, None, Any]]) -> list[
                 results[index] = stop.value
                 del going[index]
     return results
-
-
-def check_staleness(traces: Iterable[RankTrace], expected: Analysis) -> None:
-    """Hold what the stages measured against the program's analysis.
-
-    Raises:
-        RuntimeError: a stage's gradients were older or younger than the program says.
-    """
-    for stage, trace in ((stage, trace) for of_rank in traces for stage, trace in of_rank.stages.items()):
-        measured = (trace.delay_min, trace.delay_max, trace.mismatch_max)
-        promised = (expected.delay_min[stage], expected.delay_max[stage], expected.mismatch_max[stage])
-        if measured != promised:
-            raise RuntimeError(
-                f"stage {stage}: measured delay (least, most) and mismatch are {measured}, "
-                f"the program's are {promised}"
-            )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from schedules import Analysis
 from schedules.actions import Op
 from stages.update import UpdateResult
 
@@ -67,3 +68,19 @@ class RankTrace:
         if self.steady_seconds <= 0:
             return None
         return 1 - (self.update_waited[-1] - self.update_waited[0]) / self.steady_seconds
+
+
+def check_staleness(traces: Iterable[RankTrace], expected: Analysis) -> None:
+    """Hold what the stages measured against the program's analysis.
+
+    Raises:
+        RuntimeError: a stage's gradients were older or younger than the program says.
+    """
+    for stage, trace in ((stage, trace) for of_rank in traces for stage, trace in of_rank.stages.items()):
+        measured = (trace.delay_min, trace.delay_max, trace.mismatch_max)
+        promised = (expected.delay_min[stage], expected.delay_max[stage], expected.mismatch_max[stage])
+        if measured != promised:
+            raise RuntimeError(
+                f"stage {stage}: measured delay (least, most) and mismatch are {measured}, "
+                f"the program's are {promised}"
+            )
