@@ -58,14 +58,10 @@ class SleepingWeights:
         self._gradient = torch.ones(ENTRIES * data.size)
         self._part = slice(*self.ownership.bounds[data.rank : data.rank + 2])
         self.version = 0
-        self.pending_backwards = self.writes = 0
+        self.pending_backwards = 0
         self.versions: list[int] = []
         self.replicas = (self,)
         self.writes = 0
-
-    @property
-    def replicas(self) -> list[SleepingWeights]:
-        return [self]
 
     @property
     def gathering(self) -> SleepingWeights:
