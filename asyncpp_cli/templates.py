@@ -94,4 +94,4 @@ def recommended_settings(name: str, beside: Path | None) -> dict[str, Any]:
 RECOMMENDED = "recommended"
 """Section of a model template."""
 _CAN_BE_RECOMMENDED = ("data", "optimizer", "schedule", "train")
-_OPTIONAL = ("vocab_size", "rope_base", "norm_eps", "init", "init_sha256")
+_OPTIONAL = ("vocab_size", "rope_base", "norm_eps", "factory", "init", "init_sha256")

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -40,7 +40,7 @@ def block_runner(config: ModelConfig, *, recompute: bool, compiled: bool) -> Run
 
 
 def _recomputing(run: RunBlock) -> RunBlock:
-    def run_block(block: Block, x: Tensor, rotation: Tensor) -> Tensor:
+    def run_block(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
         deferred = deferred_now()
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -66,9 +66,10 @@ def _run_compiled(config: ModelConfig) -> RunBlock:
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     compiled = _compile(astuple(config))
 
-    def run_block(block: Block, x: Tensor, rotation: Tensor) -> Tensor:
+    def run_block(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
         if not torch.is_grad_enabled():
             return block(x, rotation)  # type: ignore[no-any-return]
+        assert rotation is not None  # refused with a model of the user's own
         aliases = _Aliases.apply(*block.parameters())  # type: ignore[no-untyped-call]
         return compiled(aliases, x, rotation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import lru_cache
+from importlib.util import find_spec
 
 import schedules
 from optimizers import CORRECTIONS as CORRECTION_METHODS
@@ -120,6 +121,31 @@ def _check_model(config: RunConfig) -> None:
         )
     if model.heads % model.kv_heads:
         raise ConfigError("model.kv_heads", f"is {model.kv_heads}, must divide model.heads = {model.heads}")
+    if model.factory is not None:
+        _check_factory(config, model.factory)
+
+
+def _check_factory(config: RunConfig, factory: str) -> None:
+    module, colon, function = factory.partition(":")
+    if not colon or not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError("model.factory", f"is {factory!r}; accepted: package.module:function, or null")
+    try:
+        found = find_spec(module) is not None
+    except ImportError:
+        found = False
+    if not found:
+        raise ConfigError(
+            "model.factory",
+            f"there is no module {module} to import; install it, or name its folder in PYTHONPATH",
+        )
+    if config.model.init is not None:
+        raise ConfigError(
+            "model.init", "goes with the decoder, not with model.factory; accepted with it: null"
+        )
+    if config.train.compile:
+        raise ConfigError(
+            "train.compile", "goes with the decoder, not with model.factory; accepted with it: false"
+        )
 
 
 def _check_schedule(config: RunConfig) -> None:

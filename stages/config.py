@@ -126,6 +126,9 @@ class ModelConfig:
     vocab_size: int = 256
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
+    factory: str | None = None
+    """`package.module:function` that makes a model of your own (docs/models.md); null: the decoder of
+    `stages.model`."""
     init: str | None = None
     """Weights to start from: safetensors (a folder or a file) of `asyncpp export` or of a Llama; null: drawn
     by `seed`."""

@@ -97,13 +97,13 @@ class Block(nn.Module):
         return out
 
 
-RunBlock = Callable[[Block, Tensor, Tensor], Tensor]
-"""Runs a block on activations and the table of rotations."""
+RunBlock = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
+"""Runs a block on activations and the table of rotations; None: it is the user's own and takes none."""
 
 
-def run_as_it_stands(block: Block, x: Tensor, rotation: Tensor) -> Tensor:
+def run_as_it_stands(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
     """Call the block."""
-    out: Tensor = block(x, rotation)
+    out: Tensor = block(x) if rotation is None else block(x, rotation)
     return out
 
 
@@ -171,11 +171,11 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def initialise(parameter: Tensor, *, name: str, seed: int, layers: int) -> None:
     """Fill one parameter with its initial values, which depend on its name and the seed alone.
 
-    Norm weights are 1; matrices are normal with standard deviation 0.02, and those that write into the
-    residual stream (`attention.output`, `mlp.down`) with 0.02 / sqrt(2 layers) (GPT-2's rule).
+    Norm weights are 1, biases 0; matrices are normal with standard deviation 0.02, and those that write
+    into the residual stream (`attention.output`, `mlp.down`) with 0.02 / sqrt(2 layers) (GPT-2's rule).
     """
-    if parameter.ndim == 1:
-        parameter.fill_(1.0)
+    if parameter.ndim <= 1:
+        parameter.fill_(0.0 if name.rpartition(".")[2] == "bias" else 1.0)
         return
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

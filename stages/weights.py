@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 
 from stages.config import ModelConfig
 from stages.model import Stage, initialise
+from stages.own_model import make_stage
 from stages.ownership import share_out
 from stages.partition import StageCut
 
@@ -111,7 +112,8 @@ class WeightVersions:
     ) -> None:
         with torch.device("meta"):
             shapes = {
-                name: tuple(p.shape) for name, p in Stage(config, cut, context=context).named_parameters()
+                name: tuple(p.shape)
+                for name, p in make_stage(config, cut, context=context).named_parameters()
             }
         self.names = list(shapes)
         self._shapes = list(shapes.values())
@@ -178,7 +180,7 @@ class WeightVersions:
         self, config: ModelConfig, cut: StageCut, *, context: int, dtype: torch.dtype, device: torch.device
     ) -> Replica:
         with torch.device("meta"):
-            module = Stage(config, cut, context=context)
+            module = make_stage(config, cut, context=context)
         flat, views = self._flat(dtype=dtype, device=device)
         parameters = []
         for name, view in zip(self.names, views, strict=True):

@@ -1,0 +1,117 @@
+"""A user's own model: embedding, blocks and head from a function that `model.factory` names.
+
+The function is imported and called, nothing else: no code comes out of a configuration.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from stages.config import ModelConfig
+from stages.model import Stage, run_as_it_stands
+from stages.partition import StageCut
+
+Parts = tuple[nn.Module, Sequence[nn.Module], nn.Module]
+Factory = Callable[[ModelConfig, int], Parts]
+"""Makes (embedding, blocks, head) from the section `model` and the tokens in a sequence.
+
+The embedding takes token ids `(batch, context)`; it and every block return activations `(batch, context,
+width)`; the head returns logits `(batch, context, vocab_size)`. There are as many blocks as the configuration
+has layers. No parameter is in two of them.
+"""
+
+
+class FactoryError(ValueError):
+    """What `model.factory` names cannot be used."""
+
+
+class OwnStage(Stage):
+    """The part of a user's model that one stage computes.
+
+    Parameters are called `embedding.*`, `blocks.<number>.*` and `head.*`, whatever the cut.
+
+    Raises:
+        FactoryError: the factory is not there, or does not return what it should.
+    """
+
+    def __init__(self, config: ModelConfig, cut: StageCut, *, context: int) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.context = context
+        self._cut = cut
+        embedding, blocks, head = _parts(config, context)
+        self.embedding = embedding if cut.has_embedding else None  # type: ignore[assignment]
+        self.blocks = nn.ModuleDict({str(index): blocks[index] for index in cut.blocks})
+        self.norm = None
+        self.head = head if cut.has_head else None  # type: ignore[assignment]
+        self.rotation = None
+        self.run_block = run_as_it_stands
+
+    def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
+        """Give buffers, which the shapes alone do not tell, the values that the factory computes."""
+        if not any(True for _ in self.buffers()):
+            return
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            real = type(self)(self.config, self._cut, context=self.context)
+        values = dict(real.named_buffers())
+        for name, _ in list(self.named_buffers()):
+            owner_name, _, leaf = name.rpartition(".")
+            value = values[name].detach().to(device)
+            setattr(
+                self.get_submodule(owner_name), leaf, value.to(dtype) if value.is_floating_point() else value
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = self._checked(self.embedding(x), "the embedding", self.config.width)
+        for index, block in self.blocks.items():
+            x = self._checked(self.run_block(block, x, None), f"block {index}", self.config.width)
+        if self.head is not None:
+            x = self._checked(self.head(x), "the head", self.config.vocab_size)
+        return x
+
+    def _checked(self, x: Tensor, part: str, width: int) -> Tensor:
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != width:
+            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise FactoryError(
+                f"{self.config.factory}: {part} returns {shape}, must be a tensor (batch, context, {width})"
+            )
+        return x
+
+
+def make_stage(config: ModelConfig, cut: StageCut, *, context: int) -> Stage:
+    """The stage's module: of our decoder, or of the user's own model.
+
+    Raises:
+        FactoryError: as `OwnStage`.
+    """
+    return (Stage if config.factory is None else OwnStage)(config, cut, context=context)
+
+
+def _parts(config: ModelConfig, context: int) -> Parts:
+    named = str(config.factory)
+    module_name, _, function_name = named.partition(":")
+    try:
+        factory: Factory = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise FactoryError(f"{named} cannot be imported ({error})") from error
+    parts = factory(config, context)
+    if not isinstance(parts, tuple) or len(parts) != 3:
+        raise FactoryError(f"{named} must return (embedding, blocks, head), not {type(parts).__name__}")
+    embedding, blocks, head = parts
+    of_blocks = {f"block {index}": block for index, block in enumerate(blocks)}
+    for what, module in {"embedding": embedding, **of_blocks, "head": head}.items():
+        if not isinstance(module, nn.Module):
+            raise FactoryError(f"{named}: {what} is {type(module).__name__}, must be a torch.nn.Module")
+    if len(blocks) != config.layers:
+        raise FactoryError(f"{named} returns {len(blocks)} blocks, and model.layers is {config.layers}")
+    whole = nn.ModuleDict({"embedding": embedding, "blocks": nn.ModuleList(blocks), "head": head})
+    once = {name for name, _ in whole.named_parameters()}
+    for name, _ in whole.named_parameters(remove_duplicate=False):
+        if name not in once:
+            raise FactoryError(f"{named}: {name} is another parameter, too; stages cannot share parameters")
+    return parts
