@@ -35,6 +35,16 @@ class _Saved:
     """Where its weight gradients wait, if the backward comes in two halves."""
 
 
+@dataclass(frozen=True)
+class _Half:
+    """What the first half of a backward leaves for the second."""
+
+    deferred: DeferredGradients
+    version: int
+    gradient: Tensor | None
+    """That was received; the weight gradients may need it."""
+
+
 class RankExecutor:
     """Performs the actions of one rank.
 
@@ -77,7 +87,7 @@ class RankExecutor:
         self.acted_at = 0.0
         """Clock when the latest action began, seconds."""
         self._saved: dict[tuple[int, int], _Saved] = {}
-        self._halves: dict[tuple[int, int], _Saved] = {}
+        self._halves: dict[tuple[int, int], _Half] = {}
         self._losses: list[Tensor] = []
 
     @property
@@ -91,6 +101,9 @@ class RankExecutor:
         self._last_stage = program.num_stages - 1
         self._loss_share = program.update_interval * self._data_ranks
         self.trace = RankTrace(stages={stage: StageTrace() for stage in self._stages})
+        self.in_flight: dict[int, set[tuple[int, int]]] = {stage: set() for stage in self._stages}
+        """For each stage, how many micro-batches were in flight at a time: whole ones, and ones whose
+        weight half was still to come."""
         self._split = {a.stage for a in program.actions[self._rank] if a.op is Op.BACKWARD_INPUT}
         self._links.begin(program)
         self._updates.begin(program, self.trace)
@@ -143,6 +156,7 @@ class RankExecutor:
         self._saved[stage, microbatch] = _Saved(
             given, output, replica, replica.version, replica.writes, deferred
         )
+        self._count_in_flight(stage)
 
     def _backward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
@@ -158,7 +172,7 @@ class RankExecutor:
         mismatch = saved.replica.version - saved.version
         with update.at_backward(saved.replica, mismatch=mismatch):
             torch.autograd.backward(saved.output, gradient)
-        if gradient is not None:
+        if gradient is not None and saved.deferred is None:
             self._links.release(gradient)
         outgoing = sent(action, self._program.num_stages)
         if outgoing is not None:
@@ -169,15 +183,23 @@ class RankExecutor:
         if saved.deferred is None:
             weights.gathering.versions.append(saved.version)
         else:
-            self._halves[stage, microbatch] = saved
+            self._halves[stage, microbatch] = _Half(saved.deferred, saved.version, gradient)
+        self._count_in_flight(stage)
         trace = self.trace.stages[stage]
         trace.mismatch_max = max(trace.mismatch_max, mismatch)
 
     def _backward_weight(self, action: Action) -> None:
-        saved = self._halves.pop((action.stage, action.microbatch))
-        assert saved.deferred is not None
-        saved.deferred.compute()
-        self._stages[action.stage].weights.gathering.versions.append(saved.version)
+        half = self._halves.pop((action.stage, action.microbatch))
+        half.deferred.compute()
+        if half.gradient is not None:
+            self._links.release(half.gradient)
+        self._stages[action.stage].weights.gathering.versions.append(half.version)
+        self._count_in_flight(action.stage)
+
+    def _count_in_flight(self, stage: int) -> None:
+        wholes = sum(replica.pending_backwards for replica in self._stages[stage].weights.replicas)
+        halves = sum(of_stage == stage for of_stage, _ in self._halves) if stage in self._split else 0
+        self.in_flight[stage].add((wholes, halves))
 
     def _begin_update(self, action: Action) -> None:
         stage = action.stage

@@ -82,6 +82,7 @@ def segment_row(
     seconds: float,
     timed: bool,
     clocked: bool,
+    memory: Row,
 ) -> Row:
     """What the ranks measured from one drain to the next.
 
@@ -94,6 +95,7 @@ def segment_row(
         seconds: of training since the start of the run.
         timed: whether the run's speed means something; not where ranks take turns in one process.
         clocked: whether host clocks tell what a rank did when; they do not on a GPU.
+        memory: what `stages.weigh` found.
     """
     of_stage = [merged for _, merged in sorted(_merged_over_data_ranks(traces.values()).items())]
     periods = max(0, len(traces[writer].update_times) - 1)
@@ -108,6 +110,7 @@ def segment_row(
         "delay_min": [trace.delay_min for trace in of_stage],
         "delay_max": [trace.delay_max for trace in of_stage],
         "mismatch_max": [trace.mismatch_max for trace in of_stage],
+        "memory": memory,
         "seconds": seconds,
     }
 

@@ -26,6 +26,7 @@ from stages.process import Process
 from stages.trace import StepResult, check_staleness
 from stages.update import StageState
 from stages.watchdog import Sign
+from stages.weigh import Weigher, memory_fields
 
 HEARTBEAT_SECONDS = 0.5
 
@@ -84,6 +85,7 @@ class Run:
             on_step=self._on_step,
             stop=self._is_to_end,
         )
+        self._weigher = Weigher(config, rank_of_stage=program.rank_of_stage, device=device)
         self._stop = stop
         self._checkpoints: Checkpoints | None = None
         if checkpoints is not None:
@@ -217,6 +219,7 @@ class Run:
         """Train to the next drain. Steps done then, and whether the run is to end there."""
         program = self._program(first_step, steps)
         self._begin("training")
+        self._weigher.begin()
         self._segment_started = time.perf_counter()
         drive([rank.executor.run(program) for rank in self._ranks])
         self._finish_sending()
@@ -242,6 +245,7 @@ class Run:
             steps = done - first_step
             program = self._program(first_step, steps)
         check_staleness(traces.values(), analyze(program))
+        memory = memory_fields(self._collect([self._weigher.weigh(rank) for rank in self._ranks]))
         self._write(
             record.segment_row(
                 traces,
@@ -252,6 +256,7 @@ class Run:
                 seconds=self._seconds,
                 timed=self._process is not None,
                 clocked=self._process is not None and self._device.type == "cpu",
+                memory=memory,
             )
         )
         return done, stopping

@@ -28,6 +28,10 @@ class DeferredGradients:
         output."""
         self._left.append((weight, given, gradient))
 
+    def kept(self) -> list[Tensor]:
+        """What is held until the second half."""
+        return [tensor for _, given, gradient in self._left for tensor in (given, gradient)]
+
     @torch.no_grad()
     def compute(self) -> None:
         """The second half: add every gradient to its parameter's `grad`."""

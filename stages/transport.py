@@ -27,6 +27,8 @@ class Links(Protocol):
 
     waits: bool
     """Whether `receive` waits by itself. If not, the caller lets other ranks go on until `arrived`."""
+    most_buffers: int
+    """Buffers for what other ranks send that were in use at once since `begin`, at most."""
 
     def begin(self, program: Program) -> None:
         """Make ready for the messages of a segment."""
@@ -52,6 +54,7 @@ class InProcessLinks:
     """Links between ranks that take turns in one process."""
 
     waits = False
+    most_buffers = 0
 
     def __init__(self) -> None:
         self._mail: dict[Message, Tensor] = {}
@@ -129,6 +132,8 @@ class DistributedLinks:
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work]]] = {}
         self._free: list[Tensor] = []
         self._owned: set[int] = set()
+        self.most_buffers = 0
+        """Buffers in use at once since `begin`, at most."""
         self._sent: deque[tuple[Tensor, Work]] = deque()
 
     def _make_groups(self, process: Process, name: str) -> dict[_Channel, Communicator]:
@@ -148,6 +153,7 @@ class DistributedLinks:
 
     def begin(self, program: Program) -> None:
         self._coming, self._unsent = {}, Counter()
+        self.most_buffers = 0
         mine = sent_between_ranks(program, by_or_to=self._rank)
         for (source, destination), messages in mine.items():
             if destination == self._rank:
@@ -165,6 +171,7 @@ class DistributedLinks:
             return
         message = self._coming[channel].popleft()
         buffer = self._free.pop() if self._free else self._new_buffer()
+        self.most_buffers = max(self.most_buffers, len(self._owned) - len(self._free))
         work = self._groups[channel].recv([buffer], self._rank_in_pair(channel.peer), 0)
         self._posted[channel][message] = (buffer, work)
 
@@ -189,6 +196,9 @@ class DistributedLinks:
 
     def _send(self, channel: _Channel, tensor: Tensor) -> None:
         work = self._groups[channel].send([tensor], self._rank_in_pair(channel.peer), 0)
+        # What has left is let go of; the memory of up to all the sends of a segment would be held otherwise.
+        while self._sent and self._sent[0][1].is_completed():
+            self._sent.popleft()
         self._sent.append((tensor, work))
         self._unsent[channel] -= 1
 

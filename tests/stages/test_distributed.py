@@ -55,7 +55,17 @@ def cases(text: Path, *, stages: int) -> list[RunConfig]:
 def measured(rows: Rows) -> list[dict[str, Any]]:
     """The rows of a run without the clock's part."""
     timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed", "action_seconds"}
-    return [{key: value for key, value in row.items() if key not in timed} for row in rows.rows]
+    between_processes = {"messages", "total"}
+    return [
+        {
+            key: {kind: of for kind, of in value.items() if kind not in between_processes}
+            if key == "memory"
+            else value
+            for key, value in row.items()
+            if key not in timed
+        }
+        for row in rows.rows
+    ]
 
 
 def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
