@@ -121,7 +121,7 @@ class Weigher:
         gradients = [buffer.flat for buffer in weights.gradients]
         moments = [
             tensor
-            for kept in state.update.optimizer.state.values()
+            for kept in (state.update.optimizer.state.values() if state.update.optimizer is not None else ())
             for tensor in kept.values()
             if isinstance(tensor, Tensor) and tensor.ndim > 0  # step counters, a number each, are left out
         ]

@@ -92,9 +92,7 @@ def test_data_ranks_share_what_is_updated(schedule: str, text: Path) -> None:
     assert {kind: memory[kind] for kind in expected} == expected
     alone = measured(config_of(schedule, text, optimizer="muon"))
     assert memory["weights"] == alone["weights"]
-    assert all(
-        mine < 0.6 * all_of_it for mine, all_of_it in zip(memory["master"], alone["master"], strict=True)
-    )
+    assert all(mine < all_of_it for mine, all_of_it in zip(memory["master"], alone["master"], strict=True))
 
 
 def test_recomputation_keeps_a_blocks_input_alone(text: Path) -> None:
