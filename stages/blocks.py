@@ -36,10 +36,12 @@ def block_runner(config: ModelConfig, *, recompute: bool, compiled: bool) -> Run
         compiled: run what torch.compile makes of it.
     """
     run = _run_compiled(config) if compiled else run_as_it_stands
-    return _recomputing(run) if recompute else run
+    return _recomputing(run, random=config.factory is not None) if recompute else run
 
 
-def _recomputing(run: RunBlock) -> RunBlock:
+def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
+    """Run blocks so; `random`: the second run must draw what the first drew."""
+
     def run_block(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
         deferred = deferred_now()
 
@@ -53,7 +55,7 @@ def _recomputing(run: RunBlock) -> RunBlock:
             x,
             rotation,
             use_reentrant=False,
-            preserve_rng_state=False,  # nothing in a block is random
+            preserve_rng_state=random,
             context_fn=contexts,
         )
         return out

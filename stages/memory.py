@@ -73,7 +73,12 @@ def stage_memory(
         config: the run's.
         programs: of its segments, one of each kind.
         gradient_buffers: of each stage.
+
+    Raises:
+        ValueError: the model is the user's own, of which the configuration does not tell it.
     """
+    if config.model.factory is not None:
+        raise ValueError(f"what {config.model.factory} keeps in memory is not known before it runs")
     size = sizes(config)
     cuts = cut_of(config)
     analyses = [analyze(program) for program in programs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from stages.assemble import Rank
+from stages.assemble import Rank, dtypes
 from stages.blocks import block_runner
 from stages.config import RunConfig
 from stages.memory import StageMemory, sizes
-from stages.model import Block, Stage, next_token_loss
+from stages.model import Stage, next_token_loss
 from stages.split_backward import DeferredGradients, deferring
 from stages.update import StageState
 
@@ -140,53 +141,55 @@ class Weigher:
         """Bytes kept of one micro-batch until its backward, from its first half to its second, and made anew
         within a backward."""
         train = self._config.train
-        shape = (train.microbatch_size, self._config.data.context)
-        module = state.weights.newest().module
-        permanent = _pointers(state.weights.newest().parameters) | _pointers([_rotation(module)])
+        replica = state.weights.newest()
+        module = replica.module
+        permanent = [*replica.parameters, *module.buffers()]
+        if module.rotation is not None:
+            permanent.append(module.rotation)
+        tokens = torch.zeros(
+            (train.microbatch_size, self._config.data.context), dtype=torch.long, device=self._device
+        )
+        activation = torch.zeros(
+            (*tokens.shape, self._config.model.width), dtype=dtypes(self._config).replica, device=self._device
+        ).requires_grad_()
+        given = activation if module.embedding is None else tokens
+        deferred = DeferredGradients() if split else None
         saved: list[Tensor] = []
 
         def keep(tensor: Tensor) -> Tensor:
             saved.append(tensor)
             return tensor
 
-        deferred = DeferredGradients() if split else None
-        tokens = torch.zeros(shape, dtype=torch.long, device=self._device)
-        given = tokens if module.embedding is not None else self._activation(module, shape)
-        with torch.enable_grad(), deferring(deferred), saved_tensors_hooks(keep, _same):
-            output = module(given)
-            if module.head is not None:
-                output = next_token_loss(output, tokens.clone()) / 1
-            whole = _bytes([*saved, given, output], without=permanent)
-            saved.clear()
-            recomputed = 0
-            if train.recompute:
-                run_block = block_runner(self._config.model, recompute=False, compiled=train.compile)
-                block = next(iter(module.blocks.values()))
-                assert isinstance(block, Block)
-                run_block(block, self._activation(module, shape), _rotation(module))
-                recomputed = _bytes(saved, without=permanent)
+        with _leaving_no_trace(module, self._device), torch.enable_grad(), deferring(deferred):
+            with saved_tensors_hooks(keep, _same):
+                output = module(given)
+                if module.head is not None:
+                    output = next_token_loss(output, tokens.clone()) / 1
+                whole = _bytes([*saved, given, output], without=_pointers(permanent))
                 saved.clear()
-        half = 0
-        if deferred is not None:
-            start = given if given.requires_grad else state.weights.newest().parameters[0]
+                if train.recompute:
+                    run_block = block_runner(self._config.model, recompute=False, compiled=train.compile)
+                    run_block(next(iter(module.blocks.values())), activation, module.rotation)
+                recomputed = _bytes(saved, without=_pointers(permanent))
+            if deferred is None:
+                return whole, 0, recomputed
+            start = given if given.requires_grad else replica.parameters[0]
             torch.autograd.grad(output, start, torch.zeros_like(output))
-            half = _bytes(deferred.kept(), without=permanent)
-        return whole, half, recomputed
+            return whole, _bytes(deferred.kept(), without=_pointers(permanent)), recomputed
 
-    def _activation(self, module: Stage, shape: tuple[int, int]) -> Tensor:
-        rotation = _rotation(module)
-        return torch.zeros(
-            (*shape, self._config.model.width), dtype=rotation.dtype, device=self._device, requires_grad=True
-        )
+
+@contextmanager
+def _leaving_no_trace(module: Stage, device: torch.device) -> Iterator[None]:
+    """Put back what a model of the user's own may change in a forward: its buffers, and the random state."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for buffer, before in buffers:
+        buffer.copy_(before)
 
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _rotation(module: Stage) -> Tensor:
-    assert module.rotation is not None
-    return module.rotation
 
 
 def _pointers(tensors: Iterable[Tensor]) -> set[int]:
