@@ -12,6 +12,8 @@ from asyncpp_cli.commands.cancel import cancel
 from asyncpp_cli.commands.export import export
 from asyncpp_cli.commands.launch import launch
 from asyncpp_cli.commands.mirror import mirror
+from asyncpp_cli.commands.plan import plan
+from asyncpp_cli.commands.profile import profile
 from asyncpp_cli.commands.quickstart import quickstart
 from asyncpp_cli.commands.report import report
 from asyncpp_cli.commands.retry import retry
@@ -49,7 +51,20 @@ def options(
     """What the command takes before a sub-command; its text is `help` above."""
 
 
-for command in (quickstart, sweep, launch, status, cancel, retry, report, export, mirror, train):
+for command in (
+    quickstart,
+    plan,
+    profile,
+    sweep,
+    launch,
+    status,
+    cancel,
+    retry,
+    report,
+    export,
+    mirror,
+    train,
+):
     app.command()(command)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")

@@ -93,6 +93,8 @@ def check(template: Template, cells: list[ResolvedCell]) -> None:
         try:
             check_config(resolved.config)
             if resolved.config.model.init is not None:
+                if resolved.config.model.factory is not None:
+                    raise InitError("is for the decoder of stages.model, and model.factory makes another")
                 # Here and not among the run's checks: one that goes on from a checkpoint needs them no more.
                 check_init(resolved.config.model)
         except ConfigError as error:

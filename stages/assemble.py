@@ -123,7 +123,7 @@ def build_ranks(
         common_step=FAMILY[config.schedule.name].default_interval is None,
         max_skipped=config.train.max_skipped,
     )
-    buffers = gradient_buffers(config, programs)
+    buffers = gradient_buffers(config.schedule.name, programs, data_ranks=config.parallel.data)
     built = []
     for connection in connections:
         data = connection.data

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schedules import FAMILY, Op, Program
-from stages.config import RunConfig
 
 
-def gradient_buffers(config: RunConfig, programs: Sequence[Program]) -> list[int]:
+def gradient_buffers(schedule: str, programs: Sequence[Program], *, data_ranks: int) -> list[int]:
     """For each stage 2 where backwards run before the gradient of an update has been applied, else 1.
 
     Only an update that awaits others is put off: gradients of other data ranks, or the norm of other stages.
 
     Args:
-        config: the run's.
+        schedule: name of the run's.
         programs: of its segments, one of each kind.
+        data_ranks: of each stage.
     """
-    common_step = FAMILY[config.schedule.name].default_interval is None
-    awaits = config.parallel.data > 1 or (common_step and programs[0].num_ranks > 1)
+    common_step = FAMILY[schedule].default_interval is None
+    awaits = data_ranks > 1 or (common_step and programs[0].num_ranks > 1)
     return [1 + (awaits and _overlaps(programs, stage)) for stage in range(programs[0].num_stages)]
 
 

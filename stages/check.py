@@ -81,6 +81,8 @@ def _check_counts(config: RunConfig) -> None:
     for key, value in at_least_one.items():
         if value < 1:
             raise ConfigError(key, f"is {value}, must be at least 1")
+    if config.site.memory_gb is not None and not config.site.memory_gb > 0:
+        raise ConfigError("site.memory_gb", f"is {config.site.memory_gb:g}, must be above 0, or null")
     positive = {
         "optimizer.lr": config.optimizer.lr,
         "train.clip_norm": config.train.clip_norm,

@@ -208,6 +208,11 @@ class SiteConfig:
     peak_tflops: float | None = None
     """What a device could compute at the run's precision, in TFLOP/s, for the report's MFU; null: looked up
     by the device's name."""
+    memory_gb: float | None = None
+    """Memory that a device gives to a rank, 10^9 bytes: `sweep` refuses what does not fit. null: it does not
+    ask."""
+    gpu: str | None = None
+    """What a rank computes on (h100, a100, ...), for the step time that `sweep` shows; null: not shown."""
 
 
 @dataclass

@@ -61,9 +61,29 @@ def sizes(config: RunConfig) -> Sizes:
     }[config.train.precision]
 
 
-def stage_memory(
-    config: RunConfig, programs: Sequence[Program], *, gradient_buffers: Sequence[int]
-) -> list[StageMemory]:
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """What of a run's programs its memory depends on. Tuples are indexed by stage."""
+
+    versions: tuple[int, ...]
+    mismatch: tuple[int, ...]
+    in_flight: tuple[frozenset[tuple[int, int]], ...]
+    """As `in_flight_counts` has them."""
+
+
+def course_of(programs: Sequence[Program]) -> Course:
+    """The course of a run, from the programs of its segments, one of each kind."""
+    analyses = [analyze(program) for program in programs]
+    counts = [in_flight_counts(program) for program in programs]
+    stages = range(programs[0].num_stages)
+    return Course(
+        versions=tuple(max(analysis.versions[stage] for analysis in analyses) for stage in stages),
+        mismatch=tuple(max(analysis.mismatch_max[stage] for analysis in analyses) for stage in stages),
+        in_flight=tuple(frozenset().union(*(seen[stage] for seen in counts)) for stage in stages),
+    )
+
+
+def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequence[int]) -> list[StageMemory]:
     """The peak memory of each stage, on the data rank that holds most of it.
 
     Activations are those that torch's own kernels keep on a CPU; a compiled block keeps about as much or
@@ -71,7 +91,7 @@ def stage_memory(
 
     Args:
         config: the run's.
-        programs: of its segments, one of each kind.
+        course: of the run.
         gradient_buffers: of each stage.
 
     Raises:
@@ -80,25 +100,22 @@ def stage_memory(
     if config.model.factory is not None:
         raise ValueError(f"what {config.model.factory} keeps in memory is not known before it runs")
     size = sizes(config)
-    cuts = cut_of(config)
-    analyses = [analyze(program) for program in programs]
     held = []
-    for stage, cut in enumerate(cuts):
+    for stage, cut in enumerate(cut_of(config)):
         shapes = parameter_shapes(config.model, cut)
         parameters = sum(prod(shape) for shape in shapes.values())
-        mismatch = max(a.mismatch_max[stage] for a in analyses)
-        master, optimizer, correction = max(_updated(config, shapes, mismatch=mismatch), key=sum)
+        updated = _updated(config, shapes, mismatch=course.mismatch[stage])
+        master, optimizer, correction = max(updated, key=sum)
         whole, half = microbatch_activations(config, cut)
-        # What is in flight at once may peak in whole micro-batches or in halves.
-        in_flight = {counts for program in programs for counts in in_flight_counts(program)[stage]}
         held.append(
             StageMemory(
-                weights=max(a.versions[stage] for a in analyses) * parameters * size.replica,
+                weights=course.versions[stage] * parameters * size.replica,
                 master=master,
                 gradients=gradient_buffers[stage] * parameters * size.master,
                 optimizer=optimizer,
                 correction=correction,
-                activations=max(wholes * whole + halves * half for wholes, halves in in_flight),
+                # What is in flight at once may peak in whole micro-batches or in halves.
+                activations=max(wholes * whole + halves * half for wholes, halves in course.in_flight[stage]),
                 recomputed=block_activations(config) if config.train.recompute else 0,
             )
         )
@@ -220,3 +237,14 @@ def _corrections(config: RunConfig, mismatch: int) -> int:
     if config.correction.name == "discrepancy":
         return int(mismatch > 0)
     return int(config.error_feedback.coefficient != 0 and config.error_feedback.form == "buffered")
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Parameters of the whole model."""
+    whole = StageCut(blocks=range(config.layers), has_embedding=True, has_head=True)
+    return sum(prod(shape) for shape in parameter_shapes(config, whole).values())
+
+
+def message_bytes(config: RunConfig) -> int:
+    """What one stage sends another for one micro-batch."""
+    return _tokens(config) * config.model.width * sizes(config).replica

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from asyncpp_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from asyncpp_cli.matrix import ResolvedCell
+    from asyncpp_cli.planner.cells import Expected
 
 
 def sweep(
@@ -26,6 +30,12 @@ def sweep(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Folder of the experiment: new, or the same one."),
     ] = None,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            "--site", metavar="NAME", help="Site profile: refuse cells that its GPUs have no room for."
+        ),
+    ] = None,
     list_only: Annotated[
         bool, typer.Option("--list", help="Check and show the cells; write nothing.")
     ] = False,
@@ -34,9 +44,11 @@ def sweep(
 
     Into a folder that holds the same experiment, only cells that it lacks are added (more seeds, say).
     """
+    from asyncpp_cli.cluster.sites import find_site
     from asyncpp_cli.console import say
     from asyncpp_cli.experiments import render
     from asyncpp_cli.matrix import check, expand
+    from asyncpp_cli.planner.cells import device_of, expected
     from asyncpp_cli.template_file import load
 
     if out is None and not list_only:
@@ -44,9 +56,10 @@ def sweep(
     loaded = load(template, changes or [])
     cells = expand(loaded)
     check(loaded, cells)
+    costs = expected(loaded.source, cells, site={} if site is None else device_of(find_site(site)))
     # Written before it is shown: `asyncpp sweep ... | head` must not stop half way.
     rendered = None if list_only or out is None else render(loaded, cells, template_name=template, folder=out)
-    show_cells([(resolved.cell.id, resolved.cell.axes) for resolved in cells], title=loaded.name)
+    show_cells(cells, costs, title=loaded.name)
     if rendered is None:
         return
     if rendered.added == len(cells):
@@ -55,13 +68,21 @@ def sweep(
         say(f"{out}: {rendered.added} runs added to the {len(cells) - rendered.added} that were there.")
 
 
-def show_cells(cells: list[tuple[str, dict[str, Any]]], *, title: str) -> None:
-    """The cells as a table on standard output, with their count."""
+def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) -> None:
+    """The cells as a table on standard output, with their count and what each is expected to take."""
     from asyncpp_cli.console import show_table
 
-    axes = list(cells[0][1])
-    rows = [[cell_id, *(_printed(key, values[key]) for key in axes)] for cell_id, values in cells]
-    show_table(["run", *axes], rows, title=f"{title}: {len(cells)} cells")
+    axes = list(cells[0].cell.axes)
+    timed = any(cost.step_seconds is not None for cost in costs)
+    rows = []
+    for resolved, cost in zip(cells, costs, strict=True):
+        row = [resolved.cell.id, *(_printed(key, resolved.cell.axes[key]) for key in axes)]
+        row.append("" if cost.memory_gb is None else f"{cost.memory_gb:.3g}")
+        if timed:
+            row.append("" if cost.step_seconds is None else f"{cost.step_seconds:.3g}")
+        rows.append(row)
+    columns = ["run", *axes, "GB a rank", *(["step s"] if timed else [])]
+    show_table(columns, rows, title=f"{title}: {len(cells)} cells")
 
 
 def _printed(key: str, value: Any) -> str:

@@ -36,6 +36,8 @@ except SystemExit as ended:
         ["retry"],
         ["report"],
         ["export"],
+        ["plan"],
+        ["profile"],
         ["mirror"],
         ["train"],
         ["data"],

@@ -16,7 +16,14 @@ from schedules import analyze
 from stages.assemble import representative_programs
 from stages.check import segment_program
 from stages.config import CorrectionConfig, RunConfig
-from stages.memory import block_activations, in_flight_counts, parameter_shapes, sizes, stage_memory
+from stages.memory import (
+    block_activations,
+    course_of,
+    in_flight_counts,
+    parameter_shapes,
+    sizes,
+    stage_memory,
+)
 from stages.model import Stage
 from stages.partition import cut_of
 from stages.trainer import replay
@@ -44,7 +51,8 @@ def measured(config: RunConfig) -> dict[str, list[int]]:
 
 
 def by_kind(config: RunConfig, gradient_buffers: list[int]) -> dict[str, list[int]]:
-    stages = stage_memory(config, representative_programs(config), gradient_buffers=gradient_buffers)
+    course = course_of(representative_programs(config))
+    stages = stage_memory(config, course, gradient_buffers=gradient_buffers)
     return {kind: [getattr(stage, kind) for stage in stages] for kind in (*KINDS, "gradients")}
 
 

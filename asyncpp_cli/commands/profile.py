@@ -1,0 +1,81 @@
+"""`asyncpp profile`: what the parts of a model cost on this machine."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from asyncpp_cli.errors import UserError
+
+
+def profile(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|TEMPLATE", help="Template of a model or an experiment, or its file."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="File to write, for plan --profile FILE.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, as in optimizer=muon or data.context=4096."),
+    ] = None,
+    microbatch_sizes: Annotated[
+        list[int] | None,
+        typer.Option("--microbatch-size", metavar="N", min=1, help="Sequences; can be repeated."),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Measurements of each.")] = 20,
+) -> None:
+    """Measure the forward and backward of embedding, block and head, and their optimizer step.
+
+    On the GPU if there is one, else on `site.threads` CPU threads. `asyncpp plan --profile FILE` then plans
+    with these times instead of estimates.
+    """
+    from asyncpp_cli.console import say
+    from asyncpp_cli.files import write_json
+    from asyncpp_cli.planner.base import base_of
+    from asyncpp_cli.planner.measured import FORMAT, conditions
+
+    config = base_of(what, changes or []).config
+    if out.is_dir():
+        raise UserError(f"--out {out}: a folder; give the name of a file")
+    import torch
+
+    from stages.process import choose_device
+    from stages.profile import measure
+
+    torch.set_num_threads(config.site.threads)
+    device = choose_device(config.site)
+    parts = measure(
+        config,
+        device=device,
+        microbatch_sizes=microbatch_sizes or [config.train.microbatch_size],
+        repeats=repeats,
+        progress=lambda measured: say(f"measuring {measured}"),
+    )
+    content = {
+        "format": FORMAT,
+        "conditions": conditions(config),
+        "parts": parts,
+        "message_seconds": 0.0,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": config.site.threads,
+        "host": platform.node(),
+        "torch": torch.__version__,
+    }
+    try:
+        write_json(out, content)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from error
+    print(f"{out}: a block takes {_milliseconds(parts, 'block')} on {content['device']}")
+
+
+def _milliseconds(parts: dict[str, dict[str, dict[str, dict[str, float]]]], name: str) -> str:
+    size, times = next(iter(parts[name]["microbatch"].items()))
+    backward = times["input_half"] + times["weight_half"]
+    return (
+        f"{1e3 * times['forward']:.3g} + {1e3 * backward:.3g} ms (forward + backward) with {size} sequences"
+    )

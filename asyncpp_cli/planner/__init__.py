@@ -1,0 +1,1 @@
+"""What a layout costs before anything runs: memory, step time and bubble. Imports no torch."""

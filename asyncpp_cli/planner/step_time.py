@@ -1,0 +1,134 @@
+"""How long a step takes: one step simulated, the rest in closed form.
+
+A pipeline that runs evenly needs, for each further micro-batch, the largest mean over a window of
+neighbouring stages: stage s has p - s micro-batches under way (1F1B), so what goes down to stage j and comes
+back up may take as long as j - s + 1 micro-batches' turns. Without latency that is the slowest stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import schedules
+from schedules.costs import Costs
+from schedules.simulate import simulate
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Seconds of one micro-batch at each stage, and of one update. Tuples are indexed by stage."""
+
+    forward: tuple[float, ...]
+    input_half: tuple[float, ...]
+    """Of the backward; what recomputation adds is in it."""
+    weight_half: tuple[float, ...]
+    update: tuple[float, ...]
+    reduction: tuple[float, ...]
+    """The gradient's way over the data ranks, and the weights' way back."""
+    message: float
+    """What one stage sends another, from its end to its arrival."""
+
+    @property
+    def whole(self) -> tuple[float, ...]:
+        """A micro-batch's whole computation."""
+        parts = zip(self.forward, self.input_half, self.weight_half, strict=True)
+        return tuple(forward + first + second for forward, first, second in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """A step in the steady state."""
+
+    seconds: float
+    bubble: float
+    """Share of it in which a rank waits, as a mean over the ranks."""
+
+
+def step_time(
+    name: str, times: StageTimes, *, microbatches: int, update_interval: int | None, chunks: int = 1
+) -> StepTime:
+    """The steady state of a schedule.
+
+    Args:
+        name: of the schedule.
+        times: of its stages.
+        microbatches: a step.
+        update_interval: of `pipedream` and `paci`: micro-batches between updates; None: the schedule's own.
+        chunks: stages a rank, which has those that leave the same rest on division by the ranks.
+    """
+    schedule = schedules.find(name)
+    stages = len(times.forward)
+    ranks = stages // chunks
+    updates = 1
+    if schedule.default_interval is not None:
+        updates = microbatches // (update_interval or schedule.default_interval(microbatches))
+    if schedule.synchronous:
+        simulated = microbatches if chunks > 1 else min(microbatches, 2 * stages)
+        seconds = _flushed_step(name, times, microbatches=simulated, chunks=chunks)
+        if simulated < microbatches:
+            each = turn(times, updating=(0.0,) * stages, split=name == "zero-bubble", phased=name == "gpipe")
+            seconds += (microbatches - simulated) * each
+    else:
+        updating = times.update
+        if schedule.default_interval is not None:
+            # A stage's next action reads what the update writes: nothing hides the reduction.
+            updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
+        share = tuple(updates * update / microbatches for update in updating)
+        seconds = microbatches * turn(times, updating=share, split=False, phased=False)
+        if schedule.default_interval is None:
+            # The first reader of an update comes at least that many micro-batches after it.
+            slack = max(0, microbatches - stages + 1) * seconds / microbatches
+            seconds += max(0.0, max(times.reduction) - slack)
+    busy = [
+        microbatches * of_stage + updates * update
+        for of_stage, update in zip(times.whole, times.update, strict=True)
+    ]
+    return StepTime(seconds=seconds, bubble=max(0.0, 1 - sum(busy) / ranks / seconds))
+
+
+def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased: bool) -> float:
+    """Seconds that one more micro-batch takes in a full pipeline.
+
+    Args:
+        times: of the stages.
+        updating: seconds of updates for each micro-batch, by stage.
+        split: the backward comes in halves, of which only the first is waited for.
+        phased: all forwards come before all backwards.
+    """
+    backward = [first + second for first, second in zip(times.input_half, times.weight_half, strict=True)]
+    if phased:
+        return max(times.forward) + max(backward)
+    # On the way down to a stage and back, weight halves and updates are met at the first stage alone.
+    waited = [a + b for a, b in zip(times.forward, times.input_half if split else backward, strict=True)]
+    once = [a + b for a, b in zip(times.weight_half, updating, strict=True)] if split else updating
+    longest = 0.0
+    for first in range(len(waited)):
+        total = once[first]
+        for width, stage in enumerate(waited[first:]):
+            total += stage
+            longest = max(longest, (total + 2 * times.message * width) / (width + 1))
+            if times.message == 0:
+                break
+    return longest
+
+
+def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: int) -> float:
+    """A synchronous step: what a second one takes after the first."""
+    ranks = len(times.forward) // chunks
+    program = schedules.build(name, stages=ranks, microbatches=microbatches, steps=2, chunks=chunks)
+    costs = Costs(
+        forward=times.forward,
+        backward=tuple(a + b for a, b in zip(times.input_half, times.weight_half, strict=True)),
+        input_half=times.input_half,
+        weight_half=times.weight_half,
+        update=times.update,
+        reduction=times.reduction,
+        norm=None,
+        latency=times.message,
+        transfer=0.0,
+        jitter=0.0,
+        seed=0,
+    )
+    timeline = simulate(program, costs)
+    first = max(ends[len(ends) // 2 - 1] for ends in timeline.ends)
+    return timeline.makespan - first

@@ -1,0 +1,149 @@
+"""What the parts of a model cost on the hardware at hand: embedding, block, head, and the optimizer step."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.assemble import dtypes
+from stages.blocks import block_runner
+from stages.config import RunConfig
+from stages.model import Stage, next_token_loss
+from stages.partition import StageCut
+from stages.split_backward import DeferredGradients, deferring
+from stages.update import StageUpdate, squared_norm
+from stages.weights import WeightVersions
+
+BLOCKS = 2
+"""Blocks that are measured together; a block costs its share of them."""
+PARTS = {
+    "embedding": StageCut(blocks=range(0), has_embedding=True, has_head=False),
+    "block": StageCut(blocks=range(BLOCKS), has_embedding=False, has_head=False),
+    "head": StageCut(blocks=range(0), has_embedding=False, has_head=True),
+}
+WARM_UP = 2
+
+
+def measure(
+    config: RunConfig,
+    *,
+    device: torch.device,
+    microbatch_sizes: Sequence[int],
+    repeats: int,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Seconds of each part, the median over `repeats`, for micro-batches of several sizes.
+
+    Args:
+        config: of the model, its context, precision and optimizer.
+        device: that is measured.
+        microbatch_sizes: sequences in a micro-batch.
+        repeats: measurements of each.
+        progress: told what is being measured.
+
+    Returns:
+        By part: `update` (its optimizer step), and by micro-batch size `forward`, `input_half`,
+        `weight_half`.
+    """
+    measured: dict[str, Any] = {}
+    for name, cut in PARTS.items():
+        share = BLOCKS if name == "block" else 1
+        weights = WeightVersions(
+            config.model,
+            cut,
+            context=config.data.context,
+            seed=0,
+            replicas=1,
+            gradient_buffers=1,
+            master_dtype=dtypes(config).master,
+            replica_dtype=dtypes(config).replica,
+            device=device,
+        )
+        weights.replicas[0].module.run_block = block_runner(
+            config.model, recompute=False, compiled=config.train.compile
+        )
+        part: dict[str, Any] = {"microbatch": {}}
+        for size in microbatch_sizes:
+            progress(f"{name}, {size} sequences")
+            of_size = replace(config, train=replace(config.train, microbatch_size=size))
+            times = _microbatch(weights.replicas[0].module, of_size, device=device, repeats=repeats)
+            part["microbatch"][str(size)] = {key: seconds / share for key, seconds in times.items()}
+        progress(f"{name}, update")
+        part["update"] = _update(config, weights, device=device, repeats=repeats) / share
+        measured[name] = part
+    return measured
+
+
+def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repeats: int) -> dict[str, float]:
+    """A micro-batch's forward, and the halves of its backward, through what `module` holds."""
+    shape = (config.train.microbatch_size, config.data.context)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
+    dtype = dtypes(config).replica
+    given = tokens
+    if module.embedding is None:
+        activation = torch.randn((*shape, config.model.width), generator=generator)
+        given = activation.to(device=device, dtype=dtype).requires_grad_()
+    gradient = torch.randn((*shape, config.model.width), generator=generator).to(device=device, dtype=dtype)
+
+    def forward() -> Tensor:
+        output: Tensor = module(given)
+        return output if module.head is None else next_token_loss(output, tokens)
+
+    def timed(split: DeferredGradients | None) -> tuple[float, float, float]:
+        with deferring(split):
+            (output, first) = _clocked(forward, device)
+        sent = None if module.head is not None else gradient
+        (_, second) = _clocked(lambda: output.backward(sent), device)
+        (_, third) = _clocked(split.compute if split is not None else lambda: None, device)
+        return first, second, third
+
+    def median(times: list[float]) -> float:
+        return statistics.median(times[WARM_UP:])
+
+    whole = [timed(None) for _ in range(WARM_UP + repeats)]
+    forwards, backwards, _ = (median(list(column)) for column in zip(*whole, strict=True))
+    if module.embedding is not None or config.train.compile:
+        # A look-up has nothing to put off, and a compiled block's backward is one piece.
+        return {"forward": forwards, "input_half": backwards / 2, "weight_half": backwards / 2}
+    halves = [timed(DeferredGradients()) for _ in range(WARM_UP + repeats)]
+    _, first, second = (median(list(column)) for column in zip(*halves, strict=True))
+    share = first / (first + second)
+    return {"forward": forwards, "input_half": backwards * share, "weight_half": backwards * (1 - share)}
+
+
+def _update(config: RunConfig, weights: WeightVersions, *, device: torch.device, repeats: int) -> float:
+    update = StageUpdate(config, weights, stage=0, delays=[0], mismatch=0)
+    times = []
+    for step in range(WARM_UP + repeats):
+        buffer = weights.take_gradient()
+        buffer.flat.normal_()
+
+        def apply(step: int = step) -> None:
+            gradient = weights.gathering
+            norm = squared_norm(gradient)
+            update.apply(gradient, version=step + 1, step=0, clip_by=norm, finite=bool(norm.isfinite()))
+
+        (_, seconds) = _clocked(apply, device)
+        times.append(seconds)
+    return statistics.median(times[WARM_UP:])
+
+
+def _clocked(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
+    """What `work` returns, and the seconds until the device had done it."""
+    _wait_for(device)
+    started = time.perf_counter()
+    result = work()
+    _wait_for(device)
+    return result, time.perf_counter() - started
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

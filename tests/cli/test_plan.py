@@ -1,0 +1,172 @@
+"""The planner: its list, what it says of memory and time, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import asyncpp
+
+from asyncpp_cli.planner.base import base_of
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.estimate import estimate
+from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.parts import Roofline
+from asyncpp_cli.planner.ranking import ranked
+from schedules import is_synchronous
+from stages.check import check
+from stages.config import tokens_per_step
+
+FIELDS = [
+    *("schedule", "stages", "data_parallel", "microbatches", "microbatch_size", "recompute", "fits"),
+    *("memory_gb", "step_time", "tokens_per_second", "bubble", "delay"),
+]
+COSTS = Roofline(find_device("h100", key=""))
+
+
+def planned(*arguments: str) -> list[dict[str, Any]]:
+    ended = asyncpp("plan", *arguments, "--json")
+    assert ended.code == 0, ended.errors
+    found: list[dict[str, Any]] = json.loads(ended.output)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ten_billion() -> list[dict[str, Any]]:
+    return planned("10b", "--gpus", "64", "--memory", "80")
+
+
+def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[dict[str, Any]]) -> None:
+    assert list(ten_billion[0])[: len(FIELDS)] == FIELDS
+    fitting = [one for one in ten_billion if one["fits"]]
+    assert {one["schedule"] for one in fitting if not is_synchronous(one["schedule"])} >= {"2bw", "paci"}
+    assert {one["delay"] for one in fitting if one["schedule"] == "2bw"} >= {1}
+    for one in ten_billion:
+        assert one["stages"] * one["data_parallel"] == 64
+        tokens = one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 4096
+        assert tokens == 2**19
+        assert one["tokens_per_second"] == pytest.approx(tokens / one["step_time"])
+        assert one["fits"] == (one["memory_gb"] <= 80)
+        assert sum(one["cut"]) == 44
+        assert 0 <= one["bubble"] < 1
+        held = [sum(of_stage.values()) / 1e9 for of_stage in one["memory"]]
+        assert one["memory_gb"] == pytest.approx(max(held), abs=1e-3)
+
+
+def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
+    assert ten_billion[0]["fits"]
+    assert not ten_billion[-1]["fits"]
+    for better, worse in pairwise(ten_billion):
+        assert (not better["fits"], better["step_time"]) <= (not worse["fits"], worse["step_time"])
+
+
+def test_every_layout_is_a_run_that_could_be_trained() -> None:
+    base = base_of("360m", ["optimizer=muon"])
+    found = ranked(
+        base.config, gpus=8, tokens_per_step=2**17, names=("1f1b", "2bw", "paci"), costs=COSTS, limit_gb=75
+    )
+    assert len(found) > 20
+    for one in found:
+        one.config.model.vocab_size = 50304  # at least that of any data
+        check(one.config)
+        assert tokens_per_step(one.config) == 2**17
+        one.config.parallel.cut = list(one.cut)
+        check(one.config)
+
+
+def test_less_memory_takes_recomputation_or_more_stages() -> None:
+    large, small = (
+        [one for one in planned("3b", "--gpus", "8", "--memory", memory) if one["fits"]]
+        for memory in ("141", "20")
+    )
+    assert len(small) < len(large)
+    assert small[0]["step_time"] > large[0]["step_time"]
+    assert (small[0]["recompute"], small[0]["stages"]) > (large[0]["recompute"], large[0]["stages"])
+    assert not any(one["fits"] for one in planned("10b", "--gpus", "2", "--memory", "24"))
+
+
+def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
+    """1F1B keeps the most activations at the first stage, so that one is given fewer blocks."""
+    base = base_of("3b", [])
+    config = layout(base.config, "1f1b", stages=4, data=2, microbatches=64, size=2, recompute=False)
+    even = estimate(config, COSTS, limit_gb=None)
+    limit = even.memory_gb * 0.93
+    fitting = estimate(config, COSTS, limit_gb=limit)
+    assert even.memory_gb > limit >= fitting.memory_gb
+    assert fitting.cut[0] < even.cut[0]
+    assert sum(fitting.cut) == sum(even.cut)
+    asked = config
+    asked.parallel.cut = list(even.cut)
+    assert estimate(asked, COSTS, limit_gb=limit).cut == even.cut
+
+
+def test_a_stage_of_the_largest_model_has_as_many_parameters_as_is_planned(
+    ten_billion: list[dict[str, Any]],
+) -> None:
+    import torch
+
+    from stages.model import Stage
+    from stages.partition import stage_cuts
+
+    model = base_of("10b", []).config.model
+    best = next(one for one in ten_billion if one["schedule"] == "1f1b" and one["fits"])
+    for cut, memory in zip(stage_cuts(best["cut"]), best["memory"], strict=True):
+        with torch.device("meta"):
+            module = Stage(model, cut, context=4096)
+        assert memory["weights"] == 2 * sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
+    found = planned("quickstart", "--gpus", "2", "--memory", "1")
+    tokens = {one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 128 for one in found}
+    assert tokens == {2048}
+    assert all(one["fits"] for one in found)
+    table = asyncpp("plan", "quickstart", "--gpus", "2", "--memory", "1", "--rows", "3")
+    assert table.code == 0
+    assert f"3 of {len(found)} layouts" in table.output
+    assert "GB a stage (limit 1.0)" in table.output
+
+
+def test_schedules_can_be_chosen() -> None:
+    found = planned("360m", "--gpus", "4", "--schedule", "gpipe", "--schedule", "pipedream-unstashed")
+    assert {one["schedule"] for one in found} == {"gpipe", "pipedream-unstashed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nano3", "--gpus", "2"], "unknown experiment template 'nano3'"),
+        (["360m", "--gpus", "0"], "Invalid value for '--gpus'"),
+        (["360m", "--gpus", "2", "--memory", "-1"], "--memory -1"),
+        (["360m", "--gpus", "2", "--device", "abacus"], "unknown GPU 'abacus'; accepted: h100"),
+        (["360m", "--gpus", "2", "--schedule", "3f3b"], "--schedule 3f3b: unknown; accepted: gpipe"),
+        (["360m", "--gpus", "64", "--tokens-per-step", "1000"], "no layout of 64 GPUs"),
+        (["360m", "widht=3", "--gpus", "2"], "widht: unknown key"),
+        (["360m", "optimizer", "--gpus", "2"], "write KEY=VALUE"),
+        (["360m", "--gpus", "2", "--profile", "nowhere.json"], "nowhere.json: cannot be read"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], message: str) -> None:
+    refused = asyncpp("plan", *arguments)
+    assert refused.code == 2
+    assert message in " ".join(refused.errors.split())
+
+
+def test_a_sweep_shows_memory_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    shown = asyncpp("sweep", "quickstart", "--list")
+    assert (shown.code, "GB a rank" in shown.output, "step s" in shown.output) == (0, True, False)
+    large = ["model=3b", "data.context=4096", "site.gpu=h100", "matrix.schedule=1f1b"]
+    shown = asyncpp("sweep", "quickstart", "--list", *large, "site.memory_gb=300")
+    assert (shown.code, "step s" in shown.output) == (0, True)
+    refused = asyncpp("sweep", "quickstart", "--out", tmp_path / "e", *large, "site.memory_gb=80")
+    assert refused.code == 2
+    assert "site.memory_gb: stage 0 needs" in refused.errors
+    assert "a device has 80" in refused.errors
+    assert "activations" in refused.errors
+    assert "it would fit with train.recompute: true" in refused.errors
+    assert not (tmp_path / "e").exists()
+    refused = asyncpp("sweep", "quickstart", "--list", "site.gpu=abacus")
+    assert (refused.code, "site.gpu: unknown GPU 'abacus'" in refused.errors) == (2, True)

@@ -1,0 +1,101 @@
+"""The planner's closed forms beside the simulator that plays every action."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import schedules
+from asyncpp_cli.planner.step_time import StageTimes, step_time
+from schedules.costs import Costs
+from schedules.simulate import simulate, steps_to_measure, throughput
+
+
+def times(*, stages: int, uneven: bool, message: float, update: float, reduction: float = 0.0) -> StageTimes:
+    generator = random.Random(stages)
+    forward = tuple(1 + uneven * 0.3 * generator.random() for _ in range(stages))
+    return StageTimes(
+        forward=forward,
+        input_half=tuple(1.1 * seconds for seconds in forward),
+        weight_half=tuple(0.8 * seconds for seconds in forward),
+        update=(update,) * stages,
+        reduction=(reduction,) * stages,
+        message=message,
+    )
+
+
+def simulated(name: str, given: StageTimes, *, microbatches: int, chunks: int = 1) -> tuple[float, float]:
+    """Seconds a step and the bubble, every action played."""
+    ranks = len(given.forward) // chunks
+    steps = steps_to_measure(stages=ranks * chunks, microbatches=microbatches)
+    program = schedules.build(name, stages=ranks, microbatches=microbatches, steps=steps, chunks=chunks)
+    costs = Costs(
+        forward=given.forward,
+        backward=tuple(a + b for a, b in zip(given.input_half, given.weight_half, strict=True)),
+        input_half=given.input_half,
+        weight_half=given.weight_half,
+        update=given.update,
+        reduction=given.reduction,
+        norm=None,
+        latency=given.message,
+        transfer=0.0,
+        jitter=0.0,
+        seed=0,
+    )
+    found = throughput(simulate(program, costs))
+    return found.step_time, found.bubble
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", "2bw", "pipedream", "paci"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 8, 16])
+def test_steps_take_as_long_as_in_the_simulator(name: str, stages: int) -> None:
+    for microbatches in (2, 8, 64):
+        for uneven in (False, True):
+            for message in (0.0, 0.1):
+                given = times(stages=stages, uneven=uneven, message=message, update=0.2)
+                estimated = step_time(name, given, microbatches=microbatches, update_interval=None)
+                seconds, bubble = simulated(name, given, microbatches=microbatches)
+                # Updates that are met between two messages overlap with them in part; beyond that, and with
+                # messages that take time, it is exact.
+                assert estimated.seconds == pytest.approx(seconds, rel=0.03)
+                assert estimated.bubble == pytest.approx(bubble, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", "2bw"])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_without_messages_and_updates_it_is_exact(name: str, uneven: bool) -> None:
+    for stages, microbatches in ((2, 2), (4, 4), (4, 32), (8, 64)):
+        given = times(stages=stages, uneven=uneven, message=0.0, update=0.0)
+        estimated = step_time(name, given, microbatches=microbatches, update_interval=None)
+        assert estimated.seconds == pytest.approx(
+            simulated(name, given, microbatches=microbatches)[0], rel=1e-3
+        )
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_a_rank_of_several_stages(chunks: int) -> None:
+    given = times(stages=4 * chunks, uneven=True, message=0.05, update=0.1)
+    estimated = step_time("interleaved-1f1b", given, microbatches=8, update_interval=None, chunks=chunks)
+    seconds, bubble = simulated("interleaved-1f1b", given, microbatches=8, chunks=chunks)
+    assert estimated.seconds == pytest.approx(seconds, rel=0.03)
+    assert estimated.bubble == pytest.approx(bubble, abs=0.03)
+
+
+@pytest.mark.parametrize(("name", "exposed"), [("1f1b", 2.0), ("paci", 2.0), ("2bw", 0.0)])
+def test_a_reduction_is_hidden_where_the_schedule_has_room_for_it(name: str, exposed: float) -> None:
+    hidden = times(stages=4, uneven=False, message=0.0, update=0.1, reduction=2.0)
+    free = times(stages=4, uneven=False, message=0.0, update=0.1)
+    with_it, without = (
+        step_time(name, given, microbatches=16, update_interval=None).seconds for given in (hidden, free)
+    )
+    assert with_it - without == pytest.approx(exposed)
+    assert with_it == pytest.approx(simulated(name, hidden, microbatches=16)[0], rel=0.03)
+
+
+def test_more_updates_a_step_take_more_time() -> None:
+    given = times(stages=4, uneven=False, message=0.0, update=0.5)
+    often, once = (
+        step_time("pipedream", given, microbatches=8, update_interval=interval).seconds for interval in (1, 8)
+    )
+    assert often - once == pytest.approx(7 * 0.5)

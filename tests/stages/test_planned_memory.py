@@ -1,0 +1,80 @@
+"""What the planner says a stage holds is what runs measure, tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_runs import Rows, in_processes, small_config
+
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.estimate import Estimate, estimate
+from asyncpp_cli.planner.parts import Roofline
+from stages.config import RunConfig
+from stages.process import Process
+from stages.trainer import replay, train
+
+COSTS = Roofline(find_device("h100", key=""))
+KINDS = ("weights", "master", "gradients", "optimizer", "correction", "activations", "recomputed")
+
+
+def cases(text: Path) -> list[RunConfig]:
+    many: list[dict[str, Any]] = [
+        {"schedule": "1f1b"},
+        {"schedule": "gpipe", "recompute": True},
+        {"schedule": "zero-bubble", "optimizer": "muon"},
+        {"schedule": "2bw", "precision": "bfloat16"},
+        {"schedule": "2bw", "coefficient": 1.0, "form": "buffered", "recompute": True},
+        {"schedule": "pipedream", "clip": "stage", "optimizer": "soap"},
+        {"schedule": "paci", "clip": "stage", "precision": "bfloat16", "recompute": True},
+    ]
+    return [small_config(text=text, microbatches=6, steps=4, eval_interval=9, **one) for one in many]
+
+
+def planned(config: RunConfig) -> Estimate:
+    return estimate(config, COSTS, limit_gb=None)
+
+
+def held(process: Process, config: RunConfig) -> dict[str, list[int]]:
+    rows = Rows()
+    train(config, process=process, recorder=rows)
+    return rows.of_kind("segment")[-1]["memory"] if rows.rows else {}
+
+
+def test_memory_is_within_five_percent_of_what_processes_hold(text: Path) -> None:
+    configs = cases(text)
+    measured = in_processes(held, configs, size=2)[-1]
+    for config, memory in zip(configs, measured, strict=True):
+        for stage, of_stage in enumerate(planned(config).memory):
+            assert {kind: of_stage[kind] for kind in KINDS} == {kind: memory[kind][stage] for kind in KINDS}
+            lasting = sum(of_stage.values()) - of_stage["temporary"]
+            assert lasting == pytest.approx(memory["total"][stage], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "options"),
+    [
+        ("1f1b", 4, 16, {"layers": 6}),
+        ("2bw", 4, 2, {"delay": 2}),
+        ("2bw", 3, 32, {"data": 2, "optimizer": "muon"}),
+        ("pipedream", 4, 12, {"clip": "stage", "update_interval": 3}),
+        ("pipedream", 3, 24, {"clip": "stage"}),
+        ("paci", 4, 8, {"clip": "stage", "data": 3}),
+        ("interleaved-1f1b", 2, 4, {"chunks": 2}),
+    ],
+)
+def test_memory_of_deeper_and_wider_layouts(
+    schedule: str, stages: int, microbatches: int, options: dict[str, Any], text: Path
+) -> None:
+    """Every kind to the byte, though the planner looks at a short program in place of the run's own."""
+    delay = options.pop("delay", 1)
+    config = small_config(
+        schedule, text=text, stages=stages, microbatches=microbatches, steps=4, eval_interval=9, **options
+    )
+    config.schedule.delay = delay
+    rows = Rows()
+    replay(config, recorder=rows)
+    memory = rows.of_kind("segment")[-1]["memory"]
+    for stage, of_stage in enumerate(planned(config).memory):
+        assert {kind: of_stage[kind] for kind in KINDS} == {kind: memory[kind][stage] for kind in KINDS}
