@@ -8,7 +8,7 @@ from asyncpp_cli.report.columns import NOTHING, printable
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.table import Heading
 
-PAGE_WIDTH = 100
+PAGE_WIDTH = 84
 """Characters that a page's width holds in small type; columns that say the same in every row go below."""
 
 _SPECIAL = {
@@ -43,7 +43,7 @@ def to_latex(report: Report) -> str:
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
-        r"  \small",
+        r"  \footnotesize\setlength{\tabcolsep}{3pt}",
         rf"  \caption{{{escaped(report.name)}}}",
         rf"  \begin{{tabular}}{{{''.join('r' if heading.right else 'l' for heading in table.headings)}}}",
         r"    \toprule",
@@ -53,7 +53,7 @@ def to_latex(report: Report) -> str:
         r"    \bottomrule",
         r"  \end{tabular}",
         "",
-        r"  \footnotesize\raggedright",
+        r"  \raggedright",
         *(rf"  {escaped(line)}\par" for line in below),
         r"\end{table}",
     ]

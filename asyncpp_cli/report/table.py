@@ -10,17 +10,16 @@ from rich.cells import cell_len
 from asyncpp_cli.report.cells import Cell
 from asyncpp_cli.report.columns import Column, columns
 
-CONSTANTS_FIRST = (
-    *("model", "status", "n", "skipped_steps", "restarts", "unigram_bits_per_byte", "delay"),
-    *("peak_memory_max", "perplexity", "tokens_per_second_per_rank"),
+DISPENSABLE = (
+    *(("skipped_steps", True), ("restarts", True), ("unigram_bits_per_byte", True)),
+    *(("perplexity", False), ("tokens_per_second_per_rank", False)),
+    *(("model", True), ("status", True), ("n", True), ("delay", True), ("peak_memory_max", True)),
+    *(("unigram_bits_per_byte", False), ("skipped_steps", False), ("restarts", False)),
+    *(("peak_memory_max", False), ("mfu", False), ("bits_per_byte", False), ("recovered", False)),
+    ("target_tokens", False),
 )
-"""Columns that a narrow page can do without if they say the same in every row, first to go first."""
-
-LEFT_OUT_NEXT = (
-    *("perplexity", "unigram_bits_per_byte", "tokens_per_second_per_rank", "skipped_steps", "restarts"),
-    *("peak_memory_max", "mfu", "bits_per_byte", "recovered", "target_tokens"),
-)
-"""Columns that a page still too narrow can do without, first to go first; what remains is the answer."""
+"""Columns that a narrow page can do without, first to go first, and whether only if they say the same in each
+row, which is then said below it. What remains is the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,21 +88,20 @@ def table_of_cells(cells: Sequence[Cell], *, width: int | None, leading: Sequenc
     table = _made(shown, texts, cells, same=same, left_out=left_out)
     if width is None:
         return table
-    for keys, only_constants in ((CONSTANTS_FIRST, True), (LEFT_OUT_NEXT, False)):
-        for key in keys:
-            if table.width(gap=1) <= width:
-                return table
-            column = next((column for column in shown if column.key == key), None)
-            constant = len(set(texts.get(key, ()))) == 1
-            if column is None or (only_constants and not constant):
-                continue
-            title = one_line(column.title)
-            if constant:
-                same.append(f"{title} {texts[key][0]}")
-            else:
-                left_out.append(title)
-            shown.remove(column)
-            table = _made(shown, texts, cells, same=same, left_out=left_out)
+    for key, only_if_constant in DISPENSABLE:
+        if table.width(gap=1) <= width:
+            break
+        column = next((column for column in shown if column.key == key), None)
+        constant = len(set(texts.get(key, ()))) == 1
+        if column is None or (only_if_constant and not constant):
+            continue
+        title = one_line(column.title)
+        if constant:
+            same.append(f"{title} {texts[key][0]}")
+        else:
+            left_out.append(title)
+        shown.remove(column)
+        table = _made(shown, texts, cells, same=same, left_out=left_out)
     return table
 
 
