@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from asyncpp_cli import runs
@@ -29,9 +30,10 @@ REQUIRED = ("step", "tokens", "skipped", "seconds")
 """Columns in which every `step` row has a value. A `train_loss` that is not finite is NaN."""
 
 _STEP_BEGINS = b'{"kind": "step",'
-# Begins with a plain character, which `re` looks for fast; so the text begins with a line's end.
-_NO_STEP_ROW = re.compile(rb"\n(?!" + re.escape(_STEP_BEGINS) + rb")[^\n]+")
+# Begins with a plain character, which `re` looks for fast: the end of the line before.
+_NO_STEP_ROW = re.compile(rb"\n(?!" + re.escape(_STEP_BEGINS) + rb")(?!\Z)[^\n]*")
 _NOT_FINITE = re.compile(rb"(?<=: )(?:NaN|-?Infinity)(?=[,}])")
+_NO_FINITE_LOSS = re.compile(rb'"train_loss": (?:null|NaN|-?Infinity)')
 
 
 def _no_steps() -> pl.DataFrame:
@@ -59,7 +61,7 @@ def read_metrics(run: runs.Run) -> Metrics:
     except FileNotFoundError:
         return Metrics()
     try:
-        return _read_in_columns(b"\n" + text)
+        return _read_in_columns(text) if text else Metrics()
     except (pl.exceptions.PolarsError, ValueError):
         # A torn line, or rows of another form: line by line it shows which, and takes ten times as long.
         rows, torn = run.metrics_and_torn_lines()
@@ -101,38 +103,59 @@ def _whole(steps: pl.DataFrame) -> pl.DataFrame:
 def _read_in_columns(text: bytes) -> Metrics:
     """The fast way, for files in which every line is whole.
 
-    Args:
-        text: of the file, after a line's end.
-
     Raises:
         polars.exceptions.PolarsError or ValueError: there is something in the file that it does not take.
     """
-    spans = [match.span() for match in _NO_STEP_ROW.finditer(text)]
-    others = [json.loads(text[begin + 1 : end]) for begin, end in spans]
-    if any(not isinstance(row, dict) or row.get("kind", "step") == "step" for row in others):
-        raise ValueError("a line that is no row, or a step row of another writer")
     if not text.endswith(b"\n"):
         # Being written at this moment, or torn.
         raise ValueError("the last line has no end")
-    ends = [0, *(end for _, end in spans)]
-    begins = [*(begin for begin, _ in spans), len(text)]
-    only_steps = b"".join(text[end:begin] for end, begin in zip(ends, begins, strict=True))
-    if _STEP_BEGINS not in only_steps:
+    spans = _other_lines(text)
+    others = [json.loads(text[begin:end]) for begin, end in spans]
+    if any(not isinstance(row, dict) or row.get("kind", "step") == "step" for row in others):
+        raise ValueError("a line that is no row, or a step row of another writer")
+    if _STEP_BEGINS not in text:
         return Metrics(others=_that_hold(others))
-    if b"NaN" in only_steps or b"Infinity" in only_steps:
-        only_steps = _NOT_FINITE.sub(b"null", only_steps)
-    steps = pl.read_ndjson(only_steps, schema=STEP_SCHEMA)
-    if steps["train_loss"].null_count() > only_steps.count(b'"train_loss": null'):
-        raise ValueError("a step row without a loss")
+    table = _parsed(text)
+    lines = _line_numbers(text, spans)
+    is_step = np.ones(len(table), dtype=bool)
+    is_step[lines] = False
     starts = [place for place, row in enumerate(others) if row["kind"] == "start"]
-    if len(starts) > 1:
-        steps = steps.with_row_index("place")
-        for start in starts[1:]:
-            steps_before = text.count(b"\n" + _STEP_BEGINS, 0, spans[start][0])
-            done = others[start].get("updates", others[start]["step"])
-            steps = steps.filter((pl.col("place") >= steps_before) | (pl.col("step") <= done))
-        steps = steps.drop("place")
+    for start in starts[1:]:
+        done = others[start].get("updates", others[start]["step"])
+        before = table["step"][: lines[start]].fill_null(0).to_numpy()
+        is_step[: lines[start]] &= before <= done
+    steps = table.filter(pl.Series(is_step))
+    nulls = steps["train_loss"].null_count()
+    if nulls and nulls > len(_NO_FINITE_LOSS.findall(text)):
+        raise ValueError("a step row without a loss")
     return Metrics(steps=_whole(steps), others=_that_hold(others))
+
+
+def _parsed(text: bytes) -> pl.DataFrame:
+    """A row for every line, of the fields that a `step` row has."""
+    try:
+        return pl.read_ndjson(text, schema=STEP_SCHEMA)
+    except pl.exceptions.PolarsError:
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise
+        # Python writes them, and JSON does not know them.
+        return pl.read_ndjson(_NOT_FINITE.sub(b"null", text), schema=STEP_SCHEMA)
+
+
+def _other_lines(text: bytes) -> list[tuple[int, int]]:
+    """Where the lines begin and end that are no `step` rows."""
+    first = [] if text.startswith(_STEP_BEGINS) else [(0, text.index(b"\n"))]
+    return [*first, *((match.start() + 1, match.end()) for match in _NO_STEP_ROW.finditer(text))]
+
+
+def _line_numbers(text: bytes, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """The number of the line that begins at each span, from 0."""
+    numbers, number, place = [], 0, 0
+    for begin, _ in spans:
+        number += text.count(b"\n", place, begin)
+        numbers.append(number)
+        place = begin
+    return numbers
 
 
 def _that_hold(rows: Iterable[Row]) -> list[Row]:

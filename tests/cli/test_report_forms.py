@@ -187,3 +187,23 @@ def test_latex_has_as_many_titles_as_numbers(tmp_path: Path) -> None:
     assert {len(row.split(" & ")) for row in rows} == {len(layout)}
     assert "$\\pm$" in body
     assert text.count("{") == text.count("}")
+
+
+def test_the_curves_of_many_runs_fit_into_what_they_may_take(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    for seed in range(8):
+        start, step, *rest = metrics()
+        steps = [step | {"step": place, "train_loss": 2 + 1 / place} for place in range(1, 401)]
+        steps[200]["train_loss"] = 7.5
+        others = [row for row in rest if row["kind"] != "step"]
+        experiment.add(settings("1f1b", "muon", seed=seed), rows=[start, *steps, *others])
+    cells = with_steps(experiment.folder).cells
+    whole = page_data(cells)
+    assert [len(run["train"]["loss"]) for run in json.loads(whole)["arms"][0]["runs"]] == [400] * 8
+    text = page_data(cells, most_characters=20_000)
+    assert len(text) <= 20_000 < len(whole)
+    for run in json.loads(text)["arms"][0]["runs"]:
+        assert (max(run["train"]["loss"]), min(run["train"]["loss"])) == (7.5, 2.0025)
+        assert (run["train"]["step"][0], run["train"]["step"][-1]) == (1, 400)
+        mean = sum(run["mean"]["loss"]) / len(run["mean"]["loss"])
+        assert mean == pytest.approx(2.03, abs=0.02)
