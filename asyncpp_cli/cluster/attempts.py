@@ -205,13 +205,13 @@ def settle_locked(
     return settled
 
 
-def settle_as_failed(attempt: Attempt, *, cause: Cause, reason: str) -> Status:
-    """Say of an attempt that is over that it failed, who knows better than its files."""
+def settle_again(attempt: Attempt, *, state: State, cause: Cause, reason: str) -> Status:
+    """Say how an attempt that is over went, by who knows better than its files."""
     with locked(attempt.run):
         status = attempt.run.status()
         if status.attempt == attempt.number:
-            status = replace(status, state=State.FAILED, cause=cause, reason=reason)
-            outcome = {"state": State.FAILED, "cause": cause, "reason": reason, "time": time.time()}
+            status = replace(status, state=state, cause=cause, reason=reason)
+            outcome = {"state": state, "cause": cause, "reason": reason, "time": time.time()}
             attempt.write("outcome", outcome)
             attempt.run.write_status(status)
         return status

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from asyncpp_cli.cluster import slurm
-from asyncpp_cli.cluster.attempts import Attempt, settle, settle_as_failed
+from asyncpp_cli.cluster.attempts import Attempt, settle, settle_again
 from asyncpp_cli.cluster.claims import claim
 from asyncpp_cli.cluster.jobs import Job
 from asyncpp_cli.cluster.outcome import vanished
@@ -167,7 +167,9 @@ def _seen_from_here(status: Status, attempt: Attempt, table: ArrayTable) -> Stat
         going_on = slurm.state_of(os.environ["SLURM_JOB_ID"]) == "RUNNING"
     except SlurmError:
         going_on = False
-    return settle_as_failed(attempt, cause=Cause.KILLED, reason=reason) if going_on else status
+    if not going_on:
+        return status
+    return settle_again(attempt, state=State.FAILED, cause=Cause.KILLED, reason=reason)
 
 
 def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int | None:
@@ -179,7 +181,10 @@ def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int 
     if status.cause == Cause.REFUSED:
         return 1
     if bad := slurm.bad_nodes(job.nodes):
-        _say(f"not counted as a failure of the run: {bad}")
+        reason = f"{bad}; {status.reason}"
+        attempt = Attempt(run, status.attempt)
+        status = settle_again(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
+        _say(f"no failure of the run: {reason}")
         return _requeue(status)
     failed = failures(run, submission=table.submission)
     if failed > table.retries:
@@ -208,12 +213,16 @@ def _requeue(status: Status) -> int:
         if state != "RUNNING" and status.cause != Cause.TIME_LIMIT:
             _say(f"the job is {state.lower()}: SLURM, or a person, has decided what becomes of it")
             return code
+        told_before = len(_told)
         slurm.ask(["scontrol", "requeue", raw_id])
     except SlurmError as error:
         _say(f"not queued again ({error}): launch again to go on")
         return code
     _say("queued again")
-    time.sleep(_SECONDS_TO_BE_ENDED)  # SLURM ends this process
+    # SLURM ends this process. Whoever waits for the nodes waits for that.
+    deadline = time.monotonic() + _SECONDS_TO_BE_ENDED
+    while len(_told) == told_before and time.monotonic() < deadline:
+        time.sleep(0.05)
     return code
 
 
