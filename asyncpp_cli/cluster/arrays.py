@@ -85,6 +85,11 @@ def _executor(
     class Executor(SlurmExecutor):
         """submitit's, for a command instead of a pickle: a job does what its folder says when it begins."""
 
+        @classmethod
+        def affinity(cls) -> int:
+            # Without SLURM a script can still be shown.
+            return 1
+
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             lines = super()._make_submission_file_text(command, uid).split("\n")
             return "\n".join(line for line in lines if _flag_of(line) not in removed)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.queue import Queue, Standing, standings
 from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError
@@ -24,7 +25,13 @@ _LOOKS_WITHOUT_A_JOB = 3
 
 def show_scripts(experiment: Experiment, site: Site, choices: Choices) -> None:
     """Print the script of each array that a launch would submit now."""
-    planned = plan(missing(standings(experiment), only=None), site, choices)
+    try:
+        max_array_size = slurm.cluster().max_array_size
+    except SlurmError as error:
+        max_array_size = slurm.USUAL_MAX_ARRAY_SIZE
+        say(f"{error}; arrays are cut as SLURM does if it is not told otherwise")
+    runs = missing(standings(experiment), only=None)
+    planned = plan(runs, site, choices, max_array_size=max_array_size)
     for array in planned:
         print(f"# {len(array.runs)} runs of {array.shape}\n{script(experiment, site, array)}")
 
@@ -50,7 +57,7 @@ def submit_missing(
             raise SlurmError(_unanswered(queue))
         found = [queue.standing(run, with_accounting=False) for run in experiment.runs]
         runs = missing(found, only=only)
-        planned = plan(runs, site, choices)
+        planned = plan(runs, site, choices, max_array_size=slurm.cluster().max_array_size)
         free = room(site)
         left = 0
         if free is not None and free < len(runs):

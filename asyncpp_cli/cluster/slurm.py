@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from asyncpp_cli.errors import UserError
 
+USUAL_MAX_ARRAY_SIZE = 1001
+
 _SECONDS = 60.0
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Of the variables that begin with SLURM_, those that say where SLURM is and not what this job is."""
@@ -91,7 +93,7 @@ def cluster() -> Cluster:
     return Cluster(
         name=settings.get("ClusterName", ""),
         version=settings.get("SLURM_VERSION", ""),
-        max_array_size=int(settings.get("MaxArraySize", "1001")),
+        max_array_size=int(settings.get("MaxArraySize", USUAL_MAX_ARRAY_SIZE)),
     )
 
 

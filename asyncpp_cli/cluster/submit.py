@@ -33,11 +33,20 @@ class Choices:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A run that will be a task of an array."""
+
+    run: Run
+    shape: Shape
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedArray:
     """Runs of one shape that will be one array."""
 
     shape: Shape
-    runs: tuple[Run, ...]
+    runs: tuple[PlannedRun, ...]
     at_once: int
 
 
@@ -52,29 +61,38 @@ def missing(standings: Sequence[Standing], *, only: Collection[str] | None) -> l
     ]
 
 
-def plan(runs: Sequence[Run], site: Site, choices: Choices) -> list[PlannedArray]:
+def plan(runs: Sequence[Run], site: Site, choices: Choices, *, max_array_size: int) -> list[PlannedArray]:
     """The arrays to submit, with each run's configuration checked.
+
+    Args:
+        runs: to be submitted.
+        site: where.
+        choices: what else was said.
+        max_array_size: SLURM's bound on the tasks of an array; the site's own may be smaller.
 
     Raises:
         UserError: a run cannot be read, trained, or placed at this site.
-        SlurmError: SLURM does not answer.
     """
-    shapes = {run.id: shape_of(_checked(run, site), site, replay=choices.replay) for run in runs}
-    largest = min(site.array_limit or slurm.cluster().max_array_size, slurm.cluster().max_array_size)
+    planned = []
+    for run in runs:
+        config = _checked(run, site)
+        shape = shape_of(config, site, replay=choices.replay)
+        planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps))
+    largest = min(site.array_limit or max_array_size, max_array_size)
     groups = []
-    for shape in sorted(set(shapes.values())):
-        group = [run for run in runs if shapes[run.id] == shape]
+    for shape in sorted({each.shape for each in planned}):
+        group = [each for each in planned if each.shape == shape]
         groups += [(shape, group[first : first + largest]) for first in range(0, len(group), largest)]
     at_once = choices.max_parallel or site.max_parallel
     return [
-        PlannedArray(shape=shape, runs=tuple(group), at_once=_share(group, runs, at_once))
+        PlannedArray(shape=shape, runs=tuple(group), at_once=_share(len(group), len(runs), at_once))
         for shape, group in groups
     ]
 
 
-def _share(group: Sequence[Run], runs: Sequence[Run], at_once: int | None) -> int:
+def _share(part: int, all_runs: int, at_once: int | None) -> int:
     """How many of an array's tasks may run at once: SLURM bounds each array, and not several together."""
-    return len(group) if at_once is None else max(1, at_once * len(group) // len(runs))
+    return part if at_once is None else max(1, at_once * part // all_runs)
 
 
 def _checked(run: Run, site: Site) -> RunConfig:
@@ -144,7 +162,7 @@ def submit(
             Array(
                 name=job_name(experiment, folder, str(number)),
                 file=f"array-{number}.json",
-                runs=tuple(run.id for run in array.runs),
+                runs=tuple(planned_run.run.id for planned_run in array.runs),
                 shape=str(array.shape),
             )
             for number, array in enumerate(planned, start=1)
@@ -165,16 +183,16 @@ def submit(
             code=code,
             software=software,
             shape=wanted.shape,
-            rows=[_row(run) for run in wanted.runs],
+            rows=[_row(planned_run) for planned_run in wanted.runs],
         )
         write_table(folder / array.file, table)
     write_submission(submission)
     return _queue(experiment, site, submission, planned, live=live)
 
 
-def _row(run: Run) -> Row:
-    steps = run.config().train.steps
-    return Row(id=run.id, config_sha256=snapshot.file_hash(run.config_file), steps=steps)
+def _row(planned: PlannedRun) -> Row:
+    config_sha256 = snapshot.file_hash(planned.run.config_file)
+    return Row(id=planned.run.id, config_sha256=config_sha256, steps=planned.steps)
 
 
 def _queue(

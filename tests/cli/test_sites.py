@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from command_line import asyncpp
 
+from asyncpp_cli.cluster.arrays import script_of
 from asyncpp_cli.cluster.shapes import Shape, shape_of
 from asyncpp_cli.cluster.sites import find_site, read_site, site_files, user_folder
 from asyncpp_cli.cluster.task import tasks_of_node
@@ -125,3 +127,54 @@ def test_how_many_tasks_a_node_has() -> None:
     assert tasks_of_node("3", node=0) == 3
     with pytest.raises(ValueError, match="does not say"):
         tasks_of_node("2(x3),1", node=4)
+
+
+def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
+    own_profiles: Path, tmp_path: Path
+) -> None:
+    file = own_profiles / "mine.yaml"
+    file.write_text(
+        "gpus_per_node: 4\ngpu_type: h100\ntime: '2-00:00:00'\nsignal_lead: 240\nmemory: 64G\n"
+        'setup: [module load cuda]\nenvironment: {SAID: "a b\';$(touch x)"}\n'
+        "flags: {exclusive: true, licenses: 'a:1 b'}\nremove_flags: [requeue, open-mode]\n"
+    )
+    site = read_site(file, name="mine")
+    shape = shape_of(config(stages=8), site, replay=False)
+    script = script_of(
+        site, tmp_path, name="asyncpp-e-1", shape=shape, tasks=7, at_once=3, code="c0de", file="array-1.json"
+    )
+    flags = dict(
+        line.removeprefix("#SBATCH --").partition("=")[::2]
+        for line in script.splitlines()
+        if line.startswith("#SBATCH")
+    )
+    assert flags == {
+        "array": "0-6%3",
+        "cpus-per-task": "1",
+        "exclusive": "",
+        "gres": "gpu:h100:4",
+        "job-name": "asyncpp-e-1",
+        "licenses": "'a:1 b'",
+        "mem": "64G",
+        "nodes": "2",
+        "ntasks": "8",
+        "ntasks-per-node": "4",
+        "output": "%A_%a.out",
+        "signal": "USR2@240",
+        "time": "2-00:00:00",
+    }
+    ran = subprocess.run(
+        [
+            "bash",
+            "-c",
+            script.replace("module load cuda", "true").partition("# command")[0] + 'printf %s "$SAID"',
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout == "a b';$(touch x)"
+    assert not (tmp_path / "x").exists()
+    assert script.rstrip().endswith(" -m asyncpp_cli.cluster.batch array-1.json")

@@ -36,12 +36,16 @@ def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     experiment = sweep(tmp_path / "e", *changes, "exclude=[{seed: 0, data.path: null}, {seed: 1, data.path: "
                        f"'{text}'}}]")  # fmt: skip
     failing, good = experiment.runs
-    site = site_file(tmp_path, retries=2)
+    site = site_file(tmp_path, retries=2, submit_limit=1)
     subprocess.run(["scontrol", "update", "PartitionName=main", "State=down"], timeout=60, check=True)
-    launch(experiment.folder, "--replay", site=site)
+    said = launch(experiment.folder, "--replay", site=site)
+    assert "Submitted 1 of 2 runs" in said
+    assert "1 runs do not fit below" in said
+    assert len(squeue()) == 1
     text.unlink()
     subprocess.run(["scontrol", "update", "PartitionName=main", "State=up"], timeout=60, check=True)
     followed = asyncpp("launch", experiment.folder, "--site", site, "--replay", "--wait", seconds=200)
+    # As soon as there was room it submitted the other.
     assert followed.returncode == 1
     assert "1 of 2 runs completed" in followed.stderr
     assert good.status().state == State.COMPLETED
