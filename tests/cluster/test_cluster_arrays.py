@@ -51,6 +51,9 @@ def test_the_quickstart_over_two_nodes_a_run_gives_the_weights_of_this_machine(
         assert job is not None
         assert job.nodes in ("n[1-2]", "n[3-4]", "n[1,3]", "n[2,4]", "n[2-3]", "n[1,4]")
     assert "2bw" in (there.folder / "report.md").read_text()
+    # The jobs have left the queue: this is the accounting's word.
+    accounted = {(run["job_state"], run["job_id"].partition("_")[2]) for run in status_of(there.folder)}
+    assert accounted == {("COMPLETED", str(index)) for index in range(6)}
     assert not [file for file in tmp_path.rglob("x") if file.name == "x"]
     assert not Path("x").exists()
 

@@ -1,0 +1,70 @@
+"""Ending runs of this machine on purpose, and choosing those to start again. On a cluster: tests/cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import asyncpp as in_process
+from test_launch import HOURS, StartLaunch, asyncpp, is_training, start_launch, sweep, wait_for
+
+from asyncpp_cli.cluster.ending import to_retry
+from asyncpp_cli.runs import Cause, State, Status, open_experiment
+
+__all__ = ["start_launch"]
+
+ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
+
+
+@pytest.mark.timeout(200)
+def test_cancel_lets_a_run_save_and_stay_ended(tmp_path: Path, start_launch: StartLaunch) -> None:
+    (run,) = sweep(tmp_path / "e", *ONE, f"train.steps={HOURS}").runs
+    launched = start_launch(tmp_path / "e")
+    wait_for(lambda: is_training(run), seconds=60)
+    ended = asyncpp("cancel", tmp_path / "e", run.id[:-2])
+    assert (ended.returncode, ended.stderr) == (0, "Cancelled: 0 that waited, 1 that ran.\n")
+    status = run.status()
+    assert (status.state, status.cause) == (State.INTERRUPTED, Cause.CANCELLED)
+    assert status.reason.startswith("cancelled by ")
+    assert run.saved_step == status.step > 0
+    assert launched.finish(seconds=60) == 1
+
+
+@pytest.mark.timeout(100)
+def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
+    folder = tmp_path / "e"
+    experiment = sweep(folder, *ONE, "matrix.seed=[0,1,2,3,4,5]", "train.steps=2")
+    killed, memory, limit, cancelled, completed, fresh = (run.id for run in experiment.runs)
+    for run_id, state, cause in (
+        (killed, State.FAILED, Cause.KILLED),
+        (memory, State.FAILED, Cause.OUT_OF_MEMORY),
+        (limit, State.INTERRUPTED, Cause.TIME_LIMIT),
+        (cancelled, State.INTERRUPTED, Cause.CANCELLED),
+        (completed, State.COMPLETED, Cause.NONE),
+    ):
+        experiment.run(run_id).write_status(Status(state=state, cause=cause, attempt=1))
+
+    def chosen(**which: bool) -> set[str]:
+        wanted = {"failed": False, "timeout": False, "oom": False} | which
+        named = {completed, fresh} if which.get("named") else set()
+        wanted.pop("named", None)
+        return set(to_retry(experiment, named=named, **wanted))
+
+    assert chosen(failed=True) == {killed, memory}
+    assert chosen(oom=True) == {memory}
+    assert chosen(timeout=True) == {limit}
+    assert chosen(timeout=True, oom=True) == {limit, memory}
+    assert chosen(named=True) == {fresh}
+
+    assert in_process("retry", folder).code == 2
+    ambiguous = in_process("retry", folder, "2bw-adamw")
+    assert (ambiguous.code, "6 runs begin so" in ambiguous.errors) == (2, True)
+    assert "there is no such run" in in_process("cancel", folder, "nothing").errors
+    done = asyncpp("retry", folder, "--oom")
+    assert done.returncode == 0, done.stderr
+    after = {run.id: run.status() for run in open_experiment(folder).runs}
+    assert (after[memory].state, after[memory].attempt) == (State.COMPLETED, 2)
+    assert {run_id: status.attempt for run_id, status in after.items() if run_id != memory} == {
+        **dict.fromkeys((killed, limit, cancelled, completed), 1),
+        fresh: 0,
+    }
