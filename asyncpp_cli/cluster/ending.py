@@ -34,25 +34,28 @@ def cancel_runs(experiment: Experiment, runs: Sequence[Run]) -> tuple[int, int]:
     """
     ids = {run.id for run in runs}
     with submitting(experiment):
-        found = _standings(experiment, ids)
-        waiting = [standing for standing in found if standing.queued and standing.queued.state == PENDING]
+        waiting = [standing for standing in _standings(experiment, ids) if _waits(standing)]
         # First of all what waits: it must not begin where another ends.
         slurm.cancel([standing.job_id for standing in waiting])
-        going_on = [standing for standing in _standings(experiment, ids) if _goes_on(standing)]
+        left_alone = {standing.run.id for standing in waiting}
+        going_on = [standing for standing in _standings(experiment, ids - left_alone) if _is_left(standing)]
         _tell(going_on)
-        _wait(experiment, going_on)
+        _wait(experiment, [*waiting, *going_on])
     return len(waiting), len(going_on)
 
 
 def _standings(experiment: Experiment, ids: Collection[str]) -> list[Standing]:
     queue = Queue(experiment)
+    queue.check_answer()
     return [queue.standing(run, with_accounting=False) for run in experiment.runs if run.id in ids]
 
 
-def _goes_on(standing: Standing) -> bool:
-    if standing.queued is not None and standing.queued.state != PENDING:
-        return True
-    return standing.status.state == State.RUNNING
+def _waits(standing: Standing) -> bool:
+    return standing.queued is not None and standing.queued.state == PENDING
+
+
+def _is_left(standing: Standing) -> bool:
+    return standing.has_job or standing.status.state == State.RUNNING
 
 
 def _tell(going_on: Sequence[Standing]) -> None:
@@ -65,13 +68,13 @@ def _tell(going_on: Sequence[Standing]) -> None:
     slurm.cancel([standing.job_id for standing in going_on if standing.has_job], signal="USR2")
 
 
-def _wait(experiment: Experiment, going_on: Sequence[Standing]) -> None:
+def _wait(experiment: Experiment, told: Sequence[Standing]) -> None:
     """Wait for runs to have saved and ended; end by force what has not in time."""
-    ids = {standing.run.id for standing in going_on}
-    deadline = time.monotonic() + max((_grace(standing.run) for standing in going_on), default=0.0)
+    ids = {standing.run.id for standing in told}
+    deadline = time.monotonic() + max((_grace(standing.run) for standing in told), default=0.0)
     deadline += _SECONDS_MORE
     forced = False
-    while left := [standing for standing in _standings(experiment, ids) if _goes_on(standing)]:
+    while left := [standing for standing in _standings(experiment, ids) if _is_left(standing)]:
         if time.monotonic() > deadline and not forced:
             forced = True
             deadline += _SECONDS_MORE
@@ -80,7 +83,8 @@ def _wait(experiment: Experiment, going_on: Sequence[Standing]) -> None:
                 _kill(standing)
         elif time.monotonic() > deadline:
             return
-        # A job that had not claimed its run yet when it was told.
+        # A job that was queued again meanwhile, and one that had not claimed its run yet when it was told.
+        slurm.cancel([standing.job_id for standing in left if _waits(standing)])
         _tell([standing for standing in left if not _is_told(standing)])
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 

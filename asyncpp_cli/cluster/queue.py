@@ -93,6 +93,18 @@ class Queue:
         except SlurmError:
             return None
 
+    def check_answer(self) -> None:
+        """See that SLURM tells of the experiment's jobs, if it ever had any.
+
+        Raises:
+            SlurmError: it does not: what is queued cannot be known then.
+        """
+        if self.queued is None:
+            clusters = ", ".join(sorted({submission.cluster for submission in self.submissions.all}))
+            raise SlurmError(
+                f"its jobs on the cluster {clusters} are unknown here; ask again where squeue tells of them"
+            )
+
     @functools.cached_property
     def accounted(self) -> Mapping[tuple[str, int], AccountedJob]:
         """By name and index of the job; empty where there is no accounting."""

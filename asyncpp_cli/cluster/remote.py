@@ -52,9 +52,7 @@ def submit_missing(
     """
     with submitting(experiment):
         queue = Queue(experiment)
-        # Without an answer it cannot be known what is queued already.
-        if queue.submissions.all and queue.queued is None:
-            raise SlurmError(_unanswered(queue))
+        queue.check_answer()
         found = [queue.standing(run, with_accounting=False) for run in experiment.runs]
         runs = missing(found, only=only)
         planned = plan(runs, site, choices, max_array_size=slurm.cluster().max_array_size)
@@ -70,13 +68,6 @@ def submit_missing(
         submission = submit(experiment, site, planned, choices, live=sorted(live))
     _say_submitted(experiment, submission, planned, left=left, site=site)
     return sum(len(array.runs) for array in planned)
-
-
-def _unanswered(queue: Queue) -> str:
-    clusters = ", ".join(sorted({submission.cluster for submission in queue.submissions.all}))
-    return (
-        f"its jobs on the cluster {clusters} cannot be asked about from here; launch where squeue knows them"
-    )
 
 
 def _first(planned: Sequence[PlannedArray], count: int) -> list[PlannedArray]:
@@ -132,8 +123,12 @@ def follow(experiment: Experiment, site: Site, choices: Choices) -> int:
     without_a_job: Counter[str] = Counter()
     with shown_progress() as progress:
         while True:
-            found = standings(experiment)
+            queue = Queue(experiment)
+            found = [queue.standing(run, with_accounting=False) for run in experiment.runs]
             progress.update([(standing.run, standing.status) for standing in found])
+            if queue.queued is None:
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                continue  # SLURM does not answer at the moment
             for standing in found:
                 without_a_job[standing.run.id] += 1
                 if _goes_on(standing):

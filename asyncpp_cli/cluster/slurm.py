@@ -15,6 +15,9 @@ from asyncpp_cli.errors import UserError
 USUAL_MAX_ARRAY_SIZE = 1001
 
 _SECONDS = 60.0
+_HAS_ENDED = re.compile("already complet|Invalid job id|not running", re.IGNORECASE)
+"""What SLURM says of a job that is too late to be ended."""
+
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Of the variables that begin with SLURM_, those that say where SLURM is and not what this job is."""
 
@@ -153,13 +156,18 @@ def accounted(names: Collection[str], *, since: float) -> dict[tuple[str, int], 
 
 
 def cancel(ids: Collection[str], *, signal: str | None = None) -> None:
-    """End jobs, or only send their tasks a signal.
+    """End jobs, or only send their tasks a signal. Jobs that have ended meanwhile are no error.
 
     Raises:
         SlurmError: SLURM refuses.
     """
-    if ids:
+    if not ids:
+        return
+    try:
         ask(["scancel", *([f"--signal={signal}"] if signal else []), *sorted(ids)])
+    except SlurmError as error:
+        if not all(_HAS_ENDED.search(sentence) for sentence in str(error).split("; ")):
+            raise
 
 
 @contextmanager

@@ -227,8 +227,12 @@ def _queue(
                 after=[*live, *ids.values()],
                 code=submission.code,
             )
-    except SlurmError:
-        _withdraw(submission, ids)
+    except SlurmError as refusal:
+        try:
+            _withdraw(submission, ids)
+        except SlurmError as error:
+            queued = ", ".join(ids.values())
+            raise SlurmError(f"{refusal}; the jobs before it ({queued}) are still queued: {error}") from None
         raise
     submitted = replace(
         submission,

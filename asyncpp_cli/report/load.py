@@ -10,6 +10,7 @@ from typing import Any
 
 from asyncpp_cli import runs
 from asyncpp_cli.cluster.attempts import settle
+from asyncpp_cli.cluster.queue import Queue
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.report.loaded import Run
 from asyncpp_cli.report.measure import Measurement, measure
@@ -39,21 +40,25 @@ class Loader:
 
         A run that stands in several experiments counts once: the one that came furthest.
         """
-        listed = [(cell, one.run(cell.id)) for one in experiments for cell in one.cells]
+        listed = [
+            (cell, one.run(cell.id), queue)
+            for one, queue in ((one, Queue(one)) for one in experiments)
+            for cell in one.cells
+        ]
         with ThreadPoolExecutor(_THREADS) as pool:
             loaded = list(pool.map(lambda entry: self._load(*entry), listed))
         return _once_each(loaded)
 
-    def _load(self, cell: runs.Cell, run: runs.Run) -> Run:
+    def _load(self, cell: runs.Cell, run: runs.Run, queue: Queue) -> Run:
         signature = _signature(run)
         known = self._known.get(run.folder)
         if known is not None and known[0] == signature and known[1].state == runs.State.COMPLETED:
             return known[1]
-        loaded = self._read(cell, run)
+        loaded = self._read(cell, run, queue)
         self._known[run.folder] = signature, loaded
         return loaded
 
-    def _read(self, cell: runs.Cell, run: runs.Run) -> Run:
+    def _read(self, cell: runs.Cell, run: runs.Run, queue: Queue) -> Run:
         plain = Run(id=cell.id, axes=cell.axes, config=None, state="missing", folder=run.folder)
         if not run.folder.is_dir():
             return replace(plain, reason=f"{run.folder} is gone")
@@ -63,7 +68,7 @@ class Loader:
                 # Their values are checked by one object for all.
                 run_config = run.config()
             config = dict(items(run_config))
-            status = _status(run)
+            status = _status(run, queue)
             metrics = read_metrics(run)
             measurement = measure(metrics)
         except (DamagedError, OSError) as error:
@@ -143,10 +148,10 @@ def _problems(run: runs.Run, metrics: Metrics) -> tuple[str, ...]:
     return (f"{run.metrics_file}: {metrics.torn} line(s) cut off, left out",) if metrics.torn else ()
 
 
-def _status(run: runs.Run) -> runs.Status:
+def _status(run: runs.Run, queue: Queue) -> runs.Status:
     """The run's status; a run whose processes have vanished without a word is settled first."""
     try:
-        return settle(run)
+        return settle(run, scheduler=queue)
     except OSError:
         # Somebody else's experiment, or a read-only disk: the status is taken as it stands.
         return run.status()
