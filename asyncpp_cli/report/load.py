@@ -95,12 +95,6 @@ class Loader:
         return replace(loaded, utilisation=_utilisation(loaded, config, measurement))
 
 
-def load(experiment: runs.Experiment) -> list[Run]:
-    """Every run that the experiment lists, in its order."""
-    loaded, _ = Loader(keep_steps=False).load([experiment])
-    return loaded
-
-
 def _signature(run: runs.Run) -> object:
     """Changes when a file of the run does."""
     marks: list[tuple[int, int] | None] = []

@@ -250,7 +250,7 @@
       const drawn = { x1: 0, x2: 26, y1: 4, y2: 4, stroke: arm.colour, "stroke-width": 3, "stroke-dasharray": dashes };
       for (const [name, value] of Object.entries(drawn)) line.setAttribute(name, value);
       sample.append(line);
-      const loss = arm.loss === null ? arm.state : arm.loss.toFixed(3);
+      const loss = arm.loss !== null ? arm.loss.toFixed(3) : arm.n > 0 ? "diverged" : arm.state;
       const row = element("label", {}, box, sample, element("span", {}, arm.name), element("span", { class: "value" }, loss));
       row.classList.toggle("hidden-arm", !box.checked);
       box.addEventListener("change", () => {

@@ -13,6 +13,7 @@ from asyncpp_cli.report.cells import Cell
 from asyncpp_cli.report.curves import curve, kept_places
 from asyncpp_cli.report.loaded import Run
 from asyncpp_cli.report.names import arm_names
+from asyncpp_cli.report.records import finite
 from asyncpp_cli.report.styles import styles
 
 MOST_CHARACTERS = 2_600_000
@@ -43,7 +44,7 @@ def _encoded(cells: Sequence[Cell], bins: int) -> str:
             "colour": style.colour,
             "dash": style.dash,
             "marker": style.marker,
-            **_numbers(cell),
+            **finite(_numbers(cell)),
             "runs": [_run(run, bins) for run in cell.runs],
         }
         for cell, name, style in drawn
@@ -62,13 +63,11 @@ def _numbers(cell: Cell) -> dict[str, Any]:
     return {
         "state": cell.state,
         "n": cell.n,
-        "loss": _finite(cell.val_loss.mean) if cell.val_loss is not None else None,
-        "gap": _finite(cell.gap),
+        "loss": cell.val_loss.mean if cell.val_loss is not None else None,
+        "gap": cell.gap,
         "gapLow": interval.low if interval is not None else None,
         "gapHigh": interval.high if interval is not None else None,
-        "gaps": [
-            _finite(loss - baseline.mean) for loss in losses if loss is not None and baseline is not None
-        ],
+        "gaps": [loss - baseline.mean for loss in losses if loss is not None and baseline is not None],
         "speed": speed.mean if speed is not None else None,
         "speedStd": speed.std if speed is not None else None,
         "ratio": cell.throughput_ratio,
@@ -115,7 +114,3 @@ def _per_step(steps: Sequence[int], tokens: Sequence[int]) -> int | list[int]:
 def _rounded(values: Iterable[float]) -> list[float | None]:
     """Six digits: more than a screen shows at any zoom that a training loss bears."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

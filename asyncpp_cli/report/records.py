@@ -55,7 +55,7 @@ def record(cell: Cell) -> dict[str, Any]:
     fields["restarts"] = cell.restarts
     fields["runs"] = [run.id for run in cell.runs]
     fields["conditions"] = _conditions(cell)
-    return {key: _finite(value) for key, value in fields.items()}
+    return {key: finite(value) for key, value in fields.items()}
 
 
 def _target(cell: Cell) -> dict[str, Any]:
@@ -82,7 +82,12 @@ def _interval(name: str, value: Interval | None) -> dict[str, float | None]:
     return {f"{name}_low": value.low if value else None, f"{name}_high": value.high if value else None}
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value, with None for every number in it that is not finite: JSON has no word for them."""
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -107,7 +107,7 @@ def _times(cell: Cell, program: Program) -> RankTimes | None:
     for run in cell.completed:
         try:
             times = rank_times(run.measurement.segments)
-        except (AttributeError, IndexError, KeyError, TypeError):
+        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError):
             # A row of another form.
             continue
         if times is not None and len(times.forward) == program.num_ranks and _mean_work(times) > 0:

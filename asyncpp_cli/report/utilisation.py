@@ -66,7 +66,8 @@ def utilisation(
         tokens_per_second: in steady state, of all ranks together.
         ranks: of the run.
     """
-    if start is None or tokens_per_second is None or not ranks:
+    if start is None or tokens_per_second is None or not ranks or config.get("model.factory") is not None:
+        # Of a model of the user's own the arithmetic is not known.
         return None
     device, parameters = start.get("device"), start.get("parameters")
     if not isinstance(device, str) or not isinstance(parameters, int):

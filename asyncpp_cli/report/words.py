@@ -159,6 +159,7 @@ def _caveats(delayed: Sequence[Cell]) -> list[str]:
 def _tokens_per_parameter(cell: Cell) -> float | None:
     for run in cell.runs:
         start = run.measurement.start
-        if start is not None and start.get("parameters") and start.get("tokens_per_step"):
-            return float(run.measurement.steps_done * start["tokens_per_step"] / start["parameters"])
+        parameters, tokens = (start or {}).get("parameters"), (start or {}).get("tokens_per_step")
+        if isinstance(parameters, int) and isinstance(tokens, int | float) and parameters > 0:
+            return float(run.measurement.steps_done * tokens / parameters)
     return None

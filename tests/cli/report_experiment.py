@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.report.aggregate import aggregate
+from asyncpp_cli.report.aggregate import aggregate_best
 from asyncpp_cli.report.document import Report
-from asyncpp_cli.report.load import load
+from asyncpp_cli.report.load import Loader
 from asyncpp_cli.report.records import to_json
 from asyncpp_cli.runs import Cell, Experiment, Run, State, Status, open_experiment, write_experiment
 from asyncpp_cli.settings import assign, config_text
@@ -168,9 +168,10 @@ def asyncpp(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def report_of(folder: Path) -> Report:
+def report_of(folder: Path, *, keep_steps: bool = False, target: float | None = None) -> Report:
     experiment = open_experiment(folder)
-    cells, notes = aggregate(load(experiment))
+    runs, _ = Loader(keep_steps=keep_steps).load([experiment])
+    cells, notes, _ = aggregate_best(runs, target=target)
     return Report(name=experiment.name, cells=cells, notes=notes)
 
 

@@ -150,6 +150,8 @@ def test_utilisation_is_the_arithmetic_of_the_model_over_the_peak() -> None:
     assert found == pytest.approx(1e6 * needed / (4 * 989.4e12))
     named = utilisation(config | {"site.peak_tflops": 100.0}, start=start, tokens_per_second=1e6, ranks=4)
     assert named == pytest.approx(1e6 * needed / (4 * 100e12))
+    own = config | {"model.factory": "package.module:make"}
+    assert utilisation(own, start=start, tokens_per_second=1e6, ranks=4) is None
     for unknown in ({"device": "cpu", "parameters": 1}, {"parameters": 1}, {"device": "NVIDIA H100"}, None):
         assert utilisation(config, start=unknown, tokens_per_second=1e6, ranks=4) is None
 

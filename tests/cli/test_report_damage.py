@@ -27,9 +27,14 @@ from report_experiment import (
 
 from asyncpp_cli.cluster.claims import claim
 from asyncpp_cli.cluster.processes import this_process
+from asyncpp_cli.report.gantt_svg import to_svg
+from asyncpp_cli.report.latex import to_latex
 from asyncpp_cli.report.markdown import to_markdown
-from asyncpp_cli.report.records import to_csv, to_json
+from asyncpp_cli.report.page_data import page_data
+from asyncpp_cli.report.records import to_csv, to_json, to_parquet
+from asyncpp_cli.report.step_table import to_step_table
 from asyncpp_cli.report.terminal import to_text
+from asyncpp_cli.report.timelines import pairs
 from asyncpp_cli.runs import State, Status
 
 
@@ -162,10 +167,22 @@ JSON = st.recursive(
 )
 
 
-@settings_of_hypothesis(max_examples=60, deadline=None)
-@given(place=st.integers(0, 100), field=st.integers(0, 100), value=JSON, remove=st.booleans())
-def test_no_row_whatever_it_holds_stops_the_report(place: int, field: int, value: Any, remove: bool) -> None:
+@settings_of_hypothesis(max_examples=100, deadline=None)
+@given(
+    schedules=st.permutations(["1f1b", "2bw"]),
+    place=st.integers(0, 10),
+    field=st.integers(0, 100),
+    value=JSON,
+    remove=st.booleans(),
+)
+def test_no_row_whatever_it_holds_stops_the_report(
+    schedules: list[str], place: int, field: int, value: Any, remove: bool
+) -> None:
     rows = metrics()
+    for row in rows:
+        if row["kind"] == "segment":
+            row["action_seconds"] = {"F": [0.1, 0.1], "B": [0.2, 0.2], "U": [0.01, 0.01]}
+            row["memory"] = {"total": [1, 2], "device_peak": []}
     row = rows[place % len(rows)]
     name = list(row)[field % len(row)]
     if remove:
@@ -174,11 +191,16 @@ def test_no_row_whatever_it_holds_stops_the_report(place: int, field: int, value
         row[name] = value
     with tempfile.TemporaryDirectory() as folder:
         experiment = ExperimentFolder(Path(folder) / "experiment")
-        experiment.add(settings("1f1b", "muon"), rows=rows)
-        experiment.add(settings("2bw", "muon"))
-        report = report_of(experiment.folder)
+        experiment.add(settings(schedules[0], "muon"), rows=rows)
+        experiment.add(settings(schedules[1], "muon"))
+        report = report_of(experiment.folder, keep_steps=True, target=3.5)
         cells = json.loads(to_json(report.cells))
         assert cells[1]["val_loss"] == 3.0
         assert cells[0]["status"] in ("completed", "unreadable")
-        for text in (to_text(report), to_markdown(report), to_csv(report.cells)):
+        written = (to_text(report), to_markdown(report), to_latex(report), to_csv(report.cells))
+        for text in (*written, page_data(report.cells)):
             assert "2bw" in text
+        to_parquet(report.cells)
+        to_step_table(report.cells)
+        for pair in pairs(report.cells):
+            assert to_svg(pair).endswith("</svg>")

@@ -17,17 +17,15 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
-from asyncpp_cli.report.aggregate import aggregate
 from asyncpp_cli.report.columns import columns
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.latex import to_latex
-from asyncpp_cli.report.load import Loader
 from asyncpp_cli.report.markdown import to_markdown
 from asyncpp_cli.report.page import to_page
 from asyncpp_cli.report.page_data import page_data
 from asyncpp_cli.report.records import record, to_csv, to_json, to_parquet
 from asyncpp_cli.report.terminal import to_text
-from asyncpp_cli.runs import State, Status, open_experiment
+from asyncpp_cli.runs import State, Status
 
 HOSTILE = "</script><script>alert(1)</script>|[bold]\x1b[31m`x`$\\input{a}$_%&<img src=x onerror=alert(1)>"
 
@@ -69,13 +67,6 @@ def page_of(report: Report, folder: Path) -> str:
     return page[:begin] + page[page.index("</script>", begin) + len("</script>") :]
 
 
-def with_steps(folder: Path) -> Report:
-    experiment = open_experiment(folder)
-    runs, _ = Loader(keep_steps=True).load([experiment])
-    cells, notes = aggregate(runs)
-    return Report(name=experiment.name, cells=cells, notes=notes)
-
-
 FINITE = st.floats(0.5, 20.0)
 
 
@@ -96,7 +87,7 @@ def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
                 val_losses=(5.0, loss), steady=((1000, time), (500, time)), busy=((busy, 0.5), (0.9, 1.0))
             )
             experiment.add(settings(("1f1b", "2bw")[place % 2], "muon", seed=place // 2), rows=rows)
-        report = with_steps(experiment.folder)
+        report = report_of(experiment.folder, keep_steps=True)
         cells = json.loads(to_json(report.cells))
         in_csv = list(csv.DictReader(io.StringIO(to_csv(report.cells))))
         in_parquet = pl.read_parquet(to_parquet(report.cells)).to_dicts()
@@ -147,7 +138,7 @@ def hostile(tmp_path: Path) -> Report:
     failed = Status(state=State.FAILED, reason=HOSTILE)
     names = {"model.name": HOSTILE, "data.path": HOSTILE}
     experiment.add(settings("2bw", "muon", **names), status=failed, axes={"data.path": HOSTILE})
-    return with_steps(experiment.folder)
+    return report_of(experiment.folder, keep_steps=True)
 
 
 def test_names_with_html_in_them_stay_text_on_the_page(hostile: Report, tmp_path: Path) -> None:
@@ -197,7 +188,7 @@ def test_the_curves_of_many_runs_fit_into_what_they_may_take(tmp_path: Path) -> 
         steps[200]["train_loss"] = 7.5
         others = [row for row in rest if row["kind"] != "step"]
         experiment.add(settings("1f1b", "muon", seed=seed), rows=[start, *steps, *others])
-    cells = with_steps(experiment.folder).cells
+    cells = report_of(experiment.folder, keep_steps=True).cells
     whole = page_data(cells)
     assert [len(run["train"]["loss"]) for run in json.loads(whole)["arms"][0]["runs"]] == [400] * 8
     text = page_data(cells, most_characters=20_000)
