@@ -12,7 +12,6 @@ from asyncpp_cli.matrix import ResolvedCell, describe
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import Costs, Estimate, estimate
 from asyncpp_cli.planner.parts import Roofline
-from asyncpp_cli.settings import config_hash
 from stages.config import RunConfig
 
 
@@ -40,13 +39,22 @@ def expected(source: str, cells: Sequence[ResolvedCell], *, site: Mapping[str, A
     known: dict[str, Expected] = {}
     found = []
     for resolved in cells:
-        # A seed costs nothing; what `site` says is a part of the question.
         config = replace(resolved.config, site=replace(resolved.config.site, **site))
-        key = f"{config_hash(replace(config, seed=0))} {config.site.gpu} {config.site.memory_gb}"
+        key = _what_counts(config)
         if key not in known:
             known[key] = _expected(source, ResolvedCell(resolved.cell, config))
         found.append(known[key])
     return found
+
+
+def _what_counts(config: RunConfig) -> str:
+    """Two runs that agree in this take the same."""
+    train, site = config.train, config.site
+    # Rates and decays change no size; the other options of an optimizer may.
+    optimizer = replace(config.optimizer, lr=0.0, weight_decay=0.0, warmup=0.0, final_lr=0.0)
+    sections = (config.schedule, optimizer, config.error_feedback, config.correction, config.model)
+    numbers = (train.microbatch_size, train.clip, train.precision, train.recompute, config.data.context)
+    return repr((*sections, config.parallel, *numbers, site.gpu, site.memory_gb))
 
 
 def device_of(site: Site) -> dict[str, Any]:
