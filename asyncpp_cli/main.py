@@ -9,8 +9,10 @@ import typer
 
 from asyncpp_cli.commands import data, optimizers, schedule, templates, theory
 from asyncpp_cli.commands.cancel import cancel
+from asyncpp_cli.commands.doctor import doctor
 from asyncpp_cli.commands.export import export
 from asyncpp_cli.commands.launch import launch
+from asyncpp_cli.commands.logs import logs
 from asyncpp_cli.commands.mirror import mirror
 from asyncpp_cli.commands.plan import plan
 from asyncpp_cli.commands.profile import profile
@@ -58,12 +60,14 @@ for command in (
     sweep,
     launch,
     status,
+    logs,
     cancel,
     retry,
     report,
     export,
     mirror,
     train,
+    doctor,
 ):
     app.command()(command)
 app.add_typer(schedule.app, name="schedule")

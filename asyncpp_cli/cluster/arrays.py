@@ -56,7 +56,7 @@ def submit_single(
         folder: of the submission; the job begins there.
         name: of the job.
         command: what it runs.
-        after: SLURM's numbers of the others.
+        after: SLURM's numbers of the others; none: it begins as soon as it can.
         code: folder under EXPERIMENT/code that it runs.
 
     Raises:
@@ -64,7 +64,8 @@ def submit_single(
     """
     shape = Shape(nodes=1, tasks=1, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
     executor = _executor(site, folder, name=name, shape=shape, tasks=None, at_once=1, code=code)
-    executor.parameters["dependency"] = f"afterany:{':'.join(after)}"
+    if after:
+        executor.parameters["dependency"] = f"afterany:{':'.join(after)}"
     executor.parameters["additional_parameters"]["output"] = "report-%j.out"
     return _submitted(executor, f"exec {shlex.join(command)}")
 

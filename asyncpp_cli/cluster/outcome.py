@@ -85,8 +85,8 @@ def _silent(attempt: Attempt, rank: int) -> str:
     return f"rank {rank} {how}{see}"
 
 
-def last_lines(attempt: Attempt) -> list[str]:
-    """What the rank printed last that ended the attempt: the first to say so of those that ended badly."""
+def blamed_rank(attempt: Attempt) -> int | None:
+    """The rank that ended the attempt: the first to say so of those that ended badly."""
     ends = []
     for file in attempt.folder.glob("rank-*.end.json"):
         rank = int(file.name.removeprefix("rank-").partition(".")[0])
@@ -94,9 +94,15 @@ def last_lines(attempt: Attempt) -> list[str]:
         if end is not None and end["code"] != 0:
             error = attempt.read(f"rank-{rank}.error")
             ends.append((error["time"] if error else end["time"], rank))
-    if not ends:
+    return min(ends)[1] if ends else None
+
+
+def last_lines(attempt: Attempt) -> list[str]:
+    """What the rank printed last that ended the attempt."""
+    rank = blamed_rank(attempt)
+    if rank is None:
         return []
-    log = attempt.run.log_file(attempt=attempt.number, rank=min(ends)[1])
+    log = attempt.run.log_file(attempt=attempt.number, rank=rank)
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

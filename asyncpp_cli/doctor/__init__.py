@@ -1,0 +1,1 @@
+"""Is this machine, or this cluster, fit for it? And if not: what to change."""

@@ -1,0 +1,233 @@
+"""What a site's profile asks for, beside what its SLURM has and allows."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from asyncpp_cli.cluster import arrays, slurm
+from asyncpp_cli.cluster.shapes import Shape
+from asyncpp_cli.cluster.sites import Site
+from asyncpp_cli.cluster.slurm import SlurmError
+from asyncpp_cli.doctor import answers
+from asyncpp_cli.doctor.checks import Check, good, wrong
+from asyncpp_cli.doctor.ending import preemption_check, requeue_check
+
+_COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+_LOCAL_KINDS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs")
+
+
+def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
+    """The checks of a cluster as seen from here, one by one; no job is started.
+
+    Args:
+        site: its profile.
+        folder: where experiments are to lie.
+    """
+    lacking = [command for command in _COMMANDS if shutil.which(command) is None]
+    if lacking:
+        advice = "log in where SLURM's commands are, or put them on PATH"
+        yield wrong("slurm", f"not found: {', '.join(lacking)}", advice=advice)
+        return
+    try:
+        config = answers.configuration()
+        partitions = answers.partitions()
+    except SlurmError as error:
+        yield wrong("slurm", str(error), advice="see that the controller runs: scontrol ping")
+        return
+    yield good("slurm", f"{config.get('SLURM_VERSION', '?')}, cluster {config.get('ClusterName', '?')}")
+    partition = _partition(site, partitions)
+    yield partition_check(site, partitions)
+    if partition is not None:
+        yield nodes_check(site, answers.nodes(partition["PartitionName"]))
+        yield preemption_check(site, config, partition)
+    yield requeue_check(site, config)
+    yield from _account_checks(site, config)
+    yield array_check(site, config)
+    yield _accounting(config)
+    yield _accepted(site)
+    yield _shared(folder)
+
+
+def _partition(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> Mapping[str, str] | None:
+    if site.partition is not None:
+        return partitions.get(site.partition)
+    return next((each for each in partitions.values() if each.get("Default") == "YES"), None)
+
+
+def partition_check(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> Check:
+    """Whether the partition is there, open, and lets a job have the profile's time."""
+    found = _partition(site, partitions)
+    named = f"{site.file}: partition: "
+    if found is None:
+        detail = (
+            f"there is no {site.partition}" if site.partition else "none is named, and there is no default"
+        )
+        return wrong("partition", detail, advice=f"{named}accepted: {', '.join(partitions)}")
+    name, state, limit = found["PartitionName"], found.get("State", "?"), found.get("MaxTime", "")
+    detail = f"{name} is {state.lower()}; {found.get('TotalNodes', '?')} nodes, time limit {limit.lower()}"
+    if state != "UP":
+        return wrong("partition", detail, advice=f"wait until it is up, or {named}another")
+    if answers.seconds_of(site.time) > answers.seconds_of(limit):
+        return wrong("partition", detail, advice=f'{site.file}: time: "{limit}" at most, not "{site.time}"')
+    return good("partition", detail)
+
+
+def nodes_check(site: Site, nodes: list[answers.Node]) -> Check:
+    """Whether nodes have what the profile takes of one."""
+    up = [node for node in nodes if node.is_up]
+    if not up:
+        detail = f"none of {len(nodes)} can be had"
+        return wrong("nodes", detail, advice="see sinfo -R for why; or name another partition")
+    most = {
+        "gpus_per_node": max(node.gpus for node in up),
+        "cpus_per_node": max(node.cpus for node in up),
+        "memory": max(node.memory for node in up),
+    }
+    detail = (
+        f"{len(up)} of {len(nodes)} can be had; the largest has {most['cpus_per_node']} CPUs, "
+        f"{most['memory'] / 1024:.0f} GiB, {most['gpus_per_node']} GPUs"
+    )
+    cpus = _full_node(site).tasks * _full_node(site).cpus_per_task
+    asked = {
+        "gpus_per_node": site.gpus_per_node,
+        "cpus_per_node": site.cpus_per_node or 0,
+        "memory": answers.megabytes_of(site.memory) if site.memory else 0,
+    }
+    for key, wanted in asked.items():
+        if wanted > most[key]:
+            unit = "M" if key == "memory" else ""
+            return wrong("nodes", detail, advice=f"{site.file}: {key}: {most[key]}{unit} at most")
+    if cpus > most["cpus_per_node"]:
+        ranks = _full_node(site).tasks
+        advice = (
+            f"{site.file}: cpus_per_task: {most['cpus_per_node'] // ranks} at most for {ranks} ranks a node"
+        )
+        return wrong("nodes", detail, advice=advice)
+    if most["gpus_per_node"] and not site.gpus_per_node:
+        note = f"runs train on CPUs; for GPUs, {site.file}: gpus_per_node: {most['gpus_per_node']}"
+        return good("nodes", detail, note=note)
+    if site.max_nodes is not None and site.max_nodes > len(nodes):
+        return wrong("nodes", detail, advice=f"{site.file}: max_nodes: {len(nodes)} at most")
+    return good("nodes", detail)
+
+
+def _full_node(site: Site) -> Shape:
+    """As many ranks as a node takes at most."""
+    cpus = site.cpus_per_task or int(site.run.get("threads", 1))
+    bounds = [
+        bound
+        for bound in (site.gpus_per_node, site.tasks_per_node, (site.cpus_per_node or 0) // cpus)
+        if bound
+    ]
+    ranks = min(bounds, default=1)
+    gpus = ranks if site.gpus_per_node else 0
+    return Shape(nodes=1, tasks=ranks, tasks_per_node=ranks, cpus_per_task=cpus, gpus_per_node=gpus)
+
+
+def _account_checks(site: Site, config: Mapping[str, str]) -> Iterator[Check]:
+    try:
+        mine = answers.associations(getpass.getuser())
+        most_of_qos = answers.most_jobs_of_qos()
+    except SlurmError as error:
+        yield good("account", f"cannot be asked about ({error})")
+        if site.submit_limit is None:
+            note = f"should there be one, {site.file}: submit_limit"
+            yield good("submit limit", "cannot be asked about", note=note)
+        return
+    yield account_check(site, mine, enforced=config.get("AccountingStorageEnforce", "none"))
+    yield submit_limit_check(site, mine, most_of_qos)
+
+
+def account_check(site: Site, mine: list[Mapping[str, str]], *, enforced: str) -> Check:
+    """Whether the user may use the profile's account and quality of service."""
+    accounts = sorted({each["account"] for each in mine})
+    services = sorted({name for each in mine for name in each["qos"].split(",") if name})
+    detail = f"yours: {', '.join(accounts) or 'none'}; QOS: {', '.join(services) or 'none'}"
+    for key, value, accepted in (("account", site.account, accounts), ("qos", site.qos, services)):
+        if value is not None and value not in accepted:
+            advice = f"{site.file}: {key}: {value} is not yours; accepted: {', '.join(accepted) or 'none'}"
+            if enforced in ("none", "(null)", ""):
+                return good("account", detail, note=f"{advice} (not enforced here)")
+            return wrong("account", detail, advice=advice)
+    return good("account", detail)
+
+
+def submit_limit_check(site: Site, mine: list[Mapping[str, str]], most_of_qos: Mapping[str, str]) -> Check:
+    """Whether the profile keeps below the number of jobs that one may have."""
+    account = [each for each in mine if site.account in (None, each["account"])]
+    bounds = [each["most"] for each in account] + [most_of_qos.get(site.qos or "normal", "")]
+    limit = min((int(bound) for bound in bounds if bound.isdigit()), default=None)
+    if limit is None:
+        return good("submit limit", "none is known")
+    detail = f"{limit} jobs, array tasks counted one by one"
+    if site.submit_limit is None or site.submit_limit > limit:
+        return wrong("submit limit", detail, advice=f"{site.file}: submit_limit: {limit}")
+    return good("submit limit", f"{detail}; the profile says {site.submit_limit}")
+
+
+def array_check(site: Site, config: Mapping[str, str]) -> Check:
+    """How many runs fit into one array."""
+    size = int(config.get("MaxArraySize", "1001"))
+    if size < 2:
+        return wrong(
+            "arrays", "job arrays are switched off (MaxArraySize)", advice="ask for MaxArraySize > 1"
+        )
+    if site.array_limit is not None and site.array_limit > size:
+        return good(
+            "arrays", f"of {size} tasks", note=f"{site.file}: array_limit: {site.array_limit} has no effect"
+        )
+    return good("arrays", f"of {min(site.array_limit or size, size)} tasks; more runs become several arrays")
+
+
+def _accounting(config: Mapping[str, str]) -> Check:
+    try:
+        slurm.ask(["sacct", "-n", "-X", "--format=JobID"])
+    except SlurmError as error:
+        note = (
+            "status shows nothing of ended jobs but what the runs themselves wrote; nothing else is missing"
+        )
+        return good("accounting", f"none ({error})", note=note)
+    return good("accounting", f"sacct answers ({config.get('AccountingStorageType', '?')})")
+
+
+def _accepted(site: Site) -> Check:
+    """What SLURM itself says to the script of a job that fills a node; none is queued."""
+    with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as made:
+        folder = Path(made)
+        shape = _full_node(site)
+        file = folder / "job.sh"
+        file.write_text(
+            arrays.script_of(
+                site, folder, name="asyncpp-doctor", shape=shape, tasks=1, at_once=1, code="", file=""
+            )
+        )
+        try:
+            with slurm.clean_environment():
+                slurm.ask(["sbatch", "--test-only", f"--chdir={folder}", str(file)])
+        except SlurmError as error:
+            advice = f"change {site.file}: sbatch takes none of its jobs"
+            return wrong("submission", str(error), advice=advice)
+    return good("submission", f"sbatch would take a job of {shape} (--test-only)")
+
+
+def _shared(folder: Path) -> Check:
+    kind = _filesystem(folder.absolute())
+    detail = f"{folder.absolute()} lies on {kind or 'a filesystem of unknown kind'}"
+    if kind in _LOCAL_KINDS:
+        note = "other machines may not see it; --job tells"
+        return good("shared folder", detail, note=note)
+    return good("shared folder", detail)
+
+
+def _filesystem(folder: Path) -> str:
+    """The kind of filesystem that a folder lies on; empty where the system does not say."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    holding = [(len(mount[1]), mount[2]) for mount in mounts if folder.is_relative_to(mount[1])]
+    return max(holding)[1] if holding else ""
