@@ -203,7 +203,14 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 def config_text(config: RunConfig) -> str:
     """The configuration as YAML."""
-    return str(yaml.dump(dataclasses.asdict(config), Dumper=_Dumper, sort_keys=False))
+    # Section by section: the cells of a matrix differ in few, and the writer is slow.
+    return "".join(_entry_text(json.dumps({key: entry})) for key, entry in dataclasses.asdict(config).items())
+
+
+@functools.lru_cache(maxsize=10_000)
+def _entry_text(entry: str) -> str:
+    """One top-level entry of a configuration as YAML, given as JSON."""
+    return str(yaml.dump(json.loads(entry), Dumper=_Dumper, sort_keys=False))
 
 
 def read_config(file: Path) -> RunConfig:

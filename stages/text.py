@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sysconfig
 import tempfile
@@ -74,7 +75,7 @@ def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
     """
     if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
-        files = [path for path in root.rglob("*.py") if _is_library_text(path.relative_to(root))]
+        files = _library_text(root)
     else:
         root = Path(config.path).expanduser()
         if root.is_file():
@@ -97,7 +98,7 @@ def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
     return root, files
 
 
-def _is_library_text(relative: Path) -> bool:
+def _library_text(root: Path) -> list[Path]:
     # Tests and tables of character codes are text of another kind; site-packages differ from machine to
     # machine.
     skipped = {
@@ -110,7 +111,11 @@ def _is_library_text(relative: Path) -> bool:
         "encodings",
         "lib2to3",
     }
-    return not skipped.intersection(relative.parts)
+    files = []
+    for folder, inner, names in os.walk(root):
+        inner[:] = [name for name in inner if name not in skipped]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return files
 
 
 def _hidden(relative: Path) -> bool:

@@ -134,6 +134,7 @@ def launch_here(
     Raises:
         UserError: there is no experiment, or a run asks for what this machine lacks.
     """
+    from asyncpp_cli.cluster.attempts import look
     from asyncpp_cli.cluster.launcher import Interrupted, Launcher, tasks_of
     from asyncpp_cli.cluster.local import check_folder
     from asyncpp_cli.cluster.queue import Queue
@@ -146,7 +147,9 @@ def launch_here(
     check_folder(folder)
     machine = this_machine()
     runs = [run for run in experiment.runs if only is None or run.id in only]
-    tasks, damaged = tasks_of(runs, replay=replay, machine=machine)
+    # Of a thousand completed runs not even the configurations are read.
+    missing = [run for run in runs if look(run).state != State.COMPLETED]
+    tasks, damaged = tasks_of(missing, replay=replay, machine=machine)
     for message in damaged:
         say(f"left out: {message}")
     if machine.gpus and any(not task.resources.gpus and task.wants_gpus for task in tasks):
@@ -165,6 +168,6 @@ def launch_here(
         say(f"{interrupted}: ended the runs that this launch had started.")
         say(f"To go on: asyncpp launch {shlex.quote(str(folder))}")
         return INTERRUPTED_CODE
-    completed = sum(status.state == State.COMPLETED for status in statuses)
+    completed = len(runs) - len(missing) + sum(status.state == State.COMPLETED for status in statuses)
     say(f"{completed} of {len(runs)} runs completed in {folder}")
     return 0 if completed == len(runs) else 1
