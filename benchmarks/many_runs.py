@@ -2,11 +2,11 @@
 
     python benchmarks/many_runs.py --json
 
-`sweep` renders them, every cell checked: schedules, depths, optimizers and learning rates differ. Then one real
-run is trained, and what it has written is copied into every folder, so that `status` and `launch` find a
+`sweep` renders them, every cell checked: schedules, depths, optimizers and learning rates differ. Then one
+real run is trained, and what it has written is copied into every folder, so that `status` and `launch` find a
 thousand completed runs; and with its last files taken away and this process for a rank, a thousand that go
-on. Every figure is the lowest of some rounds: wall-clock time, and the CPU time (user and system) of the command
-and its children, which a busy machine disturbs less.
+on. Every figure is the lowest of some rounds: wall-clock time, and the CPU time (user and system) of the
+command and its children, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 # A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
 sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
 
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.processes import this_process
 from asyncpp_cli.runs import Run, open_experiment
 
+ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = """\
 matrix:
   schedule: [1f1b, 2bw, gpipe, zero-bubble]
@@ -74,7 +74,9 @@ def measure(folder: Path, *, runs: int, rounds: int) -> dict[str, dict[str, floa
     experiment = folder / "many"
     figures = {"--help": timed(["--help"], rounds=rounds)}
     sweep = ["sweep", str(template), "--out", str(experiment)]
-    figures["sweep"] = timed(sweep, rounds=rounds, before=lambda: shutil.rmtree(experiment, ignore_errors=True))
+    figures["sweep"] = timed(
+        sweep, rounds=rounds, before=lambda: shutil.rmtree(experiment, ignore_errors=True)
+    )
     figures["sweep again"] = timed(sweep, rounds=rounds)
     figures["status, pending"] = timed(["status", str(experiment)], rounds=rounds)
     found = open_experiment(experiment).runs
@@ -90,7 +92,9 @@ def measure(folder: Path, *, runs: int, rounds: int) -> dict[str, dict[str, floa
     return figures
 
 
-def timed(arguments: list[str], *, rounds: int, before: Any = lambda: None) -> dict[str, float]:
+def timed(
+    arguments: list[str], *, rounds: int, before: Callable[[], None] = lambda: None
+) -> dict[str, float]:
     """The lowest wall-clock and CPU seconds of `asyncpp` with these arguments."""
     walls, cpus = [], []
     for _ in range(rounds):

@@ -1,0 +1,109 @@
+"""`asyncpp doctor` and `asyncpp logs` on the real cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_runs import ONE_RUN, asyncpp, launch, site_file, sweep, wait_for
+from conftest import squeue
+
+from asyncpp_cli.cluster.sites import find_site
+from asyncpp_cli.doctor.cluster import cluster_checks
+
+
+@pytest.mark.timeout(200)
+def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a b;'c\"$(touch x)"
+    folder.mkdir()
+    asked = asyncpp("doctor", "--site", "testcluster", "--dir", folder, "--job", "--json", seconds=180)
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    checks = {check["check"]: check for check in json.loads(asked.stdout)}
+    assert "cluster testcluster" in checks["slurm"]["detail"]
+    assert "4 of 4 can be had" in checks["nodes"]["detail"]
+    assert "50 tasks" in checks["arrays"]["detail"]
+    assert "REQUEUE, GraceTime 25 s" in checks["preemption"]["detail"]
+    assert "sacct answers" in checks["accounting"]["detail"]
+    assert {"gloo", "submission", "job", "software of a node", "network"} <= set(checks)
+    assert list(folder.iterdir()) == []
+    assert squeue() == []
+
+
+@pytest.mark.timeout(100)
+def test_what_a_profile_asks_for_and_the_cluster_has_not(
+    slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = slurm_conf.read_text().splitlines()
+    without = tmp_path / "slurm.conf"
+    without.write_text("\n".join(line for line in lines if not line.startswith("Accounting")))
+    monkeypatch.setenv("SLURM_CONF", str(without))
+    found = checks_of(tmp_path, memory="900G", account="nobodys")
+    # Without accounting nothing is wrong by that, nor with an account that nobody keeps.
+    assert {name for name, check in found.items() if not check.ok} == {"nodes", "submission"}
+    assert "memory: 8000M at most" in found["nodes"].advice
+    assert "Memory" in found["submission"].detail or "node configuration" in found["submission"].detail
+    assert found["accounting"].word == "note"
+
+    monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
+    found = checks_of(tmp_path, partition="gpu")
+    assert {name for name, check in found.items() if not check.ok} == {"partition", "submission"}
+    assert "accepted: main, single, urgent" in found["partition"].advice
+    assert "invalid partition" in found["submission"].detail
+
+
+@pytest.mark.timeout(60)
+def test_a_limit_of_jobs_belongs_into_the_profile(slurm_conf: Path, tmp_path: Path) -> None:
+    set_most_jobs("30")
+    try:
+        found = checks_of(tmp_path)
+        assert "submit_limit: 30" in found["submit limit"].advice
+        assert checks_of(tmp_path, submit_limit=30)["submit limit"].word == "ok"
+    finally:
+        set_most_jobs("-1")
+
+
+def checks_of(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    site = find_site(str(site_file(tmp_path, **changes)))
+    return {check.check: check for check in cluster_checks(site, tmp_path)}
+
+
+def set_most_jobs(count: str) -> None:
+    words = ["sacctmgr", "-i", "modify", "qos", "normal", "set", f"MaxSubmitJobsPerUser={count}"]
+    subprocess.run(words, timeout=30, check=True, capture_output=True)
+
+
+@pytest.mark.timeout(200)
+def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words to train on, again and again. " * 500)
+    experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2", f"data.path={text}")
+    (run,) = experiment.runs
+    words = ["scontrol", "update", "PartitionName=main"]
+    subprocess.run([*words, "State=down"], timeout=60, check=True)
+    launch(experiment.folder, site=site_file(tmp_path, retries=0))
+    text.unlink()
+    subprocess.run([*words, "State=up"], timeout=60, check=True)
+    followed = asyncpp("logs", experiment.folder, run.id[:8], "-f", seconds=120)
+    assert followed.returncode == 0, followed.stderr
+    assert "text.txt" in followed.stdout
+    assert f"{run.id} is failed: rank " in followed.stderr
+    wait_for(lambda: not squeue(), seconds=60)
+    for rank in (0, 1):
+        shown = asyncpp("logs", experiment.folder, run.id, "--rank", str(rank))
+        assert shown.returncode == 0, shown.stderr
+        assert f"attempt-1-rank-{rank}.log" in shown.stderr
+
+    # A job that refuses to begin has no log of a rank: what it printed itself is shown.
+    subprocess.run([*words, "State=down"], timeout=60, check=True)
+    text.write_text("some words to train on, again and again. " * 500)
+    launch(experiment.folder, site=site_file(tmp_path, retries=0))
+    run.config_file.write_text(run.config_file.read_text().replace("steps: 2", "steps: 3"))
+    subprocess.run([*words, "State=up"], timeout=60, check=True)
+    wait_for(lambda: run.status().attempt == 2 and not squeue(), seconds=60, why=squeue)
+    shown = asyncpp("logs", experiment.folder, run.id)
+    assert shown.returncode == 0, shown.stderr
+    assert "config.yaml has changed since it was submitted" in shown.stdout
+    assert "of the job; no rank has printed anything" in shown.stderr
