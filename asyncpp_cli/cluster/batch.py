@@ -99,14 +99,18 @@ def _this_job(table: ArrayTable, index: int) -> Job:
 def _end_earlier_start(run: Run, job: Job) -> None:
     """Settle what an earlier start of this same job could not: SLURM starts no job before it has ended it."""
     status = run.status()
-    if status.state != State.RUNNING:
-        return
     attempt = Attempt(run, status.attempt)
-    before = attempt.job
-    if before is not None and (before.name, before.index) == (job.name, job.index):
-        reason = f"SLURM took its nodes away ({before.nodes}) and started the job again"
+    before = attempt.job if status.attempt else None
+    if before is None or (before.name, before.index) != (job.name, job.index):
+        return
+    reason = f"SLURM took its nodes away ({before.nodes}) and started the job again"
+    if status.state == State.RUNNING:
         attempt.stop(reason, cause=Cause.RESTARTED)
         settle(run, none_to_come=True, all_over=True)
+    elif status.state == State.FAILED and before.restart < job.restart:
+        # Ranks were seen to vanish, and this process, which would have known why, was gone as well.
+        reason = f"{reason}; {status.reason}"
+        settle_again(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
 
 
 def _refusal(run: Run, table: ArrayTable, row: Row) -> str:

@@ -66,6 +66,7 @@ class Queue:
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
         self._asked_at = 0.0
+        self._no_answer = ""
 
     @functools.cached_property
     def submissions(self) -> Submissions:
@@ -76,9 +77,12 @@ class Queue:
         """Whether SLURM's commands speak to the cluster that the experiment was submitted to."""
         clusters = {submission.cluster for submission in self.submissions.all}
         try:
-            return slurm.cluster().name in clusters
-        except SlurmError:
+            here = slurm.cluster().name
+        except SlurmError as error:
+            self._no_answer = str(error)
             return False
+        self._no_answer = f"the cluster here is {here}"
+        return here in clusters
 
     @functools.cached_property
     def queued(self) -> Mapping[tuple[str, int], QueuedJob] | None:
@@ -90,7 +94,8 @@ class Queue:
         try:
             self._asked_at = time.time()
             return slurm.queued(self.submissions.job_names)
-        except SlurmError:
+        except SlurmError as error:
+            self._no_answer = str(error)
             return None
 
     def check_answer(self) -> None:
@@ -102,7 +107,7 @@ class Queue:
         if self.queued is None:
             clusters = ", ".join(sorted({submission.cluster for submission in self.submissions.all}))
             raise SlurmError(
-                f"its jobs on the cluster {clusters} are unknown here; ask again where squeue tells of them"
+                f"how its jobs on the cluster {clusters} stand cannot be known here: {self._no_answer}"
             )
 
     @functools.cached_property
