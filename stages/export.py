@@ -36,6 +36,7 @@ def write_weights(
     *,
     layout: Layout,
     weights: Weights,
+    end_of_document: int | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
     """Write the weights into an empty folder; returns how many numbers they are.
@@ -66,7 +67,12 @@ def write_weights(
     if layout is Layout.HF:
         _, dtype = saved.size(next(iter(names)), weights)
         dtype_name = str(dtype).removeprefix("torch.")
-        content = llama_config(config.model, context=config.data.context, dtype=dtype_name)
+        content = llama_config(
+            config.model,
+            context=config.data.context,
+            dtype=dtype_name,
+            end_of_document=end_of_document,
+        )
         _write_json(folder / "config.json", content)
     return sum(saved.size(name, weights)[0].numel() for name in names)
 

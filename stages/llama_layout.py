@@ -60,20 +60,23 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes | {"norm.weight": (width,), "head.weight": (config.vocab_size, width)}
 
 
-def llama_config(config: ModelConfig, *, context: int, dtype: str) -> dict[str, Any]:
+def llama_config(
+    config: ModelConfig, *, context: int, dtype: str, end_of_document: int | None = None
+) -> dict[str, Any]:
     """The content of config.json, which tells `transformers` to build this decoder.
 
     Args:
         config: the model.
         context: tokens in the sequences that it was trained on.
         dtype: torch's name of the weights' type.
+        end_of_document: the token that ends a document, where one is known.
     """
     return {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": None,
-        "eos_token_id": None,
+        "eos_token_id": end_of_document,
         "head_dim": config.width // config.heads,
         "hidden_act": "silu",
         "hidden_size": config.width,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asyncpp_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from stages.config import RunConfig
 
 
 class Format(StrEnum):
@@ -67,9 +70,38 @@ def export(
             from stages.saved_weights import SavedWeights, Weights, newest_checkpoint
 
             saved = SavedWeights(newest_checkpoint(run.checkpoints, step=step), config)
-            count = write_weights(saved, config, folder, layout=Layout(layout), weights=Weights(which))
+            end = _write_tokenizer(config, folder) if layout is Format.HF else None
+            count = write_weights(
+                saved, config, folder, layout=Layout(layout), weights=Weights(which), end_of_document=end
+            )
     except (DamagedError, CheckpointError) as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"{out} could not be written: {error}") from error
     print(f"{out}: {which} weights of {run.id} after step {saved.step}, {count:,} parameters")
+
+
+def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
+    """Put the tokenizer of prepared data beside the weights; returns the token that ends a document.
+
+    None where the data is of another kind, or is not here.
+    """
+    import json
+    import shutil
+
+    from asyncpp_cli.console import say
+    from stages.prepared import MANIFEST, read_prepared
+    from stages.shards import DataError
+
+    if config.data.path is None or not (Path(config.data.path) / MANIFEST).is_file():
+        return None
+    try:
+        prepared = read_prepared(Path(config.data.path))
+    except DataError as error:
+        say(f"The tokenizer is left out: {error}")
+        return None
+    if prepared.tokenizer_file is not None:
+        shutil.copyfile(prepared.tokenizer_file, folder / "tokenizer.json")
+        described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.data.context}
+        (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n")
+    return prepared.end_of_document

@@ -239,3 +239,29 @@ def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(text: Path, tm
     assert torch.equal(read["blocks.1.mlp.down.weight"], theirs["model.layers.1.mlp.down_proj.weight"])
     with pytest.raises(ValueError, match=r"rope_theta is 10000\.0, here 500"):
         check_init(replace(model, rope_base=500.0))
+
+
+def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    (tmp_path / "text.txt").write_text(Path(__file__).read_text() * 4)
+    data = tmp_path / "data"
+    made = asyncpp("data", "prepare", tmp_path / "text.txt", "--tokenizer", "train:300", "--out", data)
+    assert made.code == 0, made.errors
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("}", ", vocab_size: 320}"))
+    (tmp_path / "t.yaml").write_text(SHARED % ("", data, 1, "1f1b", "1e-3"))
+    assert asyncpp("sweep", tmp_path / "t.yaml", "--out", tmp_path / "e").code == 0
+    [run] = open_experiment(tmp_path / "e").runs
+    train(run)
+    assert asyncpp("export", run.folder, "--out", tmp_path / "hf").code == 0
+    said = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (
+        said["eos_token_id"]
+        == json.loads((data / "manifest.json").read_text())["tokenizer"]["end_of_document"]
+    )
+    text = "def test_the_tokenizer(tmp_path: Path)"
+    expected = Tokenizer.from_file(str(data / "tokenizer.json")).encode(text).ids
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf")(text)["input_ids"] == expected
+    assert asyncpp("export", run.folder, "--format", "safetensors", "--out", tmp_path / "own").code == 0
+    assert [file.name for file in (tmp_path / "own").iterdir()] == ["model.safetensors"]

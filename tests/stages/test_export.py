@@ -39,23 +39,31 @@ def exported(saved: SavedWeights, config: RunConfig, folder: Path, **options: ob
 
 
 @pytest.mark.parametrize(
-    ("schedule", "stages", "form", "correction", "precision"),
+    ("schedule", "stages", "data", "form", "correction", "precision"),
     [
-        ("1f1b", 1, "look-ahead", "none", "float32"),
-        ("interleaved-1f1b", 2, "look-ahead", "none", "float64"),
-        ("2bw", 4, "look-ahead", "none", "bfloat16"),
-        ("2bw", 2, "buffered", "none", "float32"),
-        ("paci", 2, "look-ahead", "discrepancy", "float32"),
-        ("pipedream", 3, "look-ahead", "weight-prediction", "bfloat16"),
+        ("1f1b", 1, 1, "look-ahead", "none", "float32"),
+        ("interleaved-1f1b", 2, 1, "look-ahead", "none", "float64"),
+        ("2bw", 4, 1, "look-ahead", "none", "bfloat16"),
+        ("2bw", 2, 2, "buffered", "none", "float32"),
+        ("paci", 2, 1, "look-ahead", "discrepancy", "float32"),
+        ("pipedream", 3, 2, "look-ahead", "weight-prediction", "bfloat16"),
     ],
 )
 def test_master_weights_are_those_that_are_evaluated(
-    schedule: str, stages: int, form: str, correction: str, precision: str, text: Path, tmp_path: Path
+    schedule: str,
+    stages: int,
+    data: int,
+    form: str,
+    correction: str,
+    precision: str,
+    text: Path,
+    tmp_path: Path,
 ) -> None:
     config = small_config(
         schedule,
         text=text,
         stages=stages,
+        data=data,
         microbatches=4,
         chunks=2 if schedule.startswith("inter") else 1,
         coefficient=1.0 if schedule == "2bw" else 0.0,
@@ -71,6 +79,20 @@ def test_master_weights_are_those_that_are_evaluated(
     assert [(name, tuple(written[name].shape)) for name in parameter_shapes(config.model)] == list(
         parameter_shapes(config.model).items()
     )
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_data_ranks_start_from_given_weights_alike(precision: str, text: Path, tmp_path: Path) -> None:
+    config = small_config("2bw", text=text, microbatches=4)
+    result, saved = trained(config, tmp_path / "c")
+    exported(saved, config, tmp_path / "out")
+    again = small_config(
+        "2bw", text=text, stages=3, data=2, microbatches=4, precision=precision, lr=1e-30, seed=7
+    )
+    again.model = replace(again.model, init=str(tmp_path / "out"))
+    again.optimizer.weight_decay = 0.0
+    started, _ = trained(again, tmp_path / "again")
+    assert all(torch.equal(started.weights[name], tensor) for name, tensor in result.weights.items())
 
 
 def test_working_weights_are_the_newest_replica(text: Path, tmp_path: Path) -> None:
