@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from stages.config import ModelConfig, RunConfig
 
@@ -51,8 +52,13 @@ def cut_model(config: ModelConfig, *, stages: int, context: int) -> list[StageCu
     """
     if stages > config.layers:
         raise ValueError(f"{stages} stages need at least as many blocks, the model has {config.layers}")
-    costs = [block_cost(config, context=context)] * config.layers
-    return stage_cuts(balance(costs, stages=stages, last_extra=head_cost(config)))
+    block = block_cost(config, context=context)
+    return stage_cuts(_equal_blocks(config.layers, block, stages=stages, last_extra=head_cost(config)))
+
+
+@lru_cache(maxsize=1024)  # a planner asks for the same cut again and again
+def _equal_blocks(count: int, cost: float, *, stages: int, last_extra: float) -> tuple[int, ...]:
+    return tuple(balance([cost] * count, stages=stages, last_extra=last_extra))
 
 
 def stage_cuts(sizes: Sequence[int]) -> list[StageCut]:
