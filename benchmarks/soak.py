@@ -53,6 +53,8 @@ train: {{microbatch_size: 1, eval_interval: 24, eval_microbatches: 2, checkpoint
 site: {{device: cpu, timeout: 60}}
 """
 CLOCK = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "action_seconds"}
+OF_PROCESSES = {"memory"}
+"""What a replay, which the killed runs are held against, fills otherwise: it has no buffers for messages."""
 LONGEST_ATTEMPT = 200.0
 """Seconds."""
 SURVIVORS_TIME = 5.0
@@ -246,7 +248,7 @@ def compare(run: Run, undisturbed: Run, saved: dict[int, int], tally: Tally) -> 
 
 def without_clock(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
-        {key: value for key, value in row.items() if key not in CLOCK}
+        {key: value for key, value in row.items() if key not in CLOCK | OF_PROCESSES}
         for row in rows
         if row["kind"] != "start"
     ]
