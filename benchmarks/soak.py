@@ -39,12 +39,25 @@ from stages import checkpoint_files
 
 RANKS = 2
 SAVED_EVERY = 12
-TEMPLATE = f"""
+FIVE = """
 zip:
   schedule: [1f1b, 2bw, 2bw, pipedream, paci]
   error_feedback: [false, false, true, false, false]
   optimizer: [muon, adamw, muon, muon, adamw]
   train.clip: [global, global, global, stage, stage]
+"""
+EVERY = """
+matrix:
+  schedule: [gpipe, 1f1b, interleaved-1f1b, zero-bubble, 2bw, pipedream, pipedream-unstashed, paci]
+  optimizer: [adamw, muon]
+  error_feedback: [false, true]
+exclude:
+  - {schedule: [gpipe, 1f1b, interleaved-1f1b, zero-bubble], error_feedback: true}
+overrides:
+  - {when: {schedule: interleaved-1f1b}, set: {schedule.chunks: 2}}
+  - {when: {schedule: [pipedream, pipedream-unstashed, paci]}, set: {train.clip: stage}}
+"""
+COMMON = f"""
 model: micro
 data: {{context: 16}}
 schedule: {{microbatches: 2}}
@@ -262,11 +275,11 @@ def fresh(run: Run, name: str) -> Run:
     return copy
 
 
-def soak(folder: Path, *, kills: int, steps: int, seed: int) -> Tally:
-    """Kill runs of every cell, of `steps` steps each, in turn, `kills` times in all."""
+def soak(folder: Path, cells: str, *, kills: int, steps: int, seed: int) -> Tally:
+    """Kill runs of all `cells`, of `steps` steps each, in turn, `kills` times in all."""
     os.environ.update(ASYNCPP_CACHE=str(folder / "cache"), OMP_NUM_THREADS="1")
     (folder / "text").write_text(Path(__file__).read_text())
-    (folder / "soak.yaml").write_text(TEMPLATE)
+    (folder / "soak.yaml").write_text(cells + COMMON)
     subprocess.run(
         [
             *(sys.executable, "-m", "asyncpp_cli", "sweep", str(folder / "soak.yaml")),
@@ -297,6 +310,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps", type=int, default=240, help="of each run")
+    parser.add_argument(
+        "--every",
+        action="store_true",
+        help="every schedule with AdamW and Muon, with and without error feedback",
+    )
     parser.add_argument("--seed", type=int, default=None, help="of the times; random if not given")
     parser.add_argument("--keep", type=Path, help="an empty folder to run in, left as it is")
     parser.add_argument("--json", action="store_true")
@@ -306,7 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        tally = soak(folder.absolute(), kills=options.kills, steps=options.steps, seed=seed)
+        cells = EVERY if options.every else FIVE
+        tally = soak(folder.absolute(), cells, kills=options.kills, steps=options.steps, seed=seed)
     figures = {
         "kills": tally.kills,
         **{f"kills_while_{doing}": tally.hit[doing] for doing in ("starting", "training", "saving")},

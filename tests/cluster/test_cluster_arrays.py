@@ -68,9 +68,7 @@ def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> Non
     )
     site = site_file(tmp_path, time="5", memory="200M")
     set_partition("down")
-    began = time.monotonic()
     said = launch(experiment.folder, "--max-parallel", "6", site=site)
-    assert time.monotonic() - began < 60  # the time itself is for benchmarks: other tests may run
     assert "Submitted 200 of 200 runs to site as 4 arrays" in said
     tasks = Counter(line.partition("_")[0] for line in squeue())
     assert sorted(tasks.values()) == [50, 50, 50, 50]
