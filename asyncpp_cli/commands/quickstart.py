@@ -51,7 +51,8 @@ def quickstart(
     report([folder])
     say(
         "\nNext:\n"
-        f"  asyncpp report {named} --format markdown    the same as Markdown, csv or json\n"
+        f"  asyncpp report {named} --format html --out report.html\n"
+        "                                              a page with curves; also markdown, csv, latex\n"
         f"  asyncpp sweep {TEMPLATE} 'matrix.seed=[0,1,2]' --out {named} && asyncpp launch {named}\n"
         "                                              two more seeds, for a spread beside the mean\n"
         f"  asyncpp templates show {TEMPLATE}               the template, as a start for one of your own\n"
