@@ -1,8 +1,8 @@
 """A rehearsal on this machine: every cell checked, its job shown, a small twin of it trained for a few steps.
 
 A twin has the cell's stages, schedule, micro-batches, optimizer, correction and precision, and a model of the
-same kind with little in it; cells that have the same twin share it. Where a twin would need many processes,
-its ranks take turns in one.
+same kind with little in it; of many data ranks it has two. Cells that have the same twin share it. Where a
+twin would need many processes, its ranks take turns in one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ MOST_PROCESSES = 8
 
 STEPS = 4
 
+DATA_RANKS = 2
+"""At most: every further one does what the second does, and takes as long."""
+
 
 @dataclass(frozen=True)
 class _Rehearsal:
@@ -46,7 +49,8 @@ class _Rehearsal:
 
 
 def twin_of(config: RunConfig) -> RunConfig:
-    """A run like this one in everything that can go wrong but size: one block a stage, narrow and short."""
+    """A run like this one in everything that can go wrong but size: one block a stage, narrow and short, on
+    two pipelines at most."""
     twin = copy_of(config)
     grouped = config.model.kv_heads < config.model.heads
     twin.model = replace(
@@ -60,7 +64,7 @@ def twin_of(config: RunConfig) -> RunConfig:
         init=None,
         init_sha256=None,
     )
-    twin.parallel = replace(config.parallel, cut=None)
+    twin.parallel = replace(config.parallel, cut=None, data=min(config.parallel.data, DATA_RANKS))
     twin.data = replace(config.data, context=16)
     twin.train = replace(
         config.train,
@@ -86,7 +90,9 @@ def dry_run_of(experiment: Experiment, *, replay: bool) -> bool:
     twins = {rehearsal.twin_id: rehearsal for rehearsal in rehearsals}
     _show_jobs(experiment, rehearsals, replay=replay)
     say(f"Training {len(twins)} small twins for {STEPS} steps each; what they write is removed afterwards.")
-    together = [rehearsal for rehearsal in twins.values() if replay or rehearsal.ranks > MOST_PROCESSES]
+    together = [
+        rehearsal for rehearsal in twins.values() if replay or ranks_of(rehearsal.twin) > MOST_PROCESSES
+    ]
     apart = [rehearsal for rehearsal in twins.values() if rehearsal not in together]
     if together and not replay:
         say(

@@ -38,6 +38,8 @@ def test_a_twin_keeps_what_may_be_wrong_and_is_small() -> None:
     assert twin.model.width * twin.model.mlp_width < 10_000
     ungrouped = replace(first, model=replace(first.model, kv_heads=first.model.heads))
     assert twin_of(ungrouped).model.kv_heads == twin_of(ungrouped).model.heads
+    many = replace(first, parallel=replace(first.parallel, data=16))
+    assert twin_of(many).parallel == replace(first.parallel, data=2)
 
 
 @pytest.mark.timeout(300)
