@@ -13,6 +13,7 @@ from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.estimate import Costs, Estimate
+    from stages.config import ScheduleConfig
 
 
 def plan(
@@ -57,7 +58,8 @@ def plan(
 ) -> None:
     """Show which layouts fit, the memory they take by kind, and how fast they are; best first.
 
-    A layout is a schedule with its stages, pipelines, micro-batches, their size, and recomputation.
+    A layout is a schedule with its stages, pipelines, micro-batches, their size, and recomputation;
+    interleaved-1f1b with "x 2" is the one of two stages a rank.
     Times are estimates from data sheets unless --profile gives measured ones: good for comparing layouts.
     """
     import schedules
@@ -131,9 +133,14 @@ def _record(one: Estimate, *, limit_gb: float, budget: float) -> dict[str, Any]:
         "bubble": one.step.bubble,
         "delay": one.delay,
         "days": budget / one.tokens_per_second / 86400,
+        "chunks": config.schedule.chunks,
         "cut": list(one.cut),
         "memory": list(one.memory),
     }
+
+
+def _named(schedule: ScheduleConfig) -> str:
+    return schedule.name if schedule.chunks == 1 else f"{schedule.name} x {schedule.chunks}"
 
 
 def _show(
@@ -155,14 +162,14 @@ def _show(
     columns += ["tokens/s", "bubble", "delay", "days"]
     table = [
         [
-            one.config.schedule.name,
+            _named(one.config.schedule),
             str(one.config.parallel.stages),
             str(one.config.parallel.data),
             str(one.config.schedule.microbatches),
             str(one.config.train.microbatch_size),
             "yes" if one.config.train.recompute else "no",
             "yes" if one.memory_gb <= limit_gb else f"no ({one.memory_gb:.1f} > {limit_gb:.1f})",
-            f"{min(one.stage_gb):.1f} - {max(one.stage_gb):.1f}",
+            f"{min(one.rank_gb):.1f} - {max(one.rank_gb):.1f}",
             f"{one.step.seconds:.3g}",
             f"{one.tokens_per_second:,.0f}",
             f"{one.step.bubble:.1%}",

@@ -67,10 +67,15 @@ class Estimate:
         return [sum(of_stage.values()) / GB for of_stage in self.memory]
 
     @property
+    def rank_gb(self) -> list[float]:
+        """Of each rank, 10^9 bytes."""
+        ranks = self.config.parallel.stages
+        return [sum(self.stage_gb[rank::ranks]) for rank in range(ranks)]
+
+    @property
     def memory_gb(self) -> float:
         """Of the fullest rank, 10^9 bytes."""
-        ranks = self.config.parallel.stages
-        return max(sum(self.stage_gb[rank::ranks]) for rank in range(ranks))
+        return max(self.rank_gb)
 
     @property
     def tokens_per_second(self) -> float:
@@ -204,6 +209,8 @@ class _Shape(NamedTuple):
         if schedule.chunks == 1 and schedule.name != "gpipe" and microbatches > 2 * stages:
             # More of them hold no more at once, and make nothing later.
             microbatches = every * -(-2 * stages // every)
+        if schedule.chunks > 1 and microbatches > 2 * stages and microbatches % stages == 0:
+            microbatches = 2 * stages  # likewise
         taken = schedule.delay if schedules.find(schedule.name).takes_delay else None
         return cls(
             schedule.name,

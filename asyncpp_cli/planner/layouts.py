@@ -10,9 +10,11 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.settings import copy_of
 from stages.config import RunConfig
 
-CONSIDERED = ("1f1b", "zero-bubble", "2bw", "pipedream", "paci")
-"""Schedules that are enumerated unless told otherwise: `gpipe` is never better than `1f1b`, and others are
-variants."""
+CONSIDERED = ("1f1b", "interleaved-1f1b", "zero-bubble", "2bw", "pipedream", "paci")
+"""Schedules that are enumerated unless told otherwise. `gpipe` takes as long as `1f1b` and more memory;
+`pipedream-unstashed` is `paci` with an update after every backward."""
+CHUNKS = (2, 4)
+"""Stages a rank that are tried, where a schedule takes several; with one it is `1f1b`."""
 LARGEST_MICROBATCH = 64
 """Sequences."""
 
@@ -21,7 +23,7 @@ def layouts(
     base: RunConfig, *, gpus: int, tokens_per_step: int, names: Collection[str] = CONSIDERED
 ) -> Iterator[RunConfig]:
     """Every (schedule, p, data parallelism, micro-batches, micro-batch size, recomputation) that reads
-    `tokens_per_step` tokens a step on `gpus` GPUs, as a run.
+    `tokens_per_step` tokens a step on `gpus` GPUs, as a run; of `interleaved-1f1b` with several chunks.
 
     Micro-batch sizes are powers of two, as far as they divide what a pipeline reads.
 
@@ -38,9 +40,7 @@ def layouts(
         for size in (2**power for power in range(LARGEST_MICROBATCH.bit_length())):
             if sequences % size:
                 break
-            for name in (
-                names if stages > 1 else [name for name in names if schedules.is_synchronous(name)][:1]
-            ):
+            for name, chunks in _with_chunks(names, stages=stages, layers=base.model.layers):
                 for recompute in (False, True):
                     found = True
                     yield layout(
@@ -51,6 +51,7 @@ def layouts(
                         microbatches=sequences // size,
                         size=size,
                         recompute=recompute,
+                        chunks=chunks,
                     )
     if not found:
         raise UserError(
@@ -60,8 +61,26 @@ def layouts(
         )
 
 
+def _with_chunks(names: Collection[str], *, stages: int, layers: int) -> Iterator[tuple[str, int]]:
+    """Schedules for so many ranks, each with the numbers of stages a rank that `layers` blocks allow."""
+    if stages == 1:
+        yield from [(name, 1) for name in names if schedules.is_synchronous(name)][:1]
+        return
+    for name in names:
+        takes = schedules.find(name).takes_chunks
+        yield from ((name, chunks) for chunks in (CHUNKS if takes else (1,)) if stages * chunks <= layers)
+
+
 def layout(
-    base: RunConfig, name: str, *, stages: int, data: int, microbatches: int, size: int, recompute: bool
+    base: RunConfig,
+    name: str,
+    *,
+    stages: int,
+    data: int,
+    microbatches: int,
+    size: int,
+    recompute: bool,
+    chunks: int = 1,
 ) -> RunConfig:
     """`base` laid out so, with what its schedule demands."""
     config = copy_of(base)
@@ -70,7 +89,7 @@ def layout(
         base.schedule,
         name=name,
         microbatches=microbatches,
-        chunks=1,
+        chunks=chunks,
         delay=schedules.smallest_delay(stages=stages, microbatches=microbatches),
         update_interval=None,
     )

@@ -13,6 +13,9 @@ import schedules
 from schedules.costs import Costs
 from schedules.simulate import simulate
 
+ROUNDS_SIMULATED = 4
+"""Of an interleaved step, after which further rounds take equally long."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
@@ -64,7 +67,10 @@ def step_time(
         updates = microbatches // (update_interval or schedule.default_interval(microbatches))
     if schedule.synchronous:
         simulated = microbatches if chunks > 1 else min(microbatches, 2 * stages)
-        seconds = _flushed_step(name, times, microbatches=simulated, chunks=chunks)
+        if chunks > 1 and microbatches % ranks == 0:
+            seconds = _interleaved_step(name, times, rounds=microbatches // ranks, chunks=chunks)
+        else:
+            seconds = _flushed_step(name, times, microbatches=simulated, chunks=chunks)
         if simulated < microbatches:
             each = turn(times, updating=(0.0,) * stages, split=name == "zero-bubble", phased=name == "gpipe")
             seconds += (microbatches - simulated) * each
@@ -110,6 +116,20 @@ def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased:
             if times.message == 0:
                 break
     return longest
+
+
+def _interleaved_step(name: str, times: StageTimes, *, rounds: int, chunks: int) -> float:
+    """A synchronous step of so many rounds, a micro-batch a rank in each."""
+    ranks = len(times.forward) // chunks
+
+    def simulated(of_rounds: int) -> float:
+        return _flushed_step(name, times, microbatches=of_rounds * ranks, chunks=chunks)
+
+    if rounds <= ROUNDS_SIMULATED + 2:
+        return simulated(rounds)
+    # Two rounds more, since where ranks differ a longer and a shorter one may come in turn.
+    shorter, longer = simulated(ROUNDS_SIMULATED), simulated(ROUNDS_SIMULATED + 2)
+    return longer + (rounds - ROUNDS_SIMULATED - 2) * (longer - shorter) / 2
 
 
 def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: int) -> float:

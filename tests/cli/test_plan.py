@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.parts import Roofline
 from asyncpp_cli.planner.ranking import ranked
 from schedules import is_synchronous
-from stages.check import check
+from stages.check import check, segment_program
 from stages.config import tokens_per_step
+from stages.memory import course_of, stage_memory
 
 FIELDS = [
     *("schedule", "stages", "data_parallel", "microbatches", "microbatch_size", "recompute", "fits"),
@@ -44,6 +46,7 @@ def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[d
     fitting = [one for one in ten_billion if one["fits"]]
     assert {one["schedule"] for one in fitting if not is_synchronous(one["schedule"])} >= {"2bw", "paci"}
     assert {one["delay"] for one in fitting if one["schedule"] == "2bw"} >= {1}
+    assert {one["chunks"] for one in fitting if one["schedule"] == "interleaved-1f1b"} == {2, 4}
     for one in ten_billion:
         assert one["stages"] * one["data_parallel"] == 64
         tokens = one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 4096
@@ -53,7 +56,9 @@ def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[d
         assert sum(one["cut"]) == 44
         assert 0 <= one["bubble"] < 1
         held = [sum(of_stage.values()) / 1e9 for of_stage in one["memory"]]
-        assert one["memory_gb"] == pytest.approx(max(held), abs=1e-3)
+        assert len(held) == one["stages"] * one["chunks"]
+        of_ranks = [sum(held[rank :: one["stages"]]) for rank in range(one["stages"])]
+        assert one["memory_gb"] == pytest.approx(max(of_ranks), abs=1e-3)
 
 
 def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
@@ -65,9 +70,8 @@ def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
 
 def test_every_layout_is_a_run_that_could_be_trained() -> None:
     base = base_of("360m", ["optimizer=muon"])
-    found = ranked(
-        base.config, gpus=8, tokens_per_step=2**17, names=("1f1b", "2bw", "paci"), costs=COSTS, limit_gb=75
-    )
+    names = ("1f1b", "interleaved-1f1b", "2bw", "paci")
+    found = ranked(base.config, gpus=8, tokens_per_step=2**17, names=names, costs=COSTS, limit_gb=75)
     assert len(found) > 20
     for one in found:
         one.config.model.vocab_size = 50304  # at least that of any data
@@ -75,6 +79,17 @@ def test_every_layout_is_a_run_that_could_be_trained() -> None:
         assert tokens_per_step(one.config) == 2**17
         one.config.parallel.cut = list(one.cut)
         check(one.config)
+
+
+def test_many_microbatches_hold_no_more_at_once_than_the_program_that_stands_for_them() -> None:
+    base = base_of("360m", [])
+    sizes = {"stages": 4, "data": 1, "size": 1, "recompute": False, "chunks": 2}
+    config = layout(base.config, "interleaved-1f1b", microbatches=24, **sizes)
+    program = segment_program(config, first_step=0, steps=1)
+    whole = stage_memory(config, course_of([program]), gradient_buffers=[1] * 8)
+    planned_for = estimate(config, COSTS, limit_gb=None)
+    for of_stage, kinds in zip(whole, planned_for.memory, strict=True):
+        assert kinds | asdict(of_stage) == kinds
 
 
 def test_less_memory_takes_recomputation_or_more_stages() -> None:

@@ -73,11 +73,14 @@ def test_without_messages_and_updates_it_is_exact(name: str, uneven: bool) -> No
         )
 
 
+@pytest.mark.parametrize("microbatches", [6, 8, 40])
 @pytest.mark.parametrize("chunks", [2, 3])
-def test_a_rank_of_several_stages(chunks: int) -> None:
+def test_a_rank_of_several_stages(chunks: int, microbatches: int) -> None:
     given = times(stages=4 * chunks, uneven=True, message=0.05, update=0.1)
-    estimated = step_time("interleaved-1f1b", given, microbatches=8, update_interval=None, chunks=chunks)
-    seconds, bubble = simulated("interleaved-1f1b", given, microbatches=8, chunks=chunks)
+    estimated = step_time(
+        "interleaved-1f1b", given, microbatches=microbatches, update_interval=None, chunks=chunks
+    )
+    seconds, bubble = simulated("interleaved-1f1b", given, microbatches=microbatches, chunks=chunks)
     assert estimated.seconds == pytest.approx(seconds, rel=0.03)
     assert estimated.bubble == pytest.approx(bubble, abs=0.03)
 
