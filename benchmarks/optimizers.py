@@ -2,6 +2,9 @@
 
     python benchmarks/optimizers.py --json
     python benchmarks/optimizers.py --models 135m,360m --blocks 1 --out benchmarks/results
+    python benchmarks/optimizers.py --models 10b --blocks 6 --optimizers muon --out benchmarks/results
+
+The last is for a GPU: the blocks of one of eight stages of the 10B model.
 
 Ours and the peer step in turn on the same weights and gradients; the fastest step of each counts. On a CPU
 the figure is processor time on one thread, which other work on the machine disturbs little; on a GPU it is
@@ -39,6 +42,7 @@ Weights = dict[str, torch.nn.Parameter]
 SHAPES = {
     "135m": {"width": 576, "kv_width": 192, "mlp_width": 1536},
     "360m": {"width": 960, "kv_width": 320, "mlp_width": 2560},
+    "10b": {"width": 4096, "kv_width": 1024, "mlp_width": 14336},
 }
 """The matrices of a block, as in templates/models/."""
 
@@ -203,7 +207,7 @@ def main() -> None:
         print(markdown(rows, where))
     if arguments.out:
         isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
-        suffix = f"-{isa.lower()}" if isa else ""
+        suffix = (f"-{isa.lower()}" if isa else "") + ("-cuda" if arguments.device == "cuda" else "")
         file = arguments.out / f"optimizers-{datetime.now(UTC):%Y-%m-%d}{suffix}.md"
         file.write_text(f"# Optimizers beside their peers\n\n{markdown(rows, where)}", encoding="utf-8")
         print(f"wrote {file}", file=sys.stderr)

@@ -1,0 +1,78 @@
+"""What one stage needs to run by itself: neighbours that are made up, and always ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from schedules import Program
+from schedules.messages import Message
+from stages.groups import Exchange
+from stages.transport import POSTED_AHEAD
+
+
+class MadeUpNeighbours:
+    """In the place of links to other processes: what is received is there at once, what is sent is let go.
+
+    It has as many buffers as links between processes have, those that wait for what comes next included.
+
+    Args:
+        neighbours: of the stage, 1 or 2.
+        shape: of every activation and gradient.
+        dtype: likewise.
+        device: likewise.
+    """
+
+    waits = True
+
+    def __init__(
+        self, *, neighbours: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._content = torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+        self._posted = [torch.empty_like(self._content) for _ in range(neighbours * POSTED_AHEAD)]
+        self._free: list[Tensor] = []
+        self._given: set[int] = set()
+        self.most_buffers = 0
+
+    def begin(self, program: Program) -> None:
+        self.most_buffers = 0
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        pass
+
+    def arrived(self, message: Message) -> bool:
+        return True
+
+    def receive(self, message: Message) -> Tensor:
+        buffer = self._free.pop() if self._free else torch.empty_like(self._content)
+        self._given.add(buffer.data_ptr())
+        in_use = len(self._posted) + len(self._given) - len(self._free)
+        self.most_buffers = max(self.most_buffers, in_use)
+        return buffer.copy_(self._content)
+
+    def release(self, tensor: Tensor) -> None:
+        if tensor.data_ptr() in self._given:
+            self._free.append(tensor.detach())
+
+    def finish(self) -> None:
+        pass
+
+
+class MadeUpPipeline:
+    """In the place of the group of a pipeline's ranks: the others bring what this one brings."""
+
+    def __init__(self, *, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: [numbers] * self.size)
+
+    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
+        raise NotImplementedError("gradients are added over data ranks, not along a pipeline")
+
+    def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        raise NotImplementedError("weights are spread over data ranks, not along a pipeline")
