@@ -1,16 +1,19 @@
 """The planner's step time, from measured costs of the parts, beside that of a real pipeline of two processes.
 
-    python benchmarks/plan_step_time.py --rounds 5
+    python benchmarks/plan_step_time.py --out benchmarks/results
 
-In each round both processes measure the parts of the model at the same time, as a pipeline would compute
-them, and a message's way between them; then every schedule is trained for a few steps. The figure is the
-median over the rounds of planned over measured.
+Costs and steps are measured by turns: before and after the few steps of every schedule both processes measure
+the parts of the model at the same time, as a pipeline would compute them, and a message's way between them.
+The plan is made from the mean of these two, so that a load that comes and goes meets both. A round has every
+schedule once; the figure is the median over the rounds of planned over measured, with its quartiles.
+
+The error has two parts. `compute` is planned over measured for what a rank computes in a step (the mean over
+the ranks), `wait` the share of the step in which it waits, planned and measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import multiprocessing
 import os
@@ -20,8 +23,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +45,6 @@ from stages.config import (
     RunConfig,
     ScheduleConfig,
     TrainConfig,
-    tokens_per_step,
 )
 from stages.process import Communicator, Process, connected
 from stages.profile import measure
@@ -62,8 +66,30 @@ class Rows(list[dict[str, Any]]):
     def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
         pass
 
-    def segments(self) -> list[dict[str, Any]]:
-        return [row for row in self if row["kind"] == "segment"]
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in self if row["kind"] == kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step in the steady state."""
+
+    seconds: float
+    wait: float
+    """Share of it in which a rank waits, as a mean over the ranks."""
+
+    @property
+    def compute(self) -> float:
+        """Seconds that a rank computes."""
+        return self.seconds * (1 - self.wait)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One schedule in one round."""
+
+    planned: Step
+    measured: Step
 
 
 def config_of(options: argparse.Namespace, schedule: str) -> RunConfig:
@@ -116,43 +142,59 @@ def mean_of(one: Any, other: Any) -> Any:
     return (one + other) / 2
 
 
-def measured_seconds(process: Process, config: RunConfig) -> float:
+def measured_costs(process: Process, between: Communicator, options: argparse.Namespace) -> dict[str, Any]:
+    """What a file of `asyncpp profile` has, from both processes at once."""
+    config = config_of(options, SCHEDULES[0])
+    process.gather(None)
+    parts = measure(
+        config,
+        device=process.device,
+        microbatch_sizes=[options.microbatch_size],
+        repeats=options.repeats,
+        progress=lambda what: None,
+    )
+    message = message_seconds(process, between, config)
+    return {
+        "parts": mean_of(*process.gather(parts)),
+        "message_seconds": mean_of(*process.gather(message)),
+    }
+
+
+def measured_step(process: Process, config: RunConfig) -> Step:
+    """The median step of a short run; the first, in which the pipeline fills, left out."""
     rows = Rows()
     train(config, process=process, recorder=rows)
-    found = [
-        tokens_per_step(config) * row["steady_seconds"] / row["steady_tokens"] for row in rows.segments()
-    ]
-    everyone = process.gather(found)
-    return float(next(seconds for of_rank in everyone for seconds in of_rank))
-
-
-def rounds(process: Process, options: argparse.Namespace) -> list[dict[str, tuple[float, float]]]:
-    """By schedule, planned and measured seconds a step of each round."""
-    base = config_of(options, "1f1b")
-    between = process.communicator("benchmark", range(RANKS))
     found = []
-    for _ in range(options.rounds):
-        process.gather(None)
-        parts = measure(
-            base,
-            device=process.device,
-            microbatch_sizes=[options.microbatch_size],
-            repeats=options.repeats,
-            progress=lambda what: None,
-        )
-        message = message_seconds(process, between, base)
-        content = {
-            "format": FORMAT,
-            "conditions": conditions(base),
-            "parts": mean_of(*process.gather(parts)),
-            "message_seconds": mean_of(*process.gather(message)),
-        }
-        costs = Measured(Path("measured"), content)
+    if rows:
+        times = [row["seconds"] for row in rows.of_kind("step")]
+        periods = [later - earlier for earlier, later in pairwise(times)][1:]
+        busy = rows.of_kind("segment")[-1]["busy"]
+        found.append(Step(seconds=statistics.median(periods), wait=1 - statistics.mean(busy)))
+    (step,) = (step for of_rank in process.gather(found) for step in of_rank)
+    return step
+
+
+def rounds(
+    process: Process, options: argparse.Namespace, progress: Callable[[str], None]
+) -> list[dict[str, Pair]]:
+    """By schedule, planned and measured steps of each round."""
+    between = process.communicator("benchmark", range(RANKS))
+    header = {"format": FORMAT, "conditions": conditions(config_of(options, SCHEDULES[0]))}
+    found = []
+    before = measured_costs(process, between, options)
+    for number in range(options.rounds):
         of_round = {}
         for schedule in SCHEDULES:
             config = config_of(options, schedule)
-            planned = estimate(config, costs, limit_gb=None).step.seconds
-            of_round[schedule] = (planned, measured_seconds(process, config))
+            measured = measured_step(process, config)
+            after = measured_costs(process, between, options)
+            costs = Measured(Path("measured"), header | mean_of(before, after))
+            expected = estimate(config, costs, limit_gb=None).step
+            planned = Step(seconds=expected.seconds, wait=expected.bubble)
+            of_round[schedule] = Pair(planned=planned, measured=measured)
+            before = after
+            ratio = planned.seconds / measured.seconds
+            progress(f"round {number + 1} of {options.rounds}: {schedule} {ratio:.3f}")
         found.append(of_round)
     return found
 
@@ -163,73 +205,125 @@ def work(rank: int, folder: str, options: argparse.Namespace, results: Any) -> N
     with connected(
         rank=rank, size=RANKS, local_rank=rank, local_size=RANKS, rendezvous=Path(folder), site=site
     ) as process:
-        results.put((rank, rounds(process, options)))
+        results.put(rounds(process, options, say if rank == 0 else lambda line: None))
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--microbatch-size", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--optimizer", default="adamw")
-    parser.add_argument("--steps", type=int, default=8, help="of a measurement")
-    parser.add_argument("--repeats", type=int, default=10, help="of each part")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=7, help="of a schedule in a round; at least 3")
+    parser.add_argument("--repeats", type=int, default=4, help="of each part, each time")
+    parser.add_argument("--rounds", type=int, default=7, help="at least 2")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, help="folder for a dated Markdown table")
     options = parser.parse_args()
+    if options.steps < 3 or options.rounds < 2:
+        parser.error("accepted: --steps 3 or more, --rounds 2 or more")
+    load = os.getloadavg()[0]
+    rows = [summary(schedule, found) for schedule, found in by_schedule(in_processes(options)).items()]
+    where = (
+        f"{options.layers} blocks of width {options.width} on {RANKS} processes of one thread, "
+        f"{options.microbatches} micro-batches x {options.microbatch_size} x {options.context} tokens, "
+        f"{options.optimizer}; {options.rounds} rounds of {options.steps} steps. {os.cpu_count()} cores, "
+        f"load {load:.1f} before; torch {torch.__version__}, Python {platform.python_version()}."
+    )
+    if options.json:
+        print(json.dumps({"conditions": where, "rows": [asdict(row) for row in rows]}, indent=1))
+    else:
+        print(f"{where}\n\n{markdown(rows)}")
+    if options.out:
+        file = options.out / f"plan-step-time-{datetime.now(UTC):%Y-%m-%d}.md"
+        command = f"```sh\npython benchmarks/plan_step_time.py {' '.join(sys.argv[1:])}\n```\n"
+        text = f"# The planner's step time beside a real pipeline's\n\n{where}\n\n{markdown(rows)}\n{command}"
+        file.write_text(text, encoding="utf-8")
+        say(f"wrote {file}")
+
+
+def in_processes(options: argparse.Namespace) -> list[dict[str, Pair]]:
+    """What the processes of a pipeline found."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         workers = [
-            context.Process(target=work, args=(rank, folder, options, results)) for rank in range(RANKS)
+            context.Process(target=work, args=(rank, folder, options, results), daemon=True)
+            for rank in range(RANKS)
         ]
         for worker in workers:
             worker.start()
-        found = None
+        found: list[dict[str, Pair]] | None = None
         while found is None:
             try:
-                found = results.get(timeout=5)[1]
+                found = results.get(timeout=5)
             except queue.Empty:
                 if any(worker.exitcode for worker in workers):
                     sys.exit("a process failed")
+        for _ in workers[1:]:
+            results.get()
         for worker in workers:
             worker.join()
-    report(found, options)
+    return found
 
 
-def report(found: list[dict[str, tuple[float, float]]], options: argparse.Namespace) -> None:
-    rows = []
-    for schedule in SCHEDULES:
-        pairs = [of_round[schedule] for of_round in found]
-        ratios = [planned / measured for planned, measured in pairs]
-        rows.append(
-            {
-                "schedule": schedule,
-                "planned_ms": 1e3 * statistics.median(planned for planned, _ in pairs),
-                "measured_ms": 1e3 * statistics.median(measured for _, measured in pairs),
-                "ratio": statistics.median(ratios),
-                "ratios": sorted(ratios),
-            }
-        )
-    where = {
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "options": {key: value for key, value in vars(options).items() if key != "json"},
-    }
-    if options.json:
-        print(json.dumps({"conditions": where, "rows": rows}, indent=1))
-        return
-    print(f"{'schedule':12} {'planned ms':>10} {'measured ms':>11} {'ratio':>6}  all rounds")
+def by_schedule(found: list[dict[str, Pair]]) -> dict[str, list[Pair]]:
+    return {schedule: [of_round[schedule] for of_round in found] for schedule in SCHEDULES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One schedule, over the rounds: medians."""
+
+    schedule: str
+    planned_ms: float
+    measured_ms: float
+    ratio: float
+    """Planned over measured."""
+    quartiles: tuple[float, float]
+    """Of the ratio."""
+    compute: float
+    """Planned over measured, of what a rank computes."""
+    planned_wait: float
+    measured_wait: float
+
+
+def summary(schedule: str, pairs: list[Pair]) -> Row:
+    lower, ratio, upper = statistics.quantiles(
+        [pair.planned.seconds / pair.measured.seconds for pair in pairs], n=4, method="inclusive"
+    )
+    return Row(
+        schedule=schedule,
+        planned_ms=1e3 * statistics.median(pair.planned.seconds for pair in pairs),
+        measured_ms=1e3 * statistics.median(pair.measured.seconds for pair in pairs),
+        ratio=ratio,
+        quartiles=(lower, upper),
+        compute=statistics.median(pair.planned.compute / pair.measured.compute for pair in pairs),
+        planned_wait=statistics.median(pair.planned.wait for pair in pairs),
+        measured_wait=statistics.median(pair.measured.wait for pair in pairs),
+    )
+
+
+def markdown(rows: list[Row]) -> str:
+    lines = [
+        "| schedule | planned ms | measured ms | planned / measured | quartiles | compute | wait planned "
+        "| wait measured |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
-        spread = " ".join(f"{ratio:.3f}" for ratio in row["ratios"])
-        times = f"{row['planned_ms']:10.1f} {row['measured_ms']:11.1f}"
-        print(f"{row['schedule']:12} {times} {row['ratio']:6.3f}  {spread}")
-    print(where)
+        cells = [row.schedule, f"{row.planned_ms:.1f}", f"{row.measured_ms:.1f}", f"{row.ratio:.3f}"]
+        cells += [" to ".join(f"{ratio:.3f}" for ratio in row.quartiles), f"{row.compute:.3f}"]
+        cells += [f"{row.planned_wait:.1%}", f"{row.measured_wait:.1%}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
