@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from command_line import asyncpp
 
+SHARE = 0.1
+"""Of the documents that `prepared` holds out."""
 WORDS = ["the", "quick", "brown fox", "jumps", "over", "lazy", "dogs", "naïve", "café", "测试", "🙂", "12345"]
 
 
@@ -68,3 +71,11 @@ def _tokens(folder: Path, content: dict[str, Any], shards: list[dict[str, Any]])
 def write_lines(file: Path, documents: Sequence[str], *, field: str = "text") -> None:
     lines = [json.dumps({"id": index, field: document}) for index, document in enumerate(documents)]
     file.write_text("\n".join(lines) + "\n")
+
+
+def prepared(*arguments: str | Path, out: Path, workers: int = 1) -> str:
+    """What `asyncpp data prepare` says; it must go well."""
+    options = ["--out", out, "--workers", str(workers), "--validation-share", str(SHARE)]
+    ended = asyncpp("data", "prepare", *arguments, *options)
+    assert ended.code == 0, ended.errors
+    return ended.output
