@@ -66,12 +66,18 @@ def conditions_lines(cells: Sequence[Cell]) -> list[str]:
         f"asyncpp {values('asyncpp')}{commit}, torch {values('torch')}, Python {values('python')}; "
         f"host {values('host')}, device {values('device')}, threads a process {values('threads')}"
     )
+    lines = [geometry, machine]
     if True in found["replayed"]:
-        replayed = (
+        lines.append(
             "Replayed runs took the turns of all ranks in one process: they have no throughput and no bubble."
         )
-        return [geometry, machine, replayed]
-    return [geometry, machine]
+    starts = [run.measurement.start for cell in cells for run in cell.runs]
+    if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
+        lines.append(
+            "Without bits per byte are runs on token shards that do not say how many bytes of text a token "
+            "stands for."
+        )
+    return lines
 
 
 def _readable(value: Any) -> str:

@@ -131,6 +131,16 @@ def test_replayed_runs_have_no_throughput_and_say_so(tmp_path: Path) -> None:
     assert "Replayed runs" in to_text(report_of(experiment.folder))
 
 
+def test_runs_on_shards_that_count_no_bytes_say_why_there_are_no_bits_per_byte(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    experiment.add(settings("1f1b", "muon"))
+    assert "Without bits per byte" not in to_text(report_of(experiment.folder))
+    rows = metrics()
+    rows[0] |= {"bytes_per_token": None, "unigram_bits_per_byte": None}
+    experiment.add(settings("2bw", "muon"), rows=rows)
+    assert "Without bits per byte are runs on token shards" in to_text(report_of(experiment.folder))
+
+
 def test_a_narrow_terminal_sees_every_number_uncut(quickstart: ExperimentFolder) -> None:
     stream = io.StringIO()
     to_table(report_of(quickstart.folder), console=Console(file=stream, width=80, color_system=None))
