@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -109,18 +109,22 @@ class Following:
 
 
 @pytest.fixture
-def following(experiment: Experiment, tmp_path: Path) -> Callable[[], Following]:
-    return lambda: Following(experiment.runs[0], tmp_path / "followed")
+def follower(experiment: Experiment, tmp_path: Path) -> Iterator[Following]:
+    """Follows the first run, whose attempt has begun. It does not outlive the test."""
+    attempt = begun(experiment.runs[0])
+    following = Following(attempt.run, tmp_path / "followed")
+    with following.process:
+        try:
+            following.wait_for("rank 1 began\n")
+            yield following
+        finally:
+            following.process.kill()
 
 
 @pytest.mark.timeout(120)
-def test_following_goes_on_to_the_end_of_the_run(
-    experiment: Experiment, following: Callable[[], Following]
-) -> None:
+def test_following_goes_on_to_the_end_of_the_run(follower: Following, experiment: Experiment) -> None:
     run = experiment.runs[0]
-    attempt = begun(run)
-    follower = following()
-    follower.wait_for("rank 1 began\n")
+    attempt = Attempt(run, 1)
     with log(attempt, 1).open("a") as file:
         file.write("half a ")
         file.flush()
@@ -139,12 +143,8 @@ def test_following_goes_on_to_the_end_of_the_run(
 
 
 @pytest.mark.timeout(120)
-def test_ctrl_c_leaves_quietly_and_the_run_be(
-    experiment: Experiment, following: Callable[[], Following]
-) -> None:
-    attempt = begun(experiment.runs[0])
-    follower = following()
-    follower.wait_for("rank 1 began\n")
+def test_ctrl_c_leaves_quietly_and_the_run_be(follower: Following, experiment: Experiment) -> None:
+    attempt = Attempt(experiment.runs[0], 1)
     follower.process.send_signal(signal.SIGINT)
     assert follower.process.wait(timeout=60) == 130
     assert len(follower.errors.read_text().splitlines()) == 1

@@ -133,7 +133,7 @@ def test_following_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=30)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert (process.returncode, "Stopped" in errors) == (0, True)
     assert curve(events(tmp_path / "m", run), "val/loss") == [(2, 4.0), (4, 3.0)]
 

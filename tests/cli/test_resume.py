@@ -126,10 +126,12 @@ def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     (run,) = one_run(tmp_path / "e").runs
     command = [sys.executable, "-m", "asyncpp_cli", "train", str(run.folder), "--replay"]
-    training = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: steps_written(run) >= 45, seconds=60)
-    training.terminate()
-    _, errors = training.communicate(timeout=40)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as training:
+        try:
+            wait_for(lambda: steps_written(run) >= 45, seconds=60)
+        finally:
+            training.terminate()
+        _, errors = training.communicate(timeout=40)
     assert training.returncode == RESUMABLE, errors
     assert f"saved after step {run.saved_step}" in errors
     assert run.status().state == State.INTERRUPTED

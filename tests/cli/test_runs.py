@@ -228,11 +228,10 @@ def test_a_run_that_was_told_to_end_is_interrupted(run: Run) -> None:
 def test_a_run_whose_processes_vanished_is_settled_by_whoever_looks(run: Run) -> None:
     attempt = claim(run, processes=1, replay=True, steps=5)
     assert attempt is not None
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    attempt.rank_started(0, process_id(child.pid))
-    assert settle(run).state == State.RUNNING
-    child.kill()
-    child.communicate()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        attempt.rank_started(0, process_id(child.pid))
+        assert settle(run).state == State.RUNNING
+        child.kill()
     status = settle(run)
     assert (status.state, status.reason) == (
         State.FAILED,
