@@ -8,11 +8,9 @@ from typing import Any
 
 from asyncpp_cli.report.best import keep_best
 from asyncpp_cli.report.cells import Cell
+from asyncpp_cli.report.counterparts import linked
 from asyncpp_cli.report.loaded import NAMED_KEYS, Run
 from schedules import ScheduleError, is_synchronous
-
-CORRECTION = ("error_feedback.", "correction.")
-"""Sections of the configuration that correct for delay."""
 
 
 def aggregate(runs: Sequence[Run]) -> tuple[list[Cell], list[str]]:
@@ -43,7 +41,8 @@ def aggregate_best(
     if best_over:
         cells, choices = keep_best(cells, best_over)
         cells = [replace(cell, chosen=tuple(best_over)) for cell in cells]
-    return _linked(cells, ignoring=best_over), notes, choices
+    cells, lacking = linked(cells, ignoring=best_over)
+    return cells, [*notes, *lacking], choices
 
 
 def _without(config: Mapping[str, Any], *prefixes: str) -> dict[str, Any]:
@@ -121,51 +120,3 @@ def _is_synchronous(schedule: str) -> bool:
         return is_synchronous(schedule)
     except ScheduleError:
         return False
-
-
-def _config(cell: Cell) -> Mapping[str, Any] | None:
-    return next((run.config for run in cell.runs if run.config is not None), None)
-
-
-def _linked(cells: Sequence[Cell], *, ignoring: Sequence[str]) -> list[Cell]:
-    """Each cell with its synchronous counterpart, and with the cell that has no correction."""
-    ignored = tuple(NAMED_KEYS.get(key, key) for key in ignoring)
-    comparison = [_key_without(cell, "schedule.", *CORRECTION, *ignored) for cell in cells]
-    candidates: dict[object, list[Cell]] = {}
-    for cell, key in zip(cells, comparison, strict=True):
-        if cell.synchronous and key is not None:
-            candidates.setdefault(key, []).append(cell)
-    beside = [
-        replace(cell, baseline=_baseline(cell, candidates.get(key, [])))
-        for cell, key in zip(cells, comparison, strict=True)
-    ]
-    arms = [_key_without(cell, *CORRECTION, *ignored) for cell in beside]
-    plain = {key: cell for cell, key in zip(beside, arms, strict=True) if not _is_corrected(cell)}
-    return [
-        replace(cell, uncorrected=plain.get(key) if _is_corrected(cell) else None)
-        for cell, key in zip(beside, arms, strict=True)
-    ]
-
-
-def _key_without(cell: Cell, *prefixes: str) -> object:
-    """What cells have in common that differ in keys of these prefixes alone; None if nothing is known.
-
-    Micro-batches always count: they are tokens a step.
-    """
-    config = _config(cell)
-    if config is None:
-        return None
-    common = _without(config, *prefixes, "seed", "site.")
-    return _hashable(common | {"schedule.microbatches": config.get("schedule.microbatches")})
-
-
-def _is_corrected(cell: Cell) -> bool:
-    config = _config(cell) or {}
-    return cell.error_feedback != 0 or config.get("correction.name") not in (None, "none")
-
-
-def _baseline(cell: Cell, matched: Sequence[Cell]) -> Cell | None:
-    """The matched synchronous cell: `1f1b` where there are several, else the first."""
-    first = matched[0] if matched else None
-    preferred = next((other for other in matched if other.schedule == "1f1b"), first)
-    return None if preferred is cell else preferred

@@ -11,6 +11,7 @@ from typing import Any
 from asyncpp_cli.report.loaded import STATES_BY_WEIGHT, Run
 from asyncpp_cli.report.measure import Evaluation
 from asyncpp_cli.report.statistics import Interval, Spread, paired, spread, welch
+from schedules import FAMILY
 
 FEW_SEEDS = 3
 """Below as many runs a mean says little."""
@@ -50,6 +51,32 @@ class Cell:
     """The synchronous cell that differs in schedule and correction alone; None for itself."""
     uncorrected: Cell | None = None
     """The cell that differs in having no correction; None for itself."""
+
+    @property
+    def correction(self) -> str | None:
+        """The correction beside error feedback; None without one."""
+        named = (run.value("correction.name") for run in self.runs)
+        name = next((name for name in named if name is not None), None)
+        return None if name in (None, "none") else str(name)
+
+    @property
+    def corrected(self) -> bool:
+        return self.error_feedback != 0 or self.correction is not None
+
+    def uses(self, key: str) -> bool:
+        """Whether a setting means anything to the cell's schedule and corrections."""
+        if key.startswith("correction.") and key != "correction.name":
+            return self.correction is not None
+        if key.startswith("error_feedback."):
+            return self.error_feedback != 0
+        schedule = FAMILY.get(self.schedule)
+        if schedule is None:
+            return True
+        return {
+            "schedule.delay": schedule.takes_delay,
+            "schedule.chunks": schedule.takes_chunks,
+            "schedule.update_interval": schedule.default_interval is not None,
+        }.get(key, True)
 
     @property
     def state(self) -> str:

@@ -14,7 +14,7 @@ from asyncpp_cli.report.statistics import Spread
 NOTHING = "-"
 NOT_REACHED = "not reached"
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,15 @@ _NAMED: dict[str, tuple[str, Callable[[Cell], str]]] = {
 
 
 def key_columns(cells: Sequence[Cell]) -> list[Column]:
-    """What tells the cells apart, by the keys of `NAMED_KEYS` and of the cells' axes."""
+    """What tells the cells apart, by the keys of `NAMED_KEYS` and of the cells' axes.
+
+    Nothing stands where a cell does not use the setting, unless cells would look alike then.
+    """
     named = [Column(key, title, text, right=False) for key, (title, text) in _NAMED.items()]
-    further = cells[0].axes if cells else ()
+    further = list(cells[0].axes if cells else ())
+    used = [*named, *(Column(key, _two_lines(key), _used(key), right=False) for key in further)]
+    if len({tuple(column.text(cell) for column in used) for cell in cells}) == len(cells):
+        return used
     return [*named, *(Column(key, _two_lines(key), _axis(key), right=False) for key in further)]
 
 
@@ -81,7 +87,7 @@ def measured_columns(cells: Sequence[Cell]) -> list[Column]:
         Column("mfu", "MFU", lambda cell: _mean(cell.utilisation, "{:.1%}")),
         Column("delay", "delay\nsteps", lambda cell: NOTHING if cell.delay is None else str(cell.delay)),
         Column("bubble", "bubble\n(pred.)", _bubble_text),
-        Column("peak_memory_max", "memory\nGiB\na rank", _memory_text),
+        _memory_column(cells),
         Column("skipped_steps", "skipped\nsteps", lambda cell: str(cell.skipped_steps)),
         Column("restarts", "re-\nstarts", lambda cell: str(cell.restarts)),
     ]
@@ -134,6 +140,11 @@ def _axis(key: str) -> Callable[[Cell], str]:
         return NOTHING if value is None else printable(value_text(value))
 
     return text
+
+
+def _used(key: str) -> Callable[[Cell], str]:
+    text = _axis(key)
+    return lambda cell: text(cell) if cell.uses(key) else NOTHING
 
 
 def runs_text(cell: Cell) -> str:
@@ -195,8 +206,15 @@ def _bubble_text(cell: Cell) -> str:
     return measured if cell.bubble_predicted is None else f"{measured} ({cell.bubble_predicted:.0%})"
 
 
-def _memory_text(cell: Cell) -> str:
-    if not cell.peak_memory:
-        return NOTHING
-    low, high = (f"{size / _GIB:.2f}" for size in (min(cell.peak_memory), max(cell.peak_memory)))
-    return low if low == high else f"{low} to {high}"
+def _memory_column(cells: Sequence[Cell]) -> Column:
+    """In MiB where no rank held a GiB."""
+    largest = max((max(cell.peak_memory, default=0.0) for cell in cells), default=0.0)
+    size, name, form = (_GIB, "GiB", "{:.2f}") if largest >= _GIB else (_MIB, "MiB", "{:.1f}")
+
+    def text(cell: Cell) -> str:
+        if not cell.peak_memory:
+            return NOTHING
+        low, high = (form.format(one / size) for one in (min(cell.peak_memory), max(cell.peak_memory)))
+        return low if low == high else f"{low} to {high}"
+
+    return Column("peak_memory_max", f"memory\n{name}\na rank", text)

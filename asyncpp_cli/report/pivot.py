@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncpp_cli.errors import UserError
@@ -51,14 +51,6 @@ def values_of(text: str, cells: Sequence[Cell]) -> list[Column]:
         if name not in known:
             raise UserError(f"--value: {name}: accepted: {', '.join(known)}")
     return [known[name] for name in names]
-
-
-def in_order(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
-    """The cells grouped by the row keys, each value where it first appears."""
-    groups: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(_point(cell, rows), []).append(cell)
-    return [cell for group in groups.values() for cell in group]
 
 
 def pivot(
@@ -129,17 +121,16 @@ def _layout(
         if key not in (*rows, *cols, *chosen) and len({column.text(cell) for cell in cells}) > 1
     ]
     leading = [by_key[key] for key in (*rows, *further)]
-    points = list(dict.fromkeys(_point(cell, cols) for cell in cells))
+    across = [by_key[key] for key in cols]
+    points = list(dict.fromkeys(_point(cell, across) for cell in cells))
     places: dict[tuple[str, ...], dict[tuple[str, ...], Cell]] = {}
     for cell in cells:
-        label = tuple(column.text(cell) for column in leading)
-        places.setdefault(label, {})[_point(cell, cols)] = cell
+        places.setdefault(_point(cell, leading), {})[_point(cell, across)] = cell
     return leading, points, places
 
 
-def _point(cell: Cell, keys: Sequence[str]) -> tuple[str, ...]:
-    texts: Mapping[str, Callable[[Cell], str]] = {column.key: column.text for column in key_columns([cell])}
-    return tuple(texts[key](cell) for key in keys)
+def _point(cell: Cell, of_columns: Sequence[Column]) -> tuple[str, ...]:
+    return tuple(column.text(cell) for column in of_columns)
 
 
 def _titles(cells: Sequence[Cell], keys: Sequence[str], point: Sequence[str]) -> list[str]:

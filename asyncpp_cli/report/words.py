@@ -1,4 +1,4 @@
-"""The answer in words: what the delay costs, what error feedback recovers, what the schedule wins."""
+"""The answer in words: what the delay costs, what a correction recovers, what the schedule wins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from asyncpp_cli.report.cells import FEW_SEEDS, Cell
-from asyncpp_cli.report.names import arm_names
+from asyncpp_cli.report.names import arm_names, value_text
 from asyncpp_cli.report.statistics import CONFIDENCE
 
 TOKENS_PER_PARAMETER = 20
@@ -35,18 +35,21 @@ def in_words(cells: Sequence[Cell]) -> list[str]:
 
 
 def _loss_sentences(delayed: Sequence[Cell]) -> list[str]:
+    compared = [cell for cell in delayed if cell.gap is not None and math.isfinite(cell.gap)]
     groups: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in delayed:
-        if cell.gap is not None and math.isfinite(cell.gap):
-            key = (cell.schedule, cell.model, *_where(cell))
-            groups.setdefault(key, []).append(cell)
+    models = len({cell.model for cell in compared}) > 1
+    for cell in compared:
+        where = [f"{name}={value}" for name, value in _where(cell).items()]
+        groups.setdefault((cell.schedule, *([cell.model] if models else []), *where), []).append(cell)
     if len(groups) > MAX_GROUPS:
-        return [f"Loss: {len(groups)} comparisons with a synchronous cell; see the gap column."]
+        return _along_one_axis(compared) or [
+            f"Loss: {len(compared)} comparisons with a synchronous cell; see the gap column."
+        ]
     sentences = []
     for (schedule, *where), group in groups.items():
         baseline = group[0].baseline
         assert baseline is not None
-        prefix = f"Loss ({', '.join(where)})" if len(groups) > 1 else "Loss"
+        prefix = f"Loss ({', '.join(where)})" if where and len(groups) > 1 else "Loss"
         optimizers = dict.fromkeys(cell.optimizer for cell in group)
         changes = [_of_optimizer([cell for cell in group if cell.optimizer == name]) for name in optimizers]
         sentences.append(
@@ -56,25 +59,71 @@ def _loss_sentences(delayed: Sequence[Cell]) -> list[str]:
     return sentences
 
 
-def _where(cell: Cell) -> list[str]:
-    return [f"{name}={value}" for name, value in cell.axes.items() if name not in cell.chosen]
+def _where(cell: Cell) -> dict[str, str]:
+    """What tells the cell from others beside schedule, optimizer, correction and model."""
+    return {
+        name: value_text(value)
+        for name, value in cell.axes.items()
+        if name not in cell.chosen and not name.startswith("correction.") and cell.uses(name)
+    }
+
+
+def _along_one_axis(compared: Sequence[Cell]) -> list[str]:
+    """The gaps along the one axis that the cells differ in, beside optimizer and correction; else nothing."""
+    places = [_where(cell) | {"model": cell.model} for cell in compared]
+    varying = [name for name in places[0] if len({place.get(name) for place in places}) > 1]
+    if len(varying) != 1 or len({cell.schedule for cell in compared}) > 1:
+        return []
+    (axis,) = varying
+    values = list(dict.fromkeys(place[axis] for place in places))
+    gaps: dict[str, dict[str, float]] = {}
+    for cell, place in zip(compared, places, strict=True):
+        arm = " with ".join(filter(None, (cell.optimizer, _correction(cell))))
+        gaps.setdefault(arm, {})[place[axis]] = cell.gap or 0.0
+    said = "; ".join(
+        f"of {arm} by {', '.join(_number(found.get(value)) for value in values)}"
+        for arm, found in gaps.items()
+    )
+    baseline = compared[0].baseline
+    assert baseline is not None
+    return [
+        f"Loss: against {baseline.schedule}, at {axis} = {', '.join(values)}, {compared[0].schedule} changes "
+        f"the validation loss {said} nats a token."
+    ]
+
+
+def _number(gap: float | None) -> str:
+    return "?" if gap is None else f"{gap:+.3f}"
+
+
+def _correction(cell: Cell) -> str:
+    """The cell's corrections and their settings, as far as cells differ in them; empty without one."""
+    parts = []
+    if cell.error_feedback:
+        strength = "" if cell.error_feedback == 1 else f" (c = {cell.error_feedback:g})"
+        parts.append(f"error feedback{strength}")
+    if cell.correction is not None:
+        settings = [
+            f"{name.partition('.')[2]} {value_text(value)}"
+            for name, value in cell.axes.items()
+            if name.startswith("correction.") and name not in ("correction.name", *cell.chosen)
+        ]
+        parts.append(f"{cell.correction} ({', '.join(settings)})" if settings else cell.correction)
+    return " and ".join(parts)
 
 
 def _of_optimizer(cells: Sequence[Cell]) -> str:
-    """One optimizer's gaps: plain, then with error feedback and the share of the gap that it recovers."""
-    by_coefficient = {cell.error_feedback: cell for cell in cells}
-    plain = by_coefficient.get(0.0)
-    parts = [] if plain is None else [f"by {plain.gap:+.3f}"]
-    for coefficient, cell in by_coefficient.items():
-        if coefficient == 0:
+    """One optimizer's gaps: plain, then with each correction and the share of the gap that it recovers."""
+    parts = [f"by {cell.gap:+.3f}" for cell in cells if not cell.corrected]
+    for cell in cells:
+        if not cell.corrected:
             continue
-        strength = "" if coefficient == 1 else f" (c = {coefficient:g})"
         share = ""
         if cell.recovered is not None:
             share = (
                 f" ({cell.recovered:.0%} of the gap recovered)" if cell.recovered >= 0 else " (a wider gap)"
             )
-        parts.append(f"with error feedback{strength} by {cell.gap:+.3f}{share}")
+        parts.append(f"with {_correction(cell)} by {cell.gap:+.3f}{share}")
     return f"of {cells[0].optimizer} {', '.join(parts)}"
 
 
