@@ -55,8 +55,9 @@ def conditions_lines(cells: Sequence[Cell]) -> list[str]:
     replicas = (
         f" x {values('data_parallel')} data-parallel" if found["data_parallel"] not in ([], [1]) else ""
     )
+    several = "" if found["microbatches"] == [1] else "es"
     geometry = (
-        f"Conditions: {values('stages')} stages{replicas}; {values('microbatches')} micro-batches x "
+        f"Conditions: {values('stages')} stages{replicas}; {values('microbatches')} micro-batch{several} x "
         f"{values('microbatch_size')} sequences x {values('context')} tokens = "
         f"{values('tokens_per_step')} tokens a step; "
         f"{values('steps')} steps; {values('parameters')} parameters; {values('precision')}"

@@ -24,6 +24,9 @@ SUFFIXES = ("svg", "pdf", "png")
 
 _WIDTH = 5.5
 """Inches: a column of text."""
+_LEGEND_ROW = 0.14
+_LONG_NAME = 45
+"""Characters beyond which two names do not stand side by side."""
 _BINS = 400
 _SMOOTH_BINS = 60
 """Means that the line of a training loss goes through."""
@@ -94,8 +97,12 @@ def _line(style: Style) -> dict[str, Any]:
     return {"color": style.colour, "linestyle": _DASHES[style.dash]}
 
 
-def _legend(axes: Axes) -> None:
-    axes.legend(fontsize=7, frameon=False, ncols=2)
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Below the axes: a place inside of them is searched for among all points of all curves."""
+    names = axes.get_legend_handles_labels()[1]
+    columns = 2 if max(map(len, names), default=0) < _LONG_NAME else 1
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * -(-len(names) // columns))
+    figure.legend(loc="outside lower center", fontsize=7, frameon=False, ncols=columns)
 
 
 def _training(arms: Sequence[Arm]) -> Figure | None:
@@ -115,7 +122,7 @@ def _training(arms: Sequence[Arm]) -> Figure | None:
         return None
     axes.set_xlabel("steps")
     axes.set_ylabel("training loss, nats a token")
-    _legend(axes)
+    _legend(figure, axes)
     return figure
 
 
@@ -140,7 +147,7 @@ def _validation(arms: Sequence[Arm]) -> Figure | None:
         return None
     axes.set_xlabel("tokens")
     axes.set_ylabel("validation loss, nats a token")
-    _legend(axes)
+    _legend(figure, axes)
     return figure
 
 
@@ -164,7 +171,7 @@ def _gaps(arms: Sequence[Arm]) -> Figure | None:
             markersize=5,
         )
     _label_rows(axes, shown)
-    axes.set_xlabel("gap to the synchronous counterpart, nats a token (95% interval)")
+    axes.set_xlabel("gap to the synchronous counterpart,\nnats a token (95% interval)")
     return figure
 
 
@@ -178,7 +185,7 @@ def _throughput(arms: Sequence[Arm]) -> Figure | None:
         assert speed is not None
         axes.barh(place, speed.mean, xerr=speed.std, color=style.colour, ecolor="#57606a", height=0.7)
     _label_rows(axes, shown)
-    axes.set_xlabel("tokens a second (standard deviation over seeds)")
+    axes.set_xlabel("tokens a second\n(standard deviation over seeds)")
     return figure
 
 

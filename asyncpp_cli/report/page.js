@@ -13,7 +13,10 @@
   };
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
   const GRID = { gridcolor: "#eaeef2", zerolinecolor: "#8c959f", linecolor: "#8c959f", automargin: true };
-  const AXES = { step: "steps", tokens: "tokens", seconds: "training time" };
+  const AXES = { step: "steps", tokens: "tokens" };
+  // Replayed runs say nothing about the time that training takes.
+  if (arms.some((arm) => arm.runs.some((run) => run.timed))) AXES.seconds = "training time";
+  const MEMORY = Math.max(0, ...arms.flatMap((arm) => arm.memory)) >= 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"];
 
   // Plotly takes some markup in texts; names are no markup.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -139,6 +142,8 @@
       range: [rows.length - 0.5, -0.5], zeroline: false, fixedrange: true,
     };
     const height = 90 + rows.length * Math.max(30, 15 * lines + 8);
+    // Plotly forgets the height of a layout when the window changes its size.
+    chart.style.height = `${height}px`;
     Plotly.react(chart, traces(rows), { ...LAYOUT, height, width: state.width, xaxis: { ...GRID, ...x }, yaxis: y, bargap: 0.3 }, CONFIG);
   }
 
@@ -193,7 +198,7 @@
       return rows.length === 0 ? [] : [{
         type: "heatmap", z: values, x: Array.from({ length: places }, (_, place) => place), y: rows.map((_, place) => place),
         text: texts, texttemplate: places <= 16 ? "%{text}" : undefined, hovertemplate: "%{x}: %{text}<extra></extra>",
-        colorscale: [[0, "#fff"], [1, "#56B4E9"]], textfont: { color: "#000" }, xgap: 2, ygap: 2, colorbar: { thickness: 12, outlinewidth: 0 }, ...options,
+        colorscale: [[0, "#fff"], [1, "#56B4E9"]], textfont: { color: "#000" }, xgap: 2, ygap: 2, showscale: false, ...options,
       }];
     }, { title: { text: "rank" }, dtick: 1, showgrid: false, zeroline: false });
   }
@@ -203,7 +208,7 @@
     drawGaps();
     drawSpeed();
     drawGrid("busy", "busy", (value) => `${(100 * value).toFixed(0)}%`, { zmin: 0, zmax: 1 });
-    drawGrid("memory", "memory", (value) => (value / 2 ** 30).toPrecision(3), { zmin: 0 });
+    drawGrid("memory", "memory", (value) => `${(value / MEMORY[0]).toPrecision(3)} ${MEMORY[1]}`, { zmin: 0 });
   }
 
   function choice(name, options, label) {

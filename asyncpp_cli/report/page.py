@@ -84,7 +84,9 @@ _BUSY = """
 <p>Share of the steady state in which a rank did not wait, mean over seeds.</p>
 <div class="chart" id="busy-chart"></div>
 """
-_MEMORY = """<p>Gibibytes, the largest over seeds.</p><div class="chart" id="memory-chart"></div>"""
+_MEMORY = (
+    """<p>The most that a rank held, the largest over seeds.</p><div class="chart" id="memory-chart"></div>"""
+)
 
 
 def _text(text: object) -> str:

@@ -13,7 +13,7 @@ from schedules import Program, ScheduleError
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.simulate import Timeline, simulate, steps_to_measure, throughput
 from stages.check import segment_program
-from stages.config import RunConfig
+from stages.config import RunConfig, ScheduleConfig
 
 STEPS_SHOWN = 4
 MOST_BOXES = 1200
@@ -67,7 +67,9 @@ def _program_key(cell: Cell) -> object:
     if run is None or run.config is None:
         return None
     sections = ("schedule.", "parallel.stages")
-    return tuple((key, repr(value)) for key, value in run.config.items() if key.startswith(sections))
+    return tuple(
+        (key, repr(value)) for key, value in run.config.items() if key.startswith(sections) and cell.uses(key)
+    )
 
 
 def _pair(cell: Cell) -> Pair | None:
@@ -91,7 +93,7 @@ def _pair(cell: Cell) -> Pair | None:
     )
     costs_of_long = _costs(long_enough, times)
     return Pair(
-        title=f"{cell.schedule}, {stages} stages, {microbatches} micro-batches a step",
+        title=", ".join([f"{cell.schedule}, {stages} stages", *_settings(cell, config)]),
         predicted=simulate(program, uniform_costs(program, forward=unit, backward=unit * BACKWARD)),
         measured=simulate(program, measured) if measured is not None else None,
         predicted_bubble=cell.bubble_predicted,
@@ -101,6 +103,22 @@ def _pair(cell: Cell) -> Pair | None:
         clocked_bubble=cell.bubble.mean if cell.bubble is not None else None,
         unit="s" if times is not None else "forwards",
     )
+
+
+def _settings(cell: Cell, config: RunConfig) -> list[str]:
+    """What makes the schedule's program, as far as it is not as always."""
+    schedule, plain = config.schedule, ScheduleConfig()
+    size = "1 micro-batch" if schedule.microbatches == 1 else f"{schedule.microbatches} micro-batches"
+    known = {
+        "schedule.microbatches": (f"{size} a step", True),
+        "schedule.delay": (f"delay {schedule.delay}", schedule.delay != plain.delay),
+        "schedule.chunks": (f"{schedule.chunks} stages a rank", True),
+        "schedule.update_interval": (
+            f"an update every {schedule.update_interval}",
+            schedule.update_interval is not None,
+        ),
+    }
+    return [words for key, (words, is_said) in known.items() if is_said and cell.uses(key)]
 
 
 def _times(cell: Cell, program: Program) -> RankTimes | None:

@@ -186,6 +186,15 @@ def test_it_fits_a_phone_and_prints(page: Page, written: Path, tmp_path: Path) -
     widths = page.value("[...document.querySelectorAll('.chart .main-svg')].map(s => s.clientWidth)")
     assert widths
     assert max(widths) <= 390
+    page.value(
+        "window.drawn = new Promise(r => document.getElementById('loss-chart').on('plotly_relayout', r)); 0"
+    )
+    page.ask("Emulation.setDeviceMetricsOverride", width=700, height=800, deviceScaleFactor=1, mobile=False)
+    page.value("window.drawn.then(() => 0)")
+    charts = "[...document.querySelectorAll('.chart')].filter(c => c.querySelector('.main-svg'))"
+    rooms = page.value(f"{charts}.map(c => [c.clientHeight, c.querySelector('.main-svg').clientHeight])")
+    assert len(rooms) == 4
+    assert all(room >= drawn for room, drawn in rooms)
     page.print(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
     assert page.complaints == []
