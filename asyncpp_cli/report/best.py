@@ -28,6 +28,7 @@ def keep_best(cells: Sequence[Cell], keys: Sequence[str]) -> tuple[list[Cell], l
     for cell in cells:
         arms.setdefault(_arm(cell, keys), []).append(cell)
     kept: list[Cell] = []
+    counts: list[int] = []
     won: dict[str, list[str]] = {}
     names = arm_names([arm[0] for arm in arms.values()], without=keys)
     for name, arm in zip(names, arms.values(), strict=True):
@@ -38,11 +39,12 @@ def keep_best(cells: Sequence[Cell], keys: Sequence[str]) -> tuple[list[Cell], l
             continue
         best = min(tried, key=lambda cell: cell.val_loss.mean if cell.val_loss else math.inf)
         kept.append(best)
+        counts.append(best.n)
         values = ", ".join(_printed(cell, keys) for cell in tried)
         lacking = f" ({without} more without a result)" if without else ""
         edge = " (on the edge)" if any(_on_edge(best, tried, key) for key in keys) else ""
         won.setdefault(f"{values}{lacking}", []).append(f"{name} {_printed(best, keys)}{edge}")
-    return kept, _sentences(won, " and ".join(keys), [cell.n for cell in kept])
+    return kept, _sentences(won, " and ".join(keys), counts)
 
 
 def _sentences(won: Mapping[str, Sequence[str]], keys: str, counts: Sequence[int]) -> list[str]:

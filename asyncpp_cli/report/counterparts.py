@@ -73,7 +73,10 @@ def _settings_without(cell: Cell, *prefixes: str) -> Settings | None:
 def _baseline(cell: Cell, matched: Sequence[Cell]) -> Cell | None:
     first = matched[0] if matched else None
     preferred = next((other for other in matched if other.schedule == PREFERRED), first)
-    return None if preferred is cell else preferred
+    if preferred is None or preferred.schedule == cell.schedule:
+        # Itself; or of several that differ in what is ignored alone, another.
+        return None
+    return preferred
 
 
 def _lacking(cells: Sequence[Cell], compared: Sequence[Settings | None]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.report.cells import Cell
-from asyncpp_cli.report.columns import Column, key_columns, measured_columns, runs_text, status_text
+from asyncpp_cli.report.columns import NOTHING, Column, key_columns, measured_columns, runs_text, status_text
 from asyncpp_cli.report.records import record
 from asyncpp_cli.report.table import Heading, Table, one_line
 from asyncpp_cli.settings import SettingError, check_key
@@ -15,6 +16,9 @@ from asyncpp_cli.template_file import SHORTHANDS
 
 ABSENT = ""
 """Where the matrix has no such cell."""
+
+_NUMBERS = {NOTHING: -math.inf, "off": 0.0, "on": 1.0}
+"""Texts that stand for numbers."""
 
 _PARTS = ("", "_std", "_low", "_high")
 """Endings of the names of a number, its spread and its interval in a record."""
@@ -122,11 +126,23 @@ def _layout(
     ]
     leading = [by_key[key] for key in (*rows, *further)]
     across = [by_key[key] for key in cols]
-    points = list(dict.fromkeys(_point(cell, across) for cell in cells))
+    points = _in_order(list(dict.fromkeys(_point(cell, across) for cell in cells)))
     places: dict[tuple[str, ...], dict[tuple[str, ...], Cell]] = {}
     for cell in cells:
         places.setdefault(_point(cell, leading), {})[_point(cell, across)] = cell
     return leading, points, places
+
+
+def _in_order(points: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Points of the column keys: the values of a key by size where they are numbers, else as they come."""
+    places: list[dict[str, float]] = []
+    for texts in zip(*points, strict=True):
+        values = list(dict.fromkeys(texts))
+        try:
+            places.append({text: _NUMBERS[text] if text in _NUMBERS else float(text) for text in values})
+        except ValueError:
+            places.append({text: float(place) for place, text in enumerate(values)})
+    return sorted(points, key=lambda point: [place[text] for place, text in zip(places, point, strict=True)])
 
 
 def _point(cell: Cell, of_columns: Sequence[Column]) -> tuple[str, ...]:

@@ -86,3 +86,12 @@ def test_unequal_numbers_of_runs_are_named() -> None:
     ]
     _, said = best(*runs)
     assert "n = 1 to 2" in said
+
+
+def test_unfinished_arms_are_no_baselines_of_each_other_and_not_counted_among_the_chosen() -> None:
+    cells, said = best(
+        *tried("1f1b", {1e-3: 2.3, 2e-3: 2.0}),
+        *tried("gpipe", {1e-3: None, 2e-3: None}, **{"train.steps": 9}),
+    )
+    assert [cell.baseline for cell in cells] == [None, None, None]
+    assert "equally many runs" not in said

@@ -57,6 +57,20 @@ def test_several_values_stand_side_by_side(folder: Path) -> None:
         assert "In each place: val loss nats/tok., gap (delayed - sync)" in text
 
 
+def test_numbers_stand_side_by_side_by_their_size(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path)
+    for schedule, rate, coefficient in (("2bw", 0.01, 0.5), ("2bw", 0.002, 1.0), ("1f1b", 0.002, 0.0)):
+        cell = settings(schedule, "muon", coefficient, **{"optimizer.lr": rate})
+        experiment.add(cell, axes={"optimizer.lr": rate})
+    for keys, titles in (
+        (("optimizer.lr",), ["optimizer.lr 0.002", "optimizer.lr 0.01"]),
+        (("error_feedback",), ["EF off", "EF 0.5", "EF on"]),
+        (("schedule",), ["2bw", "1f1b"]),
+    ):
+        table = laid_out(tmp_path, rows=("optimizer",), cols=keys).table(width=None)
+        assert [heading.title for heading in table.headings][-len(titles) :] == titles
+
+
 def test_rows_alone_lead_the_table(folder: Path) -> None:
     table = laid_out(folder, rows=("optimizer",)).table(width=None)
     assert table.headings[0].title == "optimizer"
