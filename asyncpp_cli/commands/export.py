@@ -56,7 +56,7 @@ def export(
     AutoModelForCausalLM.from_pretrained of Hugging Face transformers loads.
     """
     from asyncpp_cli.errors import DamagedError
-    from asyncpp_cli.files import new_folder
+    from asyncpp_cli.files import new_folder, usual_mask
     from asyncpp_cli.runs import open_run
     from stages.checkpoint_files import CheckpointError
 
@@ -74,6 +74,9 @@ def export(
             count = write_weights(
                 saved, config, folder, layout=Layout(layout), weights=Weights(which), end_of_document=end
             )
+            # safetensors makes files that only their owner reads.
+            for file in folder.iterdir():
+                file.chmod(0o666 & ~usual_mask())
     except (DamagedError, CheckpointError) as error:
         raise UserError(str(error)) from error
     except OSError as error:

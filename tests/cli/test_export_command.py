@@ -82,8 +82,10 @@ def test_export_import_export_is_byte_identical(layout: str, run: Run, text: Pat
     assert ended.code == 0
     assert "master weights" in ended.output
     assert sorted(file.name for file in first.iterdir()) == sorted(file.name for file in second.iterdir())
+    (tmp_path / "plain").touch()
     for file in first.iterdir():
         assert file.read_bytes() == (second / file.name).read_bytes()
+        assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode
     assert (first / "config.json").exists() == (layout == "hf")
 
 
