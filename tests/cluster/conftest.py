@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from slurm_queue import set_partition, squeue
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 
@@ -53,27 +54,3 @@ def slurm_conf(running_cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             return
         subprocess.run(["sleep", "0.1"], check=True)
     raise AssertionError(f"jobs are left: {squeue()}")
-
-
-def squeue(*fields: str) -> list[str]:
-    """A line for each job in the queue, array tasks one by one."""
-    form = "|".join(fields or ["%F_%K", "%T"])
-    asked = subprocess.run(
-        ["squeue", "-h", "-r", "-o", form], capture_output=True, text=True, timeout=60, check=True
-    )
-    return asked.stdout.splitlines()
-
-
-def hurry() -> None:
-    """Let jobs begin that were queued again: SLURM makes them wait for two minutes."""
-    for line in squeue("%F_%K", "%r"):
-        job, _, reason = line.partition("|")
-        if reason == "BeginTime":
-            words = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
-            subprocess.run(words, timeout=60, check=False, capture_output=True)
-
-
-def set_partition(state: str) -> None:
-    """Whether jobs of the partition `main` begin (`up`), or wait (`down`)."""
-    words = ["scontrol", "update", "PartitionName=main", f"State={state}"]
-    subprocess.run(words, timeout=60, check=True, capture_output=True)

@@ -23,7 +23,7 @@ from cluster_runs import (
     wait_for,
     weights,
 )
-from conftest import set_partition, squeue
+from slurm_queue import set_partition, squeue
 
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.runs import Cause, State

@@ -22,7 +22,7 @@ from cluster_runs import (
     wait_for,
     weights,
 )
-from conftest import hurry, squeue
+from slurm_queue import hurry, squeue
 from test_resume import rows_of
 
 from asyncpp_cli.cluster.attempts import Attempt

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cluster_runs import ONE_RUN, asyncpp, launch, site_file, sweep, wait_for
-from conftest import squeue
+from slurm_queue import squeue
 
 from asyncpp_cli.cluster.sites import find_site
 from asyncpp_cli.doctor.cluster import cluster_checks

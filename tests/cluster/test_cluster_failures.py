@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_runs import ONE_RUN, asyncpp, launch, outcomes, site_file, status_of, sweep, wait_for
-from conftest import squeue
+from slurm_queue import squeue
 
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.runs import Run, State
