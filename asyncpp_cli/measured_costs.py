@@ -31,7 +31,7 @@ def measured_run(folder: Path) -> MeasuredRun:
     starts = [row for row in rows if row["kind"] == "start"]
     times = rank_times(row for row in rows if row["kind"] == "segment")
     if not starts or times is None:
-        raise UserError(f"{folder}: no segment of it was measured (replays and runs on GPUs are not)")
+        raise UserError(f"{folder}: no segment of it was measured (replays are not)")
     return MeasuredRun(stages=len(times.forward), microbatches=starts[-1]["microbatches"], times=times)
 
 

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from optimizers.build import build_optimizer
 from schedules import Program, build
 from stages.assemble import build_ranks
+from stages.clock import HostClock
 from stages.config import (
     DataConfig,
     ModelConfig,
@@ -98,6 +99,7 @@ def executor(connection: Connection) -> RankExecutor:
         connection=connection,
         batches=EmulatedBatches(),
         rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
+        clock=HostClock(),
         on_step=lambda result: None,
         stop=never,
     )

@@ -43,6 +43,7 @@ from torch_1f1b import torchs
 
 from schedules import Program, build
 from stages.assemble import build_ranks
+from stages.clock import HostClock
 from stages.config import RunConfig
 from stages.connection import connect
 from stages.corpus import prepare
@@ -91,6 +92,7 @@ def ours(
             connection=connection,
             batches=EmulatedBatches(),
             rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
+            clock=HostClock(),
             on_step=lambda result: None,
             stop=never,
         )

@@ -94,7 +94,7 @@ class NoUpdate:
         return nullcontext()
 
     def apply(
-        self, gradient: Any, *, version: int, step: int, clip_by: Tensor | None, finite: bool
+        self, gradient: Any, *, version: int, step: int, clip_by: float | None, finite: bool
     ) -> UpdateResult:
         gradient.flat.fill_(1.0)
         return UpdateResult(lr=0.0, grad_norm=None, skipped=False)

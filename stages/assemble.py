@@ -12,6 +12,7 @@ from schedules import FAMILY, Program, analyze, verify
 from stages.blocks import block_runner
 from stages.buffers import gradient_buffers
 from stages.check import segment_program, sync_steps
+from stages.clock import clock_of
 from stages.compiler import missing_for_compile
 from stages.config import RunConfig
 from stages.connection import Connection
@@ -159,6 +160,7 @@ def build_ranks(
             connection=connection,
             batches=batches,
             rules=rules,
+            clock=clock_of(device),
             on_step=on_step if data.rank == 0 else _leave_to_data_rank_0,
             stop=stop,
         )

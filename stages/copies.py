@@ -1,4 +1,4 @@
-"""Copies of tensors in the memory of the host, so that what is being written stands still."""
+"""Copies of tensors in the memory of the host."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from stages.groups import Exchange
+
 
 class HostCopies:
-    """Copies tensors into buffers that are allocated once and used again by the next copy."""
+    """Copies tensors, so that what is being written stands still, into buffers that are allocated once and
+    used again by the next copy."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[torch.Size, torch.dtype, bool], list[Tensor]] = {}
@@ -32,3 +35,14 @@ class HostCopies:
         if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
         return taken
+
+
+def to_host(numbers: Tensor) -> Exchange[list[float]]:
+    """Begin to bring a row of numbers to the host."""
+    if not numbers.is_cuda:
+        return Exchange(ready=lambda: True, wait=lambda: None, take=numbers.tolist)
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    return Exchange(ready=copied.query, wait=copied.synchronize, take=copy.tolist)

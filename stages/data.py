@@ -72,4 +72,8 @@ class Batches:
         return self._read(self._train, self._starts[1][self._data_rank, within])
 
     def _read(self, split: Tokens, starts: np.ndarray) -> Tensor:
-        return torch.from_numpy(split.rows(starts, length=self._context + 1)).to(self.device)
+        windows = torch.from_numpy(split.rows(starts, length=self._context + 1))
+        if self.device.type == "cpu":
+            return windows
+        # The host does not wait for this copy; torch hands pinned memory out again only once it is done.
+        return windows.pin_memory().to(self.device, non_blocking=True)

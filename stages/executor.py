@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from schedules.actions import Action, Op, Program
 from schedules.messages import Message, received, sent
+from stages.clock import Clock
 from stages.connection import Connection
 from stages.data import Batches
 from stages.model import next_token_loss
@@ -54,6 +56,7 @@ class RankExecutor:
         connection: to the other ranks.
         batches: where tokens and targets come from.
         rules: how updates are made.
+        clock: of the device that computes.
         on_step: called with each update of the last stage, on the ranks that have it.
         stop: whether this rank has been told to end. Where all stages update together, all ranks then end the
             segment early, after the same step.
@@ -67,6 +70,7 @@ class RankExecutor:
         connection: Connection,
         batches: Batches,
         rules: UpdateRules,
+        clock: Clock,
         on_step: Callable[[StepResult], None],
         stop: Callable[[], bool],
     ) -> None:
@@ -75,12 +79,14 @@ class RankExecutor:
         self._links = connection.links
         self._data_ranks = connection.data.size
         self._batches = batches
+        self._clock = clock
         self._updates = RankUpdates(
             stages=stages,
             pipeline=connection.pipeline,
             data=connection.data,
             rules=rules,
             waits=connection.links.waits,
+            clock=clock,
             on_step=on_step,
             stop=stop,
         )
@@ -106,25 +112,26 @@ class RankExecutor:
         weight half was still to come."""
         self._split = {a.stage for a in program.actions[self._rank] if a.op is Op.BACKWARD_INPUT}
         self._links.begin(program)
+        self._clock.begin()
         self._updates.begin(program, self.trace)
         for action in program.actions[self._rank]:
             yield from self._updates.go_on(before=action)
             if self._is_cut_off(action):
                 continue
-            started, waited = time.perf_counter(), self.trace.waited
-            self.acted_at = started
+            self.acted_at = time.perf_counter()
+            if action.op is Op.UPDATE:
+                self._begin_update(action)
+                continue
+            started = self._clock.mark()
             if action.op is Op.FORWARD:
                 yield from self._forward(action)
             elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
                 yield from self._backward(action)
-            elif action.op is Op.BACKWARD_WEIGHT:
-                self._backward_weight(action)
             else:
-                self._begin_update(action)
-                continue
-            computed = time.perf_counter() - started - (self.trace.waited - waited)
-            self.trace.stages[action.stage].count(action.op, computed)
+                self._backward_weight(action)
+            self._clock.measure(started, partial(self.trace.stages[action.stage].count, action.op))
         yield from self._updates.go_on(before=None)
+        self._clock.finish()
         left = sorted(self._saved) + sorted(self._halves)
         if left:
             raise RuntimeError(f"micro-batches without a whole backward at the drain: {left}")
@@ -141,7 +148,7 @@ class RankExecutor:
         if activation is None:
             given = self._batches.tokens(microbatch)
         else:
-            given = (yield from self._receive(activation)).detach().requires_grad_()
+            given = (yield from self._receive(activation, action)).detach().requires_grad_()
         deferred = DeferredGradients() if stage in self._split else None
         with deferring(deferred):
             output = replica.module(given)
@@ -168,7 +175,7 @@ class RankExecutor:
             # Autograd would not see it where the backward computes its activations anew.
             raise RuntimeError(f"{action}: its weights were written since the forward")
         incoming = received(action, self._program.num_stages)
-        gradient = None if incoming is None else (yield from self._receive(incoming))
+        gradient = None if incoming is None else (yield from self._receive(incoming, action))
         mismatch = saved.replica.version - saved.version
         with update.at_backward(saved.replica, mismatch=mismatch):
             torch.autograd.backward(saved.output, gradient)
@@ -210,14 +217,13 @@ class RankExecutor:
         if stage == self._last_stage:
             losses, self._losses = self._losses, []
         if stage == max(self._stages):
-            self.trace.update_times.append(time.perf_counter())
-            self.trace.update_waited.append(self.trace.waited)
+            self._clock.tell(self.trace.note_update)
         self._updates.add(action, gradient, losses)
 
-    def _receive(self, message: Message) -> Generator[None, None, Tensor]:
+    def _receive(self, message: Message, action: Action) -> Generator[None, None, Tensor]:
         while not self._links.waits and not self._links.arrived(message):
             yield
-        started = time.perf_counter()
+        started = self._clock.mark()
         tensor = self._links.receive(message)
-        self.trace.waited += time.perf_counter() - started
+        self._clock.measure(started, partial(self.trace.note_wait, action))
         return tensor

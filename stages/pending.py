@@ -8,15 +8,17 @@ action that cannot do without the update makes it finish.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from schedules.actions import Action, Op, Program
+from stages.clock import Clock
+from stages.copies import to_host
 from stages.groups import Exchange, Group, sum_in_order
 from stages.trace import RankTrace, StepResult
 from stages.update import StageState, squared_norm
@@ -43,19 +45,20 @@ class _Gathered:
     version: int
     gradient: GradientBuffer
     losses: list[Tensor]
-    time: float
     reduction: Exchange[None]
+    began_at: list[float] = field(default_factory=list)
+    """Clock when the last backward had been done, seconds; empty until it is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Verdict:
     """What the ranks agreed on before a step."""
 
-    squares: Mapping[int, Tensor]
+    squares: Mapping[int, float]
     """Squared norm of the gradient of each stage of this rank."""
-    total: Tensor | None
+    total: float | None
     """Over all stages; None where each is on its own."""
-    train_loss: Tensor
+    train_loss: float
     stop: bool
     """Whether a rank has been told to end."""
 
@@ -79,6 +82,7 @@ class RankUpdates:
         data: the data ranks that hold the same stages.
         rules: how updates are made.
         waits: whether this rank waits by itself; if not, it lets other ranks of its process go on.
+        clock: of the device that computes.
         on_step: called with each update of the last stage.
         stop: whether this process has been told to end.
     """
@@ -91,6 +95,7 @@ class RankUpdates:
         data: Group,
         rules: UpdateRules,
         waits: bool,
+        clock: Clock,
         on_step: Callable[[StepResult], None],
         stop: Callable[[], bool],
     ) -> None:
@@ -99,6 +104,7 @@ class RankUpdates:
         self._data = data
         self._rules = rules
         self._waits = waits
+        self._clock = clock
         self._on_step = on_step
         self._stop = stop
         self._gathered: list[_Gathered] = []
@@ -117,16 +123,11 @@ class RankUpdates:
         """Begin the update that `action` names, with what its stage has gathered."""
         weights = self._stages[action.stage].weights
         reduction = self._data.reduce(gradient.flat, weights.ownership.bounds, stage=action.stage)
-        self._gathered.append(
-            _Gathered(
-                stage=action.stage,
-                version=action.version,
-                gradient=gradient,
-                losses=losses,
-                time=time.perf_counter(),
-                reduction=reduction,
-            )
+        gathered = _Gathered(
+            stage=action.stage, version=action.version, gradient=gradient, losses=losses, reduction=reduction
         )
+        self._clock.tell(gathered.began_at.append)
+        self._gathered.append(gathered)
         if self._rules.common_step and len(self._gathered) < len(self._stages):
             return
         unit = sorted(self._gathered, key=lambda gathered: gathered.stage)
@@ -149,9 +150,9 @@ class RankUpdates:
                 if not self._waits:
                     yield
                     continue
-                started = time.perf_counter()
+                started = self._clock.mark()
                 awaited.wait()
-                self._trace.waited += time.perf_counter() - started
+                self._clock.measure(started, self._trace.note_wait_for_update)
             self._resume(self._pending)
 
     def _pending_is_needed(self, action: Action) -> bool:
@@ -185,7 +186,15 @@ class RankUpdates:
                 exchange.take()
 
     def _judge(self, unit: Sequence[_Gathered]) -> Generator[Exchange[Any], None, _Verdict]:
-        """Add up the gradients, and agree with the other ranks on what to clip by and whether to step."""
+        """Add up the gradients, and agree with the other ranks on what to clip by and whether to step.
+
+        The verdict is made where the gradients are, and the host must know it before it launches the step. On
+        a GPU its numbers are copied to the host as the last phase, and the rank asks between two actions
+        whether they have come, as it does with exchanges; only when the update is due does it wait for them.
+        The host runs ahead by few actions (`stages.clock.AHEAD`), so where the slack is longer than these it
+        has the verdict in time and the device always has work. Where there is none (a flush, an unstashed
+        schedule) the device idles once an update, for as long as a launch takes.
+        """
         squares = []
         for gathered in unit:
             yield gathered.reduction
@@ -200,18 +209,23 @@ class RankUpdates:
             yield shared
             *squares, stop, train_loss = sum_in_order(shared.take()).unbind()
             train_loss = train_loss / self._data.size
-        total = None
+        verdict = [train_loss, *squares]
         if self._rules.common_step:
             common = self._pipeline.share(torch.stack([*squares, stop]))
             yield common
             of_ranks = common.take()
             stop = sum_in_order([of_rank[-1] for of_rank in of_ranks])
-            total = sum_in_order(self._by_stage(of_ranks))
+            verdict += [sum_in_order(self._by_stage(of_ranks)), stop]
+        coming = to_host(torch.stack(verdict))
+        yield coming
+        loss, *numbers = coming.take()
+        own, common_numbers = numbers[: len(unit)], numbers[len(unit) :]
+        total, told = common_numbers or (None, 0.0)
         return _Verdict(
-            squares={gathered.stage: square for gathered, square in zip(unit, squares, strict=True)},
+            squares={gathered.stage: square for gathered, square in zip(unit, own, strict=True)},
             total=total,
-            train_loss=train_loss,
-            stop=total is not None and bool(stop),
+            train_loss=loss,
+            stop=told > 0,
         )
 
     def _by_stage(self, of_ranks: Sequence[Tensor]) -> list[Tensor]:
@@ -225,22 +239,28 @@ class RankUpdates:
         judged = square if verdict.total is None else verdict.total
         clip_by = {"global": verdict.total, "stage": square, "none": None}[self._rules.clip]
         step = (version * self._program.update_interval - 1) // self._program.microbatches
-        started = time.perf_counter()
+        started = self._clock.mark()
         result = self._stages[stage].update.apply(
             gathered.gradient,
             version=version,
             step=step,
             clip_by=clip_by,
-            finite=math.isfinite(float(judged)),
+            finite=math.isfinite(judged),
         )
-        self._trace.stages[stage].count(Op.UPDATE, time.perf_counter() - started)
+        self._clock.measure(started, partial(self._trace.stages[stage].count, Op.UPDATE))
         self._skipped[stage] = self._skipped[stage] + 1 if result.skipped else 0
         if self._skipped[stage] == self._rules.max_skipped > 0 and self._trace.gave_up is None:
             self._give_up(stage, version)
         if stage == self._program.num_stages - 1:
-            train_loss = float(verdict.train_loss)
+            # The verdict followed from that backward, so its time is known by now.
+            self._clock.settle()
             self._on_step(
-                StepResult(version=version, train_loss=train_loss, update=result, time=gathered.time)
+                StepResult(
+                    version=version,
+                    train_loss=verdict.train_loss,
+                    update=result,
+                    time=gathered.began_at[0],
+                )
             )
 
     def _give_up(self, stage: int, version: int) -> None:

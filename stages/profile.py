@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -127,8 +128,8 @@ def _update(config: RunConfig, weights: WeightVersions, *, device: torch.device,
 
         def apply(step: int = step) -> None:
             gradient = weights.gathering
-            norm = squared_norm(gradient)
-            update.apply(gradient, version=step + 1, step=0, clip_by=norm, finite=bool(norm.isfinite()))
+            norm = float(squared_norm(gradient))
+            update.apply(gradient, version=step + 1, step=0, clip_by=norm, finite=math.isfinite(norm))
 
         (_, seconds) = _clocked(apply, device)
         times.append(seconds)

@@ -81,7 +81,6 @@ def segment_row(
     tokens_per_update: int,
     seconds: float,
     timed: bool,
-    clocked: bool,
     memory: Row,
 ) -> Row:
     """What the ranks measured from one drain to the next.
@@ -93,8 +92,7 @@ def segment_row(
         writer: the rank whose clock counts.
         tokens_per_update: tokens whose gradient one update applies.
         seconds: of training since the start of the run.
-        timed: whether the run's speed means something; not where ranks take turns in one process.
-        clocked: whether host clocks tell what a rank did when; they do not on a GPU.
+        timed: whether the run's times mean something; not where ranks take turns in one process.
         memory: what `stages.weigh` found.
     """
     of_stage = [merged for _, merged in sorted(_merged_over_data_ranks(traces.values()).items())]
@@ -105,8 +103,8 @@ def segment_row(
         "steps": steps,
         "steady_tokens": periods * tokens_per_update if timed else 0,
         "steady_seconds": traces[writer].steady_seconds if timed else 0.0,
-        "busy": _mean_busy(traces) if clocked else [],
-        "action_seconds": _action_seconds(of_stage) if clocked else {},
+        "busy": _mean_busy(traces) if timed else [],
+        "action_seconds": _action_seconds(of_stage) if timed else {},
         "delay_min": [trace.delay_min for trace in of_stage],
         "delay_max": [trace.delay_max for trace in of_stage],
         "mismatch_max": [trace.mismatch_max for trace in of_stage],

@@ -255,7 +255,6 @@ class Run:
                 tokens_per_update=self._tokens_per_update,
                 seconds=self._seconds,
                 timed=self._process is not None,
-                clocked=self._process is not None and self._device.type == "cpu",
                 memory=memory,
             )
         )

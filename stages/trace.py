@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from schedules import Analysis
-from schedules.actions import Op
+from schedules.actions import Action, Op
 from stages.update import UpdateResult
 
 
@@ -37,6 +37,11 @@ class StageTrace:
         before, so_far = self.actions.get(op, (0, 0.0))
         self.actions[op] = (before + 1, so_far + seconds)
 
+    def leave_out(self, op: Op, seconds: float) -> None:
+        """Of the time of an `op`, these seconds were spent waiting."""
+        performed, so_far = self.actions.get(op, (0, 0.0))
+        self.actions[op] = (performed, so_far - seconds)
+
     def note_delays(self, delays: Sequence[int]) -> None:
         """An update applied gradients that were `delays` updates old."""
         self.delay_min = min(delays if self.delay_min is None else [self.delay_min, *delays])
@@ -56,6 +61,20 @@ class RankTrace:
     """Seconds spent waiting for others, in all."""
     gave_up: str | None = None
     """Why the run must not go on after this segment."""
+
+    def note_wait(self, action: Action, seconds: float) -> None:
+        """`action` waited for another rank."""
+        self.waited += seconds
+        self.stages[action.stage].leave_out(action.op, seconds)
+
+    def note_wait_for_update(self, seconds: float) -> None:
+        """An action could not begin before an update was done."""
+        self.waited += seconds
+
+    def note_update(self, at: float) -> None:
+        """The last stage of the rank began an update; all waits before it have been noted."""
+        self.update_times.append(at)
+        self.update_waited.append(self.waited)
 
     @property
     def steady_seconds(self) -> float:

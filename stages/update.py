@@ -136,7 +136,7 @@ class StageUpdate:
             torch._foreach_copy_(list(replica.parameters), kept)
 
     def apply(
-        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: Tensor | None, finite: bool
+        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: float | None, finite: bool
     ) -> UpdateResult:
         """Write `version` of the parameters that this data rank owns.
 
@@ -144,12 +144,11 @@ class StageUpdate:
             gradient: gathered since the last update and added over the data ranks; cleared afterwards.
             version: the version written.
             step: 0-based step whose learning rate applies.
-            clip_by: squared norm to clip by, a scalar: of all stages or of this one, as configured; None: no
-                clipping.
+            clip_by: squared norm to clip by: of all stages or of this one, as configured; None: no clipping.
             finite: whether the step is taken; if not, the weights stay as they were.
         """
         factor = learning_rate_factor(self._config.optimizer, step=step, steps=self._config.train.steps)
-        norm = None if clip_by is None else math.sqrt(float(clip_by))
+        norm = None if clip_by is None else math.sqrt(clip_by)
         master = self._weights.master.parameters
         with self._weights.rewriting(version=version) as replica:
             if finite and norm is not None:

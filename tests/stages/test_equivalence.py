@@ -40,7 +40,7 @@ class KeepGradient:
         return nullcontext()
 
     def apply(
-        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: Tensor | None, finite: bool
+        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: float | None, finite: bool
     ) -> UpdateResult:
         views = (view.clone() for view in gradient.views)
         self.kept = dict(zip(self._weights.names, views, strict=True))
