@@ -59,9 +59,9 @@ from stages.partition import cut_model
 from stages.pending import UpdateRules
 from stages.process import Process, connected
 from stages.record import step_row
-from stages.run import drive
 from stages.signals import never
 from stages.trace import StepResult
+from stages.turns import drive
 from stages.update import StageState, learning_rate_factor
 
 RANKS = 2

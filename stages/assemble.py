@@ -11,7 +11,6 @@ import torch
 from schedules import FAMILY, Program, analyze, verify
 from stages.blocks import block_runner
 from stages.buffers import gradient_buffers
-from stages.check import segment_program, sync_steps
 from stages.clock import clock_of
 from stages.compiler import missing_for_compile
 from stages.config import RunConfig
@@ -21,6 +20,7 @@ from stages.data import Batches
 from stages.executor import RankExecutor
 from stages.partition import cut_of
 from stages.pending import UpdateRules
+from stages.programs import segment_program, sync_steps
 from stages.trace import StepResult
 from stages.update import StageState, StageUpdate
 from stages.weights import WeightVersions

@@ -12,6 +12,7 @@ from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers import check_correction, check_options, refusal
 from stages.config import DataConfig, RunConfig, correction_options, optimizer_options
 from stages.corpus import BYTE_VALUES, DataError, vocabulary
+from stages.programs import segment_program, sync_steps
 
 CLIPS = ("global", "stage", "none")
 PRECISIONS = ("float32", "float64", "bfloat16")
@@ -19,8 +20,6 @@ DEVICES = ("auto", "cpu", "cuda")
 FORMS = ("look-ahead", "buffered")
 CORRECTIONS = ("none", *(name for name in CORRECTION_METHODS if not name.startswith("error-feedback")))
 """Those that the trainer carries, beside error feedback."""
-SYNCHRONOUS = "1f1b"
-"""The schedule of synchronous steps at the start of a run under another."""
 
 
 class ConfigError(ValueError):
@@ -195,41 +194,6 @@ def _check_delay(config: RunConfig) -> None:
             f"micro-batches a step for schedule.delay = {delay} (with {microbatches}, the smallest "
             f"delay is {smallest})",
         )
-
-
-def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedules.Program:
-    """The program of steps `first_step .. first_step + steps - 1` of a run.
-
-    Raises:
-        schedules.ScheduleError: the schedule cannot be had with these numbers.
-    """
-    schedule, stages = config.schedule, config.parallel.stages
-    if first_step < sync_steps(config):
-        return _build(
-            SYNCHRONOUS, stages=stages, microbatches=schedule.microbatches, steps=steps, first_step=first_step
-        )
-    return _build(
-        schedule.name,
-        stages=stages,
-        microbatches=schedule.microbatches,
-        steps=steps,
-        first_step=first_step,
-        delay=schedule.delay if schedules.find(schedule.name).takes_delay else None,
-        delayed_from=sync_steps(config),
-        chunks=schedule.chunks,
-        update_interval=schedule.update_interval,
-    )
-
-
-_build = lru_cache(maxsize=2)(schedules.build)
-
-
-def sync_steps(config: RunConfig) -> int:
-    """Steps at the start of the run that are synchronous whatever its schedule (`sync-start`)."""
-    if config.correction.name != "sync-start":
-        return 0
-    settings = check_correction("sync-start", correction_options(config.correction))
-    return min(int(settings["sync_steps"]), config.train.steps)
 
 
 def _check_optimizer(config: RunConfig) -> None:

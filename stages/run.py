@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from torch import Tensor
 from schedules import Program, analyze
 from stages import record
 from stages.assemble import build_ranks, dtypes, representative_programs, segment_lengths
-from stages.check import segment_program
 from stages.checkpoint import Checkpoints, Progress
 from stages.config import RunConfig, tokens_per_step
 from stages.connection import Connection
@@ -23,12 +22,13 @@ from stages.evaluate import evaluate, evaluation_weights, forward_program
 from stages.initial_weights import read_initial
 from stages.metrics import Recorder
 from stages.process import Process
+from stages.programs import segment_program
+from stages.rows import Rows
 from stages.trace import StepResult, check_staleness
+from stages.turns import drive
 from stages.update import StageState
 from stages.watchdog import Sign
 from stages.weigh import Weigher, memory_fields
-
-HEARTBEAT_SECONDS = 0.5
 
 STALL = 2.0
 """Times a timeout in which a process has begun nothing new; neighbours that wait give up before."""
@@ -73,9 +73,7 @@ class Run:
         self._config = config
         self._device = device
         self._process = process
-        self._recorder = recorder
         self._rank_of_stage = program.rank_of_stage
-        self._tokens_per_update = record.tokens_per_update(config, update_interval=program.update_interval)
         self._corpus = prepare(config.data)
         self._ranks = build_ranks(
             config,
@@ -96,10 +94,13 @@ class Run:
                 timeout=config.site.save_timeout,
             )
         self._writer = (program.rank_of_stage[-1], 0)
+        here = {(rank.number, rank.connection.data.rank) for rank in self._ranks}
+        self._rows = Rows(
+            recorder if self._writer in here else None,
+            tokens_per_update=record.tokens_per_update(config, update_interval=program.update_interval),
+        )
         self._seconds = 0.0
         self._segment_started = 0.0
-        self._heartbeat = (0, 0.0)
-        self._train_losses: list[float] = []
         self._val_losses: list[float] = []
 
     def last_sign(self) -> Sign:
@@ -127,13 +128,13 @@ class Run:
         self._seconds = start.seconds
         first_program = self._program(start.step, 1)
         updates = start.step * first_program.microbatches // first_program.update_interval
-        self._heartbeat = (updates, time.perf_counter())
+        self._rows.begin(updates=updates)
         sizes = [
             (stage, sum(parameter.numel() for parameter in state.weights.replicas[0].parameters))
             for rank in self._ranks
             for stage, state in rank.stages.items()
         ]
-        self._write(
+        self._rows.write(
             record.start_row(
                 self._config,
                 self._corpus,
@@ -170,14 +171,14 @@ class Run:
             self._write_end(weights)
         return RunResult(
             weights=weights,
-            train_losses=self._train_losses,
+            train_losses=self._rows.train_losses,
             val_losses=self._val_losses,
             stopped_at=stopped_at,
         )
 
     def _write_end(self, weights: Mapping[str, Tensor]) -> None:
         digests = self._collect([(name, record.tensor_digest(tensor)) for name, tensor in weights.items()])
-        self._write(
+        self._rows.write(
             {
                 "kind": "end",
                 "step": self._config.train.steps,
@@ -200,13 +201,8 @@ class Run:
             Progress(step=step, seconds=self._seconds),
             self._stages(),
             self._program(step, 1).initial_versions,
-            first=self._flush,
+            first=self._rows.flush,
         )
-
-    def _flush(self) -> None:
-        """See that the rows are on the disk: no checkpoint is newer than the metrics."""
-        if self._writes:
-            self._recorder.flush()
 
     def _is_to_end(self) -> bool:
         return self._stop() or self._saving_failed
@@ -246,13 +242,13 @@ class Run:
             program = self._program(first_step, steps)
         check_staleness(traces.values(), analyze(program))
         memory = memory_fields(self._collect([self._weigher.weigh(rank) for rank in self._ranks]))
-        self._write(
+        self._rows.write(
             record.segment_row(
                 traces,
                 first_step=first_step,
                 steps=steps,
                 writer=self._writer,
-                tokens_per_update=self._tokens_per_update,
+                tokens_per_update=self._rows.tokens_per_update,
                 seconds=self._seconds,
                 timed=self._process is not None,
                 memory=memory,
@@ -287,7 +283,7 @@ class Run:
             if loss is not None and rank.connection.data.rank == 0:
                 self._val_losses.append(loss)
                 tokens = step * tokens_per_step(self._config)
-                self._write(
+                self._rows.write(
                     {
                         "kind": "eval",
                         "step": step,
@@ -303,42 +299,10 @@ class Run:
 
     def _on_step(self, result: StepResult) -> None:
         """Called at each update of the last stage, in the process that holds that of data rank 0."""
-        self._train_losses.append(result.train_loss)
-        seconds = self._seconds + result.time - self._segment_started
-        self._write(record.step_row(result, tokens=result.version * self._tokens_per_update, seconds=seconds))
-        version, then = self._heartbeat
-        now = time.perf_counter()
-        if now - then >= HEARTBEAT_SECONDS:
-            tokens = (result.version - version) * self._tokens_per_update
-            self._recorder.heartbeat(
-                result.version, train_loss=result.train_loss, tokens_per_second=tokens / (now - then)
-            )
-            self._heartbeat = (result.version, now)
-
-    @property
-    def _writes(self) -> bool:
-        return any((rank.number, rank.connection.data.rank) == self._writer for rank in self._ranks)
-
-    def _write(self, row: Mapping[str, Any]) -> None:
-        if self._writes:
-            self._recorder.append(row)
+        self._rows.step(result, seconds=self._seconds + result.time - self._segment_started)
 
     def _collect(self, mine: list[Any]) -> list[Any]:
         """What all ranks brought, rank by rank."""
         if self._process is None:
             return mine
         return [item for of_process in self._process.gather(mine) for item in of_process]
-
-
-def drive(parts: Sequence[Iterator[None] | Generator[None, None, Any]]) -> list[Any]:
-    """Let the parts take turns until all have ended; gives what each returned."""
-    results: list[Any] = [None] * len(parts)
-    going = dict(enumerate(parts))
-    while going:
-        for index, part in list(going.items()):
-            try:
-                next(part)
-            except StopIteration as stop:
-                results[index] = stop.value
-                del going[index]
-    return results

@@ -31,6 +31,7 @@ TORCH_FREE = (
     "stages/check.py",
     "stages/initial_weights.py",
     "stages/llama_layout.py",
+    "stages/programs.py",
     "optimizers/__init__.py",
     "optimizers/catalogue.py",
 )

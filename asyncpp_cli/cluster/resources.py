@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.errors import UserError
-from stages.check import segment_program
 from stages.config import RunConfig
+from stages.programs import segment_program
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from schedules.costs import uniform_costs
 from schedules.simulate import simulate, steps_to_measure, throughput
-from stages.check import segment_program
 from stages.config import RunConfig
+from stages.programs import segment_program
 
 MOST_MICROBATCHES = 100_000
 """Forwards to simulate, over all stages. Larger pipelines are left unpredicted: a report is quick."""

@@ -12,8 +12,8 @@ from asyncpp_cli.settings import SettingError, assign
 from schedules import Program, ScheduleError
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.simulate import Timeline, simulate, steps_to_measure, throughput
-from stages.check import segment_program
 from stages.config import RunConfig, ScheduleConfig
+from stages.programs import segment_program
 
 STEPS_SHOWN = 4
 MOST_BOXES = 1200

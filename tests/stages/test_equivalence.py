@@ -12,14 +12,14 @@ from small_runs import Rows, small_config
 from torch import Tensor
 
 from stages.assemble import build_ranks, segment_lengths
-from stages.check import segment_program
 from stages.config import RunConfig
 from stages.connection import connect_in_process
 from stages.corpus import prepare
 from stages.partition import cut_model
-from stages.run import drive
+from stages.programs import segment_program
 from stages.signals import never
 from stages.trainer import replay
+from stages.turns import drive
 from stages.update import StageState, UpdateResult
 from stages.weights import GradientBuffer, Replica, WeightVersions
 

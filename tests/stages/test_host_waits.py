@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stages.pending
 from optimizers import NAMES
 from stages.assemble import Rank, build_ranks
-from stages.check import segment_program
 from stages.config import RunConfig
 from stages.connection import connect_in_process
 from stages.copies import to_host
 from stages.corpus import prepare
 from stages.groups import Exchange
-from stages.run import drive
+from stages.programs import segment_program
+from stages.turns import drive
 
 TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Of operators whose result, or its shape, the host must see values for."""

@@ -14,7 +14,6 @@ from optimizers import NAMES as OPTIMIZERS
 from schedules import NAMES as SCHEDULES
 from schedules import analyze
 from stages.assemble import representative_programs
-from stages.check import segment_program
 from stages.config import CorrectionConfig, RunConfig
 from stages.memory import (
     block_activations,
@@ -26,6 +25,7 @@ from stages.memory import (
 )
 from stages.model import Stage
 from stages.partition import cut_of
+from stages.programs import segment_program
 from stages.trainer import replay
 from stages.transport import InProcessLinks
 

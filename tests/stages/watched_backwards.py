@@ -11,12 +11,12 @@ from torch import Tensor
 
 from schedules import Op, Program
 from stages.assemble import build_ranks
-from stages.check import segment_program
 from stages.config import RunConfig
 from stages.connection import connect_in_process
 from stages.corpus import prepare
-from stages.run import drive
+from stages.programs import segment_program
 from stages.signals import never
+from stages.turns import drive
 from stages.update import StageState, StageUpdate
 from stages.weights import Replica, WeightVersions
 
