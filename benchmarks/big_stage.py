@@ -41,12 +41,13 @@ from asyncpp_cli.planner.parts import Roofline
 from asyncpp_cli.report.utilisation import flops_per_token, peak_tflops
 from schedules import analyze
 from stages.assemble import Rank, activation_shape, build_ranks, dtypes, segment_lengths
-from stages.check import ConfigError, check, segment_program
+from stages.check import ConfigError, check
 from stages.config import RunConfig, tokens_per_step
 from stages.connection import Connection
 from stages.corpus import prepare
 from stages.groups import Alone
 from stages.partition import cut_of
+from stages.programs import segment_program
 from stages.signals import never
 from stages.trace import check_staleness
 from stages.weigh import Weigher

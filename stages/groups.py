@@ -17,9 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Work
 
-from stages.process import Communicator
+from stages.communicator import Communicator, Work
 
 T = TypeVar("T")
 

@@ -14,35 +14,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroup
 
+from stages.communicator import Communicator
 from stages.config import SiteConfig
+from stages.through_host import ThroughHost
 
 ADDRESS_FILE = "rendezvous"
 _SIOCGIFADDR = 0x8915
 """Linux's request for the IPv4 address of an interface (netdevice(7))."""
-
-
-class Communicator(Protocol):
-    """What torch's process groups offer of use here, gloo's and NCCL's alike."""
-
-    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> Work: ...
-
-    def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> Work: ...
-
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Work: ...
-
-    def broadcast(self, tensor: Tensor, root: int, /) -> Work: ...
-
-    def alltoall_base(
-        self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
-    ) -> Work: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +39,17 @@ class Process:
     device: torch.device
     timeout: datetime.timedelta
     store: Store
+    through_host: bool
+    """Whether messages go through the host's memory, since processes share a GPU."""
     generations: Iterator[int] = field(default_factory=itertools.count)
     """Numbers the pipelines that these processes form one after another: no communicator's name may come
     twice."""
+    connected: list[dist.ProcessGroupNCCL] = field(default_factory=list)
+    """What is to be closed when the run ends."""
 
     def communicator(self, name: str, ranks: Sequence[int]) -> Communicator:
-        """A communicator of `ranks`, this one among them; its members call this with the same name.
+        """A communicator of `ranks`, this one among them; its members call this with the same name, and wait
+        here for each other. So all processes make those that they share in one order.
 
         `torch.distributed.new_group` is no way to it: with every rank taking part its cost grows with the
         world, and with `use_local_synchronization` it derives the name from how many groups each member has
@@ -67,11 +57,27 @@ class Process:
         """
         store = PrefixStore(name, self.store)
         rank = list(ranks).index(self.rank)
-        if self.device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self.timeout
-            return cast(Communicator, dist.ProcessGroupNCCL(store, rank, len(ranks), options))
-        return cast(Communicator, dist.ProcessGroupGloo(store, rank, len(ranks), self.timeout))
+        if self.device.type == "cpu" or self.through_host:
+            gloo = cast(Communicator, dist.ProcessGroupGloo(store, rank, len(ranks), self.timeout))
+            return ThroughHost(gloo) if self.through_host else gloo
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self.timeout
+        nccl = dist.ProcessGroupNCCL(store, rank, len(ranks), options)
+        # Otherwise its first operation would connect it, and wait for the other end: where one end posts a
+        # receive of gradients first, and the other one of activations, both would wait for ever.
+        nccl.eager_connect_single_device(self.device)
+        self.connected.append(nccl)
+        return cast(Communicator, nccl)
+
+    def close(self, *, failed: bool) -> None:
+        """Give up the communicators. After a failure what they were about is cut off: the device would wait
+        for ever for a process that is gone, and the end of this one for the device."""
+        for nccl in self.connected:
+            if failed:
+                nccl.abort()
+            else:
+                nccl.shutdown()
+        self.connected.clear()
 
     def gather(self, mine: Any, *, group: ProcessGroup | None = None) -> list[Any]:
         """What every rank brought, in the order of the ranks. A meeting of all ranks: for drains only.
@@ -128,6 +134,10 @@ def connected(
     Raises:
         TimeoutError: rank 0 left no address within `site.timeout` seconds.
     """
+    if site.device != "cpu":
+        # A receive that is posted ahead occupies the GPU until its message comes, and a kernel that is loaded
+        # when it is first needed may wait until the GPU is idle (CUDA's programming guide, "Lazy Loading").
+        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     device = choose_device(site, local_rank=local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -137,10 +147,29 @@ def connected(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = _open_store(rank=rank, size=size, host=host, rendezvous=rendezvous, timeout=timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    process = Process(
+        rank=rank,
+        size=size,
+        device=device,
+        timeout=timeout,
+        store=store,
+        through_host=device.type == "cuda" and _share_a_gpu(device, size=size),
+    )
+    failed = True
     try:
-        yield Process(rank=rank, size=size, device=device, timeout=timeout, store=store)
+        yield process
+        failed = False
     finally:
+        process.close(failed=failed)
         dist.destroy_process_group()
+
+
+def _share_a_gpu(device: torch.device, *, size: int) -> bool:
+    """Whether any two processes of the run compute on the same one. All call this together."""
+    mine = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
+    everyone: list[Any] = [None] * size
+    dist.all_gather_object(everyone, mine)
+    return len(set(everyone)) < size
 
 
 def _own_address() -> str:

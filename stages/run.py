@@ -27,6 +27,7 @@ from stages.rows import Rows
 from stages.trace import StepResult, check_staleness
 from stages.turns import drive
 from stages.update import StageState
+from stages.warm_up import warm_up
 from stages.watchdog import Sign
 from stages.weigh import Weigher, memory_fields
 
@@ -125,6 +126,9 @@ class Run:
             for state in self._stages():
                 state.weights.start_from(read_initial(self._config.model, state.weights.names))
         self._begin("starting")
+        if self._process is not None and self._device.type == "cuda":
+            for state in self._stages():
+                warm_up(state, self._config, device=self._device)
         self._seconds = start.seconds
         first_program = self._program(start.step, 1)
         updates = start.step * first_program.microbatches // first_program.update_interval

@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Work
 
 from schedules.actions import Program
 from schedules.messages import Message, sent_between_ranks
-from stages.process import Communicator, Process
+from stages.communicator import Communicator, Work
+from stages.process import Process
 
 POSTED_AHEAD = 2
 """Receives posted ahead on each edge and direction: one may arrive while another waits to be used."""
@@ -137,18 +137,18 @@ class DistributedLinks:
         self._sent: deque[tuple[Tensor, Work]] = deque()
 
     def _make_groups(self, process: Process, name: str) -> dict[_Channel, Communicator]:
+        neighbours = zip(self._rank_of_stage, self._rank_of_stage[1:], strict=False)
+        edges = list(dict.fromkeys((min(edge), max(edge)) for edge in neighbours if edge[0] != edge[1]))
         groups = {}
-        for first, second in zip(self._rank_of_stage, self._rank_of_stage[1:], strict=False):
-            pair = sorted((first, second))
-            if first != second and self._rank in pair:
-                peer = pair[1] if self._rank == pair[0] else pair[0]
-                for forward in (True, False):
-                    channel = _Channel(peer, forward)
-                    if channel not in groups:
-                        carries = "activations" if forward else "gradients"
-                        groups[channel] = process.communicator(
-                            f"{name} {carries} {pair[0]}-{pair[1]}", [self._members[rank] for rank in pair]
-                        )
+        # The ends of an edge wait for each other. With every second one first, few ranks wait for more.
+        for lower, upper in edges[::2] + edges[1::2]:
+            if self._rank not in (lower, upper):
+                continue
+            peer = upper if self._rank == lower else lower
+            for forward, carries in ((True, "activations"), (False, "gradients")):
+                groups[_Channel(peer, forward)] = process.communicator(
+                    f"{name} {carries} {lower}-{upper}", [self._members[lower], self._members[upper]]
+                )
         return groups
 
     def begin(self, program: Program) -> None:

@@ -160,7 +160,7 @@ class Weigher:
             saved.append(tensor)
             return tensor
 
-        with _leaving_no_trace(module, self._device), torch.enable_grad(), deferring(deferred):
+        with leaving_no_trace(module, self._device), torch.enable_grad(), deferring(deferred):
             with saved_tensors_hooks(keep, _same):
                 output = module(given)
                 if module.head is not None:
@@ -179,7 +179,7 @@ class Weigher:
 
 
 @contextmanager
-def _leaving_no_trace(module: Stage, device: torch.device) -> Iterator[None]:
+def leaving_no_trace(module: Stage, device: torch.device) -> Iterator[None]:
     """Put back what a model of the user's own may change in a forward: its buffers, and the random state."""
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

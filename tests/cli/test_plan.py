@@ -18,9 +18,10 @@ from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.parts import Roofline
 from asyncpp_cli.planner.ranking import ranked
 from schedules import is_synchronous
-from stages.check import check, segment_program
+from stages.check import check
 from stages.config import tokens_per_step
 from stages.memory import course_of, stage_memory
+from stages.programs import segment_program
 
 FIELDS = [
     *("schedule", "stages", "data_parallel", "microbatches", "microbatch_size", "recompute", "fits"),
