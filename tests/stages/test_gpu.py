@@ -1,0 +1,93 @@
+"""What only a GPU can show. One of them does: several ranks share it, and send through the host's memory.
+
+Without one these tests are skipped; what they rest on is tested beside them with tensors of the host
+(`test_clock`, `test_host_waits`, `test_through_host`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import Rows, in_processes, small_config
+
+from stages.clock import EventClock, clock_of
+from stages.compiler import missing_for_compile
+from stages.config import RunConfig
+from stages.process import Process
+from stages.trainer import replay, train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+
+
+def replayed(config: RunConfig) -> Rows:
+    rows = Rows()
+    replay(config, recorder=rows)
+    return rows
+
+
+def end_of(rows: Rows) -> Any:
+    return rows.of_kind("end")[0]["weights_sha256"]
+
+
+def test_a_gpu_agrees_with_a_cpu(text: Path) -> None:
+    losses = []
+    for device in ("cpu", "cuda"):
+        config = small_config("2bw", text=text, precision="float64", coefficient=1.0)
+        config.site.device = device
+        losses.append([row["train_loss"] for row in replayed(config).of_kind("step")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+
+
+@pytest.mark.skipif(missing_for_compile(device="cuda") is not None, reason="nothing compiles here")
+def test_one_rank_computes_compiled_and_recomputed_blocks_in_bf16(text: Path) -> None:
+    config = small_config(
+        "1f1b", text=text, stages=1, precision="bfloat16", recompute=True, compile=True, steps=8, lr=1e-2
+    )
+    rows = replayed(config)
+    losses = [row["train_loss"] for row in rows.of_kind("step")]
+    assert losses[-1] < losses[0]
+    assert rows.of_kind("segment")[0]["memory"]["device_peak"][0] > 0
+    assert end_of(rows) == end_of(replayed(config))
+
+
+def train_on_the_gpu(process: Process, config: RunConfig) -> list[dict[str, Any]]:
+    # NCCL takes over where each process has a GPU of its own.
+    assert process.device.type == "cuda"
+    assert process.through_host == (torch.cuda.device_count() < process.size)
+    rows = Rows()
+    train(config, process=process, recorder=rows)
+    return rows.rows
+
+
+def test_ranks_on_gpus_are_their_replay_and_are_measured(text: Path) -> None:
+    configs = [
+        small_config("2bw", text=text, microbatches=4, precision="bfloat16", recompute=True),
+        small_config("paci", text=text, microbatches=4, clip="stage"),
+        small_config("2bw", text=text, stages=1, data=2),
+    ]
+    by_rank = in_processes(train_on_the_gpu, configs, size=2)
+    for config, *of_ranks in zip(configs, *by_rank, strict=True):
+        (written,) = [rows for rows in of_ranks if rows]
+        assert written[-1]["weights_sha256"] == end_of(replayed(config))
+        segment = next(row for row in written if row["kind"] == "segment")
+        assert all(0 < share <= 1 for share in segment["busy"])
+        assert all(seconds > 0 for of_stages in segment["action_seconds"].values() for seconds in of_stages)
+
+
+def test_events_tell_what_the_device_did() -> None:
+    device = torch.device("cuda", 0)
+    clock = clock_of(device)
+    assert isinstance(clock, EventClock)
+    matrix, seconds = torch.randn(2048, 2048, device=device), list[float]()
+    clock.begin()
+    for count in (1, 200):
+        start = clock.mark()
+        for _ in range(count):
+            torch.mm(matrix, matrix)
+        clock.measure(start, seconds.append)
+    clock.finish()
+    assert len(seconds) == 2
+    assert 0 < seconds[0] < seconds[1]
