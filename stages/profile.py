@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,24 +98,32 @@ def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repea
         output: Tensor = module(given)
         return output if module.head is None else next_token_loss(output, tokens)
 
-    def timed(split: DeferredGradients | None) -> tuple[float, float, float]:
-        with deferring(split):
-            (output, first) = _clocked(forward, device)
-        sent = None if module.head is not None else gradient
-        (_, second) = _clocked(lambda: output.backward(sent), device)
-        (_, third) = _clocked(split.compute if split is not None else lambda: None, device)
-        return first, second, third
+    sent = None if module.head is not None else gradient
 
-    def median(times: list[float]) -> float:
-        return statistics.median(times[WARM_UP:])
+    def median_times(*, split: bool) -> tuple[float, float, float]:
+        """Of the forward, the backward or its first half, and the second half."""
+        times = []
+        waiting: tuple[Tensor, DeferredGradients | None] | None = None
+        for _ in range(1 + WARM_UP + repeats):
+            deferred = DeferredGradients() if split else None
+            with deferring(deferred):
+                output, first = _clocked(forward, device)
+            if waiting is not None:
+                # As in a pipeline, the next micro-batch's forward comes before this one's backward: with the
+                # memory of two, less of it is in the processor's cache.
+                ready, put_off = waiting
+                _, second = _clocked(partial(ready.backward, sent), device)
+                _, third = _clocked(put_off.compute if put_off is not None else lambda: None, device)
+                times.append((first, second, third))
+            waiting = output, deferred
+        medians = [statistics.median(column) for column in zip(*times[WARM_UP:], strict=True)]
+        return medians[0], medians[1], medians[2]
 
-    whole = [timed(None) for _ in range(WARM_UP + repeats)]
-    forwards, backwards, _ = (median(list(column)) for column in zip(*whole, strict=True))
+    forwards, backwards, _ = median_times(split=False)
     if module.embedding is not None or config.train.compile:
         # A look-up has nothing to put off, and a compiled block's backward is one piece.
         return {"forward": forwards, "input_half": backwards / 2, "weight_half": backwards / 2}
-    halves = [timed(DeferredGradients()) for _ in range(WARM_UP + repeats)]
-    _, first, second = (median(list(column)) for column in zip(*halves, strict=True))
+    _, first, second = median_times(split=True)
     share = first / (first + second)
     return {"forward": forwards, "input_half": backwards * share, "weight_half": backwards * (1 - share)}
 
