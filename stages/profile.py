@@ -50,8 +50,8 @@ def measure(
         progress: told what is being measured.
 
     Returns:
-        By part: `update` (its optimizer step), and by micro-batch size `forward`, `input_half`,
-        `weight_half`.
+        By part: `update` (its optimizer step), and by micro-batch size `forward`, `backward`, and the halves
+        of a split backward, `input_half` and `weight_half`: together they may take longer than the whole.
     """
     measured: dict[str, Any] = {}
     for name, cut in PARTS.items():
@@ -83,7 +83,7 @@ def measure(
 
 
 def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repeats: int) -> dict[str, float]:
-    """A micro-batch's forward, and the halves of its backward, through what `module` holds."""
+    """A micro-batch's forward, its backward, and the halves of a split one, through what `module` holds."""
     shape = (config.train.microbatch_size, config.data.context)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
@@ -122,10 +122,10 @@ def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repea
     forwards, backwards, _ = median_times(split=False)
     if module.embedding is not None or config.train.compile:
         # A look-up has nothing to put off, and a compiled block's backward is one piece.
-        return {"forward": forwards, "input_half": backwards / 2, "weight_half": backwards / 2}
-    _, first, second = median_times(split=True)
-    share = first / (first + second)
-    return {"forward": forwards, "input_half": backwards * share, "weight_half": backwards * (1 - share)}
+        first = second = backwards / 2
+    else:
+        _, first, second = median_times(split=True)
+    return {"forward": forwards, "backward": backwards, "input_half": first, "weight_half": second}
 
 
 def _update(config: RunConfig, weights: WeightVersions, *, device: torch.device, repeats: int) -> float:

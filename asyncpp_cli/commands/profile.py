@@ -75,7 +75,5 @@ def profile(
 
 def _milliseconds(parts: dict[str, dict[str, dict[str, dict[str, float]]]], name: str) -> str:
     size, times = next(iter(parts[name]["microbatch"].items()))
-    backward = times["input_half"] + times["weight_half"]
-    return (
-        f"{1e3 * times['forward']:.3g} + {1e3 * backward:.3g} ms (forward + backward) with {size} sequences"
-    )
+    forward, backward = (f"{1e3 * times[key]:.3g}" for key in ("forward", "backward"))
+    return f"{forward} + {backward} ms (forward + backward) with {size} sequences"

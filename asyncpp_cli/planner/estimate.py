@@ -163,12 +163,13 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
 
 def _stage_times(config: RunConfig, cuts: list[StageCut], costs: Costs) -> StageTimes:
     parts, again = costs.parts(config), config.train.recompute
-    forward, first, second, update, reduction = [], [], [], [], []
+    forward, backward, first, second, update, reduction = [], [], [], [], [], []
     for cut in cuts:
         held = [(len(cut.blocks), parts.block)]
         held += [(1, parts.embedding)] * cut.has_embedding + [(1, parts.head)] * cut.has_head
         forward.append(sum(count * part.forward for count, part in held))
         recomputed = again * len(cut.blocks) * parts.block.forward
+        backward.append(sum(count * part.backward for count, part in held) + recomputed)
         first.append(sum(count * part.input_half for count, part in held) + recomputed)
         second.append(sum(count * part.weight_half for count, part in held))
         shapes = parameter_shapes(config.model, cut)
@@ -179,6 +180,7 @@ def _stage_times(config: RunConfig, cuts: list[StageCut], costs: Costs) -> Stage
         reduction.append(costs.reduction(config, sum(values.values())))
     return StageTimes(
         forward=tuple(forward),
+        backward=tuple(backward),
         input_half=tuple(first),
         weight_half=tuple(second),
         update=tuple(update),
@@ -188,7 +190,7 @@ def _stage_times(config: RunConfig, cuts: list[StageCut], costs: Costs) -> Stage
 
 
 def _whole(part: Part) -> float:
-    return part.forward + part.input_half + part.weight_half
+    return part.forward + part.backward
 
 
 class _Shape(NamedTuple):

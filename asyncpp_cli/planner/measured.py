@@ -13,7 +13,7 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.planner.parts import Part, Parts
 from stages.config import ModelConfig, RunConfig
 
-FORMAT = 1
+FORMAT = 2
 _SHAPE = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocab_size")
 
 

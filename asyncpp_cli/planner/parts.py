@@ -29,8 +29,9 @@ class Part:
     """Seconds of one micro-batch in one part of the model."""
 
     forward: float
+    backward: float
     input_half: float
-    """Of the backward."""
+    """Of a backward in halves, which may take longer than a whole one."""
     weight_half: float
 
 
@@ -67,15 +68,9 @@ class Roofline:
         head = 2 * tokens * model.width * model.vocab_size / (peak * MATRIX_SHARE)
         looked_up = tokens * model.width / bandwidth
         return Parts(
-            embedding=Part(
-                forward=2 * looked_up * size.replica, input_half=0.0, weight_half=3 * looked_up * size.master
-            ),
-            block=Part(
-                forward=product + attention + moved,
-                input_half=product + 2.5 * attention + 1.5 * moved,
-                weight_half=product,
-            ),
-            head=Part(forward=head + logits, input_half=head + logits, weight_half=head),
+            embedding=_part(2 * looked_up * size.replica, 0.0, 3 * looked_up * size.master),
+            block=_part(product + attention + moved, product + 2.5 * attention + 1.5 * moved, product),
+            head=_part(head + logits, head + logits, head),
         )
 
     def update(self, config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> float:
@@ -111,3 +106,9 @@ class Roofline:
 
     def _peak(self, precision: str) -> float:
         return self.device.tflops[precision] * _TERA
+
+
+def _part(forward: float, input_half: float, weight_half: float) -> Part:
+    return Part(
+        forward=forward, backward=input_half + weight_half, input_half=input_half, weight_half=weight_half
+    )

@@ -22,8 +22,9 @@ class StageTimes:
     """Seconds of one micro-batch at each stage, and of one update. Tuples are indexed by stage."""
 
     forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    """What recomputation adds is in it, and in the first half of a backward in halves."""
     input_half: tuple[float, ...]
-    """Of the backward; what recomputation adds is in it."""
     weight_half: tuple[float, ...]
     update: tuple[float, ...]
     reduction: tuple[float, ...]
@@ -31,11 +32,11 @@ class StageTimes:
     message: float
     """What one stage sends another, from its end to its arrival."""
 
-    @property
-    def whole(self) -> tuple[float, ...]:
-        """A micro-batch's whole computation."""
-        parts = zip(self.forward, self.input_half, self.weight_half, strict=True)
-        return tuple(forward + first + second for forward, first, second in parts)
+    def whole(self, *, split: bool) -> tuple[float, ...]:
+        """A micro-batch's whole computation, with its backward in one piece or in halves."""
+        halves = tuple(a + b for a, b in zip(self.input_half, self.weight_half, strict=True))
+        backward = halves if split else self.backward
+        return tuple(a + b for a, b in zip(self.forward, backward, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ def step_time(
         chunks: stages a rank, which has those that leave the same rest on division by the ranks.
     """
     schedule = schedules.find(name)
+    split = name == "zero-bubble"
     stages = len(times.forward)
     ranks = stages // chunks
     updates = 1
@@ -72,7 +74,7 @@ def step_time(
         else:
             seconds = _flushed_step(name, times, microbatches=simulated, chunks=chunks)
         if simulated < microbatches:
-            each = turn(times, updating=(0.0,) * stages, split=name == "zero-bubble", phased=name == "gpipe")
+            each = turn(times, updating=(0.0,) * stages, split=split, phased=name == "gpipe")
             seconds += (microbatches - simulated) * each
     else:
         updating = times.update
@@ -87,7 +89,7 @@ def step_time(
             seconds += max(0.0, max(times.reduction) - slack)
     busy = [
         microbatches * of_stage + updates * update
-        for of_stage, update in zip(times.whole, times.update, strict=True)
+        for of_stage, update in zip(times.whole(split=split), times.update, strict=True)
     ]
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - sum(busy) / ranks / seconds))
 
@@ -101,11 +103,11 @@ def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased:
         split: the backward comes in halves, of which only the first is waited for.
         phased: all forwards come before all backwards.
     """
-    backward = [first + second for first, second in zip(times.input_half, times.weight_half, strict=True)]
     if phased:
-        return max(times.forward) + max(backward)
+        return max(times.forward) + max(times.backward)
     # On the way down to a stage and back, weight halves and updates are met at the first stage alone.
-    waited = [a + b for a, b in zip(times.forward, times.input_half if split else backward, strict=True)]
+    sooner = times.input_half if split else times.backward
+    waited = [a + b for a, b in zip(times.forward, sooner, strict=True)]
     once = [a + b for a, b in zip(times.weight_half, updating, strict=True)] if split else updating
     longest = 0.0
     for first in range(len(waited)):
@@ -138,7 +140,7 @@ def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: in
     program = schedules.build(name, stages=ranks, microbatches=microbatches, steps=2, chunks=chunks)
     costs = Costs(
         forward=times.forward,
-        backward=tuple(a + b for a, b in zip(times.input_half, times.weight_half, strict=True)),
+        backward=times.backward,
         input_half=times.input_half,
         weight_half=times.weight_half,
         update=times.update,

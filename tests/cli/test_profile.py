@@ -44,7 +44,7 @@ def test_every_part_is_measured_for_every_size(measured: Path) -> None:
         assert part["update"] > 0
         assert list(part["microbatch"]) == ["1", "4"]
         for times in part["microbatch"].values():
-            assert set(times) == {"forward", "input_half", "weight_half"}
+            assert set(times) == {"forward", "backward", "input_half", "weight_half"}
             assert min(times.values()) > 0
     assert content["conditions"]["model"]["width"] == 32
 
@@ -52,9 +52,9 @@ def test_every_part_is_measured_for_every_size(measured: Path) -> None:
 def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> None:
     """By hand, for one stage: it computes everything, one micro-batch after another."""
     parts = {
-        "embedding": {"forward": 1.0, "input_half": 0.0, "weight_half": 2.0},
-        "block": {"forward": 3.0, "input_half": 4.0, "weight_half": 5.0},
-        "head": {"forward": 6.0, "input_half": 7.0, "weight_half": 8.0},
+        "embedding": {"forward": 1.0, "backward": 2.0, "input_half": 0.5, "weight_half": 2.0},
+        "block": {"forward": 3.0, "backward": 9.0, "input_half": 4.5, "weight_half": 5.5},
+        "head": {"forward": 6.0, "backward": 15.0, "input_half": 7.0, "weight_half": 9.0},
     }
     content = json.loads(measured.read_text())
     for name, times in parts.items():

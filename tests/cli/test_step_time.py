@@ -17,6 +17,7 @@ def times(*, stages: int, uneven: bool, message: float, update: float, reduction
     forward = tuple(1 + uneven * 0.3 * generator.random() for _ in range(stages))
     return StageTimes(
         forward=forward,
+        backward=tuple(1.8 * seconds for seconds in forward),
         input_half=tuple(1.1 * seconds for seconds in forward),
         weight_half=tuple(0.8 * seconds for seconds in forward),
         update=(update,) * stages,
@@ -32,7 +33,7 @@ def simulated(name: str, given: StageTimes, *, microbatches: int, chunks: int = 
     program = schedules.build(name, stages=ranks, microbatches=microbatches, steps=steps, chunks=chunks)
     costs = Costs(
         forward=given.forward,
-        backward=tuple(a + b for a, b in zip(given.input_half, given.weight_half, strict=True)),
+        backward=given.backward,
         input_half=given.input_half,
         weight_half=given.weight_half,
         update=given.update,
