@@ -79,7 +79,7 @@ def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "has format 2"),
+        ({"format": 3}, "has format 3"),
         ({"parts": {}}, "is not a file of `asyncpp profile`"),
         ({"conditions": {"context": 16}}, "was measured with model None"),
     ],
