@@ -61,6 +61,10 @@ class RunRecorder:
         if row["kind"] == "step":
             self._last_step = row
 
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Replace the timeline in the run's folder."""
+        self._run.write_timeline(timeline)
+
     def flush(self) -> None:
         """See that all rows are on the disk, so that no checkpoint is newer than the metrics."""
         if self._metrics is not None:

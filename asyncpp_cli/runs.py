@@ -7,6 +7,7 @@ EXPERIMENT/code/                   the code that it is to run; `cluster.snapshot
 EXPERIMENT/runs/ID/config.yaml     the run's configuration, never changed
 EXPERIMENT/runs/ID/status.json     how it goes, replaced at once
 EXPERIMENT/runs/ID/metrics.jsonl   append-only, one JSON object a line
+EXPERIMENT/runs/ID/timeline.json   when the ranks did the last actions of the latest segment, replaced at once
 EXPERIMENT/runs/ID/logs/           what each rank of each attempt printed
 EXPERIMENT/runs/ID/jobs/           submitit's own files
 EXPERIMENT/runs/ID/checkpoints/    what it can be resumed from; `stages.checkpoint_files` owns what is in it
@@ -30,7 +31,7 @@ from stages.checkpoint_files import saved_steps
 from stages.config import RunConfig
 
 FORMAT = 1
-"""Of experiment.json and status.json; a reader refuses a later one."""
+"""Of experiment.json, status.json and timeline.json; a reader refuses a later one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,10 @@ class Run:
     @property
     def metrics_file(self) -> Path:
         return self.folder / "metrics.jsonl"
+
+    @property
+    def timeline_file(self) -> Path:
+        return self.folder / "timeline.json"
 
     @property
     def logs(self) -> Path:
@@ -126,6 +131,21 @@ class Run:
     def write_status(self, status: Status) -> None:
         """Replace the status file at once."""
         write_json(self.status_file, {"format": FORMAT} | asdict(status))
+
+    def write_timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Replace the timeline at once."""
+        write_json(self.timeline_file, {"format": FORMAT} | dict(timeline))
+
+    def timeline(self) -> Mapping[str, Any] | None:
+        """When the ranks did the last actions of the latest segment (`stages.timeline`); None if unknown.
+
+        Raises:
+            DamagedError: the file is there but cannot be read.
+        """
+        try:
+            return read_json(self.timeline_file, newest_format=FORMAT)
+        except FileNotFoundError:
+            return None
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics rows, without those of steps that a later attempt did again.

@@ -60,6 +60,9 @@ class Rows(list[dict[str, Any]]):
     def append(self, row: Mapping[str, Any]) -> None:
         super().append(dict(row))
 
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 

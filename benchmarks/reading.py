@@ -49,6 +49,9 @@ class Times:
         if row["kind"] == "step":
             self.seconds.append(row["seconds"])
 
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 

@@ -28,8 +28,9 @@ class Clock(Protocol):
     def mark(self) -> Any:
         """This point in the rank's work, for one `measure`."""
 
-    def measure(self, start: Any, then: Callable[[float], None]) -> None:
-        """Have `then` called with the seconds from the mark `start` to this point."""
+    def measure(self, start: Any, then: Callable[[float, float], None]) -> None:
+        """Have `then` called with the times of the mark `start` and of this point, in seconds of
+        `time.perf_counter`."""
 
     def tell(self, then: Callable[[float], None]) -> None:
         """Have `then` called with the time of this point, in seconds of `time.perf_counter`."""
@@ -50,8 +51,8 @@ class HostClock:
     def mark(self) -> float:
         return time.perf_counter()
 
-    def measure(self, start: float, then: Callable[[float], None]) -> None:
-        then(time.perf_counter() - start)
+    def measure(self, start: float, then: Callable[[float, float], None]) -> None:
+        then(start, time.perf_counter())
 
     def tell(self, then: Callable[[float], None]) -> None:
         then(time.perf_counter())
@@ -89,7 +90,7 @@ class EventClock:
     def __init__(self, new_event: Callable[[], Event]) -> None:
         self._new_event = new_event
         self._free: list[Event] = []
-        self._asked: deque[tuple[Event | None, Event, Callable[[float], None]]] = deque()
+        self._asked: deque[tuple[Event | None, Event, Callable[..., None]]] = deque()
         self._told: tuple[Event, float] | None = None
         """An event and its time; elapsed times are short ones, which keeps them exact."""
 
@@ -105,13 +106,13 @@ class EventClock:
         event.record()
         return event
 
-    def measure(self, start: Event, then: Callable[[float], None]) -> None:
+    def measure(self, start: Event, then: Callable[[float, float], None]) -> None:
         self._ask(start, then)
 
     def tell(self, then: Callable[[float], None]) -> None:
         self._ask(None, then)
 
-    def _ask(self, start: Event | None, then: Callable[[float], None]) -> None:
+    def _ask(self, start: Event | None, then: Callable[..., None]) -> None:
         self._asked.append((start, self.mark(), then))
         self.settle()
         while len(self._asked) > AHEAD:
@@ -121,16 +122,18 @@ class EventClock:
     def settle(self) -> None:
         while self._asked and self._asked[0][1].query():
             start, end, then = self._asked.popleft()
+            assert self._told is not None
+            before, at = self._told
             if start is not None:
-                seconds = _seconds(start, end)
+                began = at + _seconds(before, start)
+                ended = began + _seconds(start, end)
                 self._free += [start, end]
+                then(began, ended)
             else:
-                assert self._told is not None
-                before, at = self._told
-                seconds = at + _seconds(before, end)
+                told = at + _seconds(before, end)
                 self._free.append(before)
-                self._told = (end, seconds)
-            then(seconds)
+                self._told = (end, told)
+                then(told)
 
     def finish(self) -> None:
         event = self.mark()

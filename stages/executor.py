@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from stages.data import Batches
 from stages.model import next_token_loss
 from stages.pending import RankUpdates, UpdateRules
 from stages.split_backward import DeferredGradients, deferring
+from stages.timeline import kept_actions
 from stages.trace import RankTrace, StageTrace, StepResult
 from stages.update import StageState
 from stages.weights import Replica
@@ -78,6 +80,7 @@ class RankExecutor:
         self._stages = stages
         self._links = connection.links
         self._data_ranks = connection.data.size
+        self._data_rank = connection.data.rank
         self._batches = batches
         self._clock = clock
         self._updates = RankUpdates(
@@ -106,7 +109,10 @@ class RankExecutor:
         self._program = program
         self._last_stage = program.num_stages - 1
         self._loss_share = program.update_interval * self._data_ranks
-        self.trace = RankTrace(stages={stage: StageTrace() for stage in self._stages})
+        self.trace = RankTrace(
+            stages={stage: StageTrace() for stage in self._stages},
+            latest=deque(maxlen=self._timed_actions(program)),
+        )
         self.in_flight: dict[int, set[tuple[int, int]]] = {stage: set() for stage in self._stages}
         """For each stage, how many micro-batches were in flight at a time: whole ones, and ones whose
         weight half was still to come."""
@@ -129,12 +135,18 @@ class RankExecutor:
                 yield from self._backward(action)
             else:
                 self._backward_weight(action)
-            self._clock.measure(started, partial(self.trace.stages[action.stage].count, action.op))
+            self._clock.measure(started, partial(self.trace.note_action, action))
         yield from self._updates.go_on(before=None)
         self._clock.finish()
         left = sorted(self._saved) + sorted(self._halves)
         if left:
             raise RuntimeError(f"micro-batches without a whole backward at the drain: {left}")
+
+    def _timed_actions(self, program: Program) -> int:
+        """Of how many actions the times are kept: none where ranks take turns, and of one pipeline alone."""
+        if not self._links.waits or self._data_rank:
+            return 0
+        return kept_actions(len(program.actions[self._rank]), steps=program.steps)
 
     def _is_cut_off(self, action: Action) -> bool:
         if action.op is Op.UPDATE:
@@ -148,7 +160,7 @@ class RankExecutor:
         if activation is None:
             given = self._batches.tokens(microbatch)
         else:
-            given = (yield from self._receive(activation, action)).detach().requires_grad_()
+            given = (yield from self._receive(activation)).detach().requires_grad_()
         deferred = DeferredGradients() if stage in self._split else None
         with deferring(deferred):
             output = replica.module(given)
@@ -175,7 +187,7 @@ class RankExecutor:
             # Autograd would not see it where the backward computes its activations anew.
             raise RuntimeError(f"{action}: its weights were written since the forward")
         incoming = received(action, self._program.num_stages)
-        gradient = None if incoming is None else (yield from self._receive(incoming, action))
+        gradient = None if incoming is None else (yield from self._receive(incoming))
         mismatch = saved.replica.version - saved.version
         with update.at_backward(saved.replica, mismatch=mismatch):
             torch.autograd.backward(saved.output, gradient)
@@ -220,10 +232,10 @@ class RankExecutor:
             self._clock.tell(self.trace.note_update)
         self._updates.add(action, gradient, losses)
 
-    def _receive(self, message: Message, action: Action) -> Generator[None, None, Tensor]:
+    def _receive(self, message: Message) -> Generator[None, None, Tensor]:
         while not self._links.waits and not self._links.arrived(message):
             yield
         started = self._clock.mark()
         tensor = self._links.receive(message)
-        self._clock.measure(started, partial(self.trace.note_wait, action))
+        self._clock.measure(started, self.trace.note_wait)
         return tensor

@@ -12,6 +12,9 @@ class Recorder(Protocol):
     def append(self, row: Mapping[str, Any]) -> None:
         """Keep one row of the run's metrics for good; its `kind` is start, step, eval, segment or end."""
 
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Keep when the ranks did the last actions of a segment, in place of what was kept before."""
+
     def flush(self) -> None:
         """See that all rows are on the disk: a checkpoint that follows vouches for them."""
 

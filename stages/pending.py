@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from schedules.actions import Action, Op, Program
+from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from stages.clock import Clock
 from stages.copies import to_host
 from stages.groups import Exchange, Group, sum_in_order
@@ -247,7 +247,9 @@ class RankUpdates:
             clip_by=clip_by,
             finite=math.isfinite(judged),
         )
-        self._clock.measure(started, partial(self._trace.stages[stage].count, Op.UPDATE))
+        self._clock.measure(
+            started, partial(self._trace.note_action, Action(stage, Op.UPDATE, NO_MICROBATCH, version))
+        )
         self._skipped[stage] = self._skipped[stage] + 1 if result.skipped else 0
         if self._skipped[stage] == self._rules.max_skipped > 0 and self._trace.gave_up is None:
             self._give_up(stage, version)

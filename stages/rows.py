@@ -36,6 +36,11 @@ class Rows:
         if self._recorder is not None:
             self._recorder.append(row)
 
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Keep the timeline of the latest segment, if this process writes."""
+        if self._recorder is not None:
+            self._recorder.timeline(timeline)
+
     def step(self, result: StepResult, *, seconds: float) -> None:
         """An update of the last stage, after so many seconds of training."""
         self.train_losses.append(result.train_loss)

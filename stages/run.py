@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from stages.metrics import Recorder
 from stages.process import Process
 from stages.programs import segment_program
 from stages.rows import Rows
+from stages.timeline import Meeting, timeline
 from stages.trace import StepResult, check_staleness
 from stages.turns import drive
 from stages.update import StageState
@@ -103,6 +105,7 @@ class Run:
         self._seconds = 0.0
         self._segment_started = 0.0
         self._val_losses: list[float] = []
+        self._met = Meeting(host=socket.gethostname(), left=time.perf_counter())
 
     def last_sign(self) -> Sign:
         """What this process began last."""
@@ -220,6 +223,7 @@ class Run:
         program = self._program(first_step, steps)
         self._begin("training")
         self._weigher.begin()
+        met = self._met
         self._segment_started = time.perf_counter()
         drive([rank.executor.run(program) for rank in self._ranks])
         self._finish_sending()
@@ -229,18 +233,18 @@ class Run:
         stop, failed = self._stop(), self._saving_failed
         collected = self._collect(
             [
-                ((rank.number, rank.connection.data.rank), rank.executor.trace, stop, failed)
+                ((rank.number, rank.connection.data.rank), rank.executor.trace, met, stop, failed)
                 for rank in self._ranks
             ]
         )
-        traces = {place: trace for place, trace, _, _ in collected}
+        traces = {place: trace for place, trace, *_ in collected}
         reasons = [trace.gave_up for _, trace in sorted(traces.items()) if trace.gave_up is not None]
-        if self._checkpoints is not None and (reasons or any(failed for _, _, _, failed in collected)):
+        if self._checkpoints is not None and (reasons or any(failed for *_, failed in collected)):
             self._begin("writing a checkpoint", with_disk=True)
             self._checkpoints.finish()
         if reasons:
             raise SkippedTooOftenError(reasons[0])
-        stopping = done < first_step + steps or any(stop for _, _, stop, _ in collected)
+        stopping = done < first_step + steps or any(stop for *_, stop, _ in collected)
         if done < first_step + steps:
             steps = done - first_step
             program = self._program(first_step, steps)
@@ -258,6 +262,15 @@ class Run:
                 memory=memory,
             )
         )
+        if self._process is not None:
+            self._rows.timeline(
+                timeline(
+                    {rank: trace for (rank, data), trace in traces.items() if data == 0},
+                    {rank: met for (rank, data), _, met, *_ in collected if data == 0},
+                    first_step=first_step,
+                    steps=steps,
+                )
+            )
         return done, stopping
 
     def _evaluate(self, step: int) -> None:
@@ -309,4 +322,6 @@ class Run:
         """What all ranks brought, rank by rank."""
         if self._process is None:
             return mine
-        return [item for of_process in self._process.gather(mine) for item in of_process]
+        everyone = self._process.gather(mine)
+        self._met = Meeting(host=self._met.host, left=time.perf_counter())
+        return [item for of_process in everyone for item in of_process]

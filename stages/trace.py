@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,15 +38,14 @@ class StageTrace:
         before, so_far = self.actions.get(op, (0, 0.0))
         self.actions[op] = (before + 1, so_far + seconds)
 
-    def leave_out(self, op: Op, seconds: float) -> None:
-        """Of the time of an `op`, these seconds were spent waiting."""
-        performed, so_far = self.actions.get(op, (0, 0.0))
-        self.actions[op] = (performed, so_far - seconds)
-
     def note_delays(self, delays: Sequence[int]) -> None:
         """An update applied gradients that were `delays` updates old."""
         self.delay_min = min(delays if self.delay_min is None else [self.delay_min, *delays])
         self.delay_max = max(delays if self.delay_max is None else [self.delay_max, *delays])
+
+
+Timed = tuple[Action, float, float]
+"""An action, and when its computing began and ended, in seconds of `time.perf_counter`."""
 
 
 @dataclass
@@ -61,15 +61,28 @@ class RankTrace:
     """Seconds spent waiting for others, in all."""
     gave_up: str | None = None
     """Why the run must not go on after this segment."""
+    latest: deque[Timed] = field(default_factory=lambda: deque(maxlen=0))
+    """The last actions that were done, as many as the queue holds; an update when it is applied."""
+    _waited_in_action: float = 0.0
+    """Seconds that the action under way has waited so far."""
+    _waited_until: float | None = None
+    """Clock when it had waited, seconds; None if it has not."""
 
-    def note_wait(self, action: Action, seconds: float) -> None:
-        """`action` waited for another rank."""
-        self.waited += seconds
-        self.stages[action.stage].leave_out(action.op, seconds)
+    def note_wait(self, began: float, ended: float) -> None:
+        """The action under way waited for another rank."""
+        self.waited += ended - began
+        self._waited_in_action += ended - began
+        self._waited_until = ended
 
-    def note_wait_for_update(self, seconds: float) -> None:
+    def note_wait_for_update(self, began: float, ended: float) -> None:
         """An action could not begin before an update was done."""
-        self.waited += seconds
+        self.waited += ended - began
+
+    def note_action(self, action: Action, began: float, ended: float) -> None:
+        """`action` was performed; all that it waited has been noted. It waits before it computes."""
+        self.stages[action.stage].count(action.op, ended - began - self._waited_in_action)
+        self.latest.append((action, began if self._waited_until is None else self._waited_until, ended))
+        self._waited_in_action, self._waited_until = 0.0, None
 
     def note_update(self, at: float) -> None:
         """The last stage of the rank began an update; all waits before it have been noted."""

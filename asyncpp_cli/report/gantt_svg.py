@@ -22,7 +22,7 @@ def to_svg(pair: Pair) -> str:
     """The timelines of a pair below each other, on one scale of time."""
     timelines = [("predicted", pair.predicted)]
     if pair.measured is not None:
-        timelines.append(("with the measured times", pair.measured))
+        timelines.append(("measured", pair.measured))
     length = max(timeline.makespan for _, timeline in timelines) or 1.0
     parts: list[str] = []
     top = 0.0

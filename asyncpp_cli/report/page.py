@@ -152,12 +152,12 @@ def _timelines(cells: Sequence[Cell]) -> str:
         return ""
     said = (
         "<p>A row a rank, a box a micro-batch: pale a forward, full a backward; the colour is the weight "
-        "version that it reads, an outlined bar an update. Predicted: stages of equal cost, a backward twice "
-        "a forward. Measured: each rank's own mean times put into the same program. Messages take no time in "
-        "either.</p>"
+        "version that it reads, an outlined bar an update. Measured: the clocks of one run's ranks, action "
+        "by action; between the boxes a rank waited or did something else. Predicted: the same actions with "
+        "stages of equal cost, a backward twice a forward, updates and messages that take no time.</p>"
     )
     figures = "".join(
-        f"<figure><figcaption>{_text(pair.title)}. {_text(_bubbles(pair))}</figcaption>"
+        f"<figure><figcaption>{_text(_caption(pair))}</figcaption>"
         f'<div class="scroll">{to_svg(pair)}</div></figure>'
         for pair in drawn[:MOST_TIMELINES]
     )
@@ -166,10 +166,15 @@ def _timelines(cells: Sequence[Cell]) -> str:
     return f"{said}{figures}{rest}"
 
 
+def _caption(pair: Pair) -> str:
+    trouble = f"{pair.trouble}." if pair.trouble is not None else ""
+    return " ".join(part for part in (f"{pair.title}.", f"{pair.shown}.", _bubbles(pair), trouble) if part)
+
+
 def _bubbles(pair: Pair) -> str:
     known = (
         ("predicted", pair.predicted_bubble),
-        ("from the measured times", pair.measured_times_bubble),
+        ("from the mean times of actions", pair.measured_times_bubble),
         ("measured by clocks", pair.clocked_bubble),
     )
     said = ", ".join(f"{name} {share:.0%}" for name, share in known if share is not None)

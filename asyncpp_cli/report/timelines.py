@@ -1,12 +1,16 @@
-"""Timelines of a cell's program: as predicted, and with the times that were measured."""
+"""Timelines of a cell's program: as predicted, and as the clocks of a run's ranks took it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
+from asyncpp_cli import runs
+from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.measured_costs import rank_times
 from asyncpp_cli.report.cells import Cell
+from asyncpp_cli.report.clocked import Clocked, read_clocked
 from asyncpp_cli.report.loaded import Run
 from asyncpp_cli.settings import SettingError, assign
 from schedules import Program, ScheduleError
@@ -19,6 +23,8 @@ STEPS_SHOWN = 4
 MOST_BOXES = 1200
 """Of one timeline; a program with more in so many steps is not drawn on a page."""
 
+SECONDS = "s"
+
 BACKWARD = 2.0
 """Forwards that a backward is predicted to take, as for the predicted bubble."""
 
@@ -29,9 +35,14 @@ class Pair:
 
     title: str
     predicted: Timeline
-    """Stages of equal cost, a backward twice a forward, updates and messages that take no time."""
+    """Stages of equal cost, a backward twice a forward, updates and messages that take no time. Of the same
+    actions as `measured`; without one, of the first steps."""
     measured: Timeline | None
-    """With each rank's own mean time of each action; messages still take no time."""
+    """The last actions of a run's last segment, as its ranks' clocks say; what a rank waited is left out."""
+    shown: str
+    """Which steps the timelines show."""
+    trouble: str | None
+    """What was wrong with the file of a measured one."""
     predicted_bubble: float | None
     """Of the steady state, in 0..1; so are the next two."""
     measured_times_bubble: float | None
@@ -39,23 +50,51 @@ class Pair:
     clocked_bubble: float | None
     """What the ranks' clocks said they waited."""
     unit: str
-    """`s`, or `forwards` where nothing was measured."""
+    """`SECONDS`, or `forwards` where nothing was measured."""
 
 
 def pairs(cells: Sequence[Cell]) -> list[Pair]:
     """A pair for each distinct program of the cells, those that are too large to draw left out.
 
-    The times are those of the first completed run that measured some.
+    Of cells with one program, the first counts that has a measured timeline; then the first with times.
     """
-    made: dict[object, Pair | None] = {}
+    made: dict[object, tuple[_Knows, Pair | None]] = {}
     for cell in cells:
         key = _program_key(cell)
         known = made.get(key)
-        if key is not None and (known is None or known.measured is None):
-            pair = _pair(cell)
-            if pair is not None and (known is None or pair.measured is not None):
-                made[key] = pair
-    return [pair for pair in made.values() if pair is not None]
+        if key is None or (known is not None and _promised(cell) <= known[0]):
+            continue
+        pair = _pair(cell)
+        if known is None or _known(pair) > known[0]:
+            made[key] = _known(pair), pair
+    return [pair for _, pair in made.values() if pair is not None]
+
+
+class _Knows(IntEnum):
+    """What a pair can be made of."""
+
+    PROGRAM = 0
+    MEAN_TIMES = 1
+    TIMELINE = 2
+
+
+def _promised(cell: Cell) -> _Knows:
+    """The most that the cell may have, at a glance: its files are not read."""
+    if not any(
+        run.measurement.segments and run.measurement.segments[-1].get("action_seconds")
+        for run in cell.completed
+    ):
+        return _Knows.PROGRAM
+    recorded = any(
+        run.folder is not None and runs.Run(run.folder).timeline_file.exists() for run in cell.completed
+    )
+    return _Knows.TIMELINE if recorded else _Knows.MEAN_TIMES
+
+
+def _known(pair: Pair | None) -> _Knows:
+    if pair is None or pair.unit != SECONDS:
+        return _Knows.PROGRAM
+    return _Knows.TIMELINE if pair.measured is not None else _Knows.MEAN_TIMES
 
 
 def _configured(cell: Cell) -> Run | None:
@@ -87,22 +126,54 @@ def _pair(cell: Cell) -> Pair | None:
     stages, microbatches = config.parallel.stages, config.schedule.microbatches
     times = _times(cell, program)
     unit = 1.0 if times is None else _mean_work(times) / (1 + BACKWARD)
-    measured = _costs(program, times)
-    long_enough = segment_program(
-        config, first_step=0, steps=steps_to_measure(stages=stages, microbatches=microbatches)
-    )
+    enough = steps_to_measure(stages=stages, microbatches=microbatches)
+    long_enough = segment_program(config, first_step=0, steps=enough)
     costs_of_long = _costs(long_enough, times)
+    clocked, trouble = _clocked(cell, program) if times is not None else (None, None)
+    if clocked is not None:
+        # Its last steps: what lies before them does not change how these are done.
+        steps = min(clocked.steps, enough)
+        first_step = clocked.first_step + clocked.steps - steps
+        program = segment_program(config, first_step=first_step, steps=steps)
+    predicted = simulate(program, uniform_costs(program, forward=unit, backward=unit * BACKWARD))
     return Pair(
         title=", ".join([f"{cell.schedule}, {stages} stages", *_settings(cell, config)]),
-        predicted=simulate(program, uniform_costs(program, forward=unit, backward=unit * BACKWARD)),
-        measured=simulate(program, measured) if measured is not None else None,
+        predicted=predicted if clocked is None else clocked.same_of(predicted),
+        measured=clocked.as_done(program) if clocked is not None else None,
+        shown=_shown(clocked),
+        trouble=trouble,
         predicted_bubble=cell.bubble_predicted,
         measured_times_bubble=(
             throughput(simulate(long_enough, costs_of_long)).bubble if costs_of_long is not None else None
         ),
         clocked_bubble=cell.bubble.mean if cell.bubble is not None else None,
-        unit="s" if times is not None else "forwards",
+        unit=SECONDS if times is not None else "forwards",
     )
+
+
+def _clocked(cell: Cell, program: Program) -> tuple[Clocked | None, str | None]:
+    """The first timeline of a completed run that can be read, and what was wrong with one that cannot."""
+    trouble = None
+    for run in cell.completed:
+        if run.folder is None:
+            continue
+        try:
+            clocked = read_clocked(runs.Run(run.folder))
+        except (DamagedError, OSError) as error:
+            trouble = str(error)
+            continue
+        if clocked is not None and len(clocked.actions) == program.num_ranks:
+            return clocked, trouble
+    return None, trouble
+
+
+def _shown(clocked: Clocked | None) -> str:
+    if clocked is None:
+        return f"The first {STEPS_SHOWN} steps; no timeline was measured"
+    last = clocked.first_step + clocked.steps
+    if clocked.steps_kept >= clocked.steps:
+        return f"Steps {clocked.first_step + 1} to {last}, a whole segment"
+    return f"The last {clocked.steps_kept:g} steps before the drain after step {last}"
 
 
 def _settings(cell: Cell, config: RunConfig) -> list[str]:

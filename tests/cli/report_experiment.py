@@ -124,6 +124,7 @@ class ExperimentFolder:
         status: Status | None = None,
         axes: Mapping[str, Any] | None = None,
         run_id: str | None = None,
+        timeline: Mapping[str, Any] | None = None,
     ) -> Run:
         """A run with these settings, completed with these rows unless told otherwise."""
         named = {
@@ -143,6 +144,8 @@ class ExperimentFolder:
         assign(config, run_settings)
         run.config_file.write_text(config_text(config))
         run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows or metrics()))
+        if timeline is not None:
+            run.write_timeline(timeline)
         run.write_status(status or Status(state=State.COMPLETED, attempt=1, step=4, steps=4))
         write_experiment(experiment)
         return run

@@ -20,6 +20,24 @@ SPIKE = 1234
 HOSTILE = "<img src=x onerror=console.error(1)>"
 
 
+TIMELINES = {
+    schedule: {
+        "first_step": 2998,
+        "steps": 2,
+        "steps_kept": 1.0,
+        "ranks": [
+            [["0B5998@2999", 0, 200_000], ["0U3000", 200_000, 210_000]],
+            [
+                ["1F5999@2999", 100_000, 300_000],
+                ["1B5999@2999", 300_000, 700_000],
+                ["1U3000", 700_000, 710_000],
+            ],
+        ],
+    }
+    for schedule in ("1f1b", "2bw")
+}
+
+
 def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
     """Enough steps to be thinned, with a spike and a hole in them."""
     start, *_, segment, evaluation, end = metrics(val_losses=(4.0, 2.0 + delay / 8 + seed / 100), delay=delay)
@@ -52,6 +70,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 settings(schedule, "muon", seed=seed, **{"data.path": name}),
                 rows=rows,
                 axes={"data.path": name},
+                timeline=TIMELINES[schedule],
             )
     done = asyncpp("report", experiment.folder, "--format", "html", "--out", folder / "page.html")
     assert done.returncode == 0, done.stderr
@@ -166,7 +185,12 @@ def test_every_chart_and_timeline_is_drawn(page: Page) -> None:
     assert page.value("document.getElementById('memory').hidden")
     # Two programs, predicted and measured, on two ranks.
     assert page.value("document.querySelectorAll('svg.gantt .g-rank').length") == 8
-    assert page.value("document.querySelectorAll('svg.gantt rect title').length") > 50
+    boxes = page.value("[...document.querySelectorAll('svg.gantt rect title')].map(t => t.textContent)")
+    # The same five actions four times, and the measured ones at the times that the run wrote.
+    assert len(boxes) == 4 * 5
+    assert boxes.count("1B5999@2999: 0.3 to 0.7 s") == 2
+    captions = page.value("[...document.querySelectorAll('#timelines figcaption')].map(t => t.textContent)")
+    assert all("The last 1 steps before the drain after step 3000" in caption for caption in captions)
     assert page.value("document.images.length") == 0
 
 

@@ -80,9 +80,13 @@ class Rows:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.timelines: list[dict[str, Any]] = []
 
     def append(self, row: Mapping[str, Any]) -> None:
         self.rows.append(dict(row))
+
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        self.timelines.append(dict(timeline))
 
     def flush(self) -> None:
         pass

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -74,16 +76,16 @@ class DeviceEvent:
 
 def run_actions(clock: Clock, device: Device, *, actions: int) -> RankTrace:
     """Forwards that wait 1 s each and compute 2 s, with an update after every fourth."""
-    trace = RankTrace(stages={0: StageTrace()})
+    trace = RankTrace(stages={0: StageTrace()}, latest=deque(maxlen=3))
     clock.begin()
     for number in range(actions):
         action = Action(0, Op.FORWARD, number, 0)
         started = clock.mark()
         waiting = clock.mark()
         device.launch(1.0)
-        clock.measure(waiting, partial(trace.note_wait, action))
+        clock.measure(waiting, trace.note_wait)
         device.launch(2.0)
-        clock.measure(started, partial(trace.stages[0].count, Op.FORWARD))
+        clock.measure(started, partial(trace.note_action, action))
         if number % 4 == 3:
             clock.tell(trace.note_update)
     clock.finish()
@@ -97,6 +99,11 @@ def test_a_device_that_lags_behind_is_measured_all_the_same() -> None:
     assert trace.waited == pytest.approx(40.0)
     assert trace.steady_seconds == pytest.approx(36 * 3.0)
     assert trace.busy == pytest.approx(2 / 3)
+    assert [action.microbatch for action, _, _ in trace.latest] == [37, 38, 39]
+    lengths = [end - start for _, start, end in trace.latest]
+    assert lengths == pytest.approx([2.0] * 3)
+    starts = [start for _, start, _ in trace.latest]
+    assert [later - start for start, later in pairwise(starts)] == pytest.approx([3.0, 3.0])
 
 
 def test_events_are_used_again_and_the_host_stays_near() -> None:
@@ -122,11 +129,15 @@ def test_events_are_used_again_and_the_host_stays_near() -> None:
 
 def test_what_is_known_is_told_without_waiting() -> None:
     device, told = Device(), list[float]()
+
+    def tell(began: float, ended: float) -> None:
+        told.append(ended - began)
+
     clock = EventClock(device.event)
     clock.begin()
     start = clock.mark()
     device.launch(5.0)
-    clock.measure(start, told.append)
+    clock.measure(start, tell)
     clock.settle()
     assert told == []
     device.go_on()
@@ -136,7 +147,7 @@ def test_what_is_known_is_told_without_waiting() -> None:
 
 def test_the_hosts_clock_tells_at_once() -> None:
     clock, told = HostClock(), list[float]()
-    clock.measure(clock.mark(), told.append)
+    clock.measure(clock.mark(), lambda began, ended: told.extend((began, ended)))
     clock.tell(told.append)
-    assert len(told) == 2
-    assert 0 <= told[0] <= told[1]
+    assert len(told) == 3
+    assert told == sorted(told)

@@ -87,7 +87,7 @@ def test_events_tell_what_the_device_did() -> None:
         start = clock.mark()
         for _ in range(count):
             torch.mm(matrix, matrix)
-        clock.measure(start, seconds.append)
+        clock.measure(start, lambda began, ended: seconds.append(ended - began))
     clock.finish()
     assert len(seconds) == 2
     assert 0 < seconds[0] < seconds[1]
