@@ -74,7 +74,7 @@ def read_clocked(run: Run) -> Clocked | None:
         return None
     try:
         return _clocked(content)
-    except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise DamagedError(f"{run.timeline_file} has another form ({error!r})") from error
 
 

@@ -173,7 +173,8 @@ def _shown(clocked: Clocked | None) -> str:
     last = clocked.first_step + clocked.steps
     if clocked.steps_kept >= clocked.steps:
         return f"Steps {clocked.first_step + 1} to {last}, a whole segment"
-    return f"The last {clocked.steps_kept:g} steps before the drain after step {last}"
+    kept = "step" if clocked.steps_kept == 1 else f"{clocked.steps_kept:g} steps"
+    return f"The last {kept} before the drain after step {last}"
 
 
 def _settings(cell: Cell, config: RunConfig) -> list[str]:
