@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
+from schedules.actions import Op
 from stages.trace import RankTrace, Timed
 
 STEPS = 4
@@ -59,7 +61,10 @@ def timeline(
         if of_rank and len(of_rank) < _performed(traces[rank])
     ]
     since = max(cut_short, default=float("-inf"))
-    shown = [[timed for timed in of_rank if timed[1] >= since] for of_rank in of_ranks]
+    # An update before all else is of a step that lies before.
+    shown = [
+        list(dropwhile(_is_update, (timed for timed in of_rank if timed[1] >= since))) for of_rank in of_ranks
+    ]
     begin = min((start for of_rank in shown for _, start, _ in of_rank), default=0.0)
     return {
         "first_step": first_step,
@@ -77,6 +82,10 @@ def timeline(
 
 def _counted_from(origin: float, trace: RankTrace) -> list[Timed]:
     return [(action, start - origin, end - origin) for action, start, end in trace.latest]
+
+
+def _is_update(timed: Timed) -> bool:
+    return timed[0].op is Op.UPDATE
 
 
 def _performed(trace: RankTrace) -> int:
