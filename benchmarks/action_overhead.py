@@ -22,15 +22,11 @@ import os
 import platform
 import queue
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-# A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
-sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
 
 import torch
 from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights

@@ -27,9 +27,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-# A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
-sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
-
 import torch
 from lone_stage import MadeUpNeighbours, MadeUpPipeline
 

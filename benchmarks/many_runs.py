@@ -26,9 +26,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
-sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
-
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.processes import this_process
 from asyncpp_cli.runs import Run, open_experiment

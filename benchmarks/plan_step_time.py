@@ -30,9 +30,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
-sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
-
 import torch
 
 from asyncpp_cli.planner.estimate import estimate

@@ -31,9 +31,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
-sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
-
 from asyncpp_cli.runs import Run, State, open_experiment
 from stages import checkpoint_files
 

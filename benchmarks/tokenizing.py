@@ -23,9 +23,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-# A script's folder comes first on the path, where optimizers.py would stand in for the package of that name.
-sys.path.sort(key=lambda entry: Path(entry or ".").resolve() == Path(__file__).resolve().parent)
-
 import numpy as np
 
 from asyncpp_cli.cluster.resources import this_machine

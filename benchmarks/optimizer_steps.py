@@ -1,8 +1,8 @@
 """Seconds a step of the matrix optimizers beside their peers, in one run, on the shapes of a model's blocks.
 
-    python benchmarks/optimizers.py --json
-    python benchmarks/optimizers.py --models 135m,360m --blocks 1 --out benchmarks/results
-    python benchmarks/optimizers.py --models 10b --blocks 6 --optimizers muon --out benchmarks/results
+    python benchmarks/optimizer_steps.py --json
+    python benchmarks/optimizer_steps.py --models 135m,360m --blocks 1 --out benchmarks/results
+    python benchmarks/optimizer_steps.py --models 10b --blocks 6 --optimizers muon --out benchmarks/results
 
 The last is for a GPU: the blocks of one of eight stages of the 10B model.
 
@@ -32,10 +32,6 @@ from pathlib import Path
 import pytorch_optimizer as peers
 import torch
 from torch.optim import Optimizer
-
-# This file has the name of the package that it measures, and Python looks beside the script first.
-HERE = Path(__file__).resolve().parent
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]
 
 Weights = dict[str, torch.nn.Parameter]
 
