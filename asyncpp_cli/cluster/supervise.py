@@ -60,6 +60,9 @@ class _Supervisor:
             except subprocess.TimeoutExpired:
                 continue
         code = child.wait()
+        if code == RESUMABLE and self._told_by is not None:
+            # A cluster signals the child as well, which may have saved and ended before anybody looked.
+            self._stop(self._told_by)
         self._attempt.rank_ended(
             self._rank,
             code=code if code >= 0 else None,
@@ -84,8 +87,7 @@ class _Supervisor:
     def _seconds_left(self) -> float | None:
         """How long the child may take to end, if it has to."""
         if self._told_by is not None:
-            reason, cause = self._why(self._told_by)
-            self._attempt.stop(reason, cause=cause)
+            self._stop(self._told_by)
         if self._attempt.stop_reason is not None:
             return self._grace
         now = time.time()
@@ -94,11 +96,15 @@ class _Supervisor:
         self._looked_at_others = now
         return _SECONDS_TO_END if self._is_overtaken() or self._another_failed_long_ago(now) else None
 
-    def _why(self, number: signal.Signals) -> tuple[str, Cause]:
+    def _stop(self, number: signal.Signals) -> None:
+        """Say why all ranks are to end: this one got the signal."""
         near = os.environ.get(LIMIT_VARIABLE)
         if near is not None and time.time() > float(near):
-            return f"the job's time limit is near (rank {self._rank} got {number.name})", Cause.TIME_LIMIT
-        return f"rank {self._rank} was told to end by {number.name}", Cause.STOPPED
+            reason = f"the job's time limit is near (rank {self._rank} got {number.name})"
+            self._attempt.stop(reason, cause=Cause.TIME_LIMIT)
+        else:
+            reason = f"rank {self._rank} was told to end by {number.name}"
+            self._attempt.stop(reason, cause=Cause.STOPPED)
 
     def _is_overtaken(self) -> bool:
         """Whether another attempt goes on: a cluster has given this one up, say since its node was silent."""

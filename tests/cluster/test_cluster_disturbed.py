@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -165,11 +166,13 @@ def test_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
     job = first.job
     assert job is not None
     trainer, _ = first.processes(0)
-    os.kill(trainer.pid, signal.SIGSTOP)
+    with suppress(ProcessLookupError):  # SLURM may send its signal a minute early, and then it has ended
+        os.kill(trainer.pid, signal.SIGSTOP)
     here = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", undisturbed.folder.parents[1], "--replay"]
     with subprocess.Popen(here, stderr=subprocess.DEVNULL) as launching:
         wait_for(lambda: first.stop_reason, seconds=120, why=lambda: (run.status(), squeue()))
-        os.kill(trainer.pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(trainer.pid, signal.SIGCONT)
     assert launching.returncode == 0
     wait_for(lambda: outcomes(run), seconds=60, why=lambda: (run.status(), squeue()))
     wait_for(lambda: "Restarts=1" in shown(job.id), seconds=60, why=squeue)
