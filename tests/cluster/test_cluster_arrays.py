@@ -131,7 +131,8 @@ def test_what_sbatch_refuses_is_said_once_and_nothing_stays_queued(slurm_conf: P
         assert refused.stderr.startswith("asyncpp: error: sbatch: ")
         assert refused.stderr.count(words) == 1, refused.stderr
         assert refused.stderr.count("\n") == 1
-        assert squeue() == []
+        # What SLURM had taken before may have begun, and then takes a moment to end.
+        wait_for(lambda: not squeue(), seconds=60, why=squeue)
         assert {run["job_id"] for run in status_of(experiment.folder)} == {""}
     # What was withdrawn does not stand in the way.
     set_partition("down")
