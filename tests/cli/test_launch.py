@@ -217,6 +217,28 @@ def test_a_killed_launch_leaves_its_run_going_which_the_next_leaves_alone(
     assert "rank 0 vanished" in status["reason"]
 
 
+@pytest.mark.timeout(200)
+def test_a_rank_that_saved_before_its_supervisor_looked_says_why(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    """A cluster signals both at once; which of them acts first is chance."""
+    experiment = sweep(
+        tmp_path / "e", "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={HOURS}"
+    )
+    (run,) = experiment.runs
+    launched = start_launch(experiment.folder, "--replay")
+    wait_for(lambda: is_training(run), seconds=60)
+    trainer, supervisor = Attempt(run, 1).processes(0)
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    for process in (supervisor, trainer):
+        os.kill(process.pid, signal.SIGUSR2)
+    wait_for(lambda: is_gone(trainer), seconds=60)
+    os.kill(supervisor.pid, signal.SIGCONT)
+    assert launched.finish(seconds=60) == 1, launched.errors
+    status = run.status()
+    assert (status.state, status.reason) == (State.INTERRUPTED, "rank 0 was told to end by SIGUSR2")
+
+
 @pytest.mark.timeout(300)
 def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e", "matrix.schedule=2bw", "matrix.optimizer=muon", "train.steps=2")
