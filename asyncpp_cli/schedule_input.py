@@ -24,6 +24,7 @@ class Geometry:
     stages: int | None = None
     microbatches: int | None = None
     chunks: int | None = None
+    ahead: int | None = None
     delay: int | None = None
     update_interval: int | None = None
 
@@ -106,6 +107,8 @@ def _taken(name: str, geometry: Geometry) -> dict[str, Any]:
         taken["chunks"] = 2 if geometry.chunks is None else geometry.chunks
     if schedule.takes_delay:
         taken["delay"] = geometry.delay
+    if schedule.takes_ahead:
+        taken["ahead"] = 1 if geometry.ahead is None else geometry.ahead
     if schedule.default_interval is not None:
         taken["update_interval"] = geometry.update_interval
     return taken
@@ -115,11 +118,11 @@ def note_delay(names: Sequence[str], geometry: Geometry) -> None:
     """Say so where 2bw cannot have a delay of 1."""
     if "2bw" not in names or geometry.delay is not None:
         return
-    stages, microbatches = geometry.stages or 1, geometry.microbatches or 1
-    delay = smallest_delay(stages=stages, microbatches=microbatches)
+    stages, microbatches, ahead = geometry.stages or 1, geometry.microbatches or 1, geometry.ahead or 1
+    delay = smallest_delay(stages=stages, microbatches=microbatches, ahead=ahead)
     if delay > 1:
         print(
-            f"2bw: a delay of 1 needs {stages - 1} micro-batches a step on {stages} stages; "
+            f"2bw: a delay of 1 needs {ahead * (stages - 1)} micro-batches a step on {stages} stages; "
             f"the smallest delay with {microbatches} is {delay}, which is taken",
             file=sys.stderr,
         )
@@ -130,6 +133,7 @@ def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:
     schedules = [FAMILY[name] for name in names if name in FAMILY]
     for option, value, is_taken in (
         ("--chunks", geometry.chunks, any(schedule.takes_chunks for schedule in schedules)),
+        ("--ahead", geometry.ahead, any(schedule.takes_ahead for schedule in schedules)),
         ("--delay", geometry.delay, any(schedule.takes_delay for schedule in schedules)),
         (
             "--update-interval",
@@ -145,7 +149,8 @@ def measurable_program(name: str, geometry: Geometry, *, steps: int | None, jitt
     """As `program`, over as many steps as it takes to see it run evenly (or as `steps` says)."""
     one = program(name, geometry, steps=1)
     if steps is None:
-        steps = steps_to_measure(stages=one.num_stages, microbatches=one.microbatches)
+        ahead = 1 if geometry.ahead is None else geometry.ahead
+        steps = steps_to_measure(stages=one.num_stages, microbatches=one.microbatches, ahead=ahead)
         steps += 0 if geometry.delay is None else geometry.delay
         # Chance needs more of them: some hundreds of micro-batches.
         steps += -(-256 // one.microbatches) if jitter else 0

@@ -21,6 +21,10 @@ Chunks = Annotated[
 Delay = Annotated[
     int | None, typer.Option("--delay", metavar="D", help="Delay of 2bw (default: the smallest).")
 ]
+Ahead = Annotated[
+    int | None,
+    typer.Option("--ahead", metavar="A", help="Forwards 2bw runs ahead for each stage behind (default 1)."),
+]
 Interval = Annotated[
     int | None,
     typer.Option("--update-interval", metavar="A", help="Backwards an update (pipedream: 1, paci: M)."),

@@ -101,6 +101,7 @@ def ours(
             microbatches=options.microbatches,
             steps=STEPS,
             first_step=step,
+            ahead=options.ahead if schedule == "2bw" else 1,
         )
         step += STEPS
         for _ in executor.run(program):
@@ -236,6 +237,7 @@ def conditions(options: argparse.Namespace) -> dict[str, Any]:
         "data": options.data,
         "reduce_ms": options.reduce_ms,
         "microbatches": options.microbatches,
+        "ahead": options.ahead,
         "compute": "decoder"
         if options.real
         else f"sleep {options.forward_ms} ms forward, twice that backward",
@@ -253,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--ahead", type=int, default=1, help="forwards 2bw runs ahead for each stage behind")
     parser.add_argument("--forward-ms", type=float, default=30.0)
     parser.add_argument("--data", type=int, default=1, help="pipelines that add their gradients")
     parser.add_argument("--reduce-ms", type=float, default=100.0, help="with --data: what a reduction takes")

@@ -21,6 +21,7 @@ from schedules.zero_bubble import zero_bubble
 class Options:
     """The settings beside the geometry, as asked for; which of them a schedule takes says its `Schedule`."""
 
+    ahead: int
     delay: int | None
     delayed_from: int
     chunks: int
@@ -37,6 +38,8 @@ class Schedule:
     synchronous: bool
     """Whether every gradient is applied to the weights that it was computed at."""
     takes_delay: bool = False
+    takes_ahead: bool = False
+    """Whether its stages may run further ahead than they must."""
     takes_chunks: bool = False
     """Whether a rank may hold several stages."""
     default_interval: Callable[[int], int] | None = None
@@ -75,10 +78,11 @@ FAMILY: dict[str, Schedule] = {
             name="2bw",
             description="1f1b never flushed; weights d updates old at every stage",
             build=lambda segment, options: two_bw(
-                segment, delay=options.delay, delayed_from=options.delayed_from
+                segment, ahead=options.ahead, delay=options.delay, delayed_from=options.delayed_from
             ),
             synchronous=False,
             takes_delay=True,
+            takes_ahead=True,
         ),
         Schedule(
             name="pipedream",
@@ -137,6 +141,7 @@ def build(
     microbatches: int,
     steps: int,
     first_step: int = 0,
+    ahead: int = 1,
     delay: int | None = None,
     delayed_from: int = 0,
     chunks: int = 1,
@@ -150,6 +155,7 @@ def build(
         microbatches: Micro-batches a step.
         steps: Steps of the segment.
         first_step: Its first step, counted through the run.
+        ahead: 2bw only: forwards that a stage runs ahead of its backwards, for each stage behind it.
         delay: 2bw only: updates between the weights of a gradient and those it is applied to; None: the
             smallest legal one.
         delayed_from: First step under delay, where those before it were synchronous; at most `first_step`.
@@ -169,12 +175,15 @@ def build(
         ("delayed_from", delayed_from, 0),
         ("chunks", chunks, 1),
         ("delay", delay, 1),
+        ("ahead", ahead, 1),
         ("update_interval", update_interval, 1),
     ):
         if value is not None and value < smallest:
             raise ScheduleError(f"{label} is {value}; accepted: {smallest} or more")
     if delay is not None and not schedule.takes_delay:
         raise ScheduleError(f"a delay can be chosen for 2bw only, and {delay} is asked of {name}")
+    if ahead != 1 and not schedule.takes_ahead:
+        raise ScheduleError(f"stages can run further ahead under 2bw only, and {ahead} is asked of {name}")
     if chunks != 1 and not schedule.takes_chunks:
         raise ScheduleError(f"{name} has one chunk of the model a rank, and {chunks} are asked for")
     if delayed_from > first_step:
@@ -182,7 +191,8 @@ def build(
     interval = _update_interval(schedule, microbatches=microbatches, asked=update_interval)
     segment = Segment(ranks=stages, microbatches=microbatches, steps=steps, first_step=first_step)
     return schedule.build(
-        segment, Options(delay=delay, delayed_from=delayed_from, chunks=chunks, update_interval=interval)
+        segment,
+        Options(ahead=ahead, delay=delay, delayed_from=delayed_from, chunks=chunks, update_interval=interval),
     )
 
 

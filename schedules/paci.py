@@ -18,6 +18,7 @@ def paci(segment: Segment, *, update_interval: int) -> Program:
         schedule="paci",
         update_interval=update_interval,
         stashed=False,
+        ahead=1,
         read=lambda microbatch, newest: newest,
         initial_versions=(segment.first_microbatch // update_interval,),
         final_versions=(segment.end_microbatch // update_interval,),

@@ -30,6 +30,7 @@ def _local_updates(segment: Segment, *, schedule: str, update_interval: int, sta
         schedule=schedule,
         update_interval=update_interval,
         stashed=stashed,
+        ahead=1,
         read=lambda microbatch, newest: newest,
         initial_versions=(segment.first_microbatch // update_interval,),
         final_versions=(segment.end_microbatch // update_interval,),

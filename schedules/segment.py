@@ -114,6 +114,7 @@ def unflushed(
     schedule: str,
     update_interval: int,
     stashed: bool,
+    ahead: int,
     read: Callable[[int, int], int],
     initial_versions: tuple[int, ...],
     final_versions: tuple[int, ...],
@@ -125,6 +126,7 @@ def unflushed(
         schedule: The program's name.
         update_interval: Backwards after which a stage updates.
         stashed: Whether a backward reads the version that its forward read; if not, it reads the newest.
+        ahead: Forwards that a stage runs ahead of its backwards, for each stage behind it.
         read: The version that a forward reads, from its micro-batch and the newest version of the stage.
         initial_versions: Versions held at the start; the last is the newest.
         final_versions: Versions that must still be held at the drain.
@@ -144,6 +146,7 @@ def unflushed(
                 stage=stage,
                 update_interval=update_interval,
                 stashed=stashed,
+                ahead=ahead,
                 read=read,
                 newest=initial_versions[-1],
             )
@@ -158,6 +161,7 @@ def _run_through(
     stage: int,
     update_interval: int,
     stashed: bool,
+    ahead: int,
     read: Callable[[int, int], int],
     newest: int,
 ) -> tuple[Action, ...]:
@@ -166,7 +170,8 @@ def _run_through(
     count = segment.end_microbatch - first
     read_by: list[int] = []
     actions = []
-    for op, index in one_forward_one_backward(warmup=segment.ranks - 1 - stage, count=count):
+    warmup = ahead * (segment.ranks - 1 - stage)
+    for op, index in one_forward_one_backward(warmup=warmup, count=count):
         if op is forward:
             version = read(first + index, newest)
             read_by.append(version)

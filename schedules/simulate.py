@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from dataclasses import dataclass
+from itertools import takewhile
 
 from schedules.actions import Action, Op, Program
 from schedules.costs import Costs, durations
@@ -203,21 +204,22 @@ def measured_steps(program: Program) -> tuple[int, int]:
     Raises:
         ValueError: The segment is too short (see `steps_to_measure`).
     """
-    fill = fill_steps(stages=program.num_stages, microbatches=program.microbatches)
+    fill = -(-max(program.num_stages, _lead(program)) // program.microbatches)
     first, last = fill, program.steps - 1 - fill
     if last <= first:
         raise ValueError(f"{program.steps} steps are too few to measure: {2 * fill + 2} are needed")
     return first, last
 
 
-def fill_steps(*, stages: int, microbatches: int) -> int:
-    """Steps after which an unflushed pipeline surely runs evenly."""
-    return -(-stages // microbatches)
+def _lead(program: Program) -> int:
+    """Micro-batches that enter the pipeline before the first comes back: so many it takes to run evenly."""
+    ops = (action.op for action in program.stage_actions(0))
+    return sum(1 for _ in takewhile(lambda op: op is Op.FORWARD, ops))
 
 
-def steps_to_measure(*, stages: int, microbatches: int) -> int:
-    """Steps of a segment that `throughput` can measure well."""
-    return 2 * fill_steps(stages=stages, microbatches=microbatches) + 4
+def steps_to_measure(*, stages: int, microbatches: int, ahead: int = 1) -> int:
+    """Steps of a segment that `throughput` can measure well; `ahead` as in `schedules.build`."""
+    return 2 * -(-(ahead * (stages - 1) + 1) // microbatches) + 4
 
 
 def throughput(timeline: Timeline) -> Throughput:

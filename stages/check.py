@@ -61,6 +61,7 @@ def _check_counts(config: RunConfig) -> None:
     at_least_one = {
         "schedule.microbatches": config.schedule.microbatches,
         "schedule.delay": config.schedule.delay,
+        "schedule.ahead": config.schedule.ahead,
         "schedule.chunks": config.schedule.chunks,
         "parallel.stages": config.parallel.stages,
         "parallel.data": config.parallel.data,
@@ -184,14 +185,16 @@ def _check_schedule(config: RunConfig) -> None:
 
 
 def _check_delay(config: RunConfig) -> None:
-    stages, microbatches, delay = config.parallel.stages, config.schedule.microbatches, config.schedule.delay
-    smallest = schedules.smallest_delay(stages=stages, microbatches=microbatches)
+    schedule, stages = config.schedule, config.parallel.stages
+    microbatches, delay, ahead = schedule.microbatches, schedule.delay, schedule.ahead
+    smallest = schedules.smallest_delay(stages=stages, microbatches=microbatches, ahead=ahead)
     if delay < smallest:
-        needed = -(-(stages - 1) // delay)
+        needed = -(-ahead * (stages - 1) // delay)
+        further = "" if ahead == 1 else f" and schedule.ahead = {ahead}"
         raise ConfigError(
             "schedule.microbatches",
-            f"is {microbatches}; {config.schedule.name} with {stages} stages needs at least {needed} "
-            f"micro-batches a step for schedule.delay = {delay} (with {microbatches}, the smallest "
+            f"is {microbatches}; {schedule.name} with {stages} stages needs at least {needed} "
+            f"micro-batches a step for schedule.delay = {delay}{further} (with {microbatches}, the smallest "
             f"delay is {smallest})",
         )
 

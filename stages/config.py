@@ -20,6 +20,9 @@ class ScheduleConfig:
     delay: int = 1
     """2bw: updates between the weights of a gradient and those it is applied to; 1 needs as many
     micro-batches as there are stages, less one."""
+    ahead: int = 1
+    """2bw: forwards that a stage runs ahead of its backwards, for each stage behind it. 2 hides late messages
+    and uneven times, for up to twice the activations; a delay of 1 needs twice the micro-batches then."""
     chunks: int = 1
     """interleaved-1f1b: stages that a rank holds."""
     update_interval: int | None = None

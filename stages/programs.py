@@ -19,6 +19,7 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
         schedules.ScheduleError: the schedule cannot be had with these numbers.
     """
     schedule, stages = config.schedule, config.parallel.stages
+    member = schedules.find(schedule.name)
     if first_step < sync_steps(config):
         return _build(
             SYNCHRONOUS, stages=stages, microbatches=schedule.microbatches, steps=steps, first_step=first_step
@@ -29,7 +30,8 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
         microbatches=schedule.microbatches,
         steps=steps,
         first_step=first_step,
-        delay=schedule.delay if schedules.find(schedule.name).takes_delay else None,
+        ahead=schedule.ahead if member.takes_ahead else 1,
+        delay=schedule.delay if member.takes_delay else None,
         delayed_from=sync_steps(config),
         chunks=schedule.chunks,
         update_interval=schedule.update_interval,

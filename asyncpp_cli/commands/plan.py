@@ -134,12 +134,15 @@ def _record(one: Estimate, *, limit_gb: float, budget: float) -> dict[str, Any]:
         "delay": one.delay,
         "days": budget / one.tokens_per_second / 86400,
         "chunks": config.schedule.chunks,
+        "ahead": config.schedule.ahead,
         "cut": list(one.cut),
         "memory": list(one.memory),
     }
 
 
 def _named(schedule: ScheduleConfig) -> str:
+    if schedule.ahead > 1:
+        return f"{schedule.name}, ahead {schedule.ahead}"
     return schedule.name if schedule.chunks == 1 else f"{schedule.name} x {schedule.chunks}"
 
 

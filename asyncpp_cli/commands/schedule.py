@@ -12,6 +12,7 @@ import typer
 from asyncpp_cli.commands import schedule_files
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_options import (
+    Ahead,
     Backward,
     Bandwidth,
     Chunks,
@@ -95,6 +96,7 @@ def show(
         int, typer.Option("--first-step", metavar="K", min=0, help="First step to show.")
     ] = 0,
     chunks: Chunks = None,
+    ahead: Ahead = None,
     delay: Delay = None,
     update_interval: Interval = None,
     as_json: Json = False,
@@ -108,6 +110,7 @@ def show(
         stages=stages,
         microbatches=microbatches,
         chunks=chunks,
+        ahead=ahead,
         delay=delay,
         update_interval=update_interval,
     )
@@ -150,6 +153,7 @@ def compare(
     stages: Stages = None,
     microbatches: Microbatches = None,
     chunks: Chunks = None,
+    ahead: Ahead = None,
     delay: Delay = None,
     update_interval: Interval = None,
     steps: EvenSteps = None,
@@ -195,6 +199,7 @@ def compare(
         stages=stages,
         microbatches=microbatches,
         chunks=chunks,
+        ahead=ahead,
         delay=delay,
         update_interval=update_interval,
     )

@@ -12,6 +12,7 @@ import typer
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_options import (
+    Ahead,
     Backward,
     Chunks,
     Delay,
@@ -74,6 +75,7 @@ def draw(
     microbatches: Microbatches = None,
     steps: Steps = 3,
     chunks: Chunks = None,
+    ahead: Ahead = None,
     delay: Delay = None,
     update_interval: Interval = None,
     forward: Forward = 1.0,
@@ -95,6 +97,7 @@ def draw(
         stages=stages,
         microbatches=microbatches,
         chunks=chunks,
+        ahead=ahead,
         delay=delay,
         update_interval=update_interval,
     )
@@ -163,6 +166,7 @@ def export(
     microbatches: Microbatches = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of the program.")] = 1,
     chunks: Chunks = None,
+    ahead: Ahead = None,
     delay: Delay = None,
     update_interval: Interval = None,
     form: Annotated[
@@ -182,6 +186,7 @@ def export(
         stages=stages,
         microbatches=microbatches,
         chunks=chunks,
+        ahead=ahead,
         delay=delay,
         update_interval=update_interval,
     )

@@ -102,6 +102,8 @@ def _advice(config: RunConfig, costs: Costs, limit: float) -> str:
 def _changes(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     """Changes that take less memory, the smallest first."""
     yield "", config
+    if config.schedule.ahead > 1:
+        yield "schedule.ahead: 1", replace(config, schedule=replace(config.schedule, ahead=1))
     if not config.train.recompute:
         yield "train.recompute: true", replace(config, train=replace(config.train, recompute=True))
     if config.train.microbatch_size > 1:

@@ -118,6 +118,7 @@ def _with_cut(config: RunConfig, sizes: list[int], costs: Costs) -> Estimate:
             microbatches=config.schedule.microbatches,
             update_interval=config.schedule.update_interval,
             chunks=config.schedule.chunks,
+            ahead=_Shape.of(config).ahead,
         ),
         delay=represented(_Shape.of(config)).delay,
     )
@@ -199,6 +200,7 @@ class _Shape(NamedTuple):
     name: str
     stages: int
     microbatches: int
+    ahead: int
     delay: int | None
     chunks: int
     update_interval: int | None
@@ -208,16 +210,20 @@ class _Shape(NamedTuple):
     def of(cls, config: RunConfig) -> _Shape:
         schedule, stages = config.schedule, config.parallel.stages
         microbatches, every = schedule.microbatches, schedule.update_interval or 1
-        if schedule.chunks == 1 and schedule.name != "gpipe" and microbatches > 2 * stages:
+        member = schedules.find(schedule.name)
+        ahead = schedule.ahead if member.takes_ahead else 1
+        enough = 2 * ahead * stages
+        if schedule.chunks == 1 and schedule.name != "gpipe" and microbatches > enough:
             # More of them hold no more at once, and make nothing later.
-            microbatches = every * -(-2 * stages // every)
+            microbatches = every * -(-enough // every)
         if schedule.chunks > 1 and microbatches > 2 * stages and microbatches % stages == 0:
             microbatches = 2 * stages  # likewise
-        taken = schedule.delay if schedules.find(schedule.name).takes_delay else None
+        taken = schedule.delay if member.takes_delay else None
         return cls(
             schedule.name,
             stages,
             microbatches,
+            ahead,
             taken,
             schedule.chunks,
             schedule.update_interval,
@@ -241,12 +247,13 @@ def represented(shape: _Shape) -> Represented:
     Raises:
         schedules.ScheduleError: the schedule cannot be had with these numbers.
     """
-    steps = max(3, -(-2 * shape.stages // shape.microbatches) + 1)
+    steps = max(3, -(-2 * shape.ahead * shape.stages // shape.microbatches) + 1)
     program = schedules.build(
         shape.name,
         stages=shape.stages,
         microbatches=shape.microbatches,
         steps=1 if schedules.is_synchronous(shape.name) else steps,
+        ahead=shape.ahead,
         delay=shape.delay,
         chunks=shape.chunks,
         update_interval=shape.update_interval,

@@ -15,6 +15,8 @@ CONSIDERED = ("1f1b", "interleaved-1f1b", "zero-bubble", "2bw", "pipedream", "pa
 `pipedream-unstashed` is `paci` with an update after every backward."""
 CHUNKS = (2, 4)
 """Stages a rank that are tried, where a schedule takes several; with one it is `1f1b`."""
+FURTHER_AHEAD = 2
+"""Forwards ahead for each stage that are tried besides 1, where a schedule can: they hide messages."""
 LARGEST_MICROBATCH = 64
 """Sequences."""
 
@@ -23,7 +25,8 @@ def layouts(
     base: RunConfig, *, gpus: int, tokens_per_step: int, names: Collection[str] = CONSIDERED
 ) -> Iterator[RunConfig]:
     """Every (schedule, p, data parallelism, micro-batches, micro-batch size, recomputation) that reads
-    `tokens_per_step` tokens a step on `gpus` GPUs, as a run; of `interleaved-1f1b` with several chunks.
+    `tokens_per_step` tokens a step on `gpus` GPUs, as a run; of `interleaved-1f1b` with several chunks, and
+    of `2bw` also further ahead.
 
     Micro-batch sizes are powers of two, as far as they divide what a pipeline reads.
 
@@ -40,7 +43,10 @@ def layouts(
         for size in (2**power for power in range(LARGEST_MICROBATCH.bit_length())):
             if sequences % size:
                 break
-            for name, chunks in _with_chunks(names, stages=stages, layers=base.model.layers):
+            variants = _variants(
+                names, stages=stages, layers=base.model.layers, microbatches=sequences // size
+            )
+            for name, chunks, ahead in variants:
                 for recompute in (False, True):
                     found = True
                     yield layout(
@@ -52,6 +58,7 @@ def layouts(
                         size=size,
                         recompute=recompute,
                         chunks=chunks,
+                        ahead=ahead,
                     )
     if not found:
         raise UserError(
@@ -61,14 +68,24 @@ def layouts(
         )
 
 
-def _with_chunks(names: Collection[str], *, stages: int, layers: int) -> Iterator[tuple[str, int]]:
-    """Schedules for so many ranks, each with the numbers of stages a rank that `layers` blocks allow."""
+def _variants(
+    names: Collection[str], *, stages: int, layers: int, microbatches: int
+) -> Iterator[tuple[str, int, int]]:
+    """Schedules for so many ranks, each with the numbers of stages a rank that `layers` blocks allow, and how
+    far ahead it may run without more delay."""
     if stages == 1:
-        yield from [(name, 1) for name in names if schedules.is_synchronous(name)][:1]
+        yield from [(name, 1, 1) for name in names if schedules.is_synchronous(name)][:1]
         return
+    least = schedules.smallest_delay(stages=stages, microbatches=microbatches)
     for name in names:
-        takes = schedules.find(name).takes_chunks
-        yield from ((name, chunks) for chunks in (CHUNKS if takes else (1,)) if stages * chunks <= layers)
+        schedule = schedules.find(name)
+        for chunks in CHUNKS if schedule.takes_chunks else (1,):
+            if stages * chunks <= layers:
+                yield name, chunks, 1
+        if schedule.takes_ahead and least == schedules.smallest_delay(
+            stages=stages, microbatches=microbatches, ahead=FURTHER_AHEAD
+        ):
+            yield name, 1, FURTHER_AHEAD
 
 
 def layout(
@@ -81,6 +98,7 @@ def layout(
     size: int,
     recompute: bool,
     chunks: int = 1,
+    ahead: int = 1,
 ) -> RunConfig:
     """`base` laid out so, with what its schedule demands."""
     config = copy_of(base)
@@ -90,7 +108,8 @@ def layout(
         name=name,
         microbatches=microbatches,
         chunks=chunks,
-        delay=schedules.smallest_delay(stages=stages, microbatches=microbatches),
+        ahead=ahead,
+        delay=schedules.smallest_delay(stages=stages, microbatches=microbatches, ahead=ahead),
         update_interval=None,
     )
     config.parallel = replace(base.parallel, stages=stages, data=data, cut=None)

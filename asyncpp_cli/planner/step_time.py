@@ -1,8 +1,9 @@
 """How long a step takes: one step simulated, the rest in closed form.
 
 A pipeline that runs evenly needs, for each further micro-batch, the largest mean over a window of
-neighbouring stages: stage s has p - s micro-batches under way (1F1B), so what goes down to stage j and comes
-back up may take as long as j - s + 1 micro-batches' turns. Without latency that is the slowest stage.
+neighbouring stages: stage s has a (p - 1 - s) + 1 micro-batches under way (1F1B: a = 1), so what goes down to
+stage j and comes back up may take as long as a (j - s) + 1 micro-batches' turns. Without latency that is the
+slowest stage.
 """
 
 from __future__ import annotations
@@ -49,7 +50,13 @@ class StepTime:
 
 
 def step_time(
-    name: str, times: StageTimes, *, microbatches: int, update_interval: int | None, chunks: int = 1
+    name: str,
+    times: StageTimes,
+    *,
+    microbatches: int,
+    update_interval: int | None,
+    chunks: int = 1,
+    ahead: int = 1,
 ) -> StepTime:
     """The steady state of a schedule.
 
@@ -59,6 +66,7 @@ def step_time(
         microbatches: a step.
         update_interval: of `pipedream` and `paci`: micro-batches between updates; None: the schedule's own.
         chunks: stages a rank, which has those that leave the same rest on division by the ranks.
+        ahead: of `2bw`: forwards that a stage runs ahead of its backwards, for each stage behind it.
     """
     schedule = schedules.find(name)
     split = name == "zero-bubble"
@@ -74,7 +82,7 @@ def step_time(
         else:
             seconds = _flushed_step(name, times, microbatches=simulated, chunks=chunks)
         if simulated < microbatches:
-            each = turn(times, updating=(0.0,) * stages, split=split, phased=name == "gpipe")
+            each = turn(times, updating=(0.0,) * stages, split=split, phased=name == "gpipe", ahead=1)
             seconds += (microbatches - simulated) * each
     else:
         updating = times.update
@@ -82,10 +90,10 @@ def step_time(
             # A stage's next action reads what the update writes: nothing hides the reduction.
             updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
         share = tuple(updates * update / microbatches for update in updating)
-        seconds = microbatches * turn(times, updating=share, split=False, phased=False)
+        seconds = microbatches * turn(times, updating=share, split=False, phased=False, ahead=ahead)
         if schedule.default_interval is None:
             # The first reader of an update comes at least that many micro-batches after it.
-            slack = max(0, microbatches - stages + 1) * seconds / microbatches
+            slack = max(0, microbatches - ahead * (stages - 1)) * seconds / microbatches
             seconds += max(0.0, max(times.reduction) - slack)
     busy = [
         microbatches * of_stage + updates * update
@@ -94,7 +102,7 @@ def step_time(
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - sum(busy) / ranks / seconds))
 
 
-def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased: bool) -> float:
+def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased: bool, ahead: int) -> float:
     """Seconds that one more micro-batch takes in a full pipeline.
 
     Args:
@@ -102,6 +110,7 @@ def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased:
         updating: seconds of updates for each micro-batch, by stage.
         split: the backward comes in halves, of which only the first is waited for.
         phased: all forwards come before all backwards.
+        ahead: forwards that a stage runs ahead of its backwards, for each stage behind it.
     """
     if phased:
         return max(times.forward) + max(times.backward)
@@ -114,7 +123,7 @@ def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased:
         total = once[first]
         for width, stage in enumerate(waited[first:]):
             total += stage
-            longest = max(longest, (total + 2 * times.message * width) / (width + 1))
+            longest = max(longest, (total + 2 * times.message * width) / (ahead * width + 1))
             if times.message == 0:
                 break
     return longest

@@ -74,6 +74,7 @@ class Cell:
             return True
         return {
             "schedule.delay": schedule.takes_delay,
+            "schedule.ahead": schedule.takes_ahead,
             "schedule.chunks": schedule.takes_chunks,
             "schedule.update_interval": schedule.default_interval is not None,
         }.get(key, True)

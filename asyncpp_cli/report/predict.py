@@ -29,8 +29,9 @@ _PREDICTED: dict[str, float | None] = {}
 
 def _predict(config: RunConfig) -> float | None:
     stages = config.parallel.stages
-    steps = steps_to_measure(stages=stages, microbatches=config.schedule.microbatches)
-    if steps * config.schedule.microbatches * stages > MOST_MICROBATCHES:
+    schedule = config.schedule
+    steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches, ahead=schedule.ahead)
+    if steps * schedule.microbatches * stages > MOST_MICROBATCHES:
         return None
     try:
         program = segment_program(config, first_step=0, steps=steps)

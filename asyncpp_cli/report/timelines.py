@@ -126,7 +126,7 @@ def _pair(cell: Cell) -> Pair | None:
     stages, microbatches = config.parallel.stages, config.schedule.microbatches
     times = _times(cell, program)
     unit = 1.0 if times is None else _mean_work(times) / (1 + BACKWARD)
-    enough = steps_to_measure(stages=stages, microbatches=microbatches)
+    enough = steps_to_measure(stages=stages, microbatches=microbatches, ahead=config.schedule.ahead)
     long_enough = segment_program(config, first_step=0, steps=enough)
     costs_of_long = _costs(long_enough, times)
     clocked, trouble = _clocked(cell, program) if times is not None else (None, None)
@@ -184,6 +184,7 @@ def _settings(cell: Cell, config: RunConfig) -> list[str]:
     known = {
         "schedule.microbatches": (f"{size} a step", True),
         "schedule.delay": (f"delay {schedule.delay}", schedule.delay != plain.delay),
+        "schedule.ahead": (f"{schedule.ahead} ahead for each stage", schedule.ahead != plain.ahead),
         "schedule.chunks": (f"{schedule.chunks} stages a rank", True),
         "schedule.update_interval": (
             f"an update every {schedule.update_interval}",

@@ -46,6 +46,8 @@ def refused(*arguments: str | Path) -> str:
         ("name: [1]", ["name", "text"]),
         ("parallel.stages: 5\nschedule.delay: 2", ["parallel.stages", "5"]),
         ("parallel.stages: 4", ["schedule", "schedule.microbatches", "at least 3 micro-batches"]),
+        ("parallel.stages: 3\nschedule.ahead: 2", ["at least 4 micro-batches", "schedule.ahead = 2"]),
+        ("schedule.ahead: 0", ["schedule.ahead", "at least 1"]),
         ("train.clip: everything", ["train.clip", "global"]),
         ("data.path: /nonexistent/text", ["data.path", "/nonexistent/text"]),
     ],

@@ -62,6 +62,23 @@ def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[d
         assert one["memory_gb"] == pytest.approx(max(of_ranks), abs=1e-3)
 
 
+def test_running_further_ahead_takes_memory_and_no_more_delay_and_can_be_faster(
+    ten_billion: list[dict[str, Any]],
+) -> None:
+    alike = ("stages", "microbatches", "microbatch_size", "recompute")
+    of_2bw = [one for one in ten_billion if one["schedule"] == "2bw"]
+    usual = {tuple(one[key] for key in alike): one for one in of_2bw if one["ahead"] == 1}
+    further = [one for one in of_2bw if one["ahead"] == 2]
+    pairs = [(one, usual[tuple(one[key] for key in alike)]) for one in further]
+    # Not always: what is in flight takes from the slack that the reduction hides in.
+    assert any(one["step_time"] < beside["step_time"] for one, beside in pairs)
+    for one, beside in pairs:
+        assert one["delay"] == beside["delay"] == 1
+        assert one["microbatches"] >= 2 * (one["stages"] - 1)
+        if one["cut"] == beside["cut"]:
+            assert one["memory_gb"] >= beside["memory_gb"]
+
+
 def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
     assert ten_billion[0]["fits"]
     assert not ten_billion[-1]["fits"]

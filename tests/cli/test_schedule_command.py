@@ -101,6 +101,7 @@ def test_compare_takes_costs_of_messages_and_chance():
     assert step_time("--latency", "0.5") > plain
     assert step_time("--message-size", "3", "--bandwidth", "2") > plain
     assert step_time("--update", "2") == plain + 2
+    assert step_time("--latency", "0.5", "--ahead", "2") == plain
     assert step_time("--jitter", "0.3", "--seed", "1") != step_time("--jitter", "0.3", "--seed", "2")
 
 

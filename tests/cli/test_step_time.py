@@ -26,11 +26,15 @@ def times(*, stages: int, uneven: bool, message: float, update: float, reduction
     )
 
 
-def simulated(name: str, given: StageTimes, *, microbatches: int, chunks: int = 1) -> tuple[float, float]:
+def simulated(
+    name: str, given: StageTimes, *, microbatches: int, chunks: int = 1, ahead: int = 1
+) -> tuple[float, float]:
     """Seconds a step and the bubble, every action played."""
     ranks = len(given.forward) // chunks
-    steps = steps_to_measure(stages=ranks * chunks, microbatches=microbatches)
-    program = schedules.build(name, stages=ranks, microbatches=microbatches, steps=steps, chunks=chunks)
+    steps = steps_to_measure(stages=ranks * chunks, microbatches=microbatches, ahead=ahead)
+    program = schedules.build(
+        name, stages=ranks, microbatches=microbatches, steps=steps, chunks=chunks, ahead=ahead
+    )
     costs = Costs(
         forward=given.forward,
         backward=given.backward,
@@ -82,6 +86,17 @@ def test_a_rank_of_several_stages(chunks: int, microbatches: int) -> None:
         "interleaved-1f1b", given, microbatches=microbatches, update_interval=None, chunks=chunks
     )
     seconds, bubble = simulated("interleaved-1f1b", given, microbatches=microbatches, chunks=chunks)
+    assert estimated.seconds == pytest.approx(seconds, rel=0.03)
+    assert estimated.bubble == pytest.approx(bubble, abs=0.03)
+
+
+@pytest.mark.parametrize("message", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("ahead", [2, 3])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_pipeline_that_runs_further_ahead(*, message: float, ahead: int, uneven: bool) -> None:
+    given = times(stages=4, uneven=uneven, message=message, update=0.2)
+    estimated = step_time("2bw", given, microbatches=24, update_interval=None, ahead=ahead)
+    seconds, bubble = simulated("2bw", given, microbatches=24, ahead=ahead)
     assert estimated.seconds == pytest.approx(seconds, rel=0.03)
     assert estimated.bubble == pytest.approx(bubble, abs=0.03)
 

@@ -36,7 +36,8 @@ def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4
         "first_step": draw(st.integers(0, 5)),
     }
     if schedule.takes_delay:
-        smallest = max(1, -(-(stages - 1) // microbatches))
+        asked["ahead"] = draw(st.integers(1, 2))
+        smallest = max(1, -(-asked["ahead"] * (stages - 1) // microbatches))
         asked["delay"] = draw(st.one_of(st.none(), st.integers(smallest, smallest + 3)))
     if schedule.default_interval is not None:
         divisors = [a for a in range(1, microbatches + 1) if microbatches % a == 0]

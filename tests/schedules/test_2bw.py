@@ -44,6 +44,32 @@ def test_the_smallest_delay_is_the_first_whose_versions_are_there_in_time(p, m, 
         build("2bw", stages=p, microbatches=m, steps=1, delay=d - 1)
 
 
+def test_running_further_ahead_changes_the_order_and_no_version():
+    asked = {"name": "2bw", "stages": 3, "microbatches": 4, "steps": 4}
+    usual, further = build(**asked), build(**asked, ahead=2)
+    first = " ".join(str(action) for action in further.actions[0])
+    assert first.startswith(
+        "0F0@0 0F1@0 0F2@0 0F3@0 0F4@0 0B0@0 0F5@0 0B1@0 0F6@0 0B2@0 0F7@0 0B3@0 0U1 0F8@1 0B4@0"
+    )
+    assert further.actions[2] == usual.actions[2]
+    for stage in range(3):
+        assert set(further.stage_actions(stage)) == set(usual.stage_actions(stage))
+        backwards = [
+            [action for action in program.stage_actions(stage) if action.op in (Op.BACKWARD, Op.UPDATE)]
+            for program in (usual, further)
+        ]
+        assert backwards[0] == backwards[1]
+
+
+@pytest.mark.parametrize(("ahead", "capacity"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_running_further_ahead_needs_room_in_the_channels(ahead, capacity):
+    program = build("2bw", stages=5, microbatches=20, steps=2, ahead=ahead)
+    verify(program, channel_capacity=capacity)
+    if capacity > 1:
+        with pytest.raises(ScheduleError, match="deadlock"):
+            verify(program, channel_capacity=capacity - 1)
+
+
 def test_a_segment_starts_with_the_versions_that_its_first_steps_read():
     assert build("2bw", stages=4, microbatches=2, steps=3, first_step=5).initial_versions == (3, 4, 5)
     assert build("2bw", stages=4, microbatches=2, steps=3, first_step=5).final_versions == (6, 7, 8)

@@ -21,6 +21,13 @@ from schedules import ScheduleError, build, is_synchronous
         ({"chunks": 0}, "chunks is 0; accepted: 1 or more"),
         ({"chunks": 2}, "1f1b has one chunk of the model a rank, and 2 are asked for"),
         ({"delay": 1}, "a delay can be chosen for 2bw only, and 1 is asked of 1f1b"),
+        ({"ahead": 2}, "stages can run further ahead under 2bw only, and 2 is asked of 1f1b"),
+        ({"name": "2bw", "ahead": 0}, "ahead is 0; accepted: 1 or more"),
+        (
+            {"name": "2bw", "ahead": 2, "delay": 1},
+            "2bw with 4 stages and 4 micro-batches a step, 2 ahead for each stage, needs a delay of "
+            "at least 2, and 1 is asked for",
+        ),
         ({"name": "2bw", "delay": 0}, "delay is 0; accepted: 1 or more"),
         ({"name": "2bw", "update_interval": 1}, "2bw updates once a step, after 4 micro-batches"),
         (

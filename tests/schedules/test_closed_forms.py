@@ -110,24 +110,41 @@ def test_synchronous_schedules_have_no_delay_and_one_version(name, p, m):
 
 
 @SOME
-@given(STAGES, MICROBATCHES, st.integers(0, 3))
-def test_2bw_has_the_same_delay_at_every_stage(p, m, extra):
-    d = max(1, ceil((p - 1) / m)) + extra
-    analysis = analyze(build("2bw", stages=p, microbatches=m, steps=d + 3, delay=d))
+@given(STAGES, MICROBATCHES, st.integers(1, 3), st.integers(0, 3))
+def test_2bw_has_the_same_delay_at_every_stage(p, m, a, extra):
+    d = max(1, ceil(a * (p - 1) / m)) + extra
+    analysis = analyze(build("2bw", stages=p, microbatches=m, steps=d + 3, ahead=a, delay=d))
     assert analysis.delay_max == (d,) * p
     assert analysis.mismatch_max == (0,) * p
     assert analysis.versions == (d + 1,) * p
     # From step d on, away from the start of the run, the delay is d for every gradient.
-    later = analyze(build("2bw", stages=p, microbatches=m, steps=2, first_step=d, delay=d))
+    later = analyze(build("2bw", stages=p, microbatches=m, steps=2, first_step=d, ahead=a, delay=d))
     assert later.delay_min == later.delay_max == (d,) * p
 
 
 @SOME
-@given(STAGES, MICROBATCHES)
-def test_slack_of_2bw_is_m_minus_p_plus_1_at_the_first_stage_and_m_at_the_last(p, m):
-    m = max(m, p)
-    analysis = analyze(build("2bw", stages=p, microbatches=m, steps=4))
-    assert analysis.slack == tuple(m - (p - 1 - s) for s in range(p))
+@given(STAGES, MICROBATCHES, st.integers(1, 3))
+def test_slack_of_2bw_is_m_minus_p_plus_1_at_the_first_stage_and_m_at_the_last(p, m, a):
+    m = max(m, a * p)
+    analysis = analyze(build("2bw", stages=p, microbatches=m, steps=4, ahead=a))
+    assert analysis.slack == tuple(m - a * (p - 1 - s) for s in range(p))
+    assert analysis.activations == tuple(a * (p - 1 - s) + 1 for s in range(p))
+
+
+@SOME
+@given(st.integers(2, 16), st.integers(2, 4), st.floats(0.01, 1.5))
+def test_late_messages_cost_2bw_their_time_and_nothing_where_it_runs_further_ahead(p, rounds, latency):
+    m = rounds * p
+
+    def measured(ahead):
+        steps = steps_to_measure(stages=p, microbatches=m, ahead=ahead)
+        program = build("2bw", stages=p, microbatches=m, steps=steps, ahead=ahead)
+        return throughput(simulate(program, uniform_costs(program, latency=latency)))
+
+    # Down to the last stage and back: p computations and 2 (p - 1) messages in the turns of p micro-batches.
+    assert measured(1).step_time == pytest.approx(m * (3 + 2 * latency * (p - 1) / p))
+    # One message each way in half a turn: there is always another micro-batch at hand.
+    assert measured(2).busy == pytest.approx((1.0,) * p)
 
 
 @SOME

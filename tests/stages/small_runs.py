@@ -44,6 +44,7 @@ def small_config(
     lr: float = 5e-3,
     seed: int = 0,
     delay: int = 1,
+    ahead: int = 1,
     recompute: bool = False,
     compile: bool = False,
 ) -> RunConfig:
@@ -54,6 +55,7 @@ def small_config(
             chunks=chunks,
             update_interval=update_interval,
             delay=delay,
+            ahead=ahead,
         ),
         optimizer=OptimizerConfig(name=optimizer, lr=lr),
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),

@@ -87,6 +87,22 @@ def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int, text: Path) ->
         assert rows.rows[-1]["weights_sha256"]
 
 
+def test_running_further_ahead_computes_the_same_weights(text: Path) -> None:
+    # As few micro-batches as it can have: the update is due as soon as its gradient is there.
+    usual, further = (
+        small_config("2bw", text=text, stages=3, microbatches=4, ahead=ahead, coefficient=1.0, steps=6)
+        for ahead in (1, 2)
+    )
+    distributed = in_processes(train_here, [further], size=3)[-1][0]
+    rows, of_usual = Rows(), Rows()
+    replay(further, recorder=rows)
+    replay(usual, recorder=of_usual)
+    assert distributed == measured(rows)
+    assert rows.rows[-1]["weights_sha256"] == of_usual.rows[-1]["weights_sha256"]
+    [segment, *_] = [row for row in distributed if row["kind"] == "segment"]
+    assert segment["memory"]["in_flight"] == [5, 3, 1]
+
+
 def torch_losses(process: Process, config: RunConfig) -> list[float]:
     """Losses of the micro-batches of step 0 by torch's schedule of the same name."""
     context = config.data.context

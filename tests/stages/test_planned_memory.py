@@ -57,6 +57,7 @@ def test_memory_is_within_five_percent_of_what_processes_hold(text: Path) -> Non
     [
         ("1f1b", 4, 16, {"layers": 6}),
         ("2bw", 4, 2, {"delay": 2}),
+        ("2bw", 4, 12, {"ahead": 2}),
         ("2bw", 3, 32, {"data": 2, "optimizer": "muon"}),
         ("pipedream", 4, 12, {"clip": "stage", "update_interval": 3}),
         ("pipedream", 3, 24, {"clip": "stage"}),
