@@ -24,10 +24,10 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from dated import write_dated
 from lone_stage import MadeUpNeighbours, MadeUpPipeline
 
 from asyncpp_cli.planner.base import base_of
@@ -283,11 +283,9 @@ def main() -> None:
     else:
         print(f"{where}\n\n{markdown(rows)}")
     if options.out:
-        file = options.out / f"big-stage-{datetime.now(UTC):%Y-%m-%d}.md"
         command = f"```sh\npython benchmarks/big_stage.py {' '.join(sys.argv[1:])}\n```\n"
         text = f"# One stage of {options.model} by itself\n\n{where}\n\n{markdown(rows)}\n{command}"
-        file.write_text(text, encoding="utf-8")
-        print(f"wrote {file}", file=sys.stderr)
+        write_dated(options.out, "big-stage", text)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import pytorch_optimizer as peers
 import torch
+from dated import write_dated
 from torch.optim import Optimizer
 
 Weights = dict[str, torch.nn.Parameter]
@@ -204,9 +204,8 @@ def main() -> None:
     if arguments.out:
         isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
         suffix = (f"-{isa.lower()}" if isa else "") + ("-cuda" if arguments.device == "cuda" else "")
-        file = arguments.out / f"optimizers-{datetime.now(UTC):%Y-%m-%d}{suffix}.md"
-        file.write_text(f"# Optimizers beside their peers\n\n{markdown(rows, where)}", encoding="utf-8")
-        print(f"wrote {file}", file=sys.stderr)
+        text = f"# Optimizers beside their peers\n\n{markdown(rows, where)}"
+        write_dated(arguments.out, f"optimizers{suffix}", text)
 
 
 if __name__ == "__main__":

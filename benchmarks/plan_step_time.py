@@ -25,12 +25,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from dated import write_dated
 
 from asyncpp_cli.planner.estimate import estimate
 from asyncpp_cli.planner.measured import FORMAT, Measured, conditions
@@ -243,11 +243,9 @@ def main() -> None:
     else:
         print(f"{where}\n\n{markdown(rows)}")
     if options.out:
-        file = options.out / f"plan-step-time-{datetime.now(UTC):%Y-%m-%d}.md"
         command = f"```sh\npython benchmarks/plan_step_time.py {' '.join(sys.argv[1:])}\n```\n"
         text = f"# The planner's step time beside a real pipeline's\n\n{where}\n\n{markdown(rows)}\n{command}"
-        file.write_text(text, encoding="utf-8")
-        say(f"wrote {file}")
+        write_dated(options.out, "plan-step-time", text)
 
 
 def in_processes(options: argparse.Namespace) -> list[dict[str, Pair]]:

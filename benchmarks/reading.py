@@ -14,12 +14,12 @@ import os
 import platform
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from dated import today, write_dated
 
 from asyncpp_cli.settings import assign
 from asyncpp_cli.templates import model_settings
@@ -112,7 +112,7 @@ def main() -> None:
         lines.append(f"| {context} | {read:,.0f} | {consumed:,.0f} | {read / consumed:,.0f} | {load:.1f} |")
         print(lines[-1])
     corpus = prepare(config.data)
-    title = f"# Reading batches, {datetime.now(UTC):%Y-%m-%d}"
+    title = f"# Reading batches, {today()}"
     train, size = corpus.train, config.train.microbatch_size
     conditions = (
         f"{count(train):,} tokens in {len(train)} shards ({train[0].dtype}). `micro` with {given.vocab_size} "
@@ -121,11 +121,10 @@ def main() -> None:
         f"{np.__version__}. The machine's load, other programs\nincluded, stands beside each row."
     )
     head = "| context | read, tokens/s | consumed, tokens/s | ratio | load before |\n|---|---|---|---|---|"
-    given.out.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join(
         [title, conditions, head + "\n" + "\n".join(lines), "To hold: a ratio of at least 10."]
     )
-    (given.out / f"reading-{datetime.now(UTC):%Y-%m-%d}.md").write_text(text + "\n")
+    write_dated(given.out, "reading", text + "\n")
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ import resource
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from dated import today, write_dated
 
 SCHEDULES = ("1f1b", "zero-bubble", "2bw")
 SQUARE = (16, 32, 64, 128, 256, 512, 1024)
@@ -195,12 +196,8 @@ def main() -> None:
         {"ranks": ranks, "microbatches": microbatches, **in_own_process("torch", ranks, microbatches)}
         for ranks, microbatches in PEERS
     ]
-    date = datetime.now(UTC).date().isoformat()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"schedule-sizes-{date}.md").write_text(
-        report(rows, asked, peers, date), encoding="utf-8"
-    )
-    plot(rows, arguments.out / f"schedule-sizes-{date}.svg")
+    text = write_dated(arguments.out, "schedule-sizes", report(rows, asked, peers, today()))
+    plot(rows, text.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+from dated import today, write_dated
 
 from asyncpp_cli.cluster.resources import this_machine
 from asyncpp_cli.data.documents import documents
@@ -119,7 +119,7 @@ def main() -> None:
         )
     ratio = statistics.median(alone / whole for alone, whole, _ in rows)
     lines = [
-        f"# Tokenizing, {datetime.now(UTC):%Y-%m-%d}",
+        f"# Tokenizing, {today()}",
         "",
         f"`asyncpp data prepare` beside `tokenizers` {version('tokenizers')} alone (`encode_batch_fast`, all "
         "threads, documents in",
@@ -141,8 +141,7 @@ def main() -> None:
         f"Median of the last but one column: **{ratio:.2f}** (to hold: at least 0.9).",
         "",
     ]
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"tokenizing-{datetime.now(UTC):%Y-%m-%d}.md").write_text("\n".join(lines))
+    write_dated(given.out, "tokenizing", "\n".join(lines))
 
 
 if __name__ == "__main__":
