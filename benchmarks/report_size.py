@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ SCHEDULES = (("1f1b", 0.0), ("2bw", 0.0), ("2bw", 1.0))
 OPTIMIZERS = ("adamw", "muon", "nadamw", "soap")
 SEEDS = 3
 MODEL = {"name": "nano", "layers": 4, "width": 128, "heads": 4, "kv_heads": 2, "mlp_width": 384}
+STAGES = 4
+MICROBATCHES = 8
 TOKENS = 2048
 EVALUATIONS = 50
 
@@ -62,11 +65,11 @@ def write_experiment(folder: Path, *, runs: int, rows: int) -> int:
         config = RunConfig()
         settings = {f"model.{key}": value for key, value in MODEL.items()} | {
             "schedule.name": schedule,
-            "schedule.microbatches": 8,
+            "schedule.microbatches": MICROBATCHES,
             "optimizer.name": optimizer,
             "optimizer.lr": rate,
             "error_feedback.coefficient": coefficient,
-            "parallel.stages": 4,
+            "parallel.stages": STAGES,
             "train.steps": rows,
             "seed": seed,
         }
@@ -97,9 +100,29 @@ def write_experiment(folder: Path, *, runs: int, rows: int) -> int:
         with run.metrics_file.open("w") as file:
             for row in metrics(place, rows=rows, end=end, delayed=delayed):
                 file.write(json.dumps(row) + "\n")
+        run.write_timeline(timeline(schedule, rows=rows))
         size += run.metrics_file.stat().st_size
     write_experiment(Experiment(folder=folder, name="report-size", template="none", cells=tuple(cells)))
     return size
+
+
+@lru_cache
+def timeline(schedule: str, *, rows: int) -> dict[str, Any]:
+    """As a run's ranks write it: the last steps before the last drain."""
+    from schedules import build
+    from schedules.costs import uniform_costs
+    from schedules.simulate import simulate
+    from stages.timeline import STEPS, kept_actions
+
+    steps = min(rows, 2 * STEPS)
+    program = build(schedule, stages=STAGES, microbatches=MICROBATCHES, steps=steps, first_step=rows - steps)
+    played = simulate(program, uniform_costs(program, forward=3e-3, backward=6e-3, latency=1e-3))
+    ranks = []
+    for actions, starts, ends in zip(program.actions, played.starts, played.ends, strict=True):
+        kept = range(len(actions) - kept_actions(len(actions), steps=steps), len(actions))
+        ranks.append([[str(actions[i]), round(starts[i] * 1e6), round(ends[i] * 1e6)] for i in kept])
+    every = max(1, rows // EVALUATIONS)
+    return {"first_step": rows - every, "steps": every, "steps_kept": float(STEPS), "ranks": ranks}
 
 
 def metrics(seed: int, *, rows: int, end: float, delayed: bool) -> Iterator[dict[str, Any]]:
@@ -119,8 +142,8 @@ def metrics(seed: int, *, rows: int, end: float, delayed: bool) -> Iterator[dict
         "threads": 1,
         "replayed": False,
         "parameters": 853_120,
-        "stage_parameters": [213_280] * 4,
-        "microbatches": 8,
+        "stage_parameters": [213_280] * STAGES,
+        "microbatches": MICROBATCHES,
         "microbatch_size": 2,
         "context": 128,
         "tokens_per_step": TOKENS,
@@ -156,15 +179,15 @@ def metrics(seed: int, *, rows: int, end: float, delayed: bool) -> Iterator[dict
                 "steps": every,
                 "steady_tokens": (every - 1) * TOKENS,
                 "steady_seconds": (every - 1) * (0.1 if delayed else 0.14),
-                "busy": [busy + generator.normal(0, 0.01) for _ in range(4)],
+                "busy": [busy + generator.normal(0, 0.01) for _ in range(STAGES)],
                 "action_seconds": {
                     "F": [0.003, 0.0029, 0.0031, 0.0035],
                     "B": [0.006, 0.0058, 0.006, 0.0072],
-                    "U": [0.002] * 4,
+                    "U": [0.002] * STAGES,
                 },
-                "delay_min": [0] * 4,
-                "delay_max": [int(delayed)] * 4,
-                "mismatch_max": [0] * 4,
+                "delay_min": [0] * STAGES,
+                "delay_max": [int(delayed)] * STAGES,
+                "mismatch_max": [0] * STAGES,
                 "seconds": now,
             }
             yield {
