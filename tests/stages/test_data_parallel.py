@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from against_one_process import check_against_one_process
 from resumed import after, check_resumed, go_back, replay_twice, saving
-from single_process import delayed_training
 from small_runs import TEXT, Rows, in_processes, small_config
+from spoiled_gradients import newest_version, spoil_gradients
 from test_distributed import SCHEDULES, measured
 
-from schedules import Op, ScheduleError, build
-from schedules.messages import received, sent
 from stages.check import ConfigError, check
 from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
-from stages.groups import Exchange, InProcessGroup
 from stages.ownership import share_out
 from stages.process import Process
 from stages.run import SkippedTooOftenError
 from stages.trainer import replay, train
-from stages.weights import GradientBuffer, WeightVersions
 
 OPTIMIZERS: dict[str, tuple[str, float]] = {
     "gpipe": ("adamw", 0.0),
@@ -62,26 +58,6 @@ def of_every_schedule(text: Path, *, data: int) -> list[RunConfig]:
         )
         for schedule, options in SCHEDULES.items()
     ]
-
-
-def spoil_gradients(
-    patch: pytest.MonkeyPatch, *, when: Callable[[WeightVersions], bool], data_rank: int
-) -> None:
-    """Make the gradient of the stage with the second block not finite on one data rank."""
-    take = WeightVersions.take_gradient
-
-    def spoiled(self: WeightVersions) -> GradientBuffer:
-        gradient = take(self)
-        chosen = self.owned == self.ownership.owned[data_rank] and "blocks.1.mlp.up.weight" in self.names
-        if chosen and when(self):
-            gradient.views[-1].view(-1)[-1] = float("nan")
-        return gradient
-
-    patch.setattr(WeightVersions, "take_gradient", spoiled)
-
-
-def newest_version(weights: WeightVersions) -> int:
-    return max(replica.version for replica in weights.replicas)
 
 
 @dataclass(frozen=True)
@@ -186,108 +162,6 @@ def test_delay_compensation_acts_on_the_sum(text: Path) -> None:
     check_against_one_process(config, delay=1, compensation=30.0)
 
 
-def check_against_one_process(config: RunConfig, **reference: Any) -> None:
-    rows = Rows()
-    result = replay(config, recorder=rows)
-    together = config.schedule.microbatches * config.parallel.data
-    alone = replace(config, schedule=replace(config.schedule, microbatches=together))
-    weights, losses, norms = delayed_training(alone, **reference)
-    assert result.train_losses == pytest.approx(losses, rel=1e-10)
-    if config.train.clip == "global":
-        finite = [norm for step, norm in enumerate(norms) if step not in reference.get("skipped", ())]
-        clipped_by = [row["grad_norm"] for row in rows.of_kind("step") if not row["skipped"]]
-        assert clipped_by == pytest.approx(finite, rel=1e-10)
-        assert max(norms) > config.train.clip_norm, "clipping was never active"
-    assert result.weights.keys() == weights.keys()
-    for name, expected in weights.items():
-        torch.testing.assert_close(result.weights[name], expected, rtol=1e-10, atol=1e-10)
-    tokens = together * config.train.microbatch_size * config.data.context
-    assert rows.of_kind("start")[0]["tokens_per_step"] == tokens
-
-
-@pytest.mark.parametrize("data", [1, 2])
-@pytest.mark.parametrize("clip", ["global", "stage", "none"])
-@pytest.mark.parametrize(("schedule", "delay"), [("1f1b", 0), ("2bw", 1)])
-def test_one_data_ranks_gradient_that_is_not_finite_skips_the_step_everywhere(
-    schedule: str, delay: int, clip: str, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small_config(
-        schedule,
-        text=text,
-        stages=3,
-        data=data,
-        microbatches=3,
-        layers=3,
-        steps=6,
-        precision="float64",
-        clip=clip,
-        clip_norm=0.5 if clip == "global" else 1e9,
-    )
-    # The gradient of step 2 is taken while version 2 is the newest.
-    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=data - 1)
-    check_against_one_process(config, delay=delay, skipped=frozenset({2}))
-    rows = Rows()
-    replay(config, recorder=rows)
-    assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False, False]
-
-
-@pytest.mark.parametrize("schedule", ["paci", "pipedream"])
-def test_stages_that_update_on_their_own_skip_on_all_their_data_ranks(
-    schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small_config(schedule, text=text, data=2, layers=2, clip="none", update_interval=2, steps=6)
-    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=1)
-    rows = Rows()
-    result = replay(config, recorder=rows)
-    assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False, False]
-    assert all(torch.isfinite(weight).all() for weight in result.weights.values())
-
-
-@pytest.mark.parametrize(
-    ("schedule", "clip", "words", "last"),
-    [
-        ("1f1b", "none", "the gradient was not finite in 4 updates in a row, up to update 6:", 6),
-        # A step is in flight already.
-        ("2bw", "global", "the gradient was not finite in 4 updates in a row, up to update 6:", 7),
-        # Nothing tells the stages of each other before they drain.
-        (
-            "paci",
-            "stage",
-            "the gradient of stage 1 was not finite in 4 updates in a row, up to update 6:",
-            10,
-        ),
-    ],
-)
-@pytest.mark.parametrize("data", [1, 2])
-def test_a_run_that_skips_too_often_ends_with_the_reason(
-    schedule: str, clip: str, words: str, last: int, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small_config(
-        schedule, text=text, data=data, layers=2, clip=clip, steps=20, eval_interval=10, microbatches=2
-    )
-    config.train.max_skipped = 4
-    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) >= 2, data_rank=data - 1)
-    rows = Rows()
-    with pytest.raises(SkippedTooOftenError, match=words):
-        replay(config, recorder=rows)
-    assert rows.of_kind("step")[-1]["step"] == last
-    assert [row["skipped"] for row in rows.of_kind("step")][:6] == [False, False, True, True, True, True]
-
-
-def test_the_validation_loss_does_not_depend_on_who_computes_it(
-    text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same weights everywhere, since no step is taken."""
-    spoil_gradients(monkeypatch, when=lambda weights: True, data_rank=0)
-    losses = set()
-    for data in (1, 2, 3, 7):
-        config = small_config("2bw", text=text, data=data, layers=2, steps=2)
-        config.train.max_skipped = 0
-        config.train.eval_microbatches = 5
-        losses.add(tuple(replay(config, recorder=Rows()).val_losses))
-    assert len(losses) == 1
-
-
 @pytest.mark.parametrize(
     ("optimizer", "form"), [("adamw", "buffered"), ("muon", "look-ahead"), ("soap", "look-ahead")]
 )
@@ -347,74 +221,3 @@ def test_a_correction_that_needs_the_whole_master_copy_is_refused(text: Path) ->
         check(config)
     config.parallel.data = 1
     check(config)
-
-
-def slow_down(patch: pytest.MonkeyPatch, group: type, *, polls: int) -> None:
-    """Let nothing that ranks exchange be ready before it has been asked for some times."""
-
-    def slow(begin: Callable[..., Exchange[Any]]) -> Callable[..., Exchange[Any]]:
-        def begin_slowly(*args: Any, **kwargs: Any) -> Exchange[Any]:
-            exchange = begin(*args, **kwargs)
-            left = iter(range(polls))
-            return replace(exchange, ready=lambda: next(left, None) is None and exchange.ready())
-
-        return begin_slowly
-
-    for name in ("share", "reduce", "spread"):
-        patch.setattr(group, name, slow(getattr(group, name)))
-
-
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 4), (4, 3), (4, 8)])
-def test_exchanges_that_take_longer_than_the_slack_hold_up_but_change_nothing(
-    stages: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small_config("2bw", text=text, stages=stages, data=2, microbatches=microbatches, steps=5)
-    quick, slow = Rows(), Rows()
-    replay(config, recorder=quick)
-    slow_down(monkeypatch, InProcessGroup, polls=200)
-    replay(config, recorder=slow)
-    assert measured(slow) == measured(quick)
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize(
-    ("schedule", "options"),
-    [
-        ("gpipe", {}),
-        ("1f1b", {}),
-        ("zero-bubble", {}),
-        ("interleaved-1f1b", {"chunks": 2}),
-        ("2bw", {"delay": 1}),
-        ("2bw", {"delay": 2}),
-        ("2bw", {"delay": 3}),
-    ],
-)
-def test_no_rank_waits_for_a_message_from_one_that_waits_for_its_part_of_an_update(
-    schedule: str, options: dict[str, int], stages: int
-) -> None:
-    """While a rank waits for a message, the update that it has begun stands still. So whoever sends that
-    message must not need the update before; but where the receiver has needed it, too, it is done."""
-    for microbatches in (1, 2, 3, 4, 6, 7, 8, 14, 21):
-        try:
-            program = build(schedule, stages=stages, microbatches=microbatches, steps=5, **options)
-        except ScheduleError:
-            continue
-        place = {
-            action: (rank, at)
-            for rank, list_ in enumerate(program.actions)
-            for at, action in enumerate(list_)
-        }
-        needed: dict[tuple[int, int], int] = {}
-        for action, (rank, at) in place.items():
-            # An update needs the one before it.
-            for version in range(1, action.version + (action.op is not Op.UPDATE)):
-                needed[rank, version] = min(at, needed.get((rank, version), at))
-        sent_by = {message: action for action in place if (message := sent(action, program.num_stages))}
-        for action, (rank, at) in place.items():
-            message = received(action, program.num_stages)
-            if message is None:
-                continue
-            sender, sent_at = place[sent_by[message]]
-            for version in range(1, 6):
-                if needed.get((sender, version), sent_at + 1) <= sent_at:
-                    assert needed.get((rank, version), at + 1) <= at, (action, version)

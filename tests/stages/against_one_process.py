@@ -1,0 +1,33 @@
+"""A run beside the same training in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from single_process import delayed_training
+from small_runs import Rows
+
+from stages.config import RunConfig
+from stages.trainer import replay
+
+
+def check_against_one_process(config: RunConfig, **reference: Any) -> None:
+    rows = Rows()
+    result = replay(config, recorder=rows)
+    together = config.schedule.microbatches * config.parallel.data
+    alone = replace(config, schedule=replace(config.schedule, microbatches=together))
+    weights, losses, norms = delayed_training(alone, **reference)
+    assert result.train_losses == pytest.approx(losses, rel=1e-10)
+    if config.train.clip == "global":
+        finite = [norm for step, norm in enumerate(norms) if step not in reference.get("skipped", ())]
+        clipped_by = [row["grad_norm"] for row in rows.of_kind("step") if not row["skipped"]]
+        assert clipped_by == pytest.approx(finite, rel=1e-10)
+        assert max(norms) > config.train.clip_norm, "clipping was never active"
+    assert result.weights.keys() == weights.keys()
+    for name, expected in weights.items():
+        torch.testing.assert_close(result.weights[name], expected, rtol=1e-10, atol=1e-10)
+    tokens = together * config.train.microbatch_size * config.data.context
+    assert rows.of_kind("start")[0]["tokens_per_step"] == tokens
