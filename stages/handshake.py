@@ -1,9 +1,9 @@
 """Two processes that find each other as the ranks of a run do, and exchange a number: does that work here?
 
-    python -m stages.handshake RANK FOLDER
+    python -m stages.handshake RANK FOLDER here|apart
 
-Rank 0 prints, as JSON, what torch is and sees, and how the exchange went over gloo, and over NCCL where there
-are two GPUs.
+`here`: both are on one machine; `apart`: each is on one of its own, and both see the folder. Rank 0 prints,
+as JSON, what torch is and sees, and how the exchange went over gloo, and over NCCL where each has a GPU.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from stages.process import Process, connected
 
 _SECONDS = 30.0
 _RANKS = 2
+_RANKS_A_MACHINE = {"here": 2, "apart": 1}
 
 
 def main() -> None:
     """One of the two processes."""
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    rank, folder, local_size = int(sys.argv[1]), Path(sys.argv[2]), _RANKS_A_MACHINE[sys.argv[3]]
     found = what_torch_sees()
-    found["gloo"] = _exchanged(rank, folder / "gloo", device="cpu")
-    if len(found["gpus"]) >= _RANKS:
-        found["nccl"] = _exchanged(rank, folder / "nccl", device="cuda")
+    found["gloo"] = _exchanged(rank, folder / "gloo", device="cpu", local_size=local_size)
+    if len(found["gpus"]) >= local_size:
+        found["nccl"] = _exchanged(rank, folder / "nccl", device="cuda", local_size=local_size)
     if rank == 0:
         print(json.dumps(found))
 
@@ -54,12 +55,17 @@ def _nccl() -> str:
     return ".".join(map(str, version))
 
 
-def _exchanged(rank: int, folder: Path, *, device: str) -> str:
+def _exchanged(rank: int, folder: Path, *, device: str, local_size: int) -> str:
     """What went wrong; empty if nothing did."""
     site = SiteConfig(device=device, timeout=_SECONDS)
     try:
         with connected(
-            rank=rank, size=_RANKS, local_rank=rank, local_size=_RANKS, rendezvous=folder, site=site
+            rank=rank,
+            size=_RANKS,
+            local_rank=rank % local_size,
+            local_size=local_size,
+            rendezvous=folder,
+            site=site,
         ) as process:
             received = _exchange(process)
     except Exception as error:

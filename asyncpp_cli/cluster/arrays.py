@@ -47,7 +47,14 @@ def submit(
 
 
 def submit_single(
-    site: Site, folder: Path, *, name: str, command: Sequence[str], after: Sequence[str], code: str
+    site: Site,
+    folder: Path,
+    *,
+    name: str,
+    nodes: int,
+    command: Sequence[str],
+    after: Sequence[str],
+    code: str,
 ) -> str:
     """Submit a small job that begins when others have ended, however they did. SLURM's number for it.
 
@@ -55,14 +62,15 @@ def submit_single(
         site: where.
         folder: of the submission; the job begins there.
         name: of the job.
-        command: what it runs.
+        nodes: of the job, with a place for one task on each.
+        command: what it runs, on the first of them.
         after: SLURM's numbers of the others; none: it begins as soon as it can.
         code: folder under EXPERIMENT/code that it runs.
 
     Raises:
         SlurmError: sbatch refuses; the message is its own.
     """
-    shape = Shape(nodes=1, tasks=1, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
+    shape = Shape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
     executor = _executor(site, folder, name=name, shape=shape, tasks=None, at_once=1, code=code)
     if after:
         executor.parameters["dependency"] = f"afterany:{':'.join(after)}"

@@ -223,6 +223,7 @@ def _queue(
                 site,
                 folder,
                 name=submission.report,
+                nodes=1,
                 command=command,
                 after=[*live, *ids.values()],
                 code=submission.code,

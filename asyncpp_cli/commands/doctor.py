@@ -27,7 +27,10 @@ def doctor(
     ] = Path(),
     job: Annotated[
         bool,
-        typer.Option("--job", help="On a cluster: also run a short job, and see what a node has and sees."),
+        typer.Option(
+            "--job",
+            help="On a cluster: also run a short job on two nodes that meet.",
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="A list of check, ok, detail and advice, on standard output.")

@@ -63,6 +63,18 @@ def nodes(partition: str) -> list[Node]:
     return found
 
 
+def nodes_up(partition: str | None) -> int:
+    """How many nodes jobs can be given in a partition; None: the default one.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    if partition is None:
+        defaults = (name for name, each in partitions().items() if each.get("Default") == "YES")
+        partition = next(defaults, None)
+    return 1 if partition is None else sum(node.is_up for node in nodes(partition))
+
+
 def _number(text: str) -> int:
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 0

@@ -1,4 +1,5 @@
-"""A short job on the cluster: what a node has, and whether it sees what this machine wrote."""
+"""A short job on two nodes of the cluster: what they have, whether they see what this machine wrote, and
+whether ranks on them would find each other."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -16,15 +17,18 @@ from typing import Any
 from asyncpp_cli.cluster import arrays, slurm
 from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError
-from asyncpp_cli.cluster.snapshot import interpreter
-from asyncpp_cli.doctor import on_node
+from asyncpp_cli.cluster.snapshot import copy_code, interpreter
+from asyncpp_cli.doctor import answers, on_node
 from asyncpp_cli.doctor.checks import Check, good, wrong
 
 _SECONDS = 120.0
+_SECONDS_TO_MEET = 90.0
+"""For two ranks that load torch, from a slow disk too."""
 _SECONDS_UNSEEN = 15.0
 """That a file may take to be seen here, where a disk is shared but slowly."""
 _SECONDS_OF_DOUBT = 20.0
 """By which clocks may differ: as in `cluster.queue`."""
+_UNTRIED = "runs of several nodes are not for this partition"
 
 
 def job_checks(site: Site, folder: Path) -> Iterator[Check]:
@@ -35,54 +39,71 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
         folder: where experiments are to lie; the job works in a folder in it, which is removed.
     """
     made = Path(tempfile.mkdtemp(prefix="asyncpp-doctor-", dir=folder.absolute()))
-    shutil.copy(on_node.__file__, made / "on_node.py")
     # Short, so that it finds a gap; with a GPU where the site has some.
     short = replace(site, time="5", flags=site.flags | ({"gres": "gpu:1"} if site.gpus_per_node else {}))
     began = time.monotonic()
     job_id = ""
     try:
-        command = [interpreter(), "-P", "on_node.py"]
+        shutil.copy(on_node.__file__, made / "on_node.py")
+        copy_code(made / "code")
+        nodes = max(1, min(2, answers.nodes_up(site.partition)))
         job_id = arrays.submit_single(
-            short, made, name="asyncpp-doctor", command=command, after=[], code="none"
+            short, made, name="asyncpp-doctor", nodes=nodes, command=_command(site), after=[], code="none"
         )
-        found, problem = _answer(made, job_id)
+        names = [f"answer-{rank}.json" for rank in range(nodes)]
+        problem = _wait(made, names, job_id, seconds=_SECONDS)
+        found = [] if problem else [_read(made / name) for name in names]
         seconds = time.monotonic() - began
+        met = _handshake(made, job_id) if len(found) > 1 else None
     except SlurmError as error:
-        found, problem = None, str(error)
+        found, problem = [], str(error)
     finally:
         if job_id:
             with contextlib.suppress(SlurmError):  # it may be forgotten already
                 slurm.cancel([job_id])
         shutil.rmtree(made, ignore_errors=True)
-    if found is None:
+    if not found:
         advice = "see that nodes see this folder and this Python, by the same paths; or wait, if it waited"
         yield wrong("job", problem, advice=advice)
         return
-    yield good("job", f"{found['host']} answered within {seconds:.0f} s, through {made.parent}")
-    yield software_check(found["versions"])
-    yield network_check(site, found)
-    difference = abs(found["time"] - found["seen"])
-    if difference > _SECONDS_OF_DOUBT:
-        advice = "set the clocks (NTP): it is by them that a run's last sign is judged"
-        yield wrong("clock", f"that of {found['host']} differs by {difference:.0f} s", advice=advice)
+    hosts = " and ".join(node["host"] for node in found)
+    yield good("job", f"{hosts} answered within {seconds:.0f} s, through {made.parent}")
+    yield _first_wrong([software_check(node["versions"]) for node in found])
+    yield _first_wrong([network_check(site, node) for node in found])
+    if met is None:
+        yield good("two nodes", f"not tried: {site.partition or 'the partition'} has one node", note=_UNTRIED)
+    else:
+        yield from handshake_checks(site, hosts, met)
+    yield from _clock_checks(found)
     if site.gpus_per_node:
-        if found["gpus"]:
-            yield good("gpus of a node", f"the job saw {found['gpus']}")
-        else:
-            advice = f"{site.file}: gpu_type or flags: what --gres takes here; or nvidia-smi is missing there"
-            yield wrong("gpus of a node", "the job asked for one and saw none", advice=advice)
+        yield _first_wrong([_gpus_check(site, node) for node in found])
 
 
-def _answer(folder: Path, job_id: str) -> tuple[dict[str, Any] | None, str]:
-    """What the job found, or else why there is nothing."""
-    deadline = time.monotonic() + _SECONDS
+def _command(site: Site) -> list[str]:
+    """What starts a task on each node, as the ranks of a run are started."""
+    interface = site.network_interface
+    named = [f"GLOO_SOCKET_IFNAME={interface}", f"NCCL_SOCKET_IFNAME={interface}"] if interface else []
+    return ["env", *named, "srun", "--export=ALL", *site.srun_flags, interpreter(), "-P", "on_node.py"]
+
+
+def _handshake(folder: Path, job_id: str) -> dict[str, Any]:
+    """What rank 0 found, or the problem that one of the ranks had."""
+    names = ["handshake-0.json", "handshake-1.json"]
+    problem = _wait(folder, names, job_id, seconds=_SECONDS_TO_MEET)
+    if problem:
+        return {"problem": problem}
+    first, second = (_read(folder / name) for name in names)
+    return second if "problem" in second else first
+
+
+def _wait(folder: Path, names: Sequence[str], job_id: str, *, seconds: float) -> str:
+    """Wait until the files are there. Why they are not; empty if they are."""
+    deadline = time.monotonic() + seconds
     ended = None
     while time.monotonic() < deadline:
         # Listing a folder makes network filesystems look again.
-        names = [entry.name for entry in folder.iterdir()]
-        if "answer.json" in names:
-            found: dict[str, Any] = json.loads((folder / "answer.json").read_text())
-            return found | {"seen": (folder / "answer.json").stat().st_mtime}, ""
+        if set(names) <= {entry.name for entry in folder.iterdir()}:
+            return ""
         if ended is None and slurm.state_of(job_id) in ("gone", "COMPLETED", "FAILED"):
             ended = time.monotonic()
         if ended is not None and time.monotonic() - ended > _SECONDS_UNSEEN:
@@ -90,9 +111,57 @@ def _answer(folder: Path, job_id: str) -> tuple[dict[str, Any] | None, str]:
             said = next(
                 (line.strip() for line in reversed(printed) if line.strip()), "and printed nothing here"
             )
-            return None, f"job {job_id} ended and left no answer: {said}"[:300]
+            return f"job {job_id} ended and left no answer: {said}"[:300]
         time.sleep(0.3)
-    return None, f"job {job_id} did not answer within {_SECONDS:g} s; it was {slurm.state_of(job_id).lower()}"
+    return f"job {job_id} did not answer within {seconds:g} s; it was {slurm.state_of(job_id).lower()}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """What a task wrote, and when that was by the clock of the folder."""
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found | {"seen": file.stat().st_mtime}
+
+
+def _first_wrong(checks: Sequence[Check]) -> Check:
+    return next((check for check in checks if not check.ok), checks[0])
+
+
+def _clock_checks(found: Sequence[dict[str, Any]]) -> Iterator[Check]:
+    for node in found:
+        difference = abs(node["time"] - node["seen"])
+        if difference > _SECONDS_OF_DOUBT:
+            advice = "set the clocks (NTP): it is by them that a run's last sign is judged"
+            yield wrong("clock", f"that of {node['host']} differs by {difference:.0f} s", advice=advice)
+
+
+def _gpus_check(site: Site, node: dict[str, Any]) -> Check:
+    if node["gpus"]:
+        return good("gpus of a node", f"the job saw {node['gpus']}")
+    advice = f"{site.file}: gpu_type or flags: what --gres takes here; or nvidia-smi is missing there"
+    return wrong("gpus of a node", f"the job asked {node['host']} for one and saw none", advice=advice)
+
+
+def handshake_checks(site: Site, hosts: str, met: dict[str, Any]) -> Iterator[Check]:
+    """Whether ranks on two nodes found each other and exchanged numbers.
+
+    Args:
+        site: where.
+        hosts: the two.
+        met: what `stages.handshake` found there, or `problem`.
+    """
+    if "problem" in met:
+        advice = "see that nodes see the Python environment, and this folder, by the same paths"
+        yield wrong("two nodes", met["problem"], advice=advice)
+        return
+    advice = (
+        f"{site.file}: network_interface: the one that nodes reach each other by; a firewall between nodes "
+        "must let processes of a job through, on any port"
+    )
+    for name, kind in (("two nodes", "gloo"), ("two nodes, GPUs", "nccl")):
+        if kind in met:
+            said = f"ranks on {hosts} found each other and exchanged numbers ({kind})"
+            problem = f"{kind}: {met[kind]}"
+            yield wrong(name, problem, advice=advice) if met[kind] else good(name, said)
 
 
 def software_check(there: dict[str, str]) -> Check:

@@ -186,7 +186,7 @@ def _shaken_hands() -> tuple[dict[str, Any] | None, str]:
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as folder:
         ranks = [
             subprocess.Popen(
-                [*command, str(rank), folder],
+                [*command, str(rank), folder, "here"],
                 env=environment,
                 text=True,
                 stdin=subprocess.DEVNULL,

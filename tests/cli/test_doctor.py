@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from command_line import asyncpp
 
 from asyncpp_cli.cluster.sites import Site, find_site
+from asyncpp_cli.cluster.snapshot import copy_code
 from asyncpp_cli.doctor import on_node
 from asyncpp_cli.doctor.answers import Node, gpus_of, megabytes_of, seconds_of
 from asyncpp_cli.doctor.checks import Check
@@ -28,11 +30,12 @@ from asyncpp_cli.doctor.cluster import (
     submit_limit_check,
 )
 from asyncpp_cli.doctor.ending import preemption_check, requeue_check
-from asyncpp_cli.doctor.job import network_check, software_check
+from asyncpp_cli.doctor.job import handshake_checks, network_check, software_check
 from asyncpp_cli.doctor.machine import folder_check, gpu_check, torch_check, within
 
 FILE = Path("mine.yaml")
 SITE = Site(name="mine", file=FILE)
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 @pytest.mark.timeout(150)
@@ -196,7 +199,7 @@ def test_runs_that_are_preempted_need_time_to_save() -> None:
 def test_a_node_says_what_it_has(tmp_path: Path) -> None:
     shutil.copy(on_node.__file__, tmp_path)
     subprocess.run([sys.executable, "-P", "on_node.py"], cwd=tmp_path, check=True, timeout=60)
-    found = json.loads((tmp_path / "answer.json").read_text())
+    found = json.loads((tmp_path / "answer-0.json").read_text())
     assert found["host"] == socket.gethostname()
     assert abs(found["time"] - time.time()) < 60
     assert software_check(found["versions"]).ok
@@ -207,3 +210,51 @@ def test_a_node_says_what_it_has(tmp_path: Path) -> None:
     assert network_check(replace(SITE, network_interface="ib0"), node).ok
     has(network_check(replace(SITE, network_interface="eth9"), node), "wrong", "accepted: ib0")
     has(network_check(SITE, node | {"address": "127.0.1.1"}), "wrong", "network_interface: one of ib0")
+
+
+def test_what_ranks_on_two_nodes_make_of_each_other() -> None:
+    def of(met: dict[str, str]) -> list[Check]:
+        return list(handshake_checks(SITE, "n1 and n2", met))
+
+    [met] = of({"gloo": ""})
+    assert (met.check, met.word) == ("two nodes", "ok")
+    assert "n1 and n2 found each other" in met.detail
+    over_gloo, over_nccl = of({"gloo": "", "nccl": "RuntimeError: no route to host"})
+    assert over_gloo.ok
+    has(over_nccl, "wrong", "network_interface")
+    assert over_nccl.detail == "nccl: RuntimeError: no route to host"
+    [met] = of({"problem": "No module named 'torch'"})
+    has(met, "wrong", "Python environment")
+
+
+@pytest.mark.timeout(150)
+def test_two_tasks_of_a_job_shake_hands(tmp_path: Path) -> None:
+    shutil.copy(on_node.__file__, tmp_path)
+    copy_code(tmp_path / "code")
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-P", "on_node.py"],
+            cwd=tmp_path,
+            env=dict(os.environ)
+            | {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "GLOO_SOCKET_IFNAME": LOOPBACK},
+        )
+        for rank in range(2)
+    ]
+    assert [task.wait(timeout=100) for task in tasks] == [0, 0]
+    found = json.loads((tmp_path / "handshake-0.json").read_text())
+    assert found["gloo"] == ""
+    assert json.loads((tmp_path / "handshake-1.json").read_text()) == {}
+
+
+@pytest.mark.timeout(150)
+def test_a_task_whose_handshake_cannot_begin_says_why(tmp_path: Path) -> None:
+    shutil.copy(on_node.__file__, tmp_path)
+    broken = tmp_path / "code" / "0" / "stages"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtorch.so: cannot open')")
+    environment = dict(os.environ) | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+    subprocess.run(
+        [sys.executable, "-P", "on_node.py"], cwd=tmp_path, env=environment, check=True, timeout=100
+    )
+    found = json.loads((tmp_path / "handshake-1.json").read_text())
+    assert found == {"problem": "ImportError: libtorch.so: cannot open"}

@@ -13,6 +13,7 @@ from slurm_queue import squeue
 
 from asyncpp_cli.cluster.sites import find_site
 from asyncpp_cli.doctor.cluster import cluster_checks
+from asyncpp_cli.doctor.job import job_checks
 
 
 @pytest.mark.timeout(200)
@@ -28,8 +29,20 @@ def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp
     assert "REQUEUE, GraceTime 25 s" in checks["preemption"]["detail"]
     assert "sacct answers" in checks["accounting"]["detail"]
     assert {"gloo", "submission", "job", "software of a node", "network"} <= set(checks)
+    assert "found each other and exchanged numbers (gloo)" in checks["two nodes"]["detail"]
     assert list(folder.iterdir()) == []
     assert squeue() == []
+
+
+@pytest.mark.timeout(200)
+def test_nodes_that_cannot_reach_each_other_are_told_before_a_run_is(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    site = find_site(str(site_file(tmp_path, network_interface="ib7")))
+    checks = {check.check: check for check in job_checks(site, tmp_path)}
+    assert {name for name, check in checks.items() if not check.ok} == {"network", "two nodes"}
+    assert "GLOO_SOCKET_IFNAME is ib7, and there is no such network interface" in checks["two nodes"].detail
+    assert "network_interface" in checks["two nodes"].advice
 
 
 @pytest.mark.timeout(100)
