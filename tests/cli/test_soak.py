@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -19,13 +19,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 
 @pytest.fixture(scope="module")
 def soak() -> ModuleType:
-    found = importlib.util.spec_from_file_location("soak", SCRIPT)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules["soak"] = module
-    found.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        return importlib.import_module("soak")
 
 
 def rewrite(change: Callable[[list[str]], list[str]]) -> Callable[[Run], None]:
