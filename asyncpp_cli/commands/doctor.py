@@ -27,10 +27,7 @@ def doctor(
     ] = Path(),
     job: Annotated[
         bool,
-        typer.Option(
-            "--job",
-            help="On a cluster: also run a short job on two nodes that meet.",
-        ),
+        typer.Option("--job", help="On a cluster: also run a short job, to see whether two nodes meet."),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="A list of check, ok, detail and advice, on standard output.")

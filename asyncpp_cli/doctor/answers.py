@@ -63,16 +63,11 @@ def nodes(partition: str) -> list[Node]:
     return found
 
 
-def nodes_up(partition: str | None) -> int:
-    """How many nodes jobs can be given in a partition; None: the default one.
-
-    Raises:
-        SlurmError: SLURM does not answer.
-    """
-    if partition is None:
-        defaults = (name for name, each in partitions().items() if each.get("Default") == "YES")
-        partition = next(defaults, None)
-    return 1 if partition is None else sum(node.is_up for node in nodes(partition))
+def chosen(partition: str | None, among: Mapping[str, Mapping[str, str]]) -> Mapping[str, str] | None:
+    """The settings of a partition, of the default one if none is named; None if there is none."""
+    if partition is not None:
+        return among.get(partition)
+    return next((each for each in among.values() if each.get("Default") == "YES"), None)
 
 
 def _number(text: str) -> int:

@@ -39,7 +39,7 @@ def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
         yield wrong("slurm", str(error), advice="see that the controller runs: scontrol ping")
         return
     yield good("slurm", f"{config.get('SLURM_VERSION', '?')}, cluster {config.get('ClusterName', '?')}")
-    partition = _partition(site, partitions)
+    partition = answers.chosen(site.partition, partitions)
     yield partition_check(site, partitions)
     if partition is not None:
         yield nodes_check(site, answers.nodes(partition["PartitionName"]))
@@ -52,15 +52,9 @@ def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
     yield _shared(folder)
 
 
-def _partition(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> Mapping[str, str] | None:
-    if site.partition is not None:
-        return partitions.get(site.partition)
-    return next((each for each in partitions.values() if each.get("Default") == "YES"), None)
-
-
 def partition_check(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> Check:
     """Whether the partition is there, open, and lets a job have the profile's time."""
-    found = _partition(site, partitions)
+    found = answers.chosen(site.partition, partitions)
     named = f"{site.file}: partition: "
     if found is None:
         detail = (

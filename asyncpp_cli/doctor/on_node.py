@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_SECONDS = 60.0
-"""For the handshake, whose own patience is less."""
+_SECONDS = 100.0
+"""For the handshake: to load torch, and for both of its exchanges to give up by themselves."""
 
 
 def main() -> None:

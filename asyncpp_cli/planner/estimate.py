@@ -108,6 +108,7 @@ def estimate(config: RunConfig, costs: Costs, *, limit_gb: float | None) -> Esti
 
 
 def _with_cut(config: RunConfig, sizes: list[int], costs: Costs) -> Estimate:
+    shape = _Shape.of(config)
     return Estimate(
         config=config,
         cut=tuple(sizes),
@@ -118,9 +119,9 @@ def _with_cut(config: RunConfig, sizes: list[int], costs: Costs) -> Estimate:
             microbatches=config.schedule.microbatches,
             update_interval=config.schedule.update_interval,
             chunks=config.schedule.chunks,
-            ahead=_Shape.of(config).ahead,
+            ahead=shape.ahead,
         ),
-        delay=represented(_Shape.of(config)).delay,
+        delay=represented(shape).delay,
     )
 
 
