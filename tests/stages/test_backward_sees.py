@@ -65,7 +65,8 @@ def config_of(name: str, text: Path, *, precision: str, way: str) -> RunConfig:
         layers=3,
         steps=4,
         optimizer="sgd",
-        lr=2.0,
+        # Versions lie far apart, and training is not yet chaotic: there bfloat16 drowns what tells them apart.
+        lr=0.5,
         precision=precision,
         **options,
         **WAYS[way],
