@@ -65,7 +65,7 @@ def config_of(name: str, text: Path, *, precision: str, way: str) -> RunConfig:
         layers=3,
         steps=4,
         optimizer="sgd",
-        # Versions lie far apart, and training is not yet chaotic: there bfloat16 drowns what tells them apart.
+        # Versions lie far apart, and training is not chaotic yet: at 2.0 bfloat16 rounds by as much.
         lr=0.5,
         precision=precision,
         **options,
