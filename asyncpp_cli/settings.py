@@ -185,13 +185,23 @@ def copy_of(config: RunConfig) -> RunConfig:
     )
 
 
+LATER_KEYS = frozenset({"optimizer.vector_beta1", "optimizer.vector_beta2"})
+"""Keys that the first run ids did not know. They count only where they are set to something, so that a new
+setting leaves the ids of the runs that do not use it as they were."""
+
+
 def config_hash(config: RunConfig) -> str:
     """64 hexadecimal digits that two runs share if they compute the same: `site` is not in it.
 
     Nor is where initial weights lie; `model.init_sha256` says what they are.
     """
+    defaults = RunConfig()
     content = {
-        key: value for key, value in items(config) if not key.startswith(f"{SITE}.") and key != "model.init"
+        key: value
+        for key, value in items(config)
+        if not key.startswith(f"{SITE}.")
+        and key != "model.init"
+        and not (key in LATER_KEYS and value == get(defaults, key))
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

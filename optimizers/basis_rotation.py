@@ -7,6 +7,17 @@ from the momentum (then close to full-rank GaLore), on both sides of a matrix or
 Against SOAP (`optimizers.soap`): the first gradient already makes a step, the bases of a step know that
 step's gradient (they are refreshed before the step, not after it), and the refreshes count from the first
 gradient.
+
+Against the authors' code, which the paper leaves open in these points:
+
+- refreshes come at steps 1, 1 + f, 1 + 2f, ... here and at 1, f, 2f, ... there;
+- eps is added after the bias correction of the second moment here, as in AdamW, and before it there, which
+  makes it larger by 1 / sqrt(1 - beta2^t);
+- from the first moment: U and then V, from the new U, here, as in the paper's Algorithm 2, V from the old U
+  there; there the columns are sorted by their norm first, and N with them; and with `geometry` unilateral the
+  basis is that of QR(M) there, and one step of power iteration on M M^T (or M^T M) from the old basis here.
+
+From the second moment both compute the same bases from the same refreshes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,11 @@ Settings = Mapping[str, Any]
 
 
 def _adamw(groups: Groups, settings: Settings) -> torch.optim.Optimizer:
-    betas = (settings["beta1"], settings["beta2"])
+    # MARS has rates of its own for the vectors, which it leaves to AdamW.
+    betas = (
+        settings.get("vector_beta1", settings["beta1"]),
+        settings.get("vector_beta2", settings["beta2"]),
+    )
     return torch.optim.AdamW(groups, betas=betas, eps=settings["eps"], fused=True)
 
 

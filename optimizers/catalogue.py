@@ -154,6 +154,11 @@ _METHODS = (
             **_MOMENTUM,
             "row_beta2": _decay_rate(0.95, "decay of the row-wise second moment"),
             "row_eps": _epsilon(1e-10),
+            "scale": Option(
+                default="match-rms",
+                choices=("match-rms", "original"),
+                meaning="root mean square of a step 0.2 lr, as in the paper, or steps as long as Muon's",
+            ),
             **_ORTHOGONAL,
             **_AUXILIARY,
         },
@@ -202,6 +207,8 @@ _METHODS = (
         options={
             **_adam_options(0.95, 0.99),
             "gamma": Option(default=0.025, low=0.0, meaning="weight of the gradient's change"),
+            "vector_beta1": _decay_rate(0.9, "AdamW part (vectors): decay of the first moment"),
+            "vector_beta2": _decay_rate(0.95, "AdamW part: decay of the second moment"),
         },
         matrix_state="3 rows columns",
         values_per_parameter=3,

@@ -1,7 +1,8 @@
 """PipeDream-LR: a smaller learning rate where the delay is larger, at the start of training.
 
 PipeMare's first technique (Yang et al., arXiv 1910.05124) and the baseline of that name in arXiv 2602.03515:
-in update k (from 0) the learning rate is divided by tau^(1 - min(k / K, 1)), with tau the stage's delay.
+in update k (from 0) the learning rate is divided by tau^(1 - min(k / K, 1)), with tau the stage's delay. The
+baseline counts updates from 1: in the first K updates its learning rate is larger by tau^(1 / K).
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Yuan et al., "MARS: Unleashing the power of variance reduction for training large models" (arXiv
 2411.10438), the approximate variant, which uses the last step's gradient as it was instead of evaluating a
 second one.
+
+Vectors go to AdamW with decay rates of their own (`vector_beta1`, `vector_beta2`), as in the authors' code.
+There they also have a learning rate of their own and a weight decay of 0.1; here they share the rate and are
+not decayed, as under every other optimizer, so that arms differ in nothing else.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from optimizers.base import Group, ListOptimizer, State, buffers, decay, ema_momentum
-from optimizers.muon import orthogonal_directions
+from optimizers.muon import orthogonal_directions, update_scale
 
 
 class NorMuon(ListOptimizer):
@@ -19,11 +19,12 @@ class NorMuon(ListOptimizer):
 
         v <- row_beta2 v + (1 - row_beta2) mean over columns of O^2
         O' = O / (sqrt(v) + row_eps)
-        W <- (1 - lr weight_decay) W - lr 0.2 sqrt(rows columns) O' / ||O'||
+        W <- (1 - lr weight_decay) W - lr size O' / ||O'||
 
-    so that the root mean square of a step is 0.2 lr. Keeps one tensor (M) a parameter and one number (v) a
-    row. Group settings: `lr`, `weight_decay`, `momentum`, `nesterov`, `row_beta2`, `row_eps`, `iteration`,
-    `precision`.
+    With `scale` match-rms, size is 0.2 sqrt(rows columns), as in the paper: the root mean square of a step is
+    0.2 lr. With original it is ||O|| sqrt(max(1, rows / columns)), as in the authors' code: the step is as
+    long as Muon's. Keeps one tensor (M) a parameter and one number (v) a row. Group settings: `lr`,
+    `weight_decay`, `momentum`, `nesterov`, `row_beta2`, `row_eps`, `scale`, `iteration`, `precision`.
     """
 
     def update(
@@ -38,7 +39,16 @@ class NorMuon(ListOptimizer):
             torch._foreach_lerp_(
                 chosen, list(steps.square().mean(-1, keepdim=True).unbind()), 1 - group["row_beta2"]
             )
+            rows, columns = steps.shape[-2:]
+            if group["scale"] == "match-rms":
+                sizes: float | Tensor = 0.2 * (rows * columns) ** 0.5
+            else:
+                sizes = _norms(steps) * update_scale(rows, columns, "original")
             steps = steps / (torch.stack(chosen).sqrt() + group["row_eps"])
-            norms = torch.stack(torch._foreach_norm(steps.unbind())).reshape(-1, 1, 1)
-            steps *= 0.2 * steps[0].numel() ** 0.5 / norms
+            steps *= sizes / _norms(steps)
             torch._foreach_add_([parameters[i] for i in positions], list(steps.unbind()), alpha=-group["lr"])
+
+
+def _norms(matrices: Tensor) -> Tensor:
+    """The Frobenius norm of each matrix, of shape (count, 1, 1)."""
+    return torch.stack(torch._foreach_norm(matrices.unbind())).reshape(-1, 1, 1)

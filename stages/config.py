@@ -49,13 +49,17 @@ class OptimizerConfig:
     nesterov: bool | None = None
     """sgd, muon, normuon: step along the look-ahead of the momentum; null: the optimizer's default."""
     scale: str | None = None
-    """muon: `match-rms` (AdamW's learning rates) or `original`; null: match-rms."""
+    """muon, normuon: `match-rms` (AdamW's learning rates) or `original`; null: match-rms."""
     iteration: str | None = None
     """muon, normuon, scion: orthogonalize by `newton-schulz` or `polar-express`; null: newton-schulz."""
     precision: str | None = None
     """muon, normuon, scion: orthogonalize in `float32`, `bfloat16` or `auto`; null: auto."""
     auxiliary_lr_ratio: float | None = None
     """muon, normuon, scion: learning rate of the AdamW part as a share of `lr`; null: 1."""
+    vector_beta1: float | None = None
+    """mars: first-moment decay of the AdamW part, which updates the vectors; null: 0.9."""
+    vector_beta2: float | None = None
+    """mars: second-moment decay of the AdamW part; null: 0.95."""
     momentum_decay: float | None = None
     """nadamw: how fast the momentum warms up to beta1; null: 0.004."""
     row_beta2: float | None = None

@@ -128,16 +128,21 @@ def normuon(
     nesterov: bool,
     row_beta2: float,
     row_eps: float,
+    scale: str,
     iteration: str,
     **_: Any,
 ) -> Tensor:
+    rows, columns = w.shape
     m, v = torch.zeros_like(w), torch.zeros_like(w[:, :1])
     for g, lr in zip(gradients, rates, strict=True):
         m = momentum * m + (1 - momentum) * g
         o = orthogonal((1 - momentum) * g + momentum * m if nesterov else m, iteration)
         v = row_beta2 * v + (1 - row_beta2) * (o**2).mean(dim=1, keepdim=True)
+        length = float((o**2).sum().sqrt()) * math.sqrt(max(1.0, rows / columns))
+        if scale == "match-rms":
+            length = 0.2 * math.sqrt(rows * columns)
         o = o / (v.sqrt() + row_eps)
-        w = (1 - lr * wd) * w - lr * 0.2 * math.sqrt(w.numel()) * o / (o**2).sum().sqrt()
+        w = (1 - lr * wd) * w - lr * length * o / (o**2).sum().sqrt()
     return w
 
 
@@ -182,6 +187,7 @@ def mars(
     beta2: float,
     eps: float,
     gamma: float,
+    **_: Any,
 ) -> Tensor:
     m, v, previous = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
     for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):

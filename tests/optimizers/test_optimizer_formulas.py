@@ -28,6 +28,8 @@ VARIANTS: list[tuple[str, dict[str, float | bool | str]]] = [
     ("muon", {"nesterov": False, "scale": "original", "auxiliary_lr_ratio": 0.015}),
     ("muon", {"iteration": "polar-express", "momentum": 0.9}),
     ("normuon", {"nesterov": False, "row_beta2": 0.8}),
+    ("normuon", {"scale": "original"}),
+    ("mars", {"vector_beta1": 0.8, "vector_beta2": 0.999}),
     ("scion", {"constrained": True}),
     ("soap", {"refresh_interval": 3}),
     ("basis-rotation", {"refresh_interval": 2}),
@@ -80,13 +82,18 @@ def check(
     assert sorted(key for group in groups for key in group.names) == sorted(weights)
     for group in groups:
         ratio = settings.get("auxiliary_lr_ratio", 1.0) if group.rule == "adamw" else 1.0
+        # MARS names the rates of its AdamW part apart.
+        of_vectors = {
+            key.removeprefix("vector_"): value for key, value in settings.items() if key.startswith("vector_")
+        }
+        rates_of_group = of_vectors if group.rule == "adamw" else {}
         for key in group.names:
             reference = RULES[group.rule](
                 weights[key].detach().double(),
                 [gradient.double() for gradient in steps[key]],
                 rates(STEPS, peak_of(name) * ratio),
                 weight_decay if group.decayed else 0.0,
-                **settings,
+                **(settings | rates_of_group),
                 **({"first_bases": bases[key]} if key in bases else {}),
             )
             torch.testing.assert_close(ours[key], reference, rtol=tolerance, atol=tolerance)
