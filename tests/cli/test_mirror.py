@@ -18,6 +18,7 @@ from report_experiment import ExperimentFolder, metrics, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asyncpp_cli.runs import Run
+from asyncpp_cli.trackers import wandb
 
 
 def experiment(folder: Path, rows: list[dict[str, Any]]) -> Run:
@@ -157,6 +158,43 @@ def test_wandb_has_the_whole_run_once(tmp_path: Path) -> None:
     [file] = kept.glob("*.wandb")
     assert history(file, "val/loss") == [(2, 4.0), (4, 9.5)]
     assert [value for _, value in history(file, "train/loss")] == [4.75, 4.5, 7.0, 7.0]
+
+
+def test_wandb_leaves_every_other_run_in_its_folder_alone(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="W&B is not among the packages that tests install")
+    for name, seeds in (("e", (0, 1, 2)), ("again", (0,))):
+        folder = ExperimentFolder(tmp_path / name)
+        for seed in seeds:
+            folder.add(settings("2bw", "adamw", seed=seed), rows=metrics())
+    foreign = tmp_path / "m" / "wandb" / "offline-run-20200101_000000-foreign"
+    foreign.mkdir(parents=True)
+    (foreign / "run-foreign.wandb").write_text("another's")
+    script = "from asyncpp_cli.main import main; main()"
+    for name in ("e", "e", "again"):
+        arguments = ["mirror", str(tmp_path / name), "--to", "wandb", "--out", str(tmp_path / "m")]
+        subprocess.run([sys.executable, "-c", script, *arguments], check=True, timeout=240)
+    # Three runs of one experiment, once each, and a run of the same id of another.
+    kept = sorted(path.name.rpartition("-")[2] for path in foreign.parent.glob("offline-run-*"))
+    assert (len(kept), len(set(kept))) == (5, 4)
+    assert (foreign / "run-foreign.wandb").read_text() == "another's"
+
+
+def test_only_mirrors_of_the_same_run_and_project_are_replaced(tmp_path: Path) -> None:
+    def offline_run(name: str, mark: str | None) -> Path:
+        folder = tmp_path / "wandb" / f"offline-run-{name}"
+        folder.mkdir(parents=True)
+        if mark is not None:
+            (folder / "asyncpp.json").write_text(mark)
+        return folder
+
+    own = offline_run("20200101_000000-abc", '{"project": "p", "run": "r"}')
+    unmarked = offline_run("20200101_000001-abc", None)
+    offline_run("20200101_000002-abc", '{"project": "q", "run": "r"}')
+    offline_run("20200101_000003-abc", "damaged")
+    offline_run("20200101_000004-xabc", None)
+    offline_run("20200101_000005-foreign", None)
+    (tmp_path / "wandb" / "offline-run-20200101_000006-abc").symlink_to(own)
+    assert set(wandb._earlier_mirrors(tmp_path, "abc", project="p")) == {own, unmarked}
 
 
 def history(file: Path, tag: str) -> list[tuple[int, float]]:
