@@ -22,6 +22,7 @@ class Format(StrEnum):
     CSV = "csv"
     JSON = "json"
     PARQUET = "parquet"
+    STEPS = "steps"
     HTML = "html"
 
 
@@ -32,7 +33,10 @@ def report(
     ],
     output_format: Annotated[
         Format,
-        typer.Option("--format", help="What to write; json is a list of cells, html one page."),
+        typer.Option(
+            "--format",
+            help="What to write; json: a list of cells; steps: every step, as Parquet; html: one page.",
+        ),
     ] = Format.TABLE,
     out: Annotated[
         Path | None,
@@ -76,7 +80,7 @@ def report(
 
     if out is not None and out.is_dir():
         raise UserError(f"--out {out}: a folder; give the name of a file")
-    if out is None and output_format in (Format.HTML, Format.PARQUET):
+    if out is None and output_format in (Format.HTML, Format.PARQUET, Format.STEPS):
         raise UserError(f"--format {output_format} needs a file: --out FILE")
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target}: must be a finite number, nats a token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = ("svg", "pdf", "png")
+
+_CREATOR = "asyncpp report, with Matplotlib"
+_MARK = _CREATOR.encode()
+"""In each file: by it a figure of ours is told from another file of its name."""
 
 _WIDTH = 5.5
 """Inches: a column of text."""
@@ -47,18 +52,14 @@ def write_figures(report: Report, *, folder: Path) -> list[Path]:
         import matplotlib as mpl
     except ImportError as error:
         raise UserError("--figures needs matplotlib: pip install 'asyncpp[plot]'") from error
+    _refuse_foreign(folder)
     cells = report.cells
     # A dollar sign would begin a formula.
     names = [printable(name).replace("$", r"\$") for name in arm_names(cells)]
     arms = list(zip(cells, names, styles(cells), strict=True))
     # Fixed names inside an SVG, so that drawing the same figure again writes the same file.
     with mpl.rc_context({"svg.hashsalt": "asyncpp", "svg.fonttype": "path", "font.size": 8}):
-        drawn = {
-            "training-loss": _training(arms),
-            "validation-loss": _validation(arms),
-            "gap": _gaps(arms),
-            "throughput": _throughput(arms),
-        }
+        drawn = {name: draw(arms) for name, draw in _FIGURES.items()}
         return [
             _saved(figure, folder / f"{name}.{suffix}")
             for name, figure in drawn.items()
@@ -67,11 +68,35 @@ def write_figures(report: Report, *, folder: Path) -> list[Path]:
         ]
 
 
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse to replace files in the folder that are no figures of ours: the command line names none of them.
+
+    Raises:
+        UserError: there is one of the name of a figure.
+    """
+    for name, suffix in itertools.product(_FIGURES, SUFFIXES):
+        file = folder / f"{name}.{suffix}"
+        try:
+            foreign = _MARK not in file.read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise UserError(f"--figures {folder}: {file.name} cannot be read ({error.strerror})") from error
+        if foreign:
+            raise UserError(
+                f"--figures {folder}: {file.name} is in the way, and not a figure of ours; move it"
+            )
+
+
 def _saved(figure: Figure, file: Path) -> Path:
     stream = io.BytesIO()
     # Without the date: the same numbers make the same file.
-    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    figure.savefig(stream, format=file.suffix[1:], dpi=200, metadata=undated[file.suffix[1:]])
+    metadata: dict[str, Any] = {
+        "svg": {"Date": None, "Creator": _CREATOR},
+        "pdf": {"CreationDate": None, "Creator": _CREATOR},
+        "png": {"Software": _CREATOR},
+    }
+    figure.savefig(stream, format=file.suffix[1:], dpi=200, metadata=metadata[file.suffix[1:]])
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, stream.getvalue())
@@ -193,3 +218,12 @@ def _label_rows(axes: Axes, arms: Sequence[Arm]) -> None:
     axes.set_yticks(range(len(arms)), [name for _, name, _ in arms])
     axes.set_ylim(len(arms) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
+
+
+_FIGURES = {
+    "training-loss": _training,
+    "validation-loss": _validation,
+    "gap": _gaps,
+    "throughput": _throughput,
+}
+"""Each figure by the name of its files, with what draws it, if there are numbers for it."""

@@ -43,7 +43,7 @@ class Wanted:
     @property
     def curves(self) -> bool:
         """Whether the course of the runs is shown, and not only what came of them."""
-        return self.output_format == "html" or self.figures is not None
+        return self.output_format in ("html", "steps") or self.figures is not None
 
 
 def make(wanted: Wanted) -> None:
@@ -114,6 +114,10 @@ def _write(wanted: Wanted, report: Report) -> None:
         sys.stdout.write(_TEXTS[wanted.output_format](report))
     elif wanted.output_format == "parquet":
         _write_file(wanted.out, to_parquet(report.cells))
+    elif wanted.output_format == "steps":
+        from asyncpp_cli.report.step_table import to_step_table
+
+        _write_file(wanted.out, to_step_table(report.cells))
     else:
         _write_file(wanted.out, _TEXTS[wanted.output_format](report).encode())
 
@@ -137,9 +141,14 @@ _TEXTS: dict[str, Callable[[Report], str]] = {
 def _write_page(report: Report, file: Path) -> None:
     """The page, and beside it the curves that it shows, whole."""
     from asyncpp_cli.report.page import to_page
-    from asyncpp_cli.report.step_table import to_step_table
+    from asyncpp_cli.report.step_table import is_step_table, to_step_table
 
-    beside = file.with_suffix(".parquet")
+    beside = file.with_name(f"{file.name.removesuffix('.html')}.steps.parquet")
+    if beside.exists() and not is_step_table(beside):
+        # The command line names the page alone, so this may be somebody's data.
+        raise UserError(
+            f"--out {file}: {beside} is in the way and no table of steps; move it, or name another"
+        )
     _write_file(beside, to_step_table(report.cells))
     _write_file(file, to_page(report, beside=beside.name, folder=file.absolute().parent).encode())
 

@@ -110,6 +110,7 @@ def test_csv_is_laid_out_in_plain_numbers(folder: Path) -> None:
         (["--target", "nan"], "--target nan: must be a finite number"),
         (["--format", "html"], "--format html needs a file: --out FILE"),
         (["--format", "parquet"], "--format parquet needs a file: --out FILE"),
+        (["--format", "steps"], "--format steps needs a file: --out FILE"),
     ],
 )
 def test_mistakes_are_one_line(folder: Path, arguments: list[str], message: str) -> None:

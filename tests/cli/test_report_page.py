@@ -78,7 +78,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_whole_curves_stand_beside_the_page(written: Path) -> None:
-    table = pl.read_parquet(written.with_suffix(".parquet"))
+    table = pl.read_parquet(written.with_suffix(".steps.parquet"))
     assert table["run"].n_unique() == 6
     kind, run = pl.col("kind").cast(pl.String), pl.col("run").cast(pl.String)
     one = table.filter((run == "run-3") & (kind == "step"))
@@ -94,7 +94,7 @@ def test_the_page_is_small_and_links_to_the_runs(written: Path) -> None:
     text = written.read_text(encoding="utf-8")
     assert len(text.encode()) < 8e6
     links = re.findall(r'href="([^"]*)"', text)
-    assert "page.parquet" in links
+    assert "page.steps.parquet" in links
     inside = [link for link in links if link.startswith("experiment/")]
     assert len(inside) == 6
     assert all((written.parent / link).is_dir() for link in inside)
