@@ -19,6 +19,7 @@ from types import FrameType
 from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.attempts import Attempt, settle, settle_again
 from asyncpp_cli.cluster.claims import claim
+from asyncpp_cli.cluster.job_states import Phase, phase_of
 from asyncpp_cli.cluster.jobs import Job
 from asyncpp_cli.cluster.outcome import vanished
 from asyncpp_cli.cluster.queue import Queue
@@ -76,8 +77,8 @@ def _attempt(experiment: Experiment, run: Run, table: ArrayTable, row: Row, job:
     if reason := _refusal(run, table, row):
         attempt.write("refused", {"reason": reason})
     else:
-        _run_ranks(attempt, table)
-    status = _seen_from_here(settle(run, none_to_come=True, all_over=True), attempt, table)
+        _run_ranks(attempt, table, job)
+    status = _seen_from_here(settle(run, none_to_come=True, all_over=True), attempt, table, job)
     _say(f"attempt {attempt.number}: {status.state} {status.reason}")
     if status.attempt != attempt.number:
         return 1  # SLURM has started the run elsewhere, having lost sight of this job
@@ -124,7 +125,7 @@ def _refusal(run: Run, table: ArrayTable, row: Row) -> str:
     return ""
 
 
-def _run_ranks(attempt: Attempt, table: ArrayTable) -> None:
+def _run_ranks(attempt: Attempt, table: ArrayTable, job: Job) -> None:
     """Start the ranks, wait for them to end, and pass on what this process is told."""
     site = replace(attempt.run.config().site, **table.site_settings)
     command = [
@@ -141,7 +142,7 @@ def _run_ranks(attempt: Attempt, table: ArrayTable) -> None:
         *[str(attempt.run.folder), str(attempt.number)],
     ]
     environment = slurm.without_place(os.environ)
-    if (ends := slurm.end_of_job(os.environ["SLURM_JOB_ID"])) is not None:
+    if (ends := slurm.end_of_job(job.id)) is not None:
         environment[LIMIT_VARIABLE] = str(ends - table.signal_lead - _SECONDS_EARLIER)
     if table.network_interface is not None:
         environment |= {
@@ -160,7 +161,7 @@ def _run_ranks(attempt: Attempt, table: ArrayTable) -> None:
             attempt.stop(f"the job was told to end by {_told[0].name}")
 
 
-def _seen_from_here(status: Status, attempt: Attempt, table: ArrayTable) -> Status:
+def _seen_from_here(status: Status, attempt: Attempt, table: ArrayTable, job: Job) -> Status:
     """The status, corrected where a rank died and srun then told the others to end: nobody else had."""
     if status.state != State.INTERRUPTED or status.cause != Cause.STOPPED or _told:
         return status
@@ -168,7 +169,7 @@ def _seen_from_here(status: Status, attempt: Attempt, table: ArrayTable) -> Stat
     if not reason:
         return status
     try:
-        going_on = slurm.state_of(os.environ["SLURM_JOB_ID"]) == "RUNNING"
+        going_on = phase_of(slurm.state_of(job.id)) is Phase.RUNS
     except SlurmError:
         going_on = False
     if not going_on:
@@ -181,7 +182,7 @@ def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int 
     if status.state == State.COMPLETED or status.cause == Cause.CANCELLED:
         return 0
     if status.state == State.INTERRUPTED:
-        return _requeue(status)
+        return _requeue(status, job)
     if status.cause == Cause.REFUSED:
         return 1
     if bad := slurm.bad_nodes(job.nodes):
@@ -189,12 +190,12 @@ def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int 
         attempt = Attempt(run, status.attempt)
         status = settle_again(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
         _say(f"no failure of the run: {reason}")
-        return _requeue(status)
+        return _requeue(status, job)
     failed = failures(run, submission=table.submission)
     if failed > table.retries:
         return 1
     _say(f"failure {failed}: trying again, {table.retries - failed} retries left after that")
-    return _requeue(status) if _told else None
+    return _requeue(status, job) if _told else None
 
 
 def failures(run: Run, *, submission: str) -> int:
@@ -208,17 +209,16 @@ def failures(run: Run, *, submission: str) -> int:
     return count
 
 
-def _requeue(status: Status) -> int:
+def _requeue(status: Status, job: Job) -> int:
     """Queue this job again. The exit code where that is not to be or is not possible."""
-    raw_id = os.environ["SLURM_JOB_ID"]
     code = RESUMABLE if status.state == State.INTERRUPTED else 1
     try:
-        state = slurm.state_of(raw_id)
-        if state != "RUNNING" and status.cause != Cause.TIME_LIMIT:
+        state = slurm.state_of(job.id)
+        if phase_of(state) is not Phase.RUNS and status.cause != Cause.TIME_LIMIT:
             _say(f"the job is {state.lower()}: SLURM, or a person, has decided what becomes of it")
             return code
         told_before = len(_told)
-        slurm.ask(["scontrol", "requeue", raw_id])
+        slurm.requeue(job.id)
     except SlurmError as error:
         _say(f"not queued again ({error}): launch again to go on")
         return code

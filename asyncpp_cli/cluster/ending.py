@@ -10,8 +10,9 @@ from collections.abc import Collection, Sequence
 
 from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.cluster.job_states import Phase, phase_of
 from asyncpp_cli.cluster.processes import end
-from asyncpp_cli.cluster.queue import PENDING, Queue, Standing
+from asyncpp_cli.cluster.queue import Queue, Standing
 from asyncpp_cli.cluster.submissions import submitting
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs import Cause, Experiment, Run, State
@@ -51,7 +52,7 @@ def _standings(experiment: Experiment, ids: Collection[str]) -> list[Standing]:
 
 
 def _waits(standing: Standing) -> bool:
-    return standing.queued is not None and standing.queued.state == PENDING
+    return standing.queued is not None and phase_of(standing.queued.state) is Phase.WAITS
 
 
 def _is_left(standing: Standing) -> bool:

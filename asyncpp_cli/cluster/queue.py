@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.attempts import Attempt, look
+from asyncpp_cli.cluster.job_states import Phase, phase_of
 from asyncpp_cli.cluster.jobs import Job
 from asyncpp_cli.cluster.outcome import last_lines
 from asyncpp_cli.cluster.slurm import AccountedJob, QueuedJob, SlurmError
@@ -17,9 +18,6 @@ from asyncpp_cli.runs import Experiment, Run, State, Status
 
 _SECONDS_OF_DOUBT = 20.0
 """By which the clocks of two machines may differ."""
-
-PENDING = "PENDING"
-"""SLURM's word for a job that waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +127,7 @@ class Queue:
         if job.submission not in {submission.name for submission in self.submissions.all}:
             return None
         queued = self.queued.get((job.name, job.index))
-        return queued is None or queued.state == PENDING
+        return queued is None or phase_of(queued.state) in (Phase.WAITS, Phase.OVER)
 
     def standing(self, run: Run, *, with_accounting: bool) -> Standing:
         """How one run stands."""
@@ -145,7 +143,7 @@ class Queue:
             status=status,
             job_id=next((known.id for known in (queued, done, job) if known), ""),
             job_state=next((known.state for known in (queued, done) if known), ""),
-            pending_reason=queued.reason if queued and queued.state == PENDING else "",
+            pending_reason=queued.reason if queued and phase_of(queued.state) is Phase.WAITS else "",
             nodes=next((known.nodes for known in (queued, done, job) if known and known.nodes), ""),
             site=place.submission.site,
             queued=queued,

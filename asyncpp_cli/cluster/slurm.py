@@ -17,6 +17,8 @@ USUAL_MAX_ARRAY_SIZE = 1001
 _SECONDS = 60.0
 _HAS_ENDED = re.compile("already complet|Invalid job id|not running", re.IGNORECASE)
 """What SLURM says of a job that is too late to be ended."""
+_UNKNOWN = re.compile("Invalid job id", re.IGNORECASE)
+"""What it says of one that it has forgotten."""
 
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Of the variables that begin with SLURM_, those that say where SLURM is and not what this job is."""
@@ -192,23 +194,59 @@ def without_place(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(bindings)}
 
 
-def state_of(raw_id: str) -> str:
+def state_of(job_id: str) -> str:
     """SLURM's word for how a job stands; `gone` if it does not have it any more.
+
+    Args:
+        job_id: `12_3` for a task of an array. The task's raw id will not do: see `_of_job`.
 
     Raises:
         SlurmError: SLURM does not answer.
     """
-    return ask(["squeue", "-h", "-j", raw_id, "-o", "%T"]).strip() or "gone"
+    state, _ = _of_job(job_id)
+    return state or "gone"
 
 
-def end_of_job(raw_id: str) -> float | None:
+def end_of_job(job_id: str) -> float | None:
     """When a job's time limit ends it, in seconds since 1970; None if it has none, or SLURM does not say."""
     from datetime import datetime
 
     try:
-        return datetime.fromisoformat(ask(["squeue", "-h", "-j", raw_id, "-o", "%e"]).strip()).timestamp()
+        return datetime.fromisoformat(_of_job(job_id)[1]).timestamp()
     except (SlurmError, ValueError):
         return None
+
+
+def requeue(job_id: str) -> None:
+    """Put a running job back into the queue: SLURM ends it, and starts it again later.
+
+    Args:
+        job_id: `12_3` for a task of an array. Given the raw id that is the array's own, SLURM would take
+            back every task, those that have just completed included.
+
+    Raises:
+        SlurmError: SLURM refuses, or does not answer.
+    """
+    ask(["scontrol", "requeue", job_id])
+
+
+def _of_job(job_id: str) -> tuple[str, str]:
+    """State and end of one job; empty if SLURM does not have it.
+
+    One task of every array, its last to be split off, has a raw id equal to the array's, and with that squeue
+    lists the whole array. So a task is asked for by its name, and only its own line is read.
+    """
+    try:
+        lines = ask(["squeue", "-h", "-r", "-j", job_id, "-o", "%A|%F_%K|%T|%e"]).splitlines()
+    except SlurmError as error:
+        if _UNKNOWN.search(str(error)):
+            return "", ""
+        raise
+    for line in lines:
+        raw_id, task_id, state, end = line.strip().split("|")
+        if job_id in (task_id, raw_id):
+            return state, end
+    return "", ""
 
 
 def bad_nodes(nodes: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.cluster import arrays, slurm
+from asyncpp_cli.cluster.job_states import Phase, phase_of
 from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError
 from asyncpp_cli.cluster.snapshot import copy_code, interpreter
@@ -110,8 +111,10 @@ def _wait(folder: Path, names: Sequence[str], job_id: str, *, seconds: float) ->
         # Listing a folder makes network filesystems look again.
         if set(names) <= {entry.name for entry in folder.iterdir()}:
             return ""
-        if ended is None and slurm.state_of(job_id) in ("gone", "COMPLETED", "FAILED"):
-            ended = time.monotonic()
+        if ended is None:
+            state = slurm.state_of(job_id)
+            if state == "gone" or phase_of(state) is Phase.OVER:
+                ended = time.monotonic()
         if ended is not None and time.monotonic() - ended > _SECONDS_UNSEEN:
             printed = " ".join(file.read_text(errors="replace") for file in folder.glob("*.out")).split("\n")
             said = next(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from datetime import datetime
 
 
 def squeue(*fields: str) -> list[str]:
@@ -15,11 +17,16 @@ def squeue(*fields: str) -> list[str]:
 
 
 def hurry() -> None:
-    """Let jobs begin that were queued again: SLURM makes them wait for two minutes."""
-    for line in squeue("%F_%K", "%r"):
-        job, _, reason = line.partition("|")
-        if reason == "BeginTime":
-            words = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+    """Let jobs begin soon that were queued again: SLURM makes them wait for two minutes.
+
+    Not at once: a node refuses a job whose credential it revoked in this second, and then the job fails. And
+    only once a job, or a start that is put off again and again would never come.
+    """
+    now = time.time()
+    for line in squeue("%F_%K", "%r", "%S"):
+        job, reason, start = line.split("|")
+        if reason == "BeginTime" and datetime.fromisoformat(start).timestamp() > now + 5:
+            words = ["scontrol", "update", f"JobId={job}", "StartTime=now+2"]
             subprocess.run(words, timeout=60, check=False, capture_output=True)
 
 

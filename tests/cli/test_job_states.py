@@ -1,0 +1,26 @@
+"""SLURM's words for a job's state, each decided."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncpp_cli.cluster.job_states import Phase, phase_of
+
+DECIDED = {
+    Phase.WAITS: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING",
+    Phase.RUNS: "RUNNING SIGNALING CONFIGURING POWER_UP_NODE RESIZING STOPPED SUSPENDED UPDATE_DB",
+    Phase.ENDS: "COMPLETING STAGE_OUT",
+    Phase.OVER: "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY "
+    "REVOKED LAUNCH_FAILED RECONFIG_FAIL",
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "phase"), [(word, phase) for phase, words in DECIDED.items() for word in words.split()]
+)
+def test_every_word_has_a_phase(word: str, phase: Phase) -> None:
+    assert phase_of(word) is phase
+
+
+def test_a_word_of_a_later_slurm_counts_as_running() -> None:
+    assert phase_of("TELEPORTING") is Phase.RUNS

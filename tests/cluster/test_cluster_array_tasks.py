@@ -1,0 +1,70 @@
+"""Every task of an array goes on after what SLURM does to it, the one that carries the array's own id too."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
+from slurm_queue import hurry, squeue
+
+from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.runs import Experiment, Run, State
+
+
+@pytest.mark.timeout(500)
+def test_all_tasks_go_on_after_a_preemption_and_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
+    often = ["train.checkpoint_interval=50", "train.steps=300", "site.grace=15"]
+    experiment = sweep(tmp_path / "e", *ONE_RUN, *often, "matrix.seed=[0,1,2]")
+    runs = experiment.runs
+    launch(experiment.folder, "--replay", site=site_file(tmp_path, signal_lead=30, retries=0))
+    wait_for(lambda: all(has_step(run) for run in runs), seconds=150, why=lambda: told(experiment))
+    ids = [line.split("|") for line in squeue("%A", "%F", "%K")]
+    (array,) = {array for _, array, _ in ids}
+    assert [index for raw, _, index in ids if raw == array], "no task has the array's own id"
+
+    # A job of higher priority takes all nodes.
+    other = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
+    subprocess.run(["sbatch", *other], timeout=60, check=True, capture_output=True)
+    wait_for(lambda: all(outcomes(run) for run in runs), seconds=100, why=lambda: told(experiment))
+    assert [outcomes(run) for run in runs] == [[("interrupted", "stopped")]] * 3, told(experiment)
+
+    # The shortest limit that SLURM knows, for those that go on.
+    wait_for(lambda: queued_again(array) == {"0", "1", "2"}, seconds=60, why=squeue)
+    subprocess.run(["scontrol", "update", f"JobId={array}", "TimeLimit=1"], timeout=60, check=True)
+    wait_for(lambda: going_on(2, runs), seconds=200, why=lambda: told(experiment))
+    subprocess.run(["scontrol", "update", f"JobId={array}", "TimeLimit=60"], timeout=60, check=False)
+    wait_for(lambda: all(ended(run) for run in runs), seconds=250, why=lambda: told(experiment))
+    assert all(outcomes(run)[1][0] == "interrupted" for run in runs), told(experiment)
+
+
+def has_step(run: Run) -> bool:
+    return run.status().step > 0
+
+
+def queued_again(array: str) -> set[str]:
+    """Indices of the tasks that wait in the queue."""
+    found = [line.split("|") for line in squeue("%F", "%K", "%T")]
+    return {index for job, index, state in found if job == array and state == "PENDING"}
+
+
+def going_on(times: int, runs: tuple[Run, ...]) -> bool:
+    """Whether so many attempts at each run have ended."""
+    hurry()
+    return all(len(outcomes(run)) >= times for run in runs)
+
+
+def ended(run: Run) -> bool:
+    hurry()
+    return run.status().state == State.COMPLETED
+
+
+def told(experiment: Experiment) -> object:
+    """How it stands, for people."""
+    reasons = [
+        [Attempt(run, number).read("outcome") for number in range(1, run.status().attempt + 1)]
+        for run in experiment.runs
+    ]
+    printed = [file.read_text()[-1500:] for file in sorted(experiment.submissions.glob("*/*.out"))]
+    return squeue(), reasons, printed
