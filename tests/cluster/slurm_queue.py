@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from datetime import datetime
+from datetime import datetime, timedelta
 
 
 def squeue(*fields: str) -> list[str]:
@@ -22,11 +21,16 @@ def hurry() -> None:
     Not at once: a node refuses a job whose credential it revoked in this second, and then the job fails. And
     only once a job, or a start that is put off again and again would never come.
     """
-    now = time.time()
-    for line in squeue("%F_%K", "%r", "%S"):
-        job, reason, start = line.split("|")
-        if reason == "BeginTime" and datetime.fromisoformat(start).timestamp() > now + 5:
-            words = ["scontrol", "update", f"JobId={job}", "StartTime=now+2"]
+    soon = datetime.now() + timedelta(seconds=5)
+    form = "ArrayJobID:20,ArrayTaskID:20,Reason:40,EligibleTime:40"
+    asked = subprocess.run(
+        ["squeue", "-h", "-r", "-O", form], capture_output=True, text=True, timeout=60, check=True
+    )
+    for line in asked.stdout.splitlines():
+        array, index, reason, start = line.split()
+        # Without a time while the job still ends.
+        if reason == "BeginTime" and start != "N/A" and datetime.fromisoformat(start) > soon:
+            words = ["scontrol", "update", f"JobId={array}_{index}", "StartTime=now+2"]
             subprocess.run(words, timeout=60, check=False, capture_output=True)
 
 
