@@ -237,7 +237,8 @@ def read_config(file: Path) -> RunConfig:
         assign(config, flatten(content))
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedError(f"{file} cannot be read ({error})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # Not only YAML's own error: a day that no month has, an integer of 5000 digits, mappings without end.
         raise DamagedError(f"{file} is not YAML") from error
     except SettingError as error:
         raise DamagedError(f"{file}: {error.key}: {error}") from error

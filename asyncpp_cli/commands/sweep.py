@@ -42,7 +42,8 @@ def sweep(
 ) -> None:
     """Render an experiment matrix into a folder of runs, every cell checked before anything is written.
 
-    Into a folder that holds the same experiment, only cells that it lacks are added (more seeds, say).
+    Into a folder that holds the same experiment, only cells that it lacks are added (more seeds, say), and
+    runs whose folder was removed are restored.
     """
     from asyncpp_cli.cluster.sites import find_site
     from asyncpp_cli.console import say
@@ -64,8 +65,14 @@ def sweep(
         return
     if rendered.added == len(cells):
         say(f"Wrote {len(cells)} runs to {out}. Next: asyncpp launch {shlex.quote(str(out))}")
-    else:
-        say(f"{out}: {rendered.added} runs added to the {len(cells) - rendered.added} that were there.")
+        return
+    held = len(rendered.experiment.cells)
+    more = f" ({held - len(cells)} of them not in this template)" if held > len(cells) else ""
+    say(f"{out}: {rendered.added} runs added to the {held - rendered.added} that were there{more}.")
+    if rendered.restored:
+        first, *others = rendered.restored
+        named = f"{first} and {len(others)} others" if others else first
+        say(f"Restored, since its folder or configuration was gone or damaged: {named}.")
 
 
 def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) -> None:
