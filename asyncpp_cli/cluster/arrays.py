@@ -14,6 +14,7 @@ from asyncpp_cli.cluster.shapes import Shape
 from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError, clean_environment, own_words
 from asyncpp_cli.cluster.snapshot import interpreter
+from asyncpp_cli.cluster.told import TOLD_VARIABLE
 
 
 def script_of(
@@ -79,8 +80,9 @@ def submit_single(
 
 
 def _batch_command(file: str) -> str:
-    words = [interpreter(), "-P", "-u", "-m", "asyncpp_cli.cluster.batch", file]
-    return f"exec {shlex.join(words)}"
+    words = [interpreter(), "-P", "-u", "-m", "asyncpp_cli.cluster.array_task", file]
+    # A signal that is ignored here is ignored until the program listens, instead of ending it.
+    return f"trap '' TERM USR2; {TOLD_VARIABLE}=$asyncpp_told exec {shlex.join(words)}"
 
 
 def _executor(
@@ -159,7 +161,9 @@ def _further(site: Site, shape: Shape) -> dict[str, Any]:
 
 def _setup(site: Site, *, code: str) -> list[str]:
     return [
-        "asyncpp_folder=$PWD",
+        "asyncpp_folder=$PWD asyncpp_told=",
+        "trap 'asyncpp_told=SIGTERM' TERM",
+        "trap 'asyncpp_told=SIGUSR2' USR2",
         *(f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()),
         *site.setup,
         'cd -- "$asyncpp_folder" || exit 1',

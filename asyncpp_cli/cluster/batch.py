@@ -1,4 +1,4 @@
-"""A job: what sbatch starts, once on its first node, as `python -m asyncpp_cli.cluster.batch array-K.json`.
+"""A job, on its first node: what `array_task` runs once it listens to signals.
 
 It claims the next attempt at its run, starts the ranks through srun, and when they have all ended sees how
 that went: one that was told to end or lost a node is put back into the queue; one that failed is tried again
@@ -8,25 +8,24 @@ on the spot, as long as it has retries left.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.attempts import Attempt, settle, settle_again
 from asyncpp_cli.cluster.claims import claim
+from asyncpp_cli.cluster.job_end import JobEnd, seen_from_job
 from asyncpp_cli.cluster.job_states import Phase, phase_of
 from asyncpp_cli.cluster.jobs import Job
-from asyncpp_cli.cluster.outcome import vanished
 from asyncpp_cli.cluster.queue import Queue
 from asyncpp_cli.cluster.slurm import SlurmError
 from asyncpp_cli.cluster.snapshot import code_hash, difference, file_hash
 from asyncpp_cli.cluster.supervise import LIMIT_VARIABLE
 from asyncpp_cli.cluster.table import ArrayTable, Row, read_table
+from asyncpp_cli.cluster.told import told
 from asyncpp_cli.runs import Cause, Experiment, Run, State, Status, open_experiment
 from stages.signals import RESUMABLE
 
@@ -35,18 +34,14 @@ _SECONDS_EARLIER = 75.0
 """SLURM may send its signal a minute earlier than it is told to."""
 _SECONDS_TO_BE_ENDED = 120.0
 
-_told: list[signal.Signals] = []
 
+def run_task(file: str) -> int:
+    """Run the run that this array task stands for. The job's exit code.
 
-def _tell(number: int, _frame: FrameType | None) -> None:
-    _told.append(signal.Signals(number))
-
-
-def main() -> None:
-    """Run the run that this array task stands for."""
-    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
-        signal.signal(number, _tell)
-    table = read_table(Path(sys.argv[1]))
+    Args:
+        file: the array's table.
+    """
+    table = read_table(Path(file))
     index = int(os.environ["SLURM_ARRAY_TASK_ID"])
     row = table.rows[index]
     experiment = open_experiment(Path.cwd().parents[1])
@@ -56,7 +51,7 @@ def main() -> None:
     _end_earlier_start(run, job)
     while (code := _attempt(experiment, run, table, row, job)) is None:
         pass
-    sys.exit(code)
+    return code
 
 
 def _attempt(experiment: Experiment, run: Run, table: ArrayTable, row: Row, job: Job) -> int | None:
@@ -74,11 +69,12 @@ def _attempt(experiment: Experiment, run: Run, table: ArrayTable, row: Row, job:
         status = run.status()
         _say(f"nothing to do: the run is {status.state} (attempt {status.attempt})")
         return 0
+    code = None
     if reason := _refusal(run, table, row):
         attempt.write("refused", {"reason": reason})
     else:
-        _run_ranks(attempt, table, job)
-    status = _seen_from_here(settle(run, none_to_come=True, all_over=True), attempt, table, job)
+        code = _run_ranks(attempt, table, job)
+    status = _seen_from_here(settle(run, none_to_come=True, all_over=True), attempt, table, job, code)
     _say(f"attempt {attempt.number}: {status.state} {status.reason}")
     if status.attempt != attempt.number:
         return 1  # SLURM has started the run elsewhere, having lost sight of this job
@@ -125,8 +121,8 @@ def _refusal(run: Run, table: ArrayTable, row: Row) -> str:
     return ""
 
 
-def _run_ranks(attempt: Attempt, table: ArrayTable, job: Job) -> None:
-    """Start the ranks, wait for them to end, and pass on what this process is told."""
+def _run_ranks(attempt: Attempt, table: ArrayTable, job: Job) -> int | None:
+    """Start the ranks, wait for them to end, and pass on what this process is told. srun's exit code."""
     site = replace(attempt.run.config().site, **table.site_settings)
     command = [
         "srun",
@@ -142,39 +138,57 @@ def _run_ranks(attempt: Attempt, table: ArrayTable, job: Job) -> None:
         *[str(attempt.run.folder), str(attempt.number)],
     ]
     environment = slurm.without_place(os.environ)
-    if (ends := slurm.end_of_job(job.id)) is not None:
-        environment[LIMIT_VARIABLE] = str(ends - table.signal_lead - _SECONDS_EARLIER)
+    if (near := _limit_near(table, job)) is not None:
+        environment[LIMIT_VARIABLE] = str(near)
     if table.network_interface is not None:
         environment |= {
             "GLOO_SOCKET_IFNAME": table.network_interface,
             "NCCL_SOCKET_IFNAME": table.network_interface,
         }
-    if _told:
-        attempt.stop(f"the job was told to end by {_told[0].name}")
-        return
+    if told:
+        attempt.stop(f"the job was told to end by {told[0].name}")
+        return None
     ranks = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
     passed_on = False
     while ranks.poll() is None:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-        if _told and not passed_on:
+        if told and not passed_on:
             passed_on = True
-            attempt.stop(f"the job was told to end by {_told[0].name}")
+            attempt.stop(f"the job was told to end by {told[0].name}")
+    return ranks.returncode
 
 
-def _seen_from_here(status: Status, attempt: Attempt, table: ArrayTable, job: Job) -> Status:
-    """The status, corrected where a rank died and srun then told the others to end: nobody else had."""
-    if status.state != State.INTERRUPTED or status.cause != Cause.STOPPED or _told:
+def _seen_from_here(
+    status: Status, attempt: Attempt, table: ArrayTable, job: Job, srun_code: int | None
+) -> Status:
+    """The status, corrected by what only the job knows."""
+    if status.state == State.COMPLETED:
         return status
-    reason = vanished(attempt, table.shape.tasks)
-    if not reason:
+    limit = _limit_near(table, job)
+    end = JobEnd(
+        srun_code=srun_code,
+        told=bool(told),
+        phase=_phase(job),
+        limit_near=limit is not None and time.time() > limit,
+    )
+    better = seen_from_job(status, attempt, ranks=table.shape.tasks, end=end)
+    if better is None:
         return status
+    state, cause, reason = better
+    return settle_again(attempt, state=state, cause=cause, reason=reason)
+
+
+def _limit_near(table: ArrayTable, job: Job) -> float | None:
+    """When the job's time limit is so near that a signal is due to it, in seconds since 1970."""
+    ends = slurm.end_of_job(job.id)
+    return None if ends is None else ends - table.signal_lead - _SECONDS_EARLIER
+
+
+def _phase(job: Job) -> Phase | None:
     try:
-        going_on = phase_of(slurm.state_of(job.id)) is Phase.RUNS
+        return phase_of(slurm.state_of(job.id))
     except SlurmError:
-        going_on = False
-    if not going_on:
-        return status
-    return settle_again(attempt, state=State.FAILED, cause=Cause.KILLED, reason=reason)
+        return None
 
 
 def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int | None:
@@ -195,7 +209,7 @@ def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int 
     if failed > table.retries:
         return 1
     _say(f"failure {failed}: trying again, {table.retries - failed} retries left after that")
-    return _requeue(status, job) if _told else None
+    return _requeue(status, job) if told else None
 
 
 def failures(run: Run, *, submission: str) -> int:
@@ -217,7 +231,7 @@ def _requeue(status: Status, job: Job) -> int:
         if phase_of(state) is not Phase.RUNS and status.cause != Cause.TIME_LIMIT:
             _say(f"the job is {state.lower()}: SLURM, or a person, has decided what becomes of it")
             return code
-        told_before = len(_told)
+        told_before = len(told)
         slurm.requeue(job.id)
     except SlurmError as error:
         _say(f"not queued again ({error}): launch again to go on")
@@ -225,14 +239,10 @@ def _requeue(status: Status, job: Job) -> int:
     _say("queued again")
     # SLURM ends this process. Whoever waits for the nodes waits for that.
     deadline = time.monotonic() + _SECONDS_TO_BE_ENDED
-    while len(_told) == told_before and time.monotonic() < deadline:
+    while len(told) == told_before and time.monotonic() < deadline:
         time.sleep(0.05)
     return code
 
 
 def _say(message: str) -> None:
     print(f"{time.strftime('%F %T')} {message}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.runs import Cause, State
-from stages.signals import RESUMABLE
+from stages.signals import RESUMABLE, SIGNALS
 
 _LINES = 8
 """Of an error, for people who have not asked for the whole log."""
@@ -54,7 +54,8 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
             erred.append((error["time"], cause, f"rank {rank}: {error['message']}{see}"))
         elif end["signal"] is not None and not end["stopped"]:
             how = f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"
-            killed.append((end["time"], Cause.KILLED, how))
+            # A signal to end that comes with another rank's failure comes of it: srun ends the others.
+            (left if end["signal"] in SIGNALS else killed).append((end["time"], Cause.KILLED, how))
         elif end["code"] != 0:
             how = (
                 "was made to end"

@@ -17,7 +17,7 @@ from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.processes import is_gone, process_id, this_process
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs import Cause, State
-from stages.signals import RESUMABLE
+from stages.signals import RESUMABLE, SIGNALS
 
 ATTEMPT_VARIABLE = "ASYNCPP_ATTEMPT"
 """Number of the attempt, for the process that trains: it is set if, and only if, that has a supervisor."""
@@ -36,17 +36,17 @@ _SECONDS_FOR_OTHERS = _SECONDS_AFTER_ANOTHER + 2 * _SECONDS_TO_END
 
 class _Supervisor:
     def __init__(
-        self, attempt: Attempt, *, rank: int, size: int, grace: float, told_by: signal.Signals | None
+        self, attempt: Attempt, *, rank: int, size: int, grace: float, told: list[signal.Signals]
     ) -> None:
         self._attempt = attempt
         self._rank = rank
         self._grace = grace
         self._others = [other for other in range(size) if other != rank]
         self._looked_at_others = 0.0
-        self._told_by = told_by
+        self._told = told
 
-    def watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Wait for the child to end, or make it."""
+    def watch(self, child: subprocess.Popen[bytes]) -> bool:
+        """Wait for the child to end, or make it. Whether it trained to the end, or ended as it was told."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         stopped = False
@@ -60,15 +60,28 @@ class _Supervisor:
             except subprocess.TimeoutExpired:
                 continue
         code = child.wait()
-        if code == RESUMABLE and self._told_by is not None:
-            # A cluster signals the child as well, which may have saved and ended before anybody looked.
-            self._stop(self._told_by)
+        if not stopped and (told_by := self._told_to_end(code)) is not None:
+            self._stop(told_by)
         self._attempt.rank_ended(
             self._rank,
             code=code if code >= 0 else None,
             signal_number=-code if code < 0 else None,
             stopped=stopped,
         )
+        # Before it listens a signal ends it at once: it had nothing to save then.
+        told = -code in SIGNALS and self._attempt.stop_reason is not None
+        return told or code in (0, RESUMABLE)
+
+    def _told_to_end(self, code: int) -> signal.Signals | None:
+        """The signal to end that reached the child and not this process, or both before anybody looked.
+
+        A cluster signals both, or one of them.
+        """
+        if self._another_failed():
+            return None
+        if -code in SIGNALS:
+            return signal.Signals(-code)
+        return self._told[0] if self._told and code == RESUMABLE else None
 
     def wait_for_others(self) -> None:
         """Give the other ranks the time to end by themselves and to say how.
@@ -82,12 +95,14 @@ class _Supervisor:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._told_by = signal.Signals(number)
+        self._told.append(signal.Signals(number))
 
     def _seconds_left(self) -> float | None:
         """How long the child may take to end, if it has to."""
-        if self._told_by is not None:
-            self._stop(self._told_by)
+        if self._told:
+            if self._another_failed():
+                return _SECONDS_TO_END
+            self._stop(self._told[0])
         if self._attempt.stop_reason is not None:
             return self._grace
         now = time.time()
@@ -113,6 +128,20 @@ class _Supervisor:
         except DamagedError:
             return False
         return status.attempt > self._attempt.number
+
+    def _another_failed(self) -> bool:
+        """Whether another rank failed before this one was told to end: srun does that to the others then."""
+        if self._attempt.stop_reason is not None:
+            return False
+        return any(self._has_failed(other) for other in self._others)
+
+    def _has_failed(self, other: int) -> bool:
+        if self._attempt.read(f"rank-{other}.error") is not None:
+            return True
+        end = self._attempt.read(f"rank-{other}.end")
+        if end is None or end["stopped"] or end["signal"] in SIGNALS:
+            return False
+        return end["code"] not in (0, RESUMABLE)
 
     def _another_failed_long_ago(self, now: float) -> bool:
         return any(self._failed_long_ago(other, now) for other in self._others)
@@ -150,9 +179,9 @@ def supervise(
     threads: int,
     grace: float,
     devices: str | None,
-    told_by: signal.Signals | None = None,
+    told: list[signal.Signals] | None = None,
 ) -> bool:
-    """Run one rank of an attempt in a child process, to its end. Whether it trained or saved to the end.
+    """Run one rank of an attempt in a child process. Whether that trained to the end, or ended as told.
 
     Args:
         attempt: which.
@@ -164,7 +193,7 @@ def supervise(
         grace: seconds that it may take to save and end once it is told to.
         devices: GPUs of the attempt's processes on this machine, as CUDA_VISIBLE_DEVICES takes them; None:
             as the environment has it.
-        told_by: a signal to end that has come already.
+        told: signals to end that have come, or come before this function listens by itself.
     """
     status = attempt.run.status()
     if status.state != State.RUNNING or status.attempt != attempt.number:
@@ -190,9 +219,8 @@ def supervise(
             command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
         )
     attempt.rank_started(rank, process_id(child.pid), this_process())
-    supervisor = _Supervisor(attempt, rank=rank, size=size, grace=grace, told_by=told_by)
-    supervisor.watch(child)
-    ended_well = child.returncode in (0, RESUMABLE)
+    supervisor = _Supervisor(attempt, rank=rank, size=size, grace=grace, told=[] if told is None else told)
+    ended_well = supervisor.watch(child)
     if not ended_well:
         supervisor.wait_for_others()
     return ended_well

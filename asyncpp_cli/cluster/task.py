@@ -5,20 +5,14 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from types import FrameType
 
-_told: list[signal.Signals] = []
-
-
-def _tell(number: int, _frame: FrameType | None) -> None:
-    _told.append(signal.Signals(number))
+from asyncpp_cli.cluster import told
 
 
 def main() -> None:
     """Run this process's rank under a supervisor."""
     # Before anything else is imported: SLURM may send its signal as soon as the job has begun.
-    for number in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, _tell)
+    told.listen(signal.SIGTERM, signal.SIGUSR2)
 
     import os
     from dataclasses import replace
@@ -43,7 +37,7 @@ def main() -> None:
         grace=site.grace,
         # Where the site has GPUs, SLURM says which.
         devices="" if site.device == "cpu" else None,
-        told_by=_told[0] if _told else None,
+        told=told.told,
     )
     # A rank that was told to end and has saved ends well: otherwise srun would end those that still save.
     # At once, for a signal would count again while the interpreter ends.

@@ -177,4 +177,4 @@ def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
     )
     assert ran.stdout == "a b';$(touch x)"
     assert not (tmp_path / "x").exists()
-    assert script.rstrip().endswith(" -m asyncpp_cli.cluster.batch array-1.json")
+    assert script.rstrip().endswith(" -m asyncpp_cli.cluster.array_task array-1.json")
