@@ -12,6 +12,8 @@ import typer
 
 from asyncpp_cli.errors import UserError
 
+_NARROWEST, _WIDEST = 2.0, 14.0
+
 
 class Format(StrEnum):
     """What a report is written as."""
@@ -67,6 +69,12 @@ def report(
             "--figures", metavar="DIR", help="Write the plots into this folder, as SVG, PDF and PNG."
         ),
     ] = None,
+    figure_width: Annotated[
+        float,
+        typer.Option(
+            "--figure-width", metavar="INCHES", help="Of the plots; a column of two on a page has about 3.3."
+        ),
+    ] = 5.5,
     watch: Annotated[
         bool, typer.Option("--watch", help="Again and again while runs go on; Ctrl-C ends it.")
     ] = False,
@@ -82,6 +90,8 @@ def report(
         raise UserError(f"--out {out}: a folder; give the name of a file")
     if out is None and output_format in (Format.HTML, Format.PARQUET, Format.STEPS):
         raise UserError(f"--format {output_format} needs a file: --out FILE")
+    if not _NARROWEST <= figure_width <= _WIDEST:
+        raise UserError(f"--figure-width {figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)")
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target}: must be a finite number, nats a token")
     wanted = Wanted(
@@ -94,6 +104,7 @@ def report(
         target=target,
         best_over=tuple(keys_of(best_over, option="--best-over")),
         figures=figures,
+        figure_width=figure_width,
     )
     if watch:
         watch_and_make(wanted, to_terminal=sys.stdout.isatty())

@@ -48,6 +48,32 @@ def curve(steps: pl.DataFrame, *, most_bins: int) -> Curve:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """The mean of several curves and their standard deviation (n - 1), along one axis."""
+
+    at: Floats
+    mean: Floats
+    std: Floats
+
+
+def band(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
+    """Mean and spread of curves, each given as places (ascending) and values.
+
+    Taken at the places of the first curve that all of them reach, between their points by straight lines;
+    None for fewer than two curves, or where they have no place in common.
+    """
+    if len(curves) < 2 or not all(len(places) for places, _ in curves):
+        return None
+    begin = max(places[0] for places, _ in curves)
+    end = min(places[-1] for places, _ in curves)
+    at = curves[0][0][(curves[0][0] >= begin) & (curves[0][0] <= end)]
+    if not len(at):
+        return None
+    values = np.stack([np.interp(at, places, losses) for places, losses in curves])
+    return Band(at=at, mean=values.mean(axis=0), std=values.std(axis=0, ddof=1))
+
+
 def kept_places(values: Floats, size: int) -> Places:
     """Places of each bin's extremes, and of the first and last value, in order; all for bins of one.
 

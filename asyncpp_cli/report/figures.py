@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.files import write_bytes
 from asyncpp_cli.report.cells import Cell
 from asyncpp_cli.report.columns import printable
-from asyncpp_cli.report.curves import curve
+from asyncpp_cli.report.curves import Floats, band, curve
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.names import arm_names
 from asyncpp_cli.report.styles import Style, styles
@@ -27,11 +29,9 @@ _CREATOR = "asyncpp report, with Matplotlib"
 _MARK = _CREATOR.encode()
 """In each file: by it a figure of ours is told from another file of its name."""
 
-_WIDTH = 5.5
-"""Inches: a column of text."""
 _LEGEND_ROW = 0.14
-_LONG_NAME = 45
-"""Characters beyond which two names do not stand side by side."""
+_CHARACTERS_AN_INCH = 8
+"""Of a name in the legend, beside its line: longer ones do not stand side by side."""
 _BINS = 400
 _SMOOTH_BINS = 60
 """Means that the line of a training loss goes through."""
@@ -42,8 +42,13 @@ _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "x
 Arm = tuple[Cell, str, Style]
 
 
-def write_figures(report: Report, *, folder: Path) -> list[Path]:
+def write_figures(report: Report, *, folder: Path, width: float) -> list[Path]:
     """Write each figure that there are numbers for, as SVG, PDF and PNG; returns the files.
+
+    Args:
+        report: what is drawn.
+        folder: where the files go.
+        width: of a figure, inches.
 
     Raises:
         UserError: matplotlib is not there, or the folder cannot be written.
@@ -59,7 +64,7 @@ def write_figures(report: Report, *, folder: Path) -> list[Path]:
     arms = list(zip(cells, names, styles(cells), strict=True))
     # Fixed names inside an SVG, so that drawing the same figure again writes the same file.
     with mpl.rc_context({"svg.hashsalt": "asyncpp", "svg.fonttype": "path", "font.size": 8}):
-        drawn = {name: draw(arms) for name, draw in _FIGURES.items()}
+        drawn = {name: draw(arms, width) for name, draw in _FIGURES.items()}
         return [
             _saved(figure, folder / f"{name}.{suffix}")
             for name, figure in drawn.items()
@@ -105,11 +110,11 @@ def _saved(figure: Figure, file: Path) -> Path:
     return file
 
 
-def _axes(height: float) -> tuple[Figure, Axes]:
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -125,62 +130,79 @@ def _line(style: Style) -> dict[str, Any]:
 def _legend(figure: Figure, axes: Axes) -> None:
     """Below the axes: a place inside of them is searched for among all points of all curves."""
     names = axes.get_legend_handles_labels()[1]
-    columns = 2 if max(map(len, names), default=0) < _LONG_NAME else 1
+    room = _CHARACTERS_AN_INCH * figure.get_figwidth()
+    columns = 2 if max(map(len, names), default=0) < room else 1
     figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * -(-len(names) // columns))
     figure.legend(loc="outside lower center", fontsize=7, frameon=False, ncols=columns)
 
 
-def _training(arms: Sequence[Arm]) -> Figure | None:
-    figure, axes = _axes(3.2)
-    empty = True
+def _training(arms: Sequence[Arm], width: float) -> Figure | None:
+    """Means of spans of steps: over seeds with a band of their standard deviation, or of the one run with its
+    single steps behind it."""
+    figure, axes = _axes(width, 3.2)
     for cell, name, style in arms:
-        label: str | None = name
-        for run in cell.runs:
-            if run.steps is None or not len(run.steps):
-                continue
-            thinned = curve(run.steps, most_bins=_BINS)
-            axes.plot(thinned.steps, thinned.losses, color=style.colour, linewidth=0.4, alpha=0.25)
-            means = curve(run.steps, most_bins=_SMOOTH_BINS)
-            axes.plot(means.mean_steps, means.mean_losses, linewidth=1.2, label=label, **_line(style))
-            label, empty = None, False
-    if empty:
+        runs = [run.steps for run in cell.runs if run.steps is not None and len(run.steps)]
+        for steps in runs if len(runs) == 1 else []:
+            thinned = curve(steps, most_bins=_BINS)
+            axes.plot(thinned.steps, thinned.losses, color=style.colour, linewidth=0.4, alpha=0.2)
+        means = [curve(steps, most_bins=_SMOOTH_BINS) for steps in runs]
+        _draw_runs(
+            axes, [(one.mean_steps, one.mean_losses) for one in means], name, style, linewidth=1.2, marker=""
+        )
+    return _finished(figure, axes, x="steps", y="training loss, nats a token")
+
+
+def _validation(arms: Sequence[Arm], width: float) -> Figure | None:
+    figure, axes = _axes(width, 3.2)
+    for cell, name, style in arms:
+        courses = [
+            (
+                np.array([one.tokens for one in evaluations], dtype=np.float64),
+                np.array([one.val_loss for one in evaluations], dtype=np.float64),
+            )
+            for run in cell.runs
+            if (evaluations := run.measurement.evaluations)
+        ]
+        _draw_runs(axes, courses, name, style, linewidth=1.0, marker=_MARKERS[style.marker])
+    return _finished(figure, axes, x="tokens", y="validation loss, nats a token")
+
+
+def _draw_runs(
+    axes: Axes,
+    courses: Sequence[tuple[Floats, Floats]],
+    name: str,
+    style: Style,
+    *,
+    linewidth: float,
+    marker: str,
+) -> None:
+    """An arm's runs: their mean and a band of one standard deviation, or the one run that there is."""
+    spread = band(courses)
+    if spread is not None:
+        low, high = spread.mean - spread.std, spread.mean + spread.std
+        axes.fill_between(spread.at, low, high, color=style.colour, alpha=0.18, linewidth=0)
+        courses = [(spread.at, spread.mean)]
+    label: str | None = name
+    for places, values in courses:
+        drawn = {"marker": marker, "markersize": 2.5, "linewidth": linewidth, **_line(style)}
+        axes.plot(places, values, label=label, **drawn)
+        label = None
+
+
+def _finished(figure: Figure, axes: Axes, *, x: str, y: str) -> Figure | None:
+    if not axes.lines:
         return None
-    axes.set_xlabel("steps")
-    axes.set_ylabel("training loss, nats a token")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     _legend(figure, axes)
     return figure
 
 
-def _validation(arms: Sequence[Arm]) -> Figure | None:
-    figure, axes = _axes(3.2)
-    empty = True
-    for cell, name, style in arms:
-        label: str | None = name
-        for run in cell.runs:
-            if evaluations := run.measurement.evaluations:
-                axes.plot(
-                    [one.tokens for one in evaluations],
-                    [one.val_loss for one in evaluations],
-                    marker=_MARKERS[style.marker],
-                    markersize=2.5,
-                    linewidth=1.0,
-                    label=label,
-                    **_line(style),
-                )
-                label, empty = None, False
-    if empty:
-        return None
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("validation loss, nats a token")
-    _legend(figure, axes)
-    return figure
-
-
-def _gaps(arms: Sequence[Arm]) -> Figure | None:
+def _gaps(arms: Sequence[Arm], width: float) -> Figure | None:
     shown = [arm for arm in arms if arm[0].gap is not None]
     if not shown:
         return None
-    figure, axes = _axes(0.8 + 0.24 * len(shown))
+    figure, axes = _axes(width, 0.8 + 0.24 * len(shown))
     axes.axvline(0, color="#57606a", linewidth=1)
     for place, (cell, _, style) in enumerate(shown):
         interval = cell.gap_interval
@@ -200,11 +222,11 @@ def _gaps(arms: Sequence[Arm]) -> Figure | None:
     return figure
 
 
-def _throughput(arms: Sequence[Arm]) -> Figure | None:
+def _throughput(arms: Sequence[Arm], width: float) -> Figure | None:
     shown = [arm for arm in arms if arm[0].tokens_per_second is not None]
     if not shown:
         return None
-    figure, axes = _axes(0.8 + 0.24 * len(shown))
+    figure, axes = _axes(width, 0.8 + 0.24 * len(shown))
     for place, (cell, _, style) in enumerate(shown):
         speed = cell.tokens_per_second
         assert speed is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from asyncpp_cli.report.columns import NOTHING, printable
@@ -35,16 +36,22 @@ _SPECIAL = {
 
 
 def to_latex(report: Report) -> str:
-    """A `table` environment: the cells, and below them what holds for all, the notes and the conditions."""
+    """A `table` environment with a caption and a label; the caption says what holds for every row.
+
+    The answer in words, the notes and the conditions follow as comments: for the author to take from, no text
+    that a paper would have to carry around.
+    """
     table = report.table(width=PAGE_WIDTH)
     depth = max((len(heading.title.split("\n")) for heading in table.headings), default=1)
-    below = [*table.remarks, *report.words, *report.troubles, *report.conditions]
+    caption = " ".join(f"{escaped(line).rstrip('.')}." for line in [report.name, *table.remarks])
+    below = [*report.words, *report.troubles, *report.conditions]
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
         r"  \footnotesize\setlength{\tabcolsep}{3pt}",
-        rf"  \caption{{{escaped(report.name)}}}",
+        rf"  \caption{{{caption}}}",
+        rf"  \label{{tab:{_label(report.name)}}}",
         rf"  \begin{{tabular}}{{{''.join('r' if heading.right else 'l' for heading in table.headings)}}}",
         r"    \toprule",
         *(f"    {_row(line)}" for line in _title_lines(table.headings, depth)),
@@ -52,12 +59,15 @@ def to_latex(report: Report) -> str:
         *(f"    {_row([_number(text) for text in row])}" for row in table.rows),
         r"    \bottomrule",
         r"  \end{tabular}",
-        "",
-        r"  \raggedright",
-        *(rf"  {escaped(line)}\par" for line in below),
         r"\end{table}",
+        *(f"% {escaped(line)}" for line in below),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _label(name: str) -> str:
+    """`name` with nothing in it that a label cannot hold."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "report"
 
 
 def _title_lines(headings: Sequence[Heading], depth: int) -> list[list[str]]:

@@ -39,6 +39,7 @@ class Wanted:
     target: float | None
     best_over: tuple[str, ...]
     figures: Path | None
+    figure_width: float
 
     @property
     def curves(self) -> bool:
@@ -101,7 +102,7 @@ def _write(wanted: Wanted, report: Report) -> None:
     if wanted.figures is not None:
         from asyncpp_cli.report.figures import write_figures
 
-        write_figures(report, folder=wanted.figures)
+        write_figures(report, folder=wanted.figures, width=wanted.figure_width)
         print(f"Wrote the figures into {wanted.figures}", file=sys.stderr)
     if wanted.out is None and wanted.output_format == "table" and sys.stdout.isatty():
         from rich.console import Console

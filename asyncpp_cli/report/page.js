@@ -3,20 +3,26 @@
   const arms = JSON.parse(document.getElementById("data").textContent).arms;
   const MOST_AT_FIRST = 12;
   const state = {
-    kind: "train", axis: "step", range: "all", smoothing: 2,
+    kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2,
     width: undefined, shown: arms.map((arm, place) => place < MOST_AT_FIRST),
   };
-  const LAYOUT = {
-    margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest",
-    paper_bgcolor: "#fff", plot_bgcolor: "#fff", font: { family: "inherit", size: 12, color: "#1f2328" },
-    hoverlabel: { namelength: -1 },
-  };
+  const BASE = { margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest", hoverlabel: { namelength: -1 } };
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
-  const GRID = { gridcolor: "#eaeef2", zerolinecolor: "#8c959f", linecolor: "#8c959f", automargin: true };
   const AXES = { step: "steps", tokens: "tokens" };
   // Replayed runs say nothing about the time that training takes.
   if (arms.some((arm) => arm.runs.some((run) => run.timed))) AXES.seconds = "training time";
   const MEMORY = Math.max(0, ...arms.flatMap((arm) => arm.memory)) >= 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"];
+
+  // The page's colours, light or dark; plotly asks for none of them by itself.
+  const BLACK = "#000000";
+  let LAYOUT, GRID, COLOURS;
+  function takeColours() {
+    const page = getComputedStyle(document.documentElement);
+    COLOURS = Object.fromEntries(["page", "ink", "faint", "thin", "black-arm"].map((name) => [name, page.getPropertyValue(`--${name}`).trim()]));
+    LAYOUT = { ...BASE, paper_bgcolor: COLOURS.page, plot_bgcolor: COLOURS.page, font: { family: "inherit", size: 12, color: COLOURS.ink } };
+    GRID = { gridcolor: COLOURS.thin, zerolinecolor: "#8c959f", linecolor: "#8c959f", automargin: true };
+  }
+  const colourOf = (arm) => (arm.colour === BLACK ? COLOURS["black-arm"] : arm.colour);
 
   // Plotly takes some markup in texts; names are no markup.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -66,34 +72,79 @@
     });
   }
 
-  function trainTraces(arm, run, unit) {
-    const part = run.train;
+  // What a run's line goes through: means of its bins, or every point.
+  function course(run, unit) {
+    const part = run[state.kind];
+    if (state.kind === "val") return { x: along(part).map((value) => value / unit), y: part.loss };
     const binned = run.mean ?? part;
-    const text = plain(`${arm.name}, seed ${run.seed}`);
-    const lines = state.smoothing > 0 || run.mean;
-    const x = along(part).map((value) => value / unit);
-    const raw = {
-      x, y: part.loss, text, type: "scatter", mode: "lines", hoverinfo: lines ? "skip" : undefined,
-      hovertemplate: lines ? undefined : "%{y:.4f} at %{x:,}<br>%{text}<extra></extra>",
-      line: { color: arm.colour, width: lines ? 0.8 : 1.2, dash: lines ? "solid" : arm.dash },
-      opacity: lines ? 0.28 : 1,
-    };
-    if (!lines) return [raw];
-    const over = run.mean ? alongOf(binned.step, part).map((value) => value / unit) : x;
-    return [raw, {
-      x: over, y: smoothed(binned.loss, state.smoothing), text, type: "scatter", mode: "lines",
-      hovertemplate: "%{y:.4f} at %{x:,}<br>%{text}<extra></extra>",
-      line: { color: arm.colour, width: 2, dash: arm.dash },
-    }];
+    return { x: alongOf(binned.step, part).map((value) => value / unit), y: smoothed(binned.loss, state.smoothing) };
   }
 
-  function valTraces(arm, run, unit) {
-    const part = run.val;
-    return [{
-      x: along(part).map((value) => value / unit), y: part.loss, text: plain(`${arm.name}, seed ${run.seed}`),
-      type: "scatter", mode: "lines+markers", hovertemplate: "%{y:.4f} at %{x:,}<br>%{text}<extra></extra>",
-      line: { color: arm.colour, width: 1.5, dash: arm.dash }, marker: { color: arm.colour, symbol: arm.marker, size: 6 },
-    }];
+  function at(line, x) {
+    let place = 0;
+    return x.map((value) => {
+      while (place + 2 < line.x.length && line.x[place + 1] < value) place += 1;
+      const [from, until] = [line.x[place], line.x[place + 1] ?? line.x[place]];
+      const [low, high] = [line.y[place], line.y[place + 1] ?? line.y[place]];
+      if (value === from || low === null || high === null) return value === from ? low : null;
+      return low + ((value - from) / (until - from)) * (high - low);
+    });
+  }
+
+  // Mean and standard deviation (n - 1) of an arm's runs, where all of them have been.
+  function meanAndBand(lines) {
+    const begin = Math.max(...lines.map((line) => line.x[0]));
+    const end = Math.min(...lines.map((line) => line.x[line.x.length - 1]));
+    const x = lines[0].x.filter((value) => value >= begin && value <= end);
+    const values = lines.map((line) => at(line, x));
+    const mean = [], low = [], high = [];
+    x.forEach((_, place) => {
+      const here = values.map((row) => row[place]);
+      const known = here.every((value) => value !== null);
+      const centre = known ? here.reduce((a, b) => a + b) / here.length : null;
+      const spread = known ? Math.sqrt(here.reduce((a, b) => a + (b - centre) ** 2, 0) / (here.length - 1)) : null;
+      mean.push(centre);
+      low.push(known ? centre - spread : null);
+      high.push(known ? centre + spread : null);
+    });
+    return { x, mean, low, high };
+  }
+
+  const HOVER = "%{y:.4f} at %{x:,}<br>%{text}<extra></extra>";
+  const lineOf = (arm, width) => ({ color: colourOf(arm), width, dash: arm.dash });
+  const pointsOf = (arm) => (state.kind === "train" ? {} : { marker: { color: colourOf(arm), symbol: arm.marker, size: 6 } });
+
+  function faint(hex) {
+    const parts = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
+    return `rgba(${parts.join(",")},0.18)`;
+  }
+
+  function armTraces(arm, runs, unit) {
+    const lines = runs.map((run) => course(run, unit));
+    const mode = state.kind === "train" ? "lines" : "lines+markers";
+    if (state.seeds === "band" && lines.length > 1) {
+      const { x, mean, low, high } = meanAndBand(lines);
+      if (x.length) {
+        const text = plain(`${arm.name}, mean of ${lines.length} runs`);
+        const edge = { x, type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 0 }, opacity: 0.5, band: true };
+        return [
+          { ...edge, y: low },
+          { ...edge, y: high, fill: "tonexty", fillcolor: faint(colourOf(arm)) },
+          { x, y: mean, text, type: "scatter", mode, hovertemplate: HOVER, line: lineOf(arm, 2), ...pointsOf(arm) },
+        ];
+      }
+    }
+    return runs.flatMap((run, place) => {
+      const text = plain(`${arm.name}, seed ${run.seed}`);
+      const drawn = { ...lines[place], text, type: "scatter", mode, hovertemplate: HOVER, ...pointsOf(arm) };
+      if (state.kind === "val") return [{ ...drawn, line: lineOf(arm, 1.5) }];
+      if (state.smoothing === 0 && !run.mean) return [{ ...drawn, line: lineOf(arm, 1.2) }];
+      const raw = {
+        x: along(run.train).map((value) => value / unit), y: run.train.loss, text, type: "scatter", mode: "lines", hoverinfo: "skip",
+        line: { color: colourOf(arm), width: 0.8 }, opacity: 0.28,
+      };
+      return [raw, { ...drawn, line: lineOf(arm, 2) }];
+    });
   }
 
   function timeUnit(parts) {
@@ -106,7 +157,10 @@
     const runs = shown().flatMap((arm) => arm.runs.map((run) => [arm, run]))
       .filter(([, run]) => run[state.kind] && (state.axis !== "seconds" || run.timed));
     const [unit, name] = state.axis === "seconds" ? timeUnit(runs.map(([, run]) => run[state.kind])) : [1, AXES[state.axis]];
-    const traces = runs.flatMap(([arm, run]) => (state.kind === "train" ? trainTraces : valTraces)(arm, run, unit));
+    const traces = shown().flatMap((arm) => {
+      const own = runs.filter(([owner]) => owner === arm).map(([, run]) => run);
+      return own.length ? armTraces(arm, own, unit) : [];
+    });
     const x = { ...GRID, title: { text: state.axis === "seconds" ? `training time, ${name}` : name }, rangemode: "tozero" };
     const y = { ...GRID, title: { text: `${state.kind === "train" ? "training" : "validation"} loss, nats a token` } };
     if (state.range === "end") Object.assign(x, endOf(traces, x, y));
@@ -157,7 +211,7 @@
     return lines;
   }
 
-  const markersOf = (rows) => ({ color: rows.map((arm) => arm.colour), symbol: rows.map((arm) => arm.marker), size: 11 });
+  const markersOf = (rows) => ({ color: rows.map(colourOf), symbol: rows.map((arm) => arm.marker), size: 11 });
 
   function drawGaps() {
     drawRows("gap", (arm) => arm.gap !== null, (rows) => [
@@ -171,7 +225,7 @@
         text: rows.map((arm) => (arm.gapLow === null ? "one run: no interval" : `${arm.gapLow.toFixed(4)} to ${arm.gapHigh.toFixed(4)}`)),
         hovertemplate: "%{x:+.4f}, %{text}<extra></extra>", marker: markersOf(rows),
         error_x: {
-          type: "data", symmetric: false, color: "#57606a", thickness: 1.5, width: 5,
+          type: "data", symmetric: false, color: COLOURS.faint, thickness: 1.5, width: 5,
           array: rows.map((arm) => (arm.gapHigh === null ? 0 : arm.gapHigh - arm.gap)),
           arrayminus: rows.map((arm) => (arm.gapLow === null ? 0 : arm.gap - arm.gapLow)),
         },
@@ -182,11 +236,11 @@
   function drawSpeed() {
     drawRows("speed", (arm) => arm.speed !== null, (rows) => [{
       type: "bar", orientation: "h", x: rows.map((arm) => arm.speed), y: rows.map((_, place) => place),
-      marker: { color: rows.map((arm) => arm.colour) }, textposition: "inside", insidetextanchor: "start",
-      insidetextfont: { color: "#fff" },
+      marker: { color: rows.map(colourOf) }, textposition: "inside", insidetextanchor: "start",
+      insidetextfont: { color: rows.map((arm) => (arm.colour === BLACK ? COLOURS.page : "#fff")) },
       text: rows.map((arm) => (arm.ratio === null ? "" : `×${arm.ratio.toFixed(2)}`)),
       hovertemplate: "%{x:,.0f} tokens/s<extra></extra>",
-      error_x: { type: "data", array: rows.map((arm) => arm.speedStd ?? 0), color: "#57606a" },
+      error_x: { type: "data", array: rows.map((arm) => arm.speedStd ?? 0), color: COLOURS.faint },
     }], { title: { text: "tokens a second" }, rangemode: "tozero" });
   }
 
@@ -198,7 +252,7 @@
       return rows.length === 0 ? [] : [{
         type: "heatmap", z: values, x: Array.from({ length: places }, (_, place) => place), y: rows.map((_, place) => place),
         text: texts, texttemplate: places <= 16 ? "%{text}" : undefined, hovertemplate: "%{x}: %{text}<extra></extra>",
-        colorscale: [[0, "#fff"], [1, "#56B4E9"]], textfont: { color: "#000" }, xgap: 2, ygap: 2, showscale: false, ...options,
+        colorscale: [[0, COLOURS.page], [1, "#2f8fc4"]], textfont: { color: COLOURS.ink }, xgap: 2, ygap: 2, showscale: false, ...options,
       }];
     }, { title: { text: "rank" }, dtick: 1, showgrid: false, zeroline: false });
   }
@@ -236,6 +290,7 @@
     document.getElementById("controls").append(
       choice("kind", { train: "Training", val: "Validation" }, "Which loss"),
       choice("axis", AXES, "Along what"),
+      ...(arms.some((arm) => arm.runs.length > 1) ? [choice("seeds", { band: "mean and band", single: "single runs" }, "Seeds")] : []),
       choice("range", { all: "whole run", end: "second half" }, "How much"),
       element("label", {}, "smoothing ", slider, " ", said),
     );
@@ -252,8 +307,9 @@
       sample.setAttribute("height", 8);
       const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
       const dashes = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4" }[arm.dash];
-      const drawn = { x1: 0, x2: 26, y1: 4, y2: 4, stroke: arm.colour, "stroke-width": 3, "stroke-dasharray": dashes };
+      const drawn = { x1: 0, x2: 26, y1: 4, y2: 4, stroke: colourOf(arm), "stroke-width": 3, "stroke-dasharray": dashes };
       for (const [name, value] of Object.entries(drawn)) line.setAttribute(name, value);
+      if (arm.colour === BLACK) line.dataset.black = "";
       sample.append(line);
       const loss = arm.loss !== null ? arm.loss.toFixed(3) : arm.n > 0 ? "diverged" : arm.state;
       const row = element("label", {}, box, sample, element("span", {}, arm.name), element("span", { class: "value" }, loss));
@@ -288,13 +344,23 @@
     list.append(element("div", { class: "buttons" }, ...buttons), ...rows.map(({ row }) => row));
   }
 
+  takeColours();
   makeControls();
   makeArmList();
   draw();
+  // Another theme of the system's, or paper: which is white.
+  function inColours() {
+    takeColours();
+    document.querySelectorAll("#arm-list line[data-black]").forEach((line) => line.setAttribute("stroke", COLOURS["black-arm"]));
+    draw();
+  }
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", inColours);
   const PAPER = 690;
   const drawAt = (width) => () => {
     state.width = width;
-    draw();
+    // Paper is white, whatever the screen is.
+    document.documentElement.toggleAttribute("data-paper", width !== undefined);
+    inColours();
   };
   window.addEventListener("beforeprint", drawAt(PAPER));
   window.addEventListener("afterprint", drawAt(undefined));

@@ -18,7 +18,7 @@ from asyncpp_cli.report.gantt_svg import to_svg
 from asyncpp_cli.report.loaded import Run
 from asyncpp_cli.report.names import arm_names, value_text
 from asyncpp_cli.report.page_data import page_data
-from asyncpp_cli.report.table import Table, table_of_cells
+from asyncpp_cli.report.table import DISPENSABLE, Heading, Table, table_of_cells
 from asyncpp_cli.report.timelines import Pair, pairs
 
 MOST_TIMELINES = 8
@@ -89,6 +89,12 @@ _MEMORY = (
 )
 
 
+_EVERY_COLUMN = '<label class="every-column"><input type="checkbox" id="every-column"> every column</label>'
+
+_MORE = frozenset({key for key, _ in DISPENSABLE} | {"tokens_per_second", "bubble"})
+"""Columns that a phone shows when it is asked to: what is left is what was compared, loss, gap and speed."""
+
+
 def _text(text: object) -> str:
     return escape(printable(text))
 
@@ -113,19 +119,19 @@ def _tables(report: Report) -> str:
     laid_out = _table(report.table(width=None)) if report.cols else ""
     troubles = f'<div class="troubles">{_list(report.troubles)}</div>' if report.troubles else ""
     conditions = "".join(f'<p class="conditions">{_text(line)}</p>' for line in report.conditions)
-    return f"{laid_out}{wide}{troubles}{conditions}"
+    return f"{laid_out}{_EVERY_COLUMN}{wide}{troubles}{conditions}"
 
 
 def _table(table: Table) -> str:
     head = "".join(
-        f"<th{_right(heading.right)}>{'<br>'.join(_text(line) for line in heading.title.split(chr(10)))}</th>"
+        f"<th{_class(heading)}>{'<br>'.join(_text(line) for line in heading.title.split(chr(10)))}</th>"
         for heading in table.headings
     )
     body = []
     for place, row in enumerate(table.rows):
         state = table.states[place] if table.states else ""
         cells = "".join(
-            f"<td{_right(heading.right)}>{_text(text)}</td>"
+            f"<td{_class(heading)}>{_text(text)}</td>"
             for heading, text in zip(table.headings, row, strict=True)
         )
         body.append(f'<tr class="{escape(state)}">{cells}</tr>')
@@ -134,8 +140,9 @@ def _table(table: Table) -> str:
     return f'<div class="scroll"><table>{inner}</table></div>{remarks}'
 
 
-def _right(right: bool) -> str:
-    return ' class="number"' if right else ""
+def _class(heading: Heading) -> str:
+    names = ["number"] * heading.right + ["more"] * (heading.key in _MORE)
+    return f' class="{" ".join(names)}"' if names else ""
 
 
 def _thinned(beside: str) -> str:

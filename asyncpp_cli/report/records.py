@@ -16,11 +16,11 @@ from asyncpp_cli.report.statistics import Interval, Spread
 
 def record(cell: Cell) -> dict[str, Any]:
     """A cell's numbers as they are; None where there is none (and for one that is not finite)."""
-    coefficient = cell.error_feedback
     fields: dict[str, Any] = {
         "schedule": cell.schedule,
         "optimizer": cell.optimizer,
-        "error_feedback": bool(coefficient) if coefficient in (0.0, 1.0) else coefficient,
+        # The coefficient, also where it is off (0) or on (1): a column of one type.
+        "error_feedback": float(cell.error_feedback),
         "model": cell.model,
         **cell.axes,
         "status": cell.state,
@@ -105,25 +105,24 @@ def to_json(cells: Sequence[Cell]) -> str:
 
 
 def flat_records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """The same with one value a field: conditions as fields of their own, lists joined by spaces."""
+    """The same with conditions as fields of their own."""
     flat = []
     for cell in cells:
         fields = record(cell)
-        fields |= fields.pop("conditions")
-        flat.append(
-            {
-                name: " ".join(map(str, value)) if isinstance(value, list) else value
-                for name, value in fields.items()
-            }
-        )
+        flat.append(fields | fields.pop("conditions"))
     return flat
 
 
 def to_csv(cells: Sequence[Cell]) -> str:
-    """The same as the JSON, a line a cell: conditions in the last columns, an empty field for nothing."""
+    """The same as the JSON, a line a cell: conditions in the last columns, an empty field for nothing, a list
+    as JSON."""
     rows = flat_records(cells)
     names = list(rows[0]) if rows else ["schedule"]
-    return csv_text([names, *([row[name] for name in names] for row in rows)])
+    return csv_text([names, *([_list_as_json(row[name]) for name in names] for row in rows)])
+
+
+def _list_as_json(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list) else value
 
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
@@ -134,7 +133,8 @@ def csv_text(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def to_parquet(cells: Sequence[Cell]) -> bytes:
-    """The same as the CSV, with the types kept: a value that is no number makes its column one of text."""
+    """The same as the CSV, with the types kept, lists included; a column of several types is
+    text."""
     import polars as pl
 
     rows = flat_records(cells)
@@ -149,8 +149,8 @@ def to_parquet(cells: Sequence[Cell]) -> bytes:
 
 def _one_type(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} and len(kinds) == 2:
+    if kinds == {int, float}:
         return [None if value is None else float(value) for value in values]
     if len(kinds) > 1:
-        return [None if value is None else str(value) for value in values]
+        return [None if value is None else str(_list_as_json(value)) for value in values]
     return values

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from asyncpp_cli.report.curves import curve, kept_places
+from asyncpp_cli.report.curves import band, curve, kept_places
 from asyncpp_cli.report.rows import STEP_SCHEMA
 
 LOSSES = arrays.arrays(np.float64, st.integers(1, 60), elements=st.floats(0, 9) | st.just(math.nan))
@@ -75,3 +75,16 @@ def test_a_single_spike_survives_any_thinning() -> None:
 @pytest.mark.parametrize("count", [1, 2, 19, 20, 21, 1000])
 def test_there_are_never_more_bins_than_asked_for(count: int) -> None:
     assert len(curve(steps_of([1.0] * count), most_bins=20).mean_losses) <= 20
+
+
+def test_a_band_is_the_mean_and_the_deviation_where_all_curves_are() -> None:
+    first = (np.array([1.0, 2.0, 3.0, 4.0]), np.array([5.0, 4.0, 3.0, 2.0]))
+    # One step in two, begun earlier and ended later: at 2 it is 3.5 and at 3 it is 3.
+    second = (np.array([1.5, 3.5, 5.5]), np.array([3.75, 2.75, 1.75]))
+    found = band([first, second])
+    assert found is not None
+    assert found.at.tolist() == [2.0, 3.0, 4.0]
+    assert found.mean.tolist() == pytest.approx([(4 + 3.5) / 2, (3 + 3) / 2, (2 + 2.5) / 2])
+    assert found.std.tolist() == pytest.approx([0.5 / 2**0.5, 0.0, 0.5 / 2**0.5])
+    assert band([first]) is None
+    assert band([first, (np.array([9.0]), np.array([1.0]))]) is None

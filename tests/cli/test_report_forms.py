@@ -180,6 +180,16 @@ def test_latex_has_as_many_titles_as_numbers(tmp_path: Path) -> None:
     assert text.count("{") == text.count("}")
 
 
+def test_the_latex_float_holds_the_table_alone_and_has_a_label(tmp_path: Path) -> None:
+    report = report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder)
+    inside, end, after = to_latex(report).partition("\\end{table}\n")
+    assert end
+    assert re.search(r"\\caption\{.*\}\n  \\label\{tab:[a-z0-9-]+\}\n", inside)
+    assert "\\par" not in inside
+    assert len(after.splitlines()) == len([*report.words, *report.troubles, *report.conditions]) > 0
+    assert all(line.startswith("% ") for line in after.splitlines())
+
+
 def test_the_curves_of_many_runs_fit_into_what_they_may_take(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "experiment")
     for seed in range(8):

@@ -10,12 +10,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from report_experiment import ExperimentFolder, cells_of, metrics, quickstart_folder, report_of, settings
 from rich.console import Console
 
 from asyncpp_cli.report.markdown import to_markdown
-from asyncpp_cli.report.records import to_csv
+from asyncpp_cli.report.records import to_csv, to_parquet
 from asyncpp_cli.report.terminal import to_table, to_text
 
 REQUIRED_KEYS = {
@@ -76,18 +77,31 @@ def test_json_numbers_are_those_of_the_raw_metrics(quickstart: ExperimentFolder)
 def test_json_has_the_keys_that_scripts_rely_on(quickstart: ExperimentFolder) -> None:
     first = cells_of(quickstart.folder)[0]
     assert first.keys() >= REQUIRED_KEYS
-    assert first["error_feedback"] is False
+    assert first["error_feedback"] == 0.0
     assert first["unigram_bits_per_byte"] == 4.83
     assert first["conditions"]["torch"] == "2.13.0"
     assert first["conditions"]["tokens_per_step"] == 2048
 
 
-@pytest.mark.parametrize(("coefficient", "shown"), [(0.0, False), (1.0, True), (0.5, 0.5)])
-def test_error_feedback_is_a_switch_or_a_number(tmp_path: Path, coefficient: float, shown: Any) -> None:
+def test_error_feedback_is_a_number_and_so_a_column_of_one_type(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "experiment")
-    experiment.add(settings("2bw", "muon", coefficient))
-    value = cells_of(experiment.folder)[0]["error_feedback"]
-    assert (value, type(value)) == (shown, type(shown))
+    for coefficient in (0.0, 1.0, 0.5):
+        experiment.add(settings("2bw", "muon", coefficient))
+    cells = report_of(experiment.folder).cells
+    assert [cell["error_feedback"] for cell in cells_of(experiment.folder)] == [0.0, 1.0, 0.5]
+    assert pl.read_csv(to_csv(cells).encode())["error_feedback"].to_list() == [0.0, 1.0, 0.5]
+    assert pl.read_parquet(to_parquet(cells))["error_feedback"].to_list() == [0.0, 1.0, 0.5]
+
+
+def test_lists_can_be_read_back(quickstart: ExperimentFolder) -> None:
+    cells = report_of(quickstart.folder).cells
+    known = cells_of(quickstart.folder)
+    in_csv = list(csv.DictReader(io.StringIO(to_csv(cells))))
+    in_parquet = pl.read_parquet(to_parquet(cells)).to_dicts()
+    assert all(len(cell["busy_by_rank"]) > 1 for cell in known)
+    for name in ("busy_by_rank", "peak_memory_by_rank", "runs"):
+        assert [json.loads(line[name]) for line in in_csv] == [cell[name] for cell in known]
+        assert [line[name] for line in in_parquet] == [cell[name] for cell in known]
 
 
 def test_csv_has_the_numbers_of_the_json(quickstart: ExperimentFolder) -> None:
@@ -100,7 +114,7 @@ def test_csv_has_the_numbers_of_the_json(quickstart: ExperimentFolder) -> None:
 def test_table_and_markdown_show_the_numbers_of_the_json(quickstart: ExperimentFolder) -> None:
     report = report_of(quickstart.folder)
     cell = cells_of(quickstart.folder)[2]
-    assert (cell["schedule"], cell["optimizer"], cell["error_feedback"]) == ("2bw", "adamw", False)
+    assert (cell["schedule"], cell["optimizer"], cell["error_feedback"]) == ("2bw", "adamw", 0.0)
     numbers = [
         f"{cell['val_loss']:.3f}±{cell['val_loss_std']:.3f}",
         f"{cell['gap']:+.3f}",

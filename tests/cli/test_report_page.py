@@ -127,6 +127,25 @@ def test_it_says_nothing_to_the_console_and_asks_for_nothing(page: Page, written
 
 
 @needs_chromium
+def test_arms_with_several_seeds_are_a_mean_in_a_band(page: Page) -> None:
+    """At each point of the line: half the sum of the two losses, and their distance over root 2."""
+    chart = "document.getElementById('loss-chart').data"
+    assert page.value(f"{chart}.length") == 9
+    page.value("document.querySelector('[data-seeds=\"single\"]').click()")
+    first, second = page.value(f"{chart}.filter(t => (t.opacity ?? 1) === 1).slice(0, 2).map(t => t.y)")
+    page.value("document.querySelector('[data-seeds=\"band\"]').click()")
+    low, high, mean = page.value(f"{chart}.slice(0, 3).map(t => t.y)")
+    pairs = list(zip(first, second, strict=True))
+    assert mean == pytest.approx([(a + b) / 2 for a, b in pairs])
+    assert [b - a for a, b in zip(low, high, strict=True)] == pytest.approx(
+        [2 * abs(a - b) / math.sqrt(2) for a, b in pairs]
+    )
+    # What follows looks at single runs.
+    page.value("document.querySelector('[data-seeds=\"single\"]').click()")
+    assert page.complaints == []
+
+
+@needs_chromium
 def test_curves_are_there_thinned_with_their_extremes(page: Page) -> None:
     found = traces(page)
     raw = [trace for trace in found if trace["opacity"] < 1]
@@ -201,6 +220,46 @@ def test_names_with_html_are_shown_as_they_are(page: Page) -> None:
     assert any(HOSTILE in arm for arm in arms)
     rows = page.value("[...document.querySelectorAll('#speed-chart .ytick text')].map(t => t.textContent)")
     assert any("<img" in row for row in rows)
+
+
+@needs_chromium
+def test_it_is_dark_where_the_system_is(page: Page, written: Path) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    chart = "document.getElementById('loss-chart').layout.paper_bgcolor"
+    assert (page.value(ground), page.value(chart)) == ("rgb(255, 255, 255)", "#fff")
+
+    def prefer(scheme: str, colour: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.ask("Emulation.setEmulatedMedia", features=features)
+        # The page hears of it with its next frame.
+        there = f"{chart} === '{colour}'"
+        page.value(f"new Promise(r => {{ const see = () => {there} ? r(0) : setTimeout(see, 20); see(); }})")
+
+    prefer("dark", "#0d1117")
+    assert page.value(ground) == "rgb(13, 17, 23)"
+    page.value("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.value(chart) == "#fff"
+    page.value("window.dispatchEvent(new Event('afterprint'))")
+    assert page.value(chart) == "#0d1117"
+    prefer("light", "#fff")
+    assert page.value(ground) == "rgb(255, 255, 255)"
+
+
+@needs_chromium
+def test_a_phone_shows_loss_and_gap_on_its_first_screen(page: Page, written: Path) -> None:
+    page.open(written, width=390, height=844)
+    titles = page.value(
+        "[...document.querySelectorAll('#table thead th')].filter(th => th.offsetParent).map(th => "
+        "[th.textContent, th.getBoundingClientRect().right, th.getBoundingClientRect().bottom])"
+    )
+    seen = [text for text, right, bottom in titles if right <= 390 and bottom <= 844]
+    assert any(text.startswith("val loss") for text in seen)
+    assert any(text.startswith("gap") for text in seen)
+    page.value("document.getElementById('every-column').click()")
+    every = page.value(
+        "[...document.querySelectorAll('#table thead th')].filter(th => th.offsetParent).length"
+    )
+    assert every > len(titles)
 
 
 @needs_chromium

@@ -114,5 +114,11 @@ def test_figures_are_pictures_of_each_format(tmp_path: Path) -> None:
         assert pixels.min() < 0.5 < pixels.max()
     runs, _ = Loader(keep_steps=True).load([open_experiment(experiment.folder)])
     cells, _ = aggregate(runs)
-    again = write_figures(Report(name="again", cells=cells, notes=[]), folder=tmp_path / "again")
+    again = write_figures(Report(name="again", cells=cells, notes=[]), folder=tmp_path / "again", width=5.5)
+    for file, inches in (("gap", 5.5), ("training-loss", 3.3)):
+        drawn = write_figures(
+            Report(name="sized", cells=cells, notes=[]), folder=tmp_path / f"{inches}", width=inches
+        )
+        [picture] = [path for path in drawn if path.name == f"{file}.png"]
+        assert matplotlib.image.imread(picture).shape[1] == int(inches * 200)
     assert [file.read_bytes() for file in again] == [(figures / file.name).read_bytes() for file in again]
