@@ -52,13 +52,14 @@ from stages.executor import RankExecutor
 from stages.groups import Group
 from stages.model import Stage, initialise, next_token_loss
 from stages.partition import cut_model
-from stages.pending import UpdateRules
 from stages.process import Process, connected
 from stages.record import step_row
 from stages.signals import never
+from stages.streams import OneStream
 from stages.trace import StepResult
 from stages.turns import drive
 from stages.update import StageState, learning_rate_factor
+from stages.verdict import UpdateRules
 
 RANKS = 2
 MICROBATCHES = 4
@@ -96,6 +97,7 @@ def executor(connection: Connection) -> RankExecutor:
         batches=EmulatedBatches(),
         rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
         clock=HostClock(),
+        streams=OneStream(),
         on_step=lambda result: None,
         stop=never,
     )

@@ -10,7 +10,9 @@ steady state, the median over `--rounds` rounds in which the arms take turns, so
 all alike.
 
 With `--data` there are several pipelines that add their gradients, and instead of torch's schedule each of
-ours runs a second time with a reduction that takes `--reduce-ms` longer.
+ours runs a second time over a network on which a reduction takes `--reduce-ms`. A schedule that flushes
+cannot hide all of that: `least_lost_by_1f1b` is what it must lose where gradients leave layer by layer under
+the last micro-batch's backward (`sleeping_stage.left_to_hide`).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from real_stage import real_config, real_stage
-from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights, SlowReduction
+from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights, SlowNetwork, left_to_hide
 from torch_1f1b import torchs
 
 from schedules import Program, build
@@ -45,11 +47,13 @@ from stages.connection import connect
 from stages.corpus import prepare
 from stages.data import Batches
 from stages.executor import RankExecutor
+from stages.groups import DistributedGroup
 from stages.model import next_token_loss
-from stages.pending import UpdateRules
 from stages.process import Process, connected
 from stages.signals import never
+from stages.streams import OneStream
 from stages.update import StageState
+from stages.verdict import UpdateRules
 
 STEPS = 8
 """Steps of a timed segment; those between the first update and the last count."""
@@ -68,7 +72,7 @@ def ours(
         dtype=torch.float32,
     )
     if reduce_ms:
-        connection = replace(connection, data=SlowReduction(connection.data, seconds=reduce_ms / 1e3))
+        connection = replace(connection, data=slow_group(process, options, schedule, seconds=reduce_ms / 1e3))
     if options.real:
         config = real_config(options, schedule)
         (rank,) = build_ranks(
@@ -89,6 +93,7 @@ def ours(
             batches=EmulatedBatches(),
             rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
             clock=HostClock(),
+            streams=OneStream(),
             on_step=lambda result: None,
             stop=never,
         )
@@ -110,6 +115,17 @@ def ours(
         return executor.trace.steady_seconds / (STEPS - 1)
 
     return segment
+
+
+def slow_group(
+    process: Process, options: argparse.Namespace, schedule: str, *, seconds: float
+) -> DistributedGroup:
+    """The data ranks of this process's stage, over a slow network."""
+    rank, data_rank = divmod(process.rank, options.data)
+    peers = [rank * options.data + other for other in range(options.data)]
+    communicator = process.communicator(f"slow {schedule} {rank}", peers)
+    slow = SlowNetwork(communicator, seconds=seconds)
+    return DistributedGroup(slow, rank=data_rank, size=options.data)
 
 
 def pure_compute(process: Process, options: argparse.Namespace) -> Callable[[], float]:
@@ -218,11 +234,13 @@ def run(options: argparse.Namespace) -> dict[str, float]:
         "busy_1f1b": seconds["compute"] / seconds["1f1b"],
     }
     if options.data > 1:
+        least = left_to_hide(backward=2 * options.forward_ms / 1e3, reduction=options.reduce_ms / 1e3)
         return busy | {
             "busy_2bw_slow_reduction": seconds["compute"] / seconds["2bw slow"],
             "busy_1f1b_slow_reduction": seconds["compute"] / seconds["1f1b slow"],
             "lost_by_2bw": 1 - seconds["2bw"] / seconds["2bw slow"],
             "lost_by_1f1b": 1 - seconds["1f1b"] / seconds["1f1b slow"],
+            "least_lost_by_1f1b": least / (seconds["1f1b"] + least),
         }
     return busy | {
         "busy_torch_1f1b": seconds["compute"] / seconds["torch"],
@@ -266,6 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=8, help="sequences in a micro-batch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.real and options.data > 1:
+        parser.error("--real goes with one pipeline: what a reduction must lose is known of sleeping stages")
     figures = run(options)
     if options.json:
         print(json.dumps({**figures, "conditions": conditions(options)}))

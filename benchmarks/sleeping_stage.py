@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -11,40 +10,60 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.groups import Exchange, Group
+from stages.communicator import Communicator, Work
+from stages.groups import Group
 from stages.ownership import share_out
+from stages.rounds import reduction_plan
 from stages.update import UpdateResult
 
 SHAPE = (1, 8, 64)
 """Of every activation."""
 
-ENTRIES = 1024
-"""Weights that each data rank owns, so that there is something to reduce and spread."""
+LAYERS = 8
+"""Of a stage with data-parallel peers: its gradients become whole one after another within a backward."""
+ENTRIES = 2**16
+"""Weights of a layer that each data rank owns, so that there is something to reduce and spread."""
 
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
+    def forward(ctx: Any, given: Tensor, stage: SleepingStage, layer: int, *weights: Tensor) -> Tensor:
+        ctx.stage, ctx.layer, ctx.weights = stage, layer, len(weights)
+        if layer == 0:
+            time.sleep(stage.seconds)
         return given * 1.0
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradient * 1.0, torch.zeros(1), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        stage, done = ctx.stage, len(ctx.stage.layers) - ctx.layer
+        if done == 1:
+            stage.backward_began = time.perf_counter()
+        # Until a point in time, so that what comes late in one layer does not add up over the layers.
+        end = stage.backward_began + 2 * stage.seconds * done / len(stage.layers)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return gradient * 1.0, None, None, *(torch.zeros(1) for _ in range(ctx.weights))
 
 
 class SleepingStage(nn.Module):
-    """Takes and returns activations of `SHAPE`, after a sleep."""
+    """Takes and returns activations of `SHAPE`, after a sleep; twice as long backward.
 
-    def __init__(self, seconds: float) -> None:
+    Args:
+        seconds: of a forward.
+        data: data ranks, of which each owns one weight of every layer.
+    """
+
+    def __init__(self, seconds: float, *, data: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
+        self.layers = nn.ModuleList(
+            nn.ParameterList(torch.zeros(1) for _ in range(data)) for _ in range(LAYERS if data > 1 else 1)
+        )
         self.seconds = seconds
+        self.backward_began = 0.0
 
     def forward(self, given: Tensor) -> Tensor:
-        out: Tensor = _Sleep.apply(given.float(), self.weight, self.seconds)
+        out = given.float()
+        for layer, weights in enumerate(self.layers):
+            out = _Sleep.apply(out, self, layer, *weights)
         return out
 
 
@@ -52,20 +71,25 @@ class SleepingWeights:
     """In the place of `WeightVersions`: every version is the same sleeping module, and its own replica."""
 
     def __init__(self, seconds: float, *, data: Group) -> None:
-        self.module = SleepingStage(seconds)
-        self.ownership = share_out([ENTRIES] * data.size, data_ranks=data.size)
-        self.flat = torch.zeros(ENTRIES * data.size)
-        self._gradient = torch.ones(ENTRIES * data.size)
-        self._part = slice(*self.ownership.bounds[data.rank : data.rank + 2])
+        self.module = SleepingStage(seconds, data=data.size)
+        self.parameters = list(self.module.parameters())
+        sizes = [ENTRIES] * len(self.parameters)
+        self.ownership = share_out(sizes, data_ranks=data.size)
+        self.reduction = reduction_plan(sizes, self.ownership, number_bytes=4)
+        self.flat = torch.zeros(sum(sizes))
+        part = slice(*self.ownership.bounds[data.rank : data.rank + 2])
+        gradient = torch.ones(sum(sizes))
+        self._gradient = SimpleNamespace(
+            flat=gradient, owned_views=[gradient[part]], views=self.parameters, versions=[]
+        )
         self.version = 0
         self.pending_backwards = 0
-        self.versions: list[int] = []
         self.replicas = (self,)
         self.writes = 0
 
     @property
-    def gathering(self) -> SleepingWeights:
-        return self
+    def gathering(self) -> Any:
+        return self._gradient
 
     def holding(self, version: int) -> SleepingWeights:
         self.version = version
@@ -78,9 +102,8 @@ class SleepingWeights:
         return torch.no_grad()
 
     def take_gradient(self) -> Any:
-        owned = [self._gradient[self._part]]
-        taken = SimpleNamespace(flat=self._gradient, owned_views=owned, versions=list(self.versions))
-        self.versions.clear()
+        taken = SimpleNamespace(**vars(self._gradient))
+        self._gradient.versions = []
         return taken
 
 
@@ -88,6 +111,9 @@ class NoUpdate:
     """In the place of `StageUpdate`."""
 
     def prepare(self, gradient: Any) -> None:
+        pass
+
+    def clip(self, gradient: Any, *, squared: Tensor) -> None:
         pass
 
     def at_backward(self, replica: Any, *, mismatch: int) -> AbstractContextManager[None]:
@@ -110,32 +136,51 @@ class EmulatedBatches:
         return torch.zeros(SHAPE[:2], dtype=torch.long)
 
 
-class SlowReduction:
-    """A group whose reductions take a known time longer, as over a slow network: others go on meanwhile.
+class SlowNetwork:
+    """A communicator whose reductions take a known time, as over a slow network: others go on meanwhile.
 
     Args:
-        group: that does the work.
-        seconds: that a reduction takes at least.
+        communicator: that does the work.
+        seconds: that the whole gradient of a stage takes, its parts being of equal size.
     """
 
-    def __init__(self, group: Group, *, seconds: float) -> None:
-        self.rank = group.rank
-        self.size = group.size
-        self.share = group.share
-        self.spread = group.spread
-        self._group = group
+    def __init__(self, communicator: Communicator, *, seconds: float) -> None:
+        self.allgather = communicator.allgather
+        self.broadcast = communicator.broadcast
+        self.send = communicator.send
+        self.recv = communicator.recv
+        self._communicator = communicator
         self._seconds = seconds
+        self._free_at = 0.0
 
-    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
-        done = time.perf_counter() + self._seconds
-        reduction = self._group.reduce(flat, bounds, stage=stage)
+    def alltoall_base(
+        self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
+    ) -> Work:
+        work = self._communicator.alltoall_base(output, given, output_sizes, given_sizes)
+        # One after another, each as long as its largest piece.
+        takes = self._seconds * max(given_sizes) / (LAYERS * ENTRIES)
+        self._free_at = max(self._free_at, time.perf_counter()) + takes
+        return _Slow(work, until=self._free_at)
 
-        def wait() -> None:
-            time.sleep(max(0.0, done - time.perf_counter()))
-            reduction.wait()
 
-        return Exchange(
-            ready=lambda: time.perf_counter() >= done and reduction.ready(),
-            wait=wait,
-            take=reduction.take,
-        )
+class _Slow:
+    def __init__(self, work: Work, *, until: float) -> None:
+        self._work = work
+        self._until = until
+
+    def is_completed(self) -> bool:
+        return time.perf_counter() >= self._until and self._work.is_completed()
+
+    def wait(self) -> object:
+        time.sleep(max(0.0, self._until - time.perf_counter()))
+        return self._work.wait()
+
+
+def left_to_hide(*, backward: float, reduction: float) -> float:
+    """Seconds of a reduction that nothing hides: layer by layer it goes under the last backward of a flush.
+
+    A layer's gradient cannot leave before it is whole, and the network takes one at a time. So what is left
+    after the backward is the last layer at least, and whatever the network has not managed by then.
+    """
+    layer = reduction / LAYERS
+    return max(layer, reduction - backward * (1 - 1 / LAYERS))

@@ -19,10 +19,11 @@ from stages.corpus import Corpus
 from stages.data import Batches
 from stages.executor import RankExecutor
 from stages.partition import cut_of
-from stages.pending import UpdateRules
 from stages.programs import segment_program, sync_steps
+from stages.streams import streams_of
 from stages.trace import StepResult
 from stages.update import StageState, StageUpdate
+from stages.verdict import UpdateRules
 from stages.weights import WeightVersions
 
 MOST_ACTIONS = 1_000_000
@@ -161,6 +162,7 @@ def build_ranks(
             batches=batches,
             rules=rules,
             clock=clock_of(device),
+            streams=streams_of(device),
             on_step=on_step if data.rank == 0 else _leave_to_data_rank_0,
             stop=stop,
         )

@@ -25,6 +25,9 @@ class Clock(Protocol):
     def begin(self) -> None:
         """A segment begins; the device has nothing left to do."""
 
+    def beside(self) -> Clock:
+        """A clock for work that is queued beside: to ask one of the two never waits for the other's work."""
+
     def mark(self) -> Any:
         """This point in the rank's work, for one `measure`."""
 
@@ -47,6 +50,9 @@ class HostClock:
 
     def begin(self) -> None:
         pass
+
+    def beside(self) -> HostClock:
+        return self
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -100,6 +106,9 @@ class EventClock:
         event = self.mark()
         event.synchronize()
         self._told = (event, time.perf_counter())
+
+    def beside(self) -> EventClock:
+        return EventClock(self._new_event)
 
     def mark(self) -> Event:
         event = self._free.pop() if self._free else self._new_event()

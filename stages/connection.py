@@ -57,7 +57,12 @@ def connect(
         if len(processes) == 1:
             return Alone()
         communicator = process.communicator(f"{generation} {name}", processes)
-        return DistributedGroup(communicator, rank=processes.index(process.rank), size=len(processes))
+        return DistributedGroup(
+            communicator,
+            rank=processes.index(process.rank),
+            size=len(processes),
+            device_waits=process.device.type == "cuda" and not process.through_host,
+        )
 
     return Connection(
         rank=rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,11 +18,13 @@ from stages.clock import Clock
 from stages.connection import Connection
 from stages.data import Batches
 from stages.model import next_token_loss
-from stages.pending import RankUpdates, UpdateRules
+from stages.pending import RankUpdates
 from stages.split_backward import DeferredGradients, deferring
+from stages.streams import Streams
 from stages.timeline import kept_actions
 from stages.trace import RankTrace, StageTrace, StepResult
 from stages.update import StageState
+from stages.verdict import UpdateRules
 from stages.weights import Replica
 
 
@@ -59,6 +62,7 @@ class RankExecutor:
         batches: where tokens and targets come from.
         rules: how updates are made.
         clock: of the device that computes.
+        streams: its queues.
         on_step: called with each update of the last stage, on the ranks that have it.
         stop: whether this rank has been told to end. Where all stages update together, all ranks then end the
             segment early, after the same step.
@@ -73,6 +77,7 @@ class RankExecutor:
         batches: Batches,
         rules: UpdateRules,
         clock: Clock,
+        streams: Streams,
         on_step: Callable[[StepResult], None],
         stop: Callable[[], bool],
     ) -> None:
@@ -90,6 +95,7 @@ class RankExecutor:
             rules=rules,
             waits=connection.links.waits,
             clock=clock,
+            streams=streams,
             on_step=on_step,
             stop=stop,
         )
@@ -189,7 +195,9 @@ class RankExecutor:
         incoming = received(action, self._program.num_stages)
         gradient = None if incoming is None else (yield from self._receive(incoming))
         mismatch = saved.replica.version - saved.version
-        with update.at_backward(saved.replica, mismatch=mismatch):
+        whole = self._updates.last_backward(action)
+        watching = nullcontext() if whole is None else whole.watching()
+        with update.at_backward(saved.replica, mismatch=mismatch), watching:
             torch.autograd.backward(saved.output, gradient)
         if gradient is not None and saved.deferred is None:
             self._links.release(gradient)
@@ -209,7 +217,7 @@ class RankExecutor:
 
     def _backward_weight(self, action: Action) -> None:
         half = self._halves.pop((action.stage, action.microbatch))
-        half.deferred.compute()
+        half.deferred.compute(self._updates.last_backward(action))
         if half.gradient is not None:
             self._links.release(half.gradient)
         self._stages[action.stage].weights.gathering.versions.append(half.version)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from stages.communicator import Communicator, Work
+from stages.reduction import Reducer, add_up
+from stages.rounds import ReductionPlan
 
 T = TypeVar("T")
 
@@ -35,6 +37,15 @@ class Exchange(Generic[T]):
     """What it gives; called once, when it is ready."""
 
 
+@dataclass(frozen=True)
+class Reduction(Exchange[None]):
+    """The members' gradients of a stage, being added. Taking it leaves the sums in this member's part."""
+
+    advance: Callable[[int], None]
+    """Say how many parameters, counted from the end of the model, have their whole gradient; all must in the
+    end. What can be exchanged is begun."""
+
+
 class Group(Protocol):
     """Ranks that exchange, as one of them sees them."""
 
@@ -45,16 +56,16 @@ class Group(Protocol):
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         """Begin to give all members `numbers`, of one shape everywhere; gives those of all, by rank."""
 
-    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
-        """Begin to add the members' buffers in the order of their ranks.
+    def reduce(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+        """Prepare to add the members' buffers in the order of their ranks; `advance` begins it.
 
         Taking it leaves the sums in this member's part of its own buffer. Until every member has taken its
         part no one may write to its buffer but for its own part.
 
         Args:
             flat: this member's buffer.
-            bounds: member r's part is `bounds[r] .. bounds[r + 1] - 1`.
-            stage: whose gradient it is; one reduction of a stage is under way at a time.
+            plan: of the stage.
+            early: whether it is to begin before all of the buffer is there; the same for every member.
         """
 
     def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
@@ -73,8 +84,8 @@ class Alone:
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         return _at_once([numbers])
 
-    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
-        return _at_once(None)
+    def reduce(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+        return Reduction(ready=lambda: True, wait=lambda: None, take=lambda: None, advance=lambda whole: None)
 
     def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
         return _at_once(None)
@@ -87,32 +98,41 @@ class DistributedGroup:
         communicator: of this group alone.
         rank: of this process in it.
         size: of it.
+        device_waits: whether to wait for an exchange holds up the device and not the host: so it is with
+            NCCL.
     """
 
-    def __init__(self, communicator: Communicator, *, rank: int, size: int) -> None:
+    def __init__(
+        self, communicator: Communicator, *, rank: int, size: int, device_waits: bool = False
+    ) -> None:
         self.rank = rank
         self.size = size
         self._communicator = communicator
-        self._received: dict[int, Tensor] = {}
-        """By stage, room for this member's part of all members' gradients: as much as one whole gradient."""
+        self._reducer = Reducer(communicator, rank=rank, size=size, device_waits=device_waits)
+
+    @property
+    def room_bytes(self) -> int:
+        """Of the buffers that gradients are exchanged in."""
+        return self._reducer.room_bytes
 
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         parts = [torch.empty_like(numbers) for _ in range(self.size)]
         return _under_way([self._communicator.allgather([parts], [numbers])], lambda: parts)
 
-    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
-        own = flat[bounds[self.rank] : bounds[self.rank + 1]]
-        sizes = [end - start for start, end in pairwise(bounds)]
-        if stage not in self._received:
-            self._received[stage] = own.new_empty(self.size * own.numel())
-        received = self._received[stage]
-        work = self._communicator.alltoall_base(received, flat, [own.numel()] * self.size, sizes)
+    def reduce(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+        reducer = self._reducer
+        asked = reducer.ask(flat, plan, early=early)
 
-        def add_up() -> None:
-            first, *others = received.view(self.size, own.numel()).unbind()
-            _add_up(first, others, into=own)
+        def ready() -> bool:
+            reducer.go_on()
+            return asked.done
 
-        return _under_way([work], add_up)
+        def wait() -> None:
+            reducer.go_on(until=asked)
+
+        return Reduction(
+            ready=ready, wait=wait, take=wait, advance=lambda whole: reducer.advance(asked, whole=whole)
+        )
 
     def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
         works = [
@@ -151,14 +171,24 @@ class InProcessGroup:
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         return self._exchange(numbers, lambda parts: parts)
 
-    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
-        part = slice(bounds[self.rank], bounds[self.rank + 1])
+    def reduce(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+        part = slice(*plan.bounds[self.rank : self.rank + 2])
+        begun: list[Exchange[None]] = []
 
-        def add_up(buffers: list[Tensor]) -> None:
+        def sum_part(buffers: list[Tensor]) -> None:
             first, *others = (buffer[part] for buffer in buffers)
-            _add_up(first.clone(), others, into=flat[part])
+            add_up(first.clone(), others, into=flat[part])
 
-        return self._exchange(flat, add_up)
+        def advance(whole: int) -> None:
+            if whole == len(plan.sizes) and not begun:
+                begun.append(self._exchange(flat, sum_part))
+
+        return Reduction(
+            ready=lambda: begun[0].ready(),
+            wait=lambda: begun[0].wait(),
+            take=lambda: begun[0].take(),
+            advance=advance,
+        )
 
     def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
         def copy(buffers: list[Tensor]) -> None:
@@ -187,13 +217,6 @@ def sum_in_order(numbers: Sequence[Tensor]) -> Tensor:
     for number in numbers[1:]:
         total = total + number
     return total
-
-
-def _add_up(first: Tensor, others: Sequence[Tensor], *, into: Tensor) -> None:
-    """Add `others` to `first` one after another and write the sum; `first` is lost."""
-    for part in others:
-        first.add_(part)
-    into.copy_(first)
 
 
 def _at_once(value: T) -> Exchange[T]:

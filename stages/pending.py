@@ -3,72 +3,54 @@
 An update goes through phases: add the gradient over the data ranks, exchange its norm, step, spread what was
 written. Between two phases it waits for an exchange, and the rank goes on with its actions meanwhile. Only an
 action that cannot do without the update makes it finish.
+
+On a GPU it is the device that waits for exchanges, in a queue of the updates' own: all phases up to the
+verdict are launched at once, and all after it as soon as the host, which looks between two actions, knows it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from stages.clock import Clock
-from stages.copies import to_host
-from stages.groups import Exchange, Group, sum_in_order
+from stages.early import WholeGradients, needs_update, slack_of
+from stages.groups import Exchange, Group, Reduction
+from stages.streams import Streams
 from stages.trace import RankTrace, StepResult
-from stages.update import StageState, squared_norm
+from stages.update import StageState
+from stages.verdict import Gathered, UpdateRules, Verdict, judge
 from stages.weights import GradientBuffer, Replica
 
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateRules:
-    """How the updates of a run are made."""
-
-    clip: str
-    """`global`, `stage` or `none`."""
-    common_step: bool
-    """Whether all stages update together, so that they skip together; if not, each stage is on its own."""
-    max_skipped: int
-    """Updates skipped in a row after which the run gives up; 0: it never does."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Gathered:
-    """A stage's gradient that an update is to apply."""
-
-    stage: int
-    version: int
-    gradient: GradientBuffer
-    losses: list[Tensor]
-    reduction: Exchange[None]
-    began_at: list[float] = field(default_factory=list)
-    """Clock when the last backward had been done, seconds; empty until it is known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Verdict:
-    """What the ranks agreed on before a step."""
-
-    squares: Mapping[int, float]
-    """Squared norm of the gradient of each stage of this rank."""
-    total: float | None
-    """Over all stages; None where each is on its own."""
-    train_loss: float
-    stop: bool
-    """Whether a rank has been told to end."""
+T = TypeVar("T")
 
 
 @dataclass
 class _Pending:
-    version: int
-    stages: frozenset[int]
+    unit: Sequence[Gathered]
+    """Kept until it is done: on a GPU what it reads must not be given to others before."""
     phases: Generator[Exchange[Any], None, None]
     awaited: Exchange[Any] | None = None
+
+    def is_needed(self, action: Action) -> bool:
+        stages = [gathered.stage for gathered in self.unit]
+        return needs_update(action, stages=stages, version=self.unit[0].version)
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """An update that the device has still to do."""
+
+    pending: _Pending
+    end: Any
+    """Its end in the updates' queue."""
 
 
 class RankUpdates:
@@ -83,6 +65,7 @@ class RankUpdates:
         rules: how updates are made.
         waits: whether this rank waits by itself; if not, it lets other ranks of its process go on.
         clock: of the device that computes.
+        streams: its queues.
         on_step: called with each update of the last stage.
         stop: whether this process has been told to end.
     """
@@ -96,6 +79,7 @@ class RankUpdates:
         rules: UpdateRules,
         waits: bool,
         clock: Clock,
+        streams: Streams,
         on_step: Callable[[StepResult], None],
         stop: Callable[[], bool],
     ) -> None:
@@ -105,10 +89,14 @@ class RankUpdates:
         self._rules = rules
         self._waits = waits
         self._clock = clock
+        self._own_clock = clock.beside()
+        self._streams = streams
         self._on_step = on_step
         self._stop = stop
-        self._gathered: list[_Gathered] = []
+        self._gathered: list[Gathered] = []
+        self._early: dict[int, Reduction] = {}
         self._pending: _Pending | None = None
+        self._launched: _Launched | None = None
         self._skipped = dict.fromkeys(stages, 0)
 
     def begin(self, program: Program, trace: RankTrace) -> None:
@@ -118,12 +106,28 @@ class RankUpdates:
         self._ending = False
         self.end_step = program.first_step + program.steps
         """The step before which the segment ends; earlier than the program's once a rank is told to end."""
+        slack = slack_of(program, self._pipeline.rank, common_step=self._rules.common_step)
+        self._begin_early = slack.early if self._data.size > 1 else frozenset[Action]()
+        # Without slack there is nothing to go beside, and one queue uses the memory of the other's work.
+        self._beside = self._streams.parallel and slack.any
+        self._own_clock.begin()
+
+    def last_backward(self, action: Action) -> WholeGradients | None:
+        """To be told of gradients that a backward makes whole, where their reduction begins within it."""
+        if action not in self._begin_early:
+            return None
+        weights = self._stages[action.stage].weights
+        reduction = self._reduction(action.stage, weights.gathering, early=True)
+        self._early[action.stage] = reduction
+        return WholeGradients(weights.holding(action.version).parameters, advance=reduction.advance)
 
     def add(self, action: Action, gradient: GradientBuffer, losses: list[Tensor]) -> None:
         """Begin the update that `action` names, with what its stage has gathered."""
-        weights = self._stages[action.stage].weights
-        reduction = self._data.reduce(gradient.flat, weights.ownership.bounds, stage=action.stage)
-        gathered = _Gathered(
+        reduction = self._early.pop(action.stage, None)
+        if reduction is None:
+            reduction = self._reduction(action.stage, gradient, early=False)
+        reduction.advance(len(gradient.views))
+        gathered = Gathered(
             stage=action.stage, version=action.version, gradient=gradient, losses=losses, reduction=reduction
         )
         self._clock.tell(gathered.began_at.append)
@@ -132,47 +136,95 @@ class RankUpdates:
             return
         unit = sorted(self._gathered, key=lambda gathered: gathered.stage)
         self._gathered = []
-        self._pending = _Pending(
-            version=action.version,
-            stages=frozenset(gathered.stage for gathered in unit),
-            phases=self._phases(unit),
-        )
+        self._pending = _Pending(unit=unit, phases=self._phases(unit))
         self._resume(self._pending)
+        self._resume_without_waiting()
+
+    def _reduction(self, stage: int, gradient: GradientBuffer, *, early: bool) -> Reduction:
+        """The reduction of a gradient, all of it in the updates' queue."""
+        plan = self._stages[stage].weights.reduction
+        reduction = self._data.reduce(gradient.flat, plan, early=early)
+        streams = self._streams
+
+        def beside(call: Callable[..., T]) -> Callable[..., T]:
+            def there(*given: int) -> T:
+                with streams.beside():
+                    return call(*given)
+
+            return there
+
+        def advance(whole: int) -> None:
+            streams.fork()
+            with streams.beside():
+                reduction.advance(whole)
+
+        return Reduction(
+            ready=beside(reduction.ready),
+            wait=beside(reduction.wait),
+            take=beside(reduction.take),
+            advance=advance,
+        )
 
     def go_on(self, *, before: Action | None) -> Iterator[None]:
         """Go on with the update under way as far as its exchanges have come; finish it where `before` cannot
         do without it, or where nothing is to come (None)."""
+        self._resume_without_waiting()
         while self._pending is not None:
-            awaited = self._pending.awaited
-            if awaited is not None and not awaited.ready():
-                if before is not None and not self._pending_is_needed(before):
-                    return
-                if not self._waits:
-                    yield
-                    continue
+            if before is not None and not self._pending.is_needed(before):
+                return
+            if not self._waits:
+                yield
+            else:
+                assert self._pending.awaited is not None
                 started = self._clock.mark()
-                awaited.wait()
+                with self._queue():
+                    self._pending.awaited.wait()
                 self._clock.measure(started, self._trace.note_wait_for_update)
+                self._resume(self._pending)
+            self._resume_without_waiting()
+        launched = self._launched
+        if launched is not None and (before is None or launched.pending.is_needed(before)):
+            started = self._clock.mark()
+            self._streams.join(launched.end)
+            self._clock.measure(started, self._trace.note_wait_for_update)
+            self._launched = None
+        if before is None:
+            self._own_clock.finish()
+
+    def _resume_without_waiting(self) -> None:
+        while self._pending is not None and self._pending.awaited is not None:
+            with self._queue():
+                ready = self._pending.awaited.ready()
+            if not ready:
+                return
             self._resume(self._pending)
 
-    def _pending_is_needed(self, action: Action) -> bool:
-        assert self._pending is not None
-        # One update at a time, so that all data ranks begin their exchanges in one order.
-        if action.op is Op.UPDATE:
-            return True
-        return action.stage in self._pending.stages and action.version >= self._pending.version
+    def _queue(self) -> AbstractContextManager[Any]:
+        return self._streams.beside() if self._beside else nullcontext()
 
     def _resume(self, pending: _Pending) -> None:
-        try:
-            pending.awaited = next(pending.phases)
-        except StopIteration:
-            self._pending = None
+        with self._queue():
+            try:
+                pending.awaited = next(pending.phases)
+            except StopIteration:
+                self._pending = None
+        if self._pending is None and self._beside:
+            self._launched = _Launched(pending, self._streams.point())
 
-    def _phases(self, unit: Sequence[_Gathered]) -> Generator[Exchange[Any], None, None]:
-        verdict = yield from self._judge(unit)
+    def _phases(self, unit: Sequence[Gathered]) -> Generator[Exchange[Any], None, None]:
+        verdict = yield from judge(
+            unit,
+            stages=self._stages,
+            rank_of_stage=self._program.rank_of_stage,
+            pipeline=self._pipeline,
+            data=self._data,
+            rules=self._rules,
+            stop=self._stop,
+            reduced=self._after_reduction,
+        )
         if verdict.stop:
             self._end_before_reader_of(unit[0].version)
-        spreading: list[tuple[_Gathered, Replica, Exchange[None]]] = []
+        spreading: list[tuple[Gathered, Replica, Exchange[None]]] = []
         for gathered in unit:
             weights = self._stages[gathered.stage].weights
             replica = weights.oldest() if self._data.size > 1 else None
@@ -185,69 +237,22 @@ class RankUpdates:
             with self._stages[gathered.stage].weights.completing(replica, version=gathered.version):
                 exchange.take()
 
-    def _judge(self, unit: Sequence[_Gathered]) -> Generator[Exchange[Any], None, _Verdict]:
-        """Add up the gradients, and agree with the other ranks on what to clip by and whether to step.
+    def _after_reduction(self) -> None:
+        if self._data.size > 1 and not self._beside:
+            self._streams.join(self._streams.point())
 
-        The verdict is made where the gradients are, and the host must know it before it launches the step. On
-        a GPU its numbers are copied to the host as the last phase, and the rank asks between two actions
-        whether they have come, as it does with exchanges; only when the update is due does it wait for them.
-        The host runs ahead by few actions (`stages.clock.AHEAD`), so where the slack is longer than these it
-        has the verdict in time and the device always has work. Where there is none (a flush, an unstashed
-        schedule) the device idles once an update, for as long as a launch takes.
-        """
-        squares = []
-        for gathered in unit:
-            yield gathered.reduction
-            gathered.reduction.take()
-            self._stages[gathered.stage].update.prepare(gathered.gradient)
-            squares.append(squared_norm(gathered.gradient))
-        stop = torch.full_like(squares[0], float(self._rules.common_step and self._stop()))
-        losses = [loss for gathered in unit for loss in gathered.losses]
-        train_loss = torch.stack(losses).double().mean() if losses else torch.zeros_like(stop)
-        if self._data.size > 1:
-            shared = self._data.share(torch.stack([*squares, stop, train_loss]))
-            yield shared
-            *squares, stop, train_loss = sum_in_order(shared.take()).unbind()
-            train_loss = train_loss / self._data.size
-        verdict = [train_loss, *squares]
-        if self._rules.common_step:
-            common = self._pipeline.share(torch.stack([*squares, stop]))
-            yield common
-            of_ranks = common.take()
-            stop = sum_in_order([of_rank[-1] for of_rank in of_ranks])
-            verdict += [sum_in_order(self._by_stage(of_ranks)), stop]
-        coming = to_host(torch.stack(verdict))
-        yield coming
-        loss, *numbers = coming.take()
-        own, common_numbers = numbers[: len(unit)], numbers[len(unit) :]
-        total, told = common_numbers or (None, 0.0)
-        return _Verdict(
-            squares={gathered.stage: square for gathered, square in zip(unit, own, strict=True)},
-            total=total,
-            train_loss=loss,
-            stop=told > 0,
-        )
-
-    def _by_stage(self, of_ranks: Sequence[Tensor]) -> list[Tensor]:
-        """The first numbers of each rank, one for each of its stages, in the order of the stages."""
-        numbers = [iter(of_rank) for of_rank in of_ranks]
-        return [next(numbers[rank]) for rank in self._program.rank_of_stage]
-
-    def _apply(self, gathered: _Gathered, verdict: _Verdict) -> None:
+    def _apply(self, gathered: Gathered, verdict: Verdict) -> None:
         stage, version = gathered.stage, gathered.version
-        square = verdict.squares[stage]
-        judged = square if verdict.total is None else verdict.total
-        clip_by = {"global": verdict.total, "stage": square, "none": None}[self._rules.clip]
         step = (version * self._program.update_interval - 1) // self._program.microbatches
-        started = self._clock.mark()
+        started = self._own_clock.mark()
         result = self._stages[stage].update.apply(
             gathered.gradient,
             version=version,
             step=step,
-            clip_by=clip_by,
-            finite=math.isfinite(judged),
+            clip_by=verdict.clip_by(stage, self._rules),
+            finite=math.isfinite(verdict.judged(stage)),
         )
-        self._clock.measure(
+        self._own_clock.measure(
             started, partial(self._trace.note_action, Action(stage, Op.UPDATE, NO_MICROBATCH, version))
         )
         self._skipped[stage] = self._skipped[stage] + 1 if result.skipped else 0

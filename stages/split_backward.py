@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stages.early import WholeGradients
+
 
 class DeferredGradients:
     """The weight gradients that one micro-batch's first half leaves to be computed."""
@@ -33,11 +35,20 @@ class DeferredGradients:
         return [tensor for _, given, gradient in self._left for tensor in (given, gradient)]
 
     @torch.no_grad()
-    def compute(self) -> None:
-        """The second half: add every gradient to its parameter's `grad`."""
-        for weight, given, gradient in self._left:
+    def compute(self, whole: WholeGradients | None = None) -> None:
+        """The second half: add every gradient to its parameter's `grad`.
+
+        Args:
+            whole: to be told of each, where this is the last half before the stage's update.
+        """
+        last_use = {id(weight): use for use, (weight, _, _) in enumerate(self._left)}
+        if whole is not None:
+            whole.leave([weight for weight, _, _ in self._left])
+        for use, (weight, given, gradient) in enumerate(self._left):
             assert weight.grad is not None
             weight.grad.add_(gradient.flatten(0, -2).t() @ given.flatten(0, -2))
+            if whole is not None and use == last_use[id(weight)]:
+                whole.note(weight)
         self._left.clear()
 
 

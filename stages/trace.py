@@ -80,6 +80,11 @@ class RankTrace:
 
     def note_action(self, action: Action, began: float, ended: float) -> None:
         """`action` was performed; all that it waited has been noted. It waits before it computes."""
+        if action.op is Op.UPDATE:
+            # It may be done while another action is under way, which has waited by itself.
+            self.stages[action.stage].count(action.op, ended - began)
+            self.latest.append((action, began, ended))
+            return
         self.stages[action.stage].count(action.op, ended - began - self._waited_in_action)
         self.latest.append((action, began if self._waited_until is None else self._waited_until, ended))
         self._waited_in_action, self._waited_until = 0.0, None

@@ -117,6 +117,18 @@ class StageUpdate:
                 strength=self._strength,
             )
 
+    def clip(self, gradient: GradientBuffer, *, squared: Tensor) -> None:
+        """Scale what this data rank owns of a gradient, so that a norm of at most `train.clip_norm` is left.
+
+        Where the gradient is, without asking for a value. A gradient that is not finite stays so.
+
+        Args:
+            gradient: of the stage.
+            squared: of the norm to clip by, a float64 scalar.
+        """
+        scale = self._config.train.clip_norm / (squared.sqrt() + CLIP_EPSILON)
+        gradient.owned.mul_(scale.clamp(max=1.0))
+
     @contextmanager
     def at_backward(self, replica: Replica, *, mismatch: int) -> Iterator[None]:
         """Let a backward in this context read the weights that the correction wants it to read.
@@ -141,20 +153,18 @@ class StageUpdate:
         """Write `version` of the parameters that this data rank owns.
 
         Args:
-            gradient: gathered since the last update and added over the data ranks; cleared afterwards.
+            gradient: gathered since the last update, added over the data ranks and clipped; cleared
+                afterwards.
             version: the version written.
             step: 0-based step whose learning rate applies.
-            clip_by: squared norm to clip by: of all stages or of this one, as configured; None: no clipping.
+            clip_by: squared norm it was clipped by: of all stages or of this one, as configured; None: it was
+                not clipped.
             finite: whether the step is taken; if not, the weights stay as they were.
         """
         factor = learning_rate_factor(self._config.optimizer, step=step, steps=self._config.train.steps)
         norm = None if clip_by is None else math.sqrt(clip_by)
         master = self._weights.master.parameters
         with self._weights.rewriting(version=version) as replica:
-            if finite and norm is not None:
-                scale = self._config.train.clip_norm / (norm + CLIP_EPSILON)
-                if scale < 1:
-                    gradient.owned.mul_(scale)
             if self.optimizer is not None:
                 for group in self.optimizer.param_groups:
                     group["lr"] = group["peak_lr"] * factor

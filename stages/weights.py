@@ -22,6 +22,7 @@ from stages.model import Stage, initialise
 from stages.own_model import make_stage
 from stages.ownership import share_out
 from stages.partition import StageCut
+from stages.rounds import reduction_plan
 
 EMPTY = -1
 """The version of a replica that nothing has been written into."""
@@ -121,6 +122,8 @@ class WeightVersions:
         self.ownership = share_out(sizes, data_ranks=data_ranks)
         self.owned = self.ownership.owned[data_rank]
         """Numbers of the parameters that this data rank updates."""
+        self.reduction = reduction_plan(sizes, self.ownership, number_bytes=master_dtype.itemsize)
+        """How the gradient is added over the data ranks."""
         self.replicas = [
             self._module(config, cut, context=context, dtype=replica_dtype, device=device)
             for _ in range(replicas)

@@ -14,6 +14,7 @@ from small_runs import TEXT, Rows, in_processes, small_config
 from spoiled_gradients import newest_version, spoil_gradients
 from test_distributed import SCHEDULES, measured
 
+import stages.rounds
 from stages.check import ConfigError, check
 from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
 from stages.ownership import share_out
@@ -69,11 +70,16 @@ class Job:
     """Train, go back to the checkpoint of step 2, and train on."""
     spoiled_from: int | None = None
     """Update from which on no gradient is finite."""
+    in_small_rounds: bool = False
+    """Exchange gradients in many rounds, of which several begin within the last backward of a flush."""
 
 
 def do(process: Process, job: Job) -> list[list[dict[str, Any]]] | str:
     rows, again = Rows(), Rows()
     with pytest.MonkeyPatch.context() as patch:
+        if job.in_small_rounds:
+            patch.setattr(stages.rounds, "ROUND_BYTES", 2048)
+            patch.setattr(stages.rounds, "LEAST_PIECE", 1)
         if job.spoiled_from is not None:
             first = job.spoiled_from
             spoil_gradients(patch, when=lambda weights: newest_version(weights) >= first, data_rank=1)
@@ -97,7 +103,7 @@ def test_processes_of_two_data_ranks(shared_text: Path, tmp_path: Path) -> None:
     diverging = small_config("2bw", text=shared_text, data=2, steps=9)
     diverging.train.max_skipped = 3
     jobs = [
-        *(Job(config) for config in configs),
+        *(Job(config, in_small_rounds=True) for config in configs),
         *(Job(config, checkpoints=tmp_path / config.schedule.name) for config in resumed),
         Job(diverging, spoiled_from=2),
     ]
@@ -123,7 +129,7 @@ def test_processes_of_two_data_ranks(shared_text: Path, tmp_path: Path) -> None:
 def test_processes_of_three_data_ranks_add_in_the_order_of_the_ranks(shared_text: Path) -> None:
     """Around a ring, parts of the gradient would be added in other orders."""
     config = small_config("2bw", text=shared_text, stages=1, data=3, optimizer="muon", clip_norm=0.3)
-    by_rank = in_processes(do, [Job(config)], size=3)
+    by_rank = in_processes(do, [Job(config, in_small_rounds=True)], size=3)
     rows = Rows()
     replay(config, recorder=rows)
     assert by_rank[0][0][0] == measured(rows)

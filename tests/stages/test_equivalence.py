@@ -36,6 +36,9 @@ class KeepGradient:
     def prepare(self, gradient: GradientBuffer) -> None:
         pass
 
+    def clip(self, gradient: GradientBuffer, *, squared: Tensor) -> None:
+        pass
+
     def at_backward(self, replica: Replica, *, mismatch: int) -> AbstractContextManager[None]:
         return nullcontext()
 

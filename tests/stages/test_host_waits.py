@@ -14,7 +14,7 @@ from small_runs import small_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import stages.pending
+import stages.verdict
 from optimizers import NAMES
 from stages.assemble import Rank, build_ranks
 from stages.config import RunConfig
@@ -92,7 +92,7 @@ def read_out_apart(mode: ValuesAsked, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
         return Exchange(ready=lambda: True, wait=lambda: None, take=take)
 
-    monkeypatch.setattr(stages.pending, "to_host", reading)
+    monkeypatch.setattr(stages.verdict, "to_host", reading)
     yield verdicts
 
 
