@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +15,17 @@ from rich.text import Text
 def say(message: str) -> None:
     """A remark for people, on standard error."""
     print(message, file=sys.stderr, flush=True)
+
+
+def command(*words: str | Path) -> str:
+    """A command of ours as one would type it, for hints: paths quoted, and never taken for an option."""
+    return " ".join(["asyncpp", *(quoted(word) for word in words)])
+
+
+def quoted(word: str | Path) -> str:
+    """A word for a shell; a path that begins with a dash is no option then."""
+    dashed = isinstance(word, Path) and str(word).startswith("-")
+    return shlex.quote(f"./{word}" if dashed else str(word))
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -14,7 +13,7 @@ from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError
 from asyncpp_cli.cluster.submissions import Submission, submitting
 from asyncpp_cli.cluster.submit import Choices, PlannedArray, missing, plan, report_file, room, script, submit
-from asyncpp_cli.console import say
+from asyncpp_cli.console import command, say
 from asyncpp_cli.progress import shown_progress
 from asyncpp_cli.runs import Experiment, State
 
@@ -110,8 +109,8 @@ def _say_submitted(
 
 
 def _say_next(experiment: Experiment) -> None:
-    folder = shlex.quote(str(experiment.folder))
-    say(f"To look: asyncpp status {folder}    to end: asyncpp cancel {folder}")
+    folder = experiment.folder
+    say(f"To look: {command('status', folder)}    to end: {command('cancel', folder)}")
 
 
 def follow(experiment: Experiment, site: Site, choices: Choices) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,11 +10,11 @@ import typer
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from asyncpp_cli.cluster.sites import Site
     from asyncpp_cli.cluster.submit import Choices
-    from asyncpp_cli.runs import Experiment
+    from asyncpp_cli.runs import Experiment, Run
 
 INTERRUPTED_CODE = 130
 
@@ -106,7 +105,7 @@ def launch_there(
     """
     from asyncpp_cli.cluster.local import check_folder
     from asyncpp_cli.cluster.remote import follow, submit_missing
-    from asyncpp_cli.console import say
+    from asyncpp_cli.console import command, say
 
     check_folder(experiment.folder)
     submit_missing(experiment, site, choices, only=only)
@@ -115,8 +114,8 @@ def launch_there(
     try:
         return follow(experiment, site, choices)
     except KeyboardInterrupt:
-        folder = shlex.quote(str(experiment.folder))
-        say(f"The jobs go on without this: asyncpp status {folder}; to end them: asyncpp cancel {folder}")
+        look, end = command("status", experiment.folder), command("cancel", experiment.folder)
+        say(f"The jobs go on without this: {look}; to end them: {end}")
         return INTERRUPTED_CODE
 
 
@@ -166,8 +165,28 @@ def launch_here(
             ).run()
     except Interrupted as interrupted:
         say(f"{interrupted}: ended the runs that this launch had started.")
-        say(f"To go on: asyncpp launch {shlex.quote(str(folder))}")
+        say(f"To go on: {again(runs, folder, replay=replay, max_parallel=max_parallel, only=only)}")
         return INTERRUPTED_CODE
     completed = len(runs) - len(missing) + sum(status.state == State.COMPLETED for status in statuses)
     say(f"{completed} of {len(runs)} runs completed in {folder}")
     return 0 if completed == len(runs) else 1
+
+
+def again(
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    replay: bool,
+    max_parallel: int | None,
+    only: Collection[str] | None,
+) -> str:
+    """The command that goes on with what this one has not done, in the same way."""
+    from asyncpp_cli.cluster.attempts import look
+    from asyncpp_cli.console import command
+    from asyncpp_cli.runs import State
+
+    if only is not None:
+        return command("retry", folder, *(run.id for run in runs if look(run).state != State.COMPLETED))
+    flags = ["--replay"] if replay else []
+    flags += ["--max-parallel", str(max_parallel)] if max_parallel is not None else []
+    return command("launch", folder, *flags)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +25,7 @@ def quickstart(
     """
     from asyncpp_cli.commands.launch import INTERRUPTED_CODE, launch_here
     from asyncpp_cli.commands.report import report
-    from asyncpp_cli.console import say
+    from asyncpp_cli.console import command, quoted, say
     from asyncpp_cli.experiments import render
     from asyncpp_cli.matrix import check, expand
     from asyncpp_cli.template_file import load
@@ -36,12 +35,11 @@ def quickstart(
     cells = expand(template)
     check(template, cells)
     rendered = render(template, cells, template_name=TEMPLATE, folder=folder)
-    named = shlex.quote(str(folder))
     say(
         f"{len(cells)} runs of a small language model over a pipeline of two processes, on the text of the\n"
         "Python standard library: the synchronous schedule 1f1b beside the asynchronous 2bw, AdamW beside\n"
         "Muon, with and without error feedback. About five minutes on two cores.\n"
-        f"Ctrl-C ends it; to go on then: asyncpp quickstart --out {named}"
+        f"Ctrl-C ends it; to go on then: {command('quickstart', '--out', folder)}"
     )
     if rendered.added < len(cells):
         say(f"{folder} is there already: going on with what it lacks.")
@@ -51,9 +49,10 @@ def quickstart(
     report([folder])
     say(
         "\nNext:\n"
-        f"  asyncpp report {named} --format html --out report.html\n"
+        f"  {command('report', folder)} --format html --out report.html\n"
         "                                              a page with curves; also markdown, csv, latex\n"
-        f"  asyncpp sweep {TEMPLATE} 'matrix.seed=[0,1,2]' --out {named} && asyncpp launch {named}\n"
+        f"  asyncpp sweep {TEMPLATE} 'matrix.seed=[0,1,2]' --out {quoted(folder)} "
+        f"&& {command('launch', folder)}\n"
         "                                              two more seeds, for a spread beside the mean\n"
         f"  asyncpp templates show {TEMPLATE}               the template, as a start for one of your own\n"
         "  asyncpp schedule show 2bw --stages 4 --microbatches 8"

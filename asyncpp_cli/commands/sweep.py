@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +45,7 @@ def sweep(
     runs whose folder was removed are restored.
     """
     from asyncpp_cli.cluster.sites import find_site
-    from asyncpp_cli.console import say
+    from asyncpp_cli.console import command, say
     from asyncpp_cli.experiments import render
     from asyncpp_cli.matrix import check, expand
     from asyncpp_cli.planner.cells import device_of, expected
@@ -61,10 +60,10 @@ def sweep(
     # Written before it is shown: `asyncpp sweep ... | head` must not stop half way.
     rendered = None if list_only or out is None else render(loaded, cells, template_name=template, folder=out)
     show_cells(cells, costs, title=loaded.name)
-    if rendered is None:
+    if rendered is None or out is None:
         return
     if rendered.added == len(cells):
-        say(f"Wrote {len(cells)} runs to {out}. Next: asyncpp launch {shlex.quote(str(out))}")
+        say(f"Wrote {len(cells)} runs to {out}. Next: {command('launch', out)}")
         return
     held = len(rendered.experiment.cells)
     more = f" ({held - len(cells)} of them not in this template)" if held > len(cells) else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -127,11 +126,12 @@ def _leave(code: int) -> None:
 
 
 def _wrong_number(folder: Path, *, processes: int, there: int, replay: bool) -> str:
-    run = shlex.quote(str(folder))
+    from asyncpp_cli.console import quoted
+
     if replay:
         return f"--replay runs all ranks in one process, but there are {there}: start it alone"
     return (
         f"{folder} has {processes} ranks, one process each, but there is {there}: start it with "
         f"`asyncpp launch` on its experiment, or with --replay, "
-        f"or `torchrun --nproc-per-node {processes} -m asyncpp_cli train {run}`"
+        f"or `torchrun --nproc-per-node {processes} -m asyncpp_cli train {quoted(folder)}`"
     )

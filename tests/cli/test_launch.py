@@ -176,13 +176,13 @@ def test_a_killed_rank_fails_its_run_alone_and_ctrl_c_interrupts(
     assert failed.reason in launched.errors
     assert short.status().state == State.COMPLETED
 
-    launched = start_launch(experiment.folder)
+    launched = start_launch(experiment.folder, "--max-parallel", "3")
     wait_for(lambda: is_training(long), seconds=60)
     assert long.status().attempt == 2
     processes = processes_of(long)
     launched.ctrl_c()
     assert launched.finish(seconds=30) == 130, launched.errors
-    assert "asyncpp launch" in launched.errors
+    assert f"To go on: asyncpp launch {experiment.folder} --max-parallel 3\n" in launched.errors
     assert long.status().state == State.INTERRUPTED
     assert long.status().reason == "Ctrl-C in asyncpp launch"
     assert short.status().attempt == 1
