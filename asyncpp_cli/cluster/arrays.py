@@ -26,7 +26,16 @@ def script_of(
 
 
 def submit(
-    site: Site, folder: Path, *, name: str, shape: Shape, tasks: int, at_once: int, code: str, file: str
+    site: Site,
+    folder: Path,
+    *,
+    name: str,
+    shape: Shape,
+    tasks: int,
+    at_once: int,
+    after: str | None,
+    code: str,
+    file: str,
 ) -> str:
     """Submit one array. SLURM's number for it.
 
@@ -37,6 +46,7 @@ def submit(
         shape: what each task takes.
         tasks: number of them.
         at_once: of them that may run together.
+        after: SLURM's number of an array that must have ended before, however it did.
         code: folder under EXPERIMENT/code that they run.
         file: what they read, in `folder`.
 
@@ -44,6 +54,8 @@ def submit(
         SlurmError: sbatch refuses; the message is its own.
     """
     executor = _executor(site, folder, name=name, shape=shape, tasks=tasks, at_once=at_once, code=code)
+    if after is not None:
+        _begin_after(executor, [after])
     return _submitted(executor, _batch_command(file))
 
 
@@ -74,9 +86,16 @@ def submit_single(
     shape = Shape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
     executor = _executor(site, folder, name=name, shape=shape, tasks=None, at_once=1, code=code)
     if after:
-        executor.parameters["dependency"] = f"afterany:{':'.join(after)}"
+        _begin_after(executor, after)
     executor.parameters["additional_parameters"]["output"] = "report-%j.out"
     return _submitted(executor, f"exec {shlex.join(command)}")
+
+
+def _begin_after(executor: Any, others: Sequence[str]) -> None:
+    """Have a job wait until others have ended, beside what the site makes it wait for."""
+    further = executor.parameters["additional_parameters"]
+    sites_own = [further["dependency"]] if "dependency" in further else []
+    further["dependency"] = ",".join([f"afterany:{':'.join(others)}", *sites_own])
 
 
 def _batch_command(file: str) -> str:

@@ -20,9 +20,11 @@ from asyncpp_cli.cluster.claims import claim
 from asyncpp_cli.cluster.job_end import JobEnd, seen_from_job
 from asyncpp_cli.cluster.job_states import Phase, phase_of
 from asyncpp_cli.cluster.jobs import Job
+from asyncpp_cli.cluster.passing_on import pass_on
 from asyncpp_cli.cluster.queue import Queue
 from asyncpp_cli.cluster.slurm import SlurmError
 from asyncpp_cli.cluster.snapshot import code_hash, difference, file_hash
+from asyncpp_cli.cluster.submissions import read_submissions
 from asyncpp_cli.cluster.supervise import LIMIT_VARIABLE
 from asyncpp_cli.cluster.table import ArrayTable, Row, read_table
 from asyncpp_cli.cluster.told import told
@@ -51,6 +53,7 @@ def run_task(file: str) -> int:
     _end_earlier_start(run, job)
     while (code := _attempt(experiment, run, table, row, job)) is None:
         pass
+    _pass_on_place(experiment, table, index)
     return code
 
 
@@ -221,6 +224,19 @@ def failures(run: Run, *, submission: str) -> int:
         if outcome is not None and job is not None and job.submission == submission:
             count += outcome["state"] == State.FAILED
     return count
+
+
+def _pass_on_place(experiment: Experiment, table: ArrayTable, index: int) -> None:
+    """Let another array of the launch have the place of this job, which ends for good."""
+    for submission in read_submissions(experiment).all:
+        if submission.name == table.submission:
+            try:
+                heir = pass_on(submission, name=table.name, index=index)
+            except SlurmError as error:
+                _say(f"the place of this job stays empty: {error}")
+            else:
+                if heir is not None:
+                    _say(f"the place of this job goes to {heir}")
 
 
 def _requeue(status: Status, job: Job) -> int:

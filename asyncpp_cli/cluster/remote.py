@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from asyncpp_cli.cluster import slurm
+from asyncpp_cli.cluster.lanes import Turn
 from asyncpp_cli.cluster.queue import Queue, Standing, standings
 from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError
@@ -32,7 +32,8 @@ def show_scripts(experiment: Experiment, site: Site, choices: Choices) -> None:
     runs = missing(standings(experiment), only=None)
     planned = plan(runs, site, choices, max_array_size=max_array_size)
     for array in planned:
-        print(f"# {len(array.runs)} runs of {array.shape}\n{script(experiment, site, array)}")
+        after = "" if array.turn.after is None else f", to begin when array {array.turn.after + 1} has ended"
+        print(f"# {len(array.runs)} runs of {array.shape}{after}\n{script(experiment, site, array)}")
 
 
 def submit_missing(
@@ -54,12 +55,10 @@ def submit_missing(
         queue.check_answer()
         found = [queue.standing(run, with_accounting=False) for run in experiment.runs]
         runs = missing(found, only=only)
-        planned = plan(runs, site, choices, max_array_size=slurm.cluster().max_array_size)
         free = room(site)
-        left = 0
-        if free is not None and free < len(runs):
-            planned = _first(planned, free)
-            left = len(runs) - free
+        max_array_size = slurm.cluster().max_array_size
+        planned = plan(runs, site, choices, max_array_size=max_array_size, room=free)
+        left = len(runs) - sum(len(array.runs) for array in planned)
         if not planned:
             _say_nothing_to_do(experiment, found, left=left, site=site)
             return 0
@@ -67,16 +66,6 @@ def submit_missing(
         submission = submit(experiment, site, planned, choices, live=sorted(live))
     _say_submitted(experiment, submission, planned, left=left, site=site)
     return sum(len(array.runs) for array in planned)
-
-
-def _first(planned: Sequence[PlannedArray], count: int) -> list[PlannedArray]:
-    """The plan for as many runs as there is room for."""
-    cut = []
-    for array in planned:
-        if count > 0:
-            cut.append(replace(array, runs=array.runs[:count], at_once=min(array.at_once, count)))
-        count -= len(array.runs)
-    return cut
 
 
 def _say_nothing_to_do(experiment: Experiment, found: Sequence[Standing], *, left: int, site: Site) -> None:
@@ -97,15 +86,22 @@ def _say_submitted(
 ) -> None:
     count = sum(len(array.runs) for array in planned)
     arrays = "1 array" if len(planned) == 1 else f"{len(planned)} arrays"
-    say(f"Submitted {count} of {len(experiment.cells)} runs to {site.name} as {arrays}:")
+    at_once = sum(array.turn.at_once for array in planned if array.turn.after is None)
+    bound = f", at most {at_once} runs at once" if at_once < count else ""
+    say(f"Submitted {count} of {len(experiment.cells)} runs to {site.name} as {arrays}{bound}:")
     for array, wanted in zip(submission.arrays, planned, strict=True):
-        say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {wanted.at_once} at once")
+        say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {_turn(wanted.turn, submission)}")
     if left:
         limit = f"{site.file}: submit_limit: {site.submit_limit}"
         say(f"{left} runs do not fit below {limit}: launch again when others have ended, or use --wait")
     if submission.report:
         say(f"When all have ended, the report is written to {report_file(experiment)}")
     _say_next(experiment)
+
+
+def _turn(turn: Turn, submission: Submission) -> str:
+    after = "" if turn.after is None else f", when job {submission.arrays[turn.after].id} has ended"
+    return f"{turn.at_once} at once{after}"
 
 
 def _say_next(experiment: Experiment) -> None:

@@ -38,6 +38,8 @@ class Array:
     runs: tuple[str, ...]
     shape: str
     """In words."""
+    after: str = ""
+    """Name of the array that must have ended before it begins."""
     id: str = ""
     """SLURM's number; empty where the process that submitted it did not live to write it."""
 

@@ -7,9 +7,11 @@ import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from asyncpp_cli.cluster import arrays, slurm, snapshot
+from asyncpp_cli.cluster.lanes import Turn, turns
 from asyncpp_cli.cluster.queue import Standing
 from asyncpp_cli.cluster.shapes import Shape, shape_of
 from asyncpp_cli.cluster.sites import Site
@@ -47,7 +49,7 @@ class PlannedArray:
 
     shape: Shape
     runs: tuple[PlannedRun, ...]
-    at_once: int
+    turn: Turn
 
 
 def missing(standings: Sequence[Standing], *, only: Collection[str] | None) -> list[Run]:
@@ -61,7 +63,9 @@ def missing(standings: Sequence[Standing], *, only: Collection[str] | None) -> l
     ]
 
 
-def plan(runs: Sequence[Run], site: Site, choices: Choices, *, max_array_size: int) -> list[PlannedArray]:
+def plan(
+    runs: Sequence[Run], site: Site, choices: Choices, *, max_array_size: int, room: int | None = None
+) -> list[PlannedArray]:
     """The arrays to submit, with each run's configuration checked.
 
     Args:
@@ -69,6 +73,7 @@ def plan(runs: Sequence[Run], site: Site, choices: Choices, *, max_array_size: i
         site: where.
         choices: what else was said.
         max_array_size: SLURM's bound on the tasks of an array; the site's own may be smaller.
+        room: jobs that may be submitted; runs beyond it are left out. None: all.
 
     Raises:
         UserError: a run cannot be read, trained, or placed at this site.
@@ -80,19 +85,19 @@ def plan(runs: Sequence[Run], site: Site, choices: Choices, *, max_array_size: i
         planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps))
     largest = min(site.array_limit or max_array_size, max_array_size)
     groups = []
-    for shape in sorted({each.shape for each in planned}):
-        group = [each for each in planned if each.shape == shape]
+    for shape, of_shape in groupby(sorted(planned, key=_shape)[:room], key=_shape):
+        group = tuple(of_shape)
         groups += [(shape, group[first : first + largest]) for first in range(0, len(group), largest)]
     at_once = choices.max_parallel or site.max_parallel
+    all_turns = turns([len(group) for _, group in groups], at_once=at_once)
     return [
-        PlannedArray(shape=shape, runs=tuple(group), at_once=_share(len(group), len(runs), at_once))
-        for shape, group in groups
+        PlannedArray(shape=shape, runs=group, turn=turn)
+        for (shape, group), turn in zip(groups, all_turns, strict=True)
     ]
 
 
-def _share(part: int, all_runs: int, at_once: int | None) -> int:
-    """How many of an array's tasks may run at once: SLURM bounds each array, and not several together."""
-    return part if at_once is None else max(1, at_once * part // all_runs)
+def _shape(planned: PlannedRun) -> Shape:
+    return planned.shape
 
 
 def _checked(run: Run, site: Site) -> RunConfig:
@@ -145,6 +150,10 @@ def submit(
         SlurmError: sbatch refuses one; those before it are withdrawn then.
     """
     folder = new_folder(experiment)
+
+    def name_of(number: int) -> str:
+        return job_name(experiment, folder, str(number + 1))
+
     code = snapshot.copy_code(experiment.code).name
     software = snapshot.software()
     submission = Submission(
@@ -160,12 +169,13 @@ def submit(
         code=code,
         arrays=tuple(
             Array(
-                name=job_name(experiment, folder, str(number)),
-                file=f"array-{number}.json",
+                name=name_of(number),
+                file=f"array-{number + 1}.json",
                 runs=tuple(planned_run.run.id for planned_run in array.runs),
                 shape=str(array.shape),
+                after="" if array.turn.after is None else name_of(array.turn.after),
             )
-            for number, array in enumerate(planned, start=1)
+            for number, array in enumerate(planned)
         ),
         report=job_name(experiment, folder, "report") if choices.report else "",
     )
@@ -213,7 +223,8 @@ def _queue(
                 name=array.name,
                 shape=wanted.shape,
                 tasks=len(wanted.runs),
-                at_once=wanted.at_once,
+                at_once=wanted.turn.at_once,
+                after=ids.get(array.after),
                 code=submission.code,
                 file=array.file,
             )
@@ -270,7 +281,7 @@ def script(experiment: Experiment, site: Site, array: PlannedArray) -> str:
         name=f"asyncpp-{experiment.name}",
         shape=array.shape,
         tasks=len(array.runs),
-        at_once=array.at_once,
+        at_once=array.turn.at_once,
         code=snapshot.code_hash(),
         file="array-1.json",
     )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ from cluster_runs import (
 from slurm_queue import set_partition, squeue
 
 from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.runs import Cause, State
+from asyncpp_cli.cluster.passing_on import at_once
+from asyncpp_cli.runs import Cause, Experiment, State
 
 ROOT = Path(__file__).parents[2]
 MANY = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
@@ -98,6 +100,37 @@ def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> Non
 
 def completed(folder: Path) -> int:
     return sum(run["state"] == "completed" for run in status_of(folder))
+
+
+@pytest.mark.timeout(300)
+def test_more_arrays_than_runs_at_once_and_places_that_are_passed_on(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    queued_up = sweep(tmp_path / "a", *MANY, "matrix.seed=[0,1,2,3]")
+    uneven = sweep(tmp_path / "b", *MANY, "matrix.seed=[0,1,2,3]")
+    two_at_once = ["--replay", "--max-parallel", "2"]
+    said = launch(queued_up.folder, *two_at_once, site=site_file(tmp_path, array_limit=1))
+    assert "as 4 arrays, at most 2 runs at once:" in said
+    assert said.count("1 at once, when job ") == 2
+    said = launch(uneven.folder, *two_at_once, site=site_file(tmp_path, array_limit=3))
+    assert "as 2 arrays, at most 2 runs at once:" in said
+    (larger, smaller) = (line.split()[1].rstrip(":") for line in said.splitlines() if "  job " in line)
+    wait_for(lambda: not squeue(), seconds=250, why=squeue)
+    for experiment in (queued_up, uneven):
+        assert [run.status().state for run in experiment.runs] == [State.COMPLETED] * 4
+        assert most_at_once(experiment) <= 2
+    # The array of one run had ended long before the other, which got its place.
+    assert [at_once(f"{array}_0") for array in (larger, smaller)] == [2, 1]
+
+
+def most_at_once(experiment: Experiment) -> int:
+    changes = []
+    for run in experiment.runs:
+        begun, ended = (Attempt(run, 1).read(name) for name in ("attempt", "outcome"))
+        assert begun is not None
+        assert ended is not None
+        changes += [(begun["claimed"], 1), (ended["time"], -1)]
+    return max(accumulate(change for _, change in sorted(changes)))
 
 
 @pytest.mark.timeout(300)
