@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -96,6 +97,25 @@ def test_links_lead_somewhere(document: Path) -> None:
     inside = [link for link in links(document) if "://" not in link]
     broken = [link for link in inside if not (document.parent / link.partition("#")[0]).exists()]
     assert broken == []
+
+
+def test_the_reference_of_configuration_keys_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("made", ROOT / "docs" / "make_configuration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    text = made.FILE.read_text(encoding="utf-8")
+    assert text == made.text(), "run: make docs"
+    # Every field says what it is, but for those whose name does.
+    unexplained = re.findall(r"^\| `([\w.]+)` \|.*\|  \|$", text, flags=re.MULTILINE)
+    assert set(unexplained) <= SAID_BY_THEIR_NAMES
+
+
+SAID_BY_THEIR_NAMES = {
+    *(f"model.{name}" for name in ("layers", "width", "heads", "vocab_size", "rope_base", "norm_eps")),
+    "train.clip_norm",
+}
 
 
 def code_lines(document: Path) -> Iterator[str]:
