@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asyncpp_cli.plain_text import printable, printable_lines
+from asyncpp_cli.streams import steering
 
-def say(message: str) -> None:
-    """A remark for people, on standard error."""
-    print(message, file=sys.stderr, flush=True)
+
+def say(message: str, *, one_line: bool = False) -> None:
+    """A remark for people, on standard error. That nobody can be told is no reason to end.
+
+    Args:
+        message: may hold names and reasons of any kind; control characters in them are replaced.
+        one_line: put it on one line, whatever ends of lines it has.
+    """
+    text = printable(message) if one_line else printable_lines(message)
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def console(*, errors: bool = False, **options: Any) -> Console:
+    """A console on standard output or error; it may steer the terminal, so its texts must be `printable`."""
+    return Console(file=steering(sys.stderr if errors else sys.stdout), highlight=False, **options)
 
 
 def command(*words: str | Path) -> str:
@@ -36,8 +53,10 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
         rows: one text for each column.
         title: stands above it.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
+    shown_on = console()
+    title = printable(title)
+    rows = [[printable(cell) for cell in row] for row in rows]
+    if not shown_on.is_terminal:
         widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -45,17 +64,17 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
         ]
         print("\n".join([title, *(line.rstrip() for line in lines)]))
         return
-    console.print(table_of(columns, rows, title=title))
+    shown_on.print(table_of(columns, rows, title=title))
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Table:
     """The same as a ruled table."""
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for column in columns:
         table.add_column(Text(column), overflow="fold")
     for row in rows:
         # As Text: brackets in a user's text are no markup.
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 

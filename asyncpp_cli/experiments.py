@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.errors import DamagedError, UserError, doing
 from asyncpp_cli.files import usual_mask, write_text
 from asyncpp_cli.matrix import ResolvedCell
 from asyncpp_cli.runs import EXPERIMENT_FILE, Experiment, Run, open_experiment, write_experiment
@@ -43,6 +43,7 @@ def render(template: Template, cells: list[ResolvedCell], *, template_name: str,
 
     Raises:
         UserError: the folder holds something else, or an experiment with other cells.
+        OSError: it cannot be written.
     """
     wanted = Experiment(
         folder=folder,
@@ -50,12 +51,9 @@ def render(template: Template, cells: list[ResolvedCell], *, template_name: str,
         template=template_name,
         cells=tuple(resolved.cell for resolved in cells),
     )
-    try:
-        if _is_free(folder) and _make(wanted, cells, template):
-            return Rendered(wanted, len(cells), ())
-        return _add(wanted, cells, template)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror})") from error
+    if _is_free(folder) and _make(wanted, cells, template):
+        return Rendered(wanted, len(cells), ())
+    return _add(wanted, cells, template)
 
 
 def _is_free(folder: Path) -> bool:
@@ -87,8 +85,9 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
         False if another process has put something into that place meanwhile.
     """
     parent = experiment.folder.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=f".{experiment.folder.name}.", dir=parent))
+    with doing("made", experiment.folder):
+        parent.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=f".{experiment.folder.name[:40]}.", dir=parent))
     try:
         making.chmod(0o777 & ~usual_mask())
         staged = Experiment(

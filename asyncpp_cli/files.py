@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.errors import DamagedError, UserError, doing
 
 
 def write_text(path: Path, text: str) -> None:
@@ -21,16 +21,18 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """As `write_text`, of a file that is no text."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        # mkstemp makes files that only their owner reads; an experiment is read by a whole group.
-        Path(temporary).chmod(0o666 & ~usual_mask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with doing("written", path):
+        # Not the whole name: with more letters, it might be longer than a name may be.
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            # mkstemp makes files that only their owner reads; an experiment is read by a whole group.
+            Path(temporary).chmod(0o666 & ~usual_mask())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 def usual_mask() -> int:
@@ -51,16 +53,27 @@ def read_json(path: Path, *, newest_format: int) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        DamagedError: it holds no JSON object, or one whose `format` is later than `newest_format`.
+        DamagedError: it cannot be read, holds no JSON object, or one whose `format` is later than
+            `newest_format`.
     """
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        # Also of numbers of thousands of digits, and of brackets in thousands of brackets.
         raise DamagedError(f"{path} is not JSON ({error})") from error
     if not isinstance(content, dict):
         raise DamagedError(f"{path} holds no JSON object")
-    if content.get("format", 0) > newest_format:
-        raise DamagedError(f"{path} has format {content['format']}: a newer asyncpp wrote it")
+    written = content.get("format", 0)
+    if not isinstance(written, int) or isinstance(written, bool):
+        raise DamagedError(f"{path} has format {written!r}, accepted: whole numbers up to {newest_format}")
+    if written > newest_format:
+        raise DamagedError(f"{path} has format {written}: a newer asyncpp wrote it")
     return content
 
 
@@ -74,8 +87,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already; name a new or empty folder")
     parent = folder.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=parent))
+    with doing("made", folder):
+        parent.mkdir(parents=True, exist_ok=True)
+        making = Path(tempfile.mkdtemp(prefix=f".{folder.name[:40]}.", dir=parent))
     try:
         making.chmod(0o777 & ~usual_mask())
         yield making

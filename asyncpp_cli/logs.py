@@ -12,6 +12,7 @@ from typing import TextIO
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.outcome import blamed_rank
 from asyncpp_cli.cluster.queue import Queue, Standing
+from asyncpp_cli.plain_text import printable_lines
 from asyncpp_cli.runs import Experiment, Run, State
 
 _SECONDS_BETWEEN_LOOKS = 0.3
@@ -124,7 +125,7 @@ def _pass_on(printed: Iterator[str], out: TextIO) -> None:
     for part in printed:
         if not part:
             break
-        out.write(part)
+        out.write(printable_lines(part))
     out.flush()
 
 

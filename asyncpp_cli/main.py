@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,7 +23,12 @@ from asyncpp_cli.commands.retry import retry
 from asyncpp_cli.commands.status import status
 from asyncpp_cli.commands.sweep import sweep
 from asyncpp_cli.commands.train import train
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.console import say
+from asyncpp_cli.errors import FAILED, WRONG, refusal_of
+from asyncpp_cli.streams import abandon_output, make_fit
+
+# Typer brings its own Click with it in some versions: the class that both name so.
+_CommandLineError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     name="asyncpp",
@@ -78,10 +84,65 @@ app.add_typer(templates.app, name="templates")
 
 
 def main() -> None:
-    """Run the command line: exit code 2 and one line on standard error where the user made a mistake."""
+    """Run the command line, and end the process.
+
+    Here, and nowhere else, an error becomes one line on standard error and an exit code
+    (`asyncpp_cli.errors`), or, if it is a fault of ours, a traceback that says where to report it.
+    """
+    make_fit()
     try:
-        app()
-    except UserError as error:
-        message = " ".join(str(error).split())
-        print(f"asyncpp: error: {message}", file=sys.stderr)
-        sys.exit(2)
+        code = app(prog_name="asyncpp", standalone_mode=False)
+        sys.stdout.flush()
+    except Exception as error:
+        _leave(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave(error: Exception) -> NoReturn:
+    """End the process because of an error.
+
+    Raises:
+        Exception: the error itself, where it is a fault of ours.
+    """
+    if isinstance(error, _CommandLineError):
+        _leave_command_line(error)
+    if _nobody_reads(error):
+        # As of `asyncpp status ... | head`: it has seen enough.
+        abandon_output()
+        sys.exit(FAILED)
+    refusal = refusal_of(error)
+    if refusal is None:
+        error.add_note(_where_to_report())
+        raise error
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    abandon_output()
+    say(f"asyncpp: error: {refusal.message}", one_line=True)
+    sys.exit(refusal.code)
+
+
+def _leave_command_line(error: Exception) -> NoReturn:
+    """End because the command line itself is wrong, or empty."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+    else:
+        context = getattr(error, "ctx", None)
+        hint = f" ({context.command_path} --help shows what there is)" if context is not None else ""
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        say(f"asyncpp: error: {message}{hint}", one_line=True)
+    sys.exit(WRONG)
+
+
+def _nobody_reads(error: Exception) -> bool:
+    return isinstance(error, BrokenPipeError) and error.filename in (None, "standard output")
+
+
+def _where_to_report() -> str:
+    from importlib.metadata import metadata, version
+
+    urls = dict(url.split(", ", 1) for url in metadata("asyncpp").get_all("Project-URL") or [])
+    where = urls.get("Issues", "the maintainers")
+    return (
+        f"This is a fault of asyncpp {version('asyncpp')} and not yours. "
+        f"Please report it to {where}, with the lines above and the command."
+    )

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from asyncpp_cli.cluster import launcher
-from asyncpp_cli.console import duration, say
+from asyncpp_cli.console import console, duration, say
+from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs import Run, State, Status
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -95,7 +95,7 @@ def _bars() -> Progress:
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}", markup=False),
-        console=Console(stderr=True, highlight=False),
+        console=console(errors=True),
         expand=True,
         transient=True,
     )
@@ -112,7 +112,7 @@ class _Bars:
         for run, status in statuses:
             line = self._events.line(run, status)
             if line is not None and status.state != State.RUNNING:
-                self._progress.console.print(Text(line))
+                self._progress.console.print(Text(printable(line)))
             if status.state == State.RUNNING:
                 self._show(run, status)
             elif run.id in self._bars:

@@ -243,7 +243,7 @@ def open_experiment(folder: Path) -> Experiment:
         content = read_json(file, newest_format=FORMAT)
         cells = tuple(Cell(id=cell["id"], axes=dict(cell["axes"])) for cell in content["cells"])
         return Experiment(folder=folder, name=content["name"], template=content["template"], cells=cells)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         message = f"{folder} is not an experiment: it has no {EXPERIMENT_FILE} (`asyncpp sweep` makes one)"
         raise UserError(message) from None
     except DamagedError as error:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asyncpp_cli.console import console
+from asyncpp_cli.plain_text import printable
 from schedules import Analysis, Program, analyze
 from schedules.gantt import LEGEND, Piece, gantt
 from schedules.simulate import Timeline, throughput
@@ -67,7 +69,7 @@ def comparison_table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            row["schedule"],
+            printable(row["schedule"]),
             f"{100 * row['bubble']:.1f} %",
             f"{row['step_time']:.4g}",
             str(row["delay_max"]),
@@ -110,14 +112,14 @@ def analysis_table(program: Program, analysis: Analysis) -> Table:
 
 def print_chart(timeline: Timeline) -> None:
     """The Gantt chart on standard output: with colours on a terminal, as plain text elsewhere."""
-    console = out()
-    width = console.width if console.is_terminal else _PLAIN_WIDTH
+    shown_on = out()
+    width = shown_on.width if shown_on.is_terminal else _PLAIN_WIDTH
     for line in gantt(timeline, width=width):
         text = Text()
         for piece in line:
             text.append(piece.text, style=_style(piece))
-        console.print(text, no_wrap=True, overflow="ignore", crop=False)
-    console.print(Text(LEGEND, style="dim"))
+        shown_on.print(text, no_wrap=True, overflow="ignore", crop=False)
+    shown_on.print(Text(LEGEND, style="dim"))
 
 
 def _style(piece: Piece) -> str:
@@ -128,6 +130,4 @@ def _style(piece: Piece) -> str:
 
 def out() -> Console:
     """Standard output: as wide as the terminal; elsewhere wide enough for any table."""
-    if sys.stdout.isatty():
-        return Console(highlight=False)
-    return Console(highlight=False, width=_TABLE_WIDTH, file=sys.stdout)
+    return console() if sys.stdout.isatty() else console(width=_TABLE_WIDTH)

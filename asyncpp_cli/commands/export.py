@@ -79,8 +79,6 @@ def export(
                 file.chmod(0o666 & ~usual_mask())
     except (DamagedError, CheckpointError) as error:
         raise UserError(str(error)) from error
-    except OSError as error:
-        raise UserError(f"{out} could not be written: {error}") from error
     print(f"{out}: {which} weights of {run.id} after step {saved.step}, {count:,} parameters")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.plain_text import printable_lines
 
 if TYPE_CHECKING:
     from asyncpp_cli.logs import Log
@@ -40,7 +40,8 @@ def logs(
 ) -> None:
     """Show what a rank of a run printed. The log's name, and those of the others, go to standard error.
 
-    The logs of all attempts are kept, here and on a cluster alike.
+    The logs of all attempts are kept, here and on a cluster alike. Control characters are replaced; the files
+    have them.
     """
     from asyncpp_cli.runs import chosen_runs, open_experiment
 
@@ -53,9 +54,6 @@ def logs(
             _show(experiment, chosen, attempt=attempt, rank=rank)
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED_CODE) from None
-    except BrokenPipeError:
-        # Whoever read has seen enough; nothing is left to be flushed into a closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | None) -> None:
@@ -66,9 +64,9 @@ def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | 
     log = interesting(run, attempt=number, rank=rank) if number else None
     if log is not None:
         _say_files(run, log)
-        with log.file.open(encoding="utf-8", errors="replace", newline="") as file:
+        with log.file.open(encoding="utf-8", errors="replace", newline=None) as file:
             while part := file.read(1 << 16):
-                sys.stdout.write(part)
+                sys.stdout.write(printable_lines(part))
         sys.stdout.flush()
         return
     there = ", ".join(f"attempt {one.attempt} rank {one.rank}" for one in logs_of(run)) or "none"
@@ -78,7 +76,7 @@ def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | 
         of_rank = f", rank {rank}" if rank is not None else ""
         raise UserError(f"{run.id}: no log ({what}{of_rank}); there are: {there}")
     _say(f"{output} (of the job; no rank has printed anything)")
-    sys.stdout.write(output.read_text(encoding="utf-8", errors="replace"))
+    sys.stdout.write(printable_lines(output.read_text(encoding="utf-8", errors="replace")))
     sys.stdout.flush()
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.errors import UserError, doing
 from asyncpp_cli.schedule_options import (
     Ahead,
     Backward,
@@ -119,13 +119,12 @@ def draw(
     ]
     timelines = [schedule_input.timeline(program, costs) for program in programs]
     try:
-        draw_picture(timelines, titles=titles, file=out, until=until)
+        with doing("written", out):
+            draw_picture(timelines, titles=titles, file=out, until=until)
     except ScheduleError as error:
         raise UserError(str(error)) from error
     except ModuleNotFoundError as error:
         raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from error
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror})") from error
     print(f"Wrote {out}", file=sys.stderr)
 
 
@@ -210,8 +209,5 @@ def _write(text: str, file: Path | None) -> None:
         return
     from asyncpp_cli.files import write_text
 
-    try:
-        write_text(file, text)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be written ({error.strerror})") from error
+    write_text(file, text)
     print(f"Wrote {file}", file=sys.stderr)

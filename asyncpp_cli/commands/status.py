@@ -68,13 +68,12 @@ def _as_json(experiment: Experiment, found: list[Standing]) -> list[dict[str, An
 
 
 def _watch(experiment: Experiment) -> None:
-    from rich.console import Console
     from rich.live import Live
 
     from asyncpp_cli.cluster.queue import standings
-    from asyncpp_cli.console import show_table, table_of
+    from asyncpp_cli.console import console, show_table, table_of
 
-    if not Console().is_terminal:
+    if not console().is_terminal:
         try:
             while True:
                 title, columns, rows = _table(experiment, standings(experiment))
@@ -82,7 +81,7 @@ def _watch(experiment: Experiment) -> None:
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED_CODE) from None
-    with Live(console=Console(highlight=False), auto_refresh=False, vertical_overflow="visible") as live:
+    with Live(console=console(), auto_refresh=False, vertical_overflow="visible") as live:
         try:
             while True:
                 title, columns, rows = _table(experiment, standings(experiment))

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from asyncpp_cli.console import say
+from asyncpp_cli.console import console, say
 from asyncpp_cli.data.prepare import Progress
+from asyncpp_cli.plain_text import printable
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -53,7 +53,7 @@ def _bars() -> Bars:
         DownloadColumn(),
         TextColumn("{task.fields[figures]}", markup=False),
         TimeRemainingColumn(),
-        console=Console(stderr=True, highlight=False),
+        console=console(errors=True),
         expand=True,
         transient=True,
     )
@@ -66,7 +66,7 @@ class _Bar:
         self._tokens = 0
 
     def say(self, message: str) -> None:
-        self._bars.console.print(message, markup=False)
+        self._bars.console.print(printable(message), markup=False)
 
     def begin(self, size: int) -> None:
         self._bars.update(self._task, total=size)

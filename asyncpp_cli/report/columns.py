@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.cells import Cell, Reached
 from asyncpp_cli.report.names import value_text
 from asyncpp_cli.report.statistics import Spread
@@ -119,14 +119,6 @@ def _reached_text(name: str, form: str) -> Callable[[Cell], str]:
         return _mean(getattr(reached, name), form)
 
     return text
-
-
-def printable(text: object) -> str:
-    """`text` on one line without control characters: a name cannot steer a terminal or break a row."""
-    return "".join(
-        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c)[0] == "C" else c
-        for c in " ".join(str(text).split())
-    )
 
 
 def _two_lines(key: str) -> str:

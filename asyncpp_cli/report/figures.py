@@ -12,8 +12,8 @@ import numpy as np
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.files import write_bytes
+from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.cells import Cell
-from asyncpp_cli.report.columns import printable
 from asyncpp_cli.report.curves import Floats, band, curve
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.names import arm_names
@@ -102,11 +102,8 @@ def _saved(figure: Figure, file: Path) -> Path:
         "png": {"Software": _CREATOR},
     }
     figure.savefig(stream, format=file.suffix[1:], dpi=200, metadata=metadata[file.suffix[1:]])
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(file, stream.getvalue())
-    except OSError as error:
-        raise UserError(f"--figures {file.parent}: cannot be written ({error.strerror})") from error
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(file, stream.getvalue())
     return file
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from asyncpp_cli.report.columns import NOTHING, printable
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.report.columns import NOTHING
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.table import Heading
 

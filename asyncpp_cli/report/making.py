@@ -105,9 +105,9 @@ def _write(wanted: Wanted, report: Report) -> None:
         write_figures(report, folder=wanted.figures, width=wanted.figure_width)
         print(f"Wrote the figures into {wanted.figures}", file=sys.stderr)
     if wanted.out is None and wanted.output_format == "table" and sys.stdout.isatty():
-        from rich.console import Console
+        from asyncpp_cli.console import console
 
-        to_table(report, console=Console())
+        to_table(report, console=console())
     elif wanted.output_format == "html":
         assert wanted.out is not None
         _write_page(report, wanted.out)
@@ -155,8 +155,5 @@ def _write_page(report: Report, file: Path) -> None:
 
 
 def _write_file(file: Path, content: bytes) -> None:
-    try:
-        write_bytes(file, content)
-    except OSError as error:
-        raise UserError(f"--out {file}: cannot be written ({error.strerror})") from error
+    write_bytes(file, content)
     print(f"Wrote {file}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpp_cli.report.columns import printable
+from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.table import one_line
 

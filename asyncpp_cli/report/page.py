@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from asyncpp_cli.code_version import asyncpp_version
+from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.cells import Cell
-from asyncpp_cli.report.columns import printable
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.gantt_svg import to_svg
 from asyncpp_cli.report.loaded import Run
@@ -149,7 +149,7 @@ def _thinned(beside: str) -> str:
     return (
         '<p class="conditions">Long curves are thinned to their extremes in equal spans of steps; smoothing '
         "averages all steps. Every step of every run: "
-        f'<a href="{quote(beside)}">{_text(beside)}</a>.</p>'
+        f'<a href="{quote(os.fsencode(beside))}">{_text(beside)}</a>.</p>'
     )
 
 
@@ -216,7 +216,7 @@ def _run(run: Run, folder: Path) -> str:
     label = _text(run.id)
     if run.folder is not None:
         # Relative, so that page and experiment can be moved or copied together.
-        path = quote(os.path.relpath(run.folder.absolute(), folder).replace(os.sep, "/"))
+        path = quote(os.fsencode(os.path.relpath(run.folder.absolute(), folder).replace(os.sep, "/")))
         label = f'<a href="{escape(path)}/">{label}</a>'
     loss = run.measurement.val_loss
     parts = [run.state, *([f"validation loss {loss:.4f}"] if loss is not None else [])]

@@ -6,12 +6,17 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from asyncpp_cli.plain_text import encodable, printable
 from asyncpp_cli.report.cells import Cell
 from asyncpp_cli.report.conditions import conditions
 from asyncpp_cli.report.statistics import Interval, Spread
+
+_BEGIN_FORMULAS = ("=", "+", "-", "@")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 def record(cell: Cell) -> dict[str, Any]:
@@ -83,11 +88,13 @@ def _interval(name: str, value: Interval | None) -> dict[str, float | None]:
 
 
 def finite(value: Any) -> Any:
-    """The value, with None for every number in it that is not finite: JSON has no word for them."""
+    """The value as JSON and Parquet can have it: None for a number that is not finite, texts in UTF-8."""
     if isinstance(value, list):
         return [finite(one) for one in value]
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, str):
+        return encodable(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -128,8 +135,19 @@ def _list_as_json(value: Any) -> Any:
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     """Rows as CSV, the first one the header; nothing where there is None."""
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
+    csv.writer(stream, lineterminator="\n").writerows([defused(value) for value in row] for row in rows)
     return stream.getvalue()
+
+
+def defused(value: Any) -> Any:
+    """The value; with an apostrophe before a text that a spreadsheet would take for a formula.
+
+    A text that is a number (`-0.5`) stays. OWASP, "CSV Injection".
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_BEGIN_FORMULAS) and _NUMBER.fullmatch(text) is None else text
 
 
 def to_parquet(cells: Sequence[Cell]) -> bytes:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from asyncpp_cli.report.columns import printable
+from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.document import Report
 from asyncpp_cli.report.table import Table
 

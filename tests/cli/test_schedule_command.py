@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.errors import UserError, refusal_of
 from asyncpp_cli.main import app
 from schedules import NAMES, build, verify
 from schedules.program_file import from_text, to_text
@@ -40,9 +40,11 @@ def run(*words: str) -> str:
 
 def refusal(*words: str) -> str:
     """The message with which `asyncpp schedule WORDS` is refused."""
-    with pytest.raises(UserError) as caught:
+    with pytest.raises((UserError, OSError)) as caught:
         run(*words)
-    return str(caught.value)
+    refused = refusal_of(caught.value)
+    assert refused is not None
+    return refused.message
 
 
 def geometry(stages: int, microbatches: int) -> tuple[str, ...]:
