@@ -81,7 +81,7 @@ def report(
 ) -> None:
     """Show loss, gap to synchronous training, throughput, delay and bubble of every cell, seeds averaged.
 
-    Works while runs go on. Failed, missing and unreadable runs are shown with the reason.
+    Works while runs go on. Failed, missing and damaged runs are shown with the reason.
     """
     from asyncpp_cli.report.making import Wanted, make, watch_and_make
     from asyncpp_cli.report.pivot import keys_of

@@ -72,14 +72,14 @@ class Loader:
             metrics = read_metrics(run)
             measurement = measure(metrics)
         except (DamagedError, OSError) as error:
-            return replace(plain, config=config, state="unreadable", reason=str(error))
+            return replace(plain, config=config, state="damaged", reason=str(error))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             # Rows are JSON of any shape: a field that is missing or no number shows when it is computed with.
             reason = f"{run.metrics_file} has a row of another form ({error!r})"
-            return replace(plain, config=config, state="unreadable", reason=reason)
+            return replace(plain, config=config, state="damaged", reason=reason)
         if status.state == runs.State.COMPLETED and measurement.val_loss is None:
             reason = f"{run.metrics_file} has no evaluation although the run is completed"
-            return replace(plain, config=config, state="unreadable", reason=reason)
+            return replace(plain, config=config, state="damaged", reason=reason)
         loaded = replace(
             plain,
             config=config,

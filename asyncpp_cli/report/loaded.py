@@ -20,7 +20,7 @@ NAMED_KEYS = {
 }
 """The axes that have a column of their own, by the name that templates give them."""
 
-STATES_BY_WEIGHT = ("failed", "unreadable", "interrupted", "running", "pending", "missing", "completed")
+STATES_BY_WEIGHT = ("failed", "damaged", "interrupted", "running", "pending", "missing", "completed")
 """A cell has the state of the run that most needs attention: the first of these that one of its runs has."""
 
 

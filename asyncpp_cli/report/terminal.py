@@ -16,7 +16,7 @@ from asyncpp_cli.report.table import Table
 PLAIN_WIDTH = 120
 """Columns of a report that is not written to a terminal; more if the table needs them."""
 
-STYLE_OF_STATE = {"completed": "green", "running": "cyan", "failed": "bold red", "unreadable": "bold red"}
+STYLE_OF_STATE = {"completed": "green", "running": "cyan", "failed": "bold red", "damaged": "bold red"}
 
 
 def to_table(report: Report, *, console: Console) -> None:

@@ -129,7 +129,7 @@ def test_a_damaged_run_is_reported_and_the_rest_unharmed(
     damage(quickstart.folder / "runs" / quickstart.cells[-1].id)
     *others, damaged = cells_of(quickstart.folder)
     assert others == whole[:-1]
-    assert (damaged["schedule"], damaged["status"], damaged["n"]) == ("2bw", "unreadable", 1)
+    assert (damaged["schedule"], damaged["status"], damaged["n"]) == ("2bw", "damaged", 1)
     assert file in damaged["reason"]
     assert file in re.sub(r"\s", "", to_text(report_of(quickstart.folder)))
 
@@ -196,7 +196,7 @@ def test_no_row_whatever_it_holds_stops_the_report(
         report = report_of(experiment.folder, keep_steps=True, target=3.5)
         cells = json.loads(to_json(report.cells))
         assert cells[1]["val_loss"] == 3.0
-        assert cells[0]["status"] in ("completed", "unreadable")
+        assert cells[0]["status"] in ("completed", "damaged")
         written = (to_text(report), to_markdown(report), to_latex(report), to_csv(report.cells))
         for text in (*written, page_data(report.cells)):
             assert "2bw" in text
