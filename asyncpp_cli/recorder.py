@@ -24,6 +24,8 @@ class MetricsFile:
             os.write(self._descriptor, b"\n")
 
     def append(self, row: Mapping[str, Any]) -> None:
+        if os.fstat(self._descriptor).st_nlink == 0:
+            raise OSError("metrics.jsonl was removed while the run writes it")
         line = (json.dumps(row) + "\n").encode()
         if os.write(self._descriptor, line) != len(line):
             raise OSError("the disk is full: a metrics row was written in part")

@@ -92,14 +92,21 @@ def make_stage(config: ModelConfig, cut: StageCut, *, context: int) -> Stage:
     return (Stage if config.factory is None else OwnStage)(config, cut, context=context)
 
 
-def _parts(config: ModelConfig, context: int) -> Parts:
-    named = str(config.factory)
+def _factory(named: str) -> Factory:
     module_name, _, function_name = named.partition(":")
     try:
         factory: Factory = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise FactoryError(f"{named} cannot be imported ({error})") from error
-    parts = factory(config, context)
+    return factory
+
+
+def _parts(config: ModelConfig, context: int) -> Parts:
+    named = str(config.factory)
+    try:
+        parts = _factory(named)(config, context)
+    except SystemExit as leaving:
+        raise FactoryError(f"{named} ended the process (SystemExit: {leaving.code})") from leaving
     if not isinstance(parts, tuple) or len(parts) != 3:
         raise FactoryError(f"{named} must return (embedding, blocks, head), not {type(parts).__name__}")
     embedding, blocks, head = parts

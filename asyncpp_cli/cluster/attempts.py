@@ -195,7 +195,7 @@ def settle_locked(
             over = _asked(attempt, status, description, scheduler)
             if not over:
                 return status
-    state, cause, reason = outcome_of(attempt, len(ranks))
+    state, cause, reason = outcome_of(attempt, len(ranks), steps=status.steps)
     ended = time.time()
     settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
     if state == State.COMPLETED:

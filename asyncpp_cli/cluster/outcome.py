@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.cluster.end_row import missing_end
 from asyncpp_cli.runs import Cause, State
 from stages.signals import RESUMABLE, SIGNALS
 
@@ -17,22 +18,28 @@ _NO_MEMORY = ("MemoryError", "OutOfMemoryError")
 """Python's exception and torch's, by name."""
 
 
-def outcome_of(attempt: Attempt, ranks: int) -> tuple[State, Cause, str]:
+def outcome_of(attempt: Attempt, ranks: int, *, steps: int) -> tuple[State, Cause, str]:
     """State, cause and reason of an attempt that is over.
 
     Args:
         attempt: which.
         ranks: number of its processes.
+        steps: of the whole run.
     """
     ends = {rank: attempt.read(f"rank-{rank}.end") for rank in range(ranks)}
     if (refusal := attempt.read("refused")) is not None:
         return State.FAILED, Cause.REFUSED, str(refusal["reason"])
+    missing = ""
     if ranks and all(end is not None and end["code"] == 0 for end in ends.values()):
-        return State.COMPLETED, Cause.NONE, ""
+        missing = missing_end(attempt.run.metrics_file, attempt=attempt.number, steps=steps)
+        if not missing:
+            return State.COMPLETED, Cause.NONE, ""
     if (stop := attempt.read("stop")) is not None:
         return State.INTERRUPTED, Cause(stop.get("cause", Cause.STOPPED)), str(stop["reason"])
     if ranks and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):
         return State.INTERRUPTED, Cause.STOPPED, "told to end by SIGTERM or SIGUSR2"
+    if missing:
+        return State.FAILED, Cause.ERROR, f"its processes ended with exit code 0, but {missing}"
     cause, reason = _first_cause(attempt, ends)
     return State.FAILED, cause, reason
 

@@ -107,6 +107,13 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
                     site=config.site,
                 ) as process:
                     result = trainer.train(config, process=process, **settings)
+        except SystemExit as leaving:
+            if stop():
+                raise
+            # A model of the user's own may do this; its exit code is no word on the run.
+            raise RuntimeError(
+                f"the run's own code ended the process (SystemExit: {leaving.code})"
+            ) from leaving
         finally:
             recorder.close()
     if result.stopped_at is not None:

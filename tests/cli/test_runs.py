@@ -21,7 +21,7 @@ from asyncpp_cli.code_version import asyncpp_version, commit
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.files import read_json, write_json
 from asyncpp_cli.recorder import MetricsFile, RunRecorder
-from asyncpp_cli.runs import Run, State, Status
+from asyncpp_cli.runs import Cause, Run, State, Status
 
 
 @pytest.fixture
@@ -186,10 +186,56 @@ def ended(attempt: Attempt, *codes: int, stopped: bool = False) -> Status:
 def test_a_run_is_completed_when_every_rank_ended_well(run: Run) -> None:
     attempt = claim(run, processes=2, replay=False, steps=5)
     assert attempt is not None
+    write_rows(run, START, END)
     status = ended(attempt, 0, 0)
     assert (status.state, status.step, status.reason) == (State.COMPLETED, 5, "")
     assert status.pids == [os.getpid()] * 2
     assert claim(run, processes=2, replay=False, steps=5) is None
+
+
+START = {"kind": "start", "step": 0, "attempt": 1}
+END = {"kind": "end", "step": 5, "weights_sha256": "0123456789abcdef" * 4}
+
+
+def write_rows(run: Run, *rows: dict[str, object], torn: str = "") -> None:
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows) + torn)
+
+
+@pytest.mark.parametrize(
+    ("rows", "torn", "lacks"),
+    [
+        (None, "", "No such file"),
+        ([], "", "it is empty"),
+        ([START, step_row(1)], "", "the last row of metrics.jsonl is one of kind step, not the end"),
+        ([START], json.dumps(END), "the last row of metrics.jsonl is damaged"),
+        ([START, END, step_row(5)], "", "kind step"),
+        ([START, END | {"step": 4}], "", "the end row of metrics.jsonl is of step 4, and the run has 5"),
+        ([START, END | {"weights_sha256": None}], "", "no hash of the weights"),
+        ([START | {"attempt": 7}, END], "", "no row of this attempt"),
+        ([END], "", "no row of this attempt"),
+    ],
+)
+def test_a_run_without_its_end_row_is_not_completed(
+    run: Run, rows: list[dict[str, object]] | None, torn: str, lacks: str
+) -> None:
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    if rows is not None:
+        write_rows(run, *rows, torn=torn)
+    status = ended(attempt, 0, 0)
+    assert (status.state, status.cause) == (State.FAILED, Cause.ERROR)
+    assert status.reason.startswith("its processes ended with exit code 0, but ")
+    assert lacks in status.reason
+    assert claim(run, processes=2, replay=False, steps=5) is not None
+
+
+def test_metrics_that_are_removed_while_they_are_written_end_the_run(run: Run) -> None:
+    metrics = MetricsFile(run)
+    metrics.append(START)
+    run.metrics_file.unlink()
+    with pytest.raises(OSError, match="removed while the run writes it"):
+        metrics.append(step_row(1))
+    metrics.close()
 
 
 def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> None:
