@@ -12,6 +12,7 @@ from typing import TextIO
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.outcome import blamed_rank
 from asyncpp_cli.cluster.queue import Queue, Standing
+from asyncpp_cli.cluster.unclaimed import output_file
 from asyncpp_cli.plain_text import printable_lines
 from asyncpp_cli.runs import Experiment, Run, State
 
@@ -61,7 +62,7 @@ def job_output(experiment: Experiment, run: Run, *, attempt: int) -> Path | None
     place = queue.submissions.places.get(run.id)
     if place is None or not place.array.id:
         return None
-    file = place.submission.folder / f"{place.array.id}_{place.index}.out"
+    file = output_file(place)
     return file if file.exists() else None
 
 

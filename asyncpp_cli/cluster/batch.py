@@ -7,6 +7,7 @@ on the spot, as long as it has retries left.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def run_task(file: str) -> int:
     run = experiment.run(row.id)
     job = _this_job(table, index)
     _say(f"{job.id} (start {job.restart + 1}) on {job.nodes}: {row.id}")
+    _first_end(job.id)
     _end_earlier_start(run, job)
     while (code := _attempt(experiment, run, table, row, job)) is None:
         pass
@@ -183,8 +185,15 @@ def _seen_from_here(
 
 def _limit_near(table: ArrayTable, job: Job) -> float | None:
     """When the job's time limit is so near that a signal is due to it, in seconds since 1970."""
-    ends = slurm.end_of_job(job.id)
-    return None if ends is None else ends - table.signal_lead - _SECONDS_EARLIER
+    # Once it is preempted, SLURM has an earlier end for it, by which it takes the nodes: that is no limit.
+    ends = [end for end in (_first_end(job.id), slurm.end_of_job(job.id)) if end is not None]
+    return max(ends) - table.signal_lead - _SECONDS_EARLIER if ends else None
+
+
+@functools.cache
+def _first_end(job_id: str) -> float | None:
+    """When the job's time limit ended it as SLURM had it when it was first asked."""
+    return slurm.end_of_job(job_id)
 
 
 def _phase(job: Job) -> Phase | None:
@@ -247,11 +256,17 @@ def _requeue(status: Status, job: Job) -> int:
         if phase_of(state) is not Phase.RUNS and status.cause != Cause.TIME_LIMIT:
             _say(f"the job is {state.lower()}: SLURM, or a person, has decided what becomes of it")
             return code
-        told_before = len(told)
-        slurm.requeue(job.id)
     except SlurmError as error:
         _say(f"not queued again ({error}): launch again to go on")
         return code
+    told_before = len(told)
+    try:
+        slurm.requeue(job.id)
+    except SlurmError as error:
+        # It may have been done for all that: SLURM was too slow to say so, or its answer was lost.
+        if len(told) == told_before and _phase(job) not in (Phase.WAITS, Phase.ENDS):
+            _say(f"not queued again ({error}): launch again to go on")
+            return code
     _say("queued again")
     # SLURM ends this process. Whoever waits for the nodes waits for that.
     deadline = time.monotonic() + _SECONDS_TO_BE_ENDED

@@ -127,7 +127,7 @@ def to_retry(
     queue = Queue(experiment)
     chosen = {}
     for run in experiment.runs:
-        standing = queue.standing(run, with_accounting=timeout or oom)
+        standing = queue.standing(run, with_accounting=True)
         status = standing.status
         if status.state in (State.COMPLETED, State.RUNNING) or standing.has_job:
             continue
@@ -139,3 +139,20 @@ def to_retry(
         if wanted:
             chosen[run.id] = standing.site
     return chosen
+
+
+def why_left_alone(experiment: Experiment, named: Collection[str]) -> list[str]:
+    """Why runs that were named are not started again, a line each; none of those that are."""
+    queue = Queue(experiment)
+    lines = []
+    for run in experiment.runs:
+        if run.id not in named:
+            continue
+        standing = queue.standing(run, with_accounting=False)
+        if standing.status.state == State.COMPLETED:
+            lines.append(f"{run.id} is completed: nothing is left to train")
+        elif standing.status.state == State.RUNNING:
+            lines.append(f"{run.id} is running on {standing.status.host}, attempt {standing.status.attempt}")
+        elif standing.has_job:
+            lines.append(f"{run.id} is queued as job {standing.job_id}")
+    return lines

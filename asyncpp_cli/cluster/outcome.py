@@ -111,8 +111,11 @@ def last_lines(attempt: Attempt) -> list[str]:
     if rank is None:
         return []
     log = attempt.run.log_file(attempt=attempt.number, rank=rank)
-    if not log.exists():
-        return []
+    return last_lines_of(log) if log.exists() else []
+
+
+def last_lines_of(log: Path) -> list[str]:
+    """The last lines of a file, for people."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return [line[:300] for line in lines if line.strip()][-_LINES:]
 

@@ -116,14 +116,19 @@ def follow(experiment: Experiment, site: Site, choices: Choices) -> int:
     submits the others as soon as there is room.
     """
     without_a_job: Counter[str] = Counter()
+    silent = False
     with shown_progress() as progress:
         while True:
             queue = Queue(experiment)
             found = [queue.standing(run, with_accounting=False) for run in experiment.runs]
             progress.update([(standing.run, standing.status) for standing in found])
             if queue.queued is None:
+                if not silent:
+                    say(f"waiting for SLURM to say how the jobs stand: {queue.no_answer}")
+                silent = True
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
-                continue  # SLURM does not answer at the moment
+                continue
+            silent = False
             for standing in found:
                 without_a_job[standing.run.id] += 1
                 if _goes_on(standing):

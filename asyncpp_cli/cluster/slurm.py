@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,10 @@ _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 
 class SlurmError(UserError):
     """A command of SLURM's failed, or there is none; the message is its own."""
+
+
+class NoSlurmError(SlurmError):
+    """Its commands are not on this machine."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def ask(command: Sequence[str]) -> str:
             command, capture_output=True, text=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        raise SlurmError(f"there is no SLURM here: {command[0]} is not found") from None
+        raise NoSlurmError(f"there is no SLURM here: {command[0]} is not found") from None
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{command[0]} did not answer within {_SECONDS:g} s") from None
     if done.returncode != 0:
@@ -147,14 +152,25 @@ def accounted(names: Collection[str], *, since: float) -> dict[tuple[str, int], 
     found: dict[tuple[str, int], AccountedJob] = {}
     for line in lines:
         job_id, state, code, seconds, nodes, name = line.split("|", 5)
-        _, _, index = job_id.partition("_")
-        if index.isdigit():
+        array, _, index = job_id.partition("_")
+        for number in _indices(index):
             # "CANCELLED by 0" is a CANCELLED.
             word = state.partition(" ")[0]
-            found[name, int(index)] = AccountedJob(
-                job_id, word, code, int(seconds or 0), "" if nodes == "None assigned" else nodes
+            task_id = f"{array}_{number}"
+            found[name, number] = AccountedJob(
+                task_id, word, code, int(seconds or 0), "" if nodes == "None assigned" else nodes
             )
     return found
+
+
+def _indices(text: str) -> list[int]:
+    """The tasks of an array that a line is about: `3`, or `[0,2-4%2]` for those that never began."""
+    indices: list[int] = []
+    for part in text.strip("[]").partition("%")[0].split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            indices += range(int(first), int(last or first) + 1)
+    return indices
 
 
 def cancel(ids: Collection[str], *, signal: str | None = None) -> None:
@@ -227,7 +243,13 @@ def requeue(job_id: str) -> None:
     Raises:
         SlurmError: SLURM refuses, or does not answer.
     """
-    ask(["scontrol", "requeue", job_id])
+    # SLURM ends every process of the job at once, and the command that asks for it is one of them: it is to
+    # live on until it has heard the answer.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    try:
+        ask(["scontrol", "requeue", job_id])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _of_job(job_id: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from asyncpp_cli.cluster import arrays, slurm, snapshot
 from asyncpp_cli.cluster.lanes import Turn, turns
 from asyncpp_cli.cluster.queue import Standing
+from asyncpp_cli.cluster.refusals import keys_of
 from asyncpp_cli.cluster.shapes import Shape, shape_of
 from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError
@@ -217,17 +218,7 @@ def _queue(
     folder = submission.folder.absolute()
     try:
         for array, wanted in zip(submission.arrays, planned, strict=True):
-            ids[array.name] = arrays.submit(
-                site,
-                folder,
-                name=array.name,
-                shape=wanted.shape,
-                tasks=len(wanted.runs),
-                at_once=wanted.turn.at_once,
-                after=ids.get(array.after),
-                code=submission.code,
-                file=array.file,
-            )
+            ids[array.name] = _submitted(site, submission, array, wanted, after=ids.get(array.after))
         if submission.report:
             command = _report_command(experiment, submission)
             ids[submission.report] = arrays.submit_single(
@@ -253,6 +244,33 @@ def _queue(
     )
     write_submission(submitted)
     return submitted
+
+
+def _submitted(
+    site: Site, submission: Submission, array: Array, wanted: PlannedArray, *, after: str | None
+) -> str:
+    """SLURM's number of an array that it has taken.
+
+    Raises:
+        SlurmError: it refuses; names the shape, and the keys of the profile that have to do with it.
+    """
+    try:
+        return arrays.submit(
+            site,
+            submission.folder.absolute(),
+            name=array.name,
+            shape=wanted.shape,
+            tasks=len(wanted.runs),
+            at_once=wanted.turn.at_once,
+            after=after,
+            code=submission.code,
+            file=array.file,
+        )
+    except SlurmError as error:
+        count = "1 run" if len(wanted.runs) == 1 else f"{len(wanted.runs)} runs"
+        raise SlurmError(
+            f"{site.file}: {keys_of(str(error))}: {error} (asked for {count} of {wanted.shape})"
+        ) from None
 
 
 def _withdraw(submission: Submission, ids: Mapping[str, str]) -> None:

@@ -32,11 +32,11 @@ def retry(
 
     Runs that are completed, queued or going on are left alone whatever is said.
     """
-    from asyncpp_cli.cluster.ending import to_retry
+    from asyncpp_cli.cluster.ending import to_retry, why_left_alone
     from asyncpp_cli.cluster.sites import LOCAL, find_site
     from asyncpp_cli.cluster.submit import Choices
     from asyncpp_cli.commands.launch import launch_here, launch_there
-    from asyncpp_cli.console import say
+    from asyncpp_cli.console import command, say
     from asyncpp_cli.runs import chosen_runs, open_experiment
 
     if not (runs or failed or timeout or oom):
@@ -44,8 +44,13 @@ def retry(
     experiment = open_experiment(folder)
     named = {run.id for run in chosen_runs(experiment, runs)} if runs else set()
     chosen = to_retry(experiment, named=named, failed=failed, timeout=timeout, oom=oom)
+    for line in why_left_alone(experiment, named):
+        say(line)
     if not chosen:
-        say("No such run: nothing to retry.")
+        kinds = {"failed": failed, "were ended by a time limit": timeout, "ran out of memory": oom}
+        wanted = " or ".join(kind for kind, is_wanted in kinds.items() if is_wanted)
+        if wanted:
+            say(f"None of the {len(experiment.runs)} runs {wanted}: {command('status', folder)}")
         return
     code = 0
     for where, ids in _by_site(chosen, site).items():

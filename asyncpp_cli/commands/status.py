@@ -14,7 +14,7 @@ import typer
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from asyncpp_cli.cluster.queue import Standing
+    from asyncpp_cli.cluster.queue import Queue, Standing
     from asyncpp_cli.runs import Experiment
 
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -31,8 +31,8 @@ def status(
 
     A run whose processes have all vanished is marked failed.
     """
-    from asyncpp_cli.cluster.queue import standings
-    from asyncpp_cli.console import show_table
+    from asyncpp_cli.cluster.queue import Queue
+    from asyncpp_cli.console import say, show_table
     from asyncpp_cli.runs import open_experiment
 
     experiment = open_experiment(folder)
@@ -41,12 +41,19 @@ def status(
     if watch:
         _watch(experiment)
         return
-    found = standings(experiment, with_accounting=True)
+    queue = Queue(experiment)
+    found = queue.standings(with_accounting=True)
     if as_json:
         print(json.dumps(_as_json(experiment, found), indent=1))
         return
     title, columns, rows = _table(experiment, found)
     show_table(columns, rows, title=title)
+    if queue.no_answer:
+        say(_no_answer(queue))
+
+
+def _no_answer(queue: Queue) -> str:
+    return f"Which runs are queued is unknown: {queue.no_answer}"
 
 
 def _as_json(experiment: Experiment, found: list[Standing]) -> list[dict[str, Any]]:
@@ -60,6 +67,7 @@ def _as_json(experiment: Experiment, found: list[Standing]) -> list[dict[str, An
             "job_id": standing.job_id,
             "job_state": standing.job_state,
             "pending_reason": standing.pending_reason,
+            "queue_known": standing.queue_known,
             "nodes": standing.nodes,
             "error_lines": standing.error_lines,
         }
@@ -70,26 +78,33 @@ def _as_json(experiment: Experiment, found: list[Standing]) -> list[dict[str, An
 def _watch(experiment: Experiment) -> None:
     from rich.live import Live
 
-    from asyncpp_cli.cluster.queue import standings
     from asyncpp_cli.console import console, show_table, table_of
 
     if not console().is_terminal:
         try:
             while True:
-                title, columns, rows = _table(experiment, standings(experiment))
-                show_table(columns, rows, title=f"{time.strftime('%H:%M:%S')}  {title}")
+                title, columns, rows = _looked_at(experiment)
+                show_table(columns, rows, title=title)
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED_CODE) from None
     with Live(console=console(), auto_refresh=False, vertical_overflow="visible") as live:
         try:
             while True:
-                title, columns, rows = _table(experiment, standings(experiment))
-                table = table_of(columns, rows, title=f"{time.strftime('%H:%M:%S')}  {title}")
-                live.update(table, refresh=True)
+                title, columns, rows = _looked_at(experiment)
+                live.update(table_of(columns, rows, title=title), refresh=True)
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED_CODE) from None
+
+
+def _looked_at(experiment: Experiment) -> tuple[str, list[str], list[list[str]]]:
+    from asyncpp_cli.cluster.queue import Queue
+
+    queue = Queue(experiment)
+    title, columns, rows = _table(experiment, queue.standings(with_accounting=False))
+    told = f". {_no_answer(queue)}" if queue.no_answer else ""
+    return f"{time.strftime('%H:%M:%S')}  {title}{told}", columns, rows
 
 
 def _table(experiment: Experiment, found: list[Standing]) -> tuple[str, list[str], list[list[str]]]:
@@ -105,8 +120,11 @@ def _table(experiment: Experiment, found: list[Standing]) -> tuple[str, list[str
 
 
 def _state(standing: Standing) -> str:
-    """The run's state, and `queued` where it is to go on by itself."""
-    return "queued" if standing.is_queued else str(standing.status.state)
+    """The run's state; `queued` where it is to go on by itself, and `unknown` where it may be."""
+    if standing.is_queued:
+        return "queued"
+    ended = standing.status.state in ("completed", "running")
+    return str(standing.status.state) if standing.queue_known or ended else "unknown"
 
 
 def _row(standing: Standing) -> list[str]:
@@ -114,6 +132,8 @@ def _row(standing: Standing) -> list[str]:
 
     status = standing.status
     reasons = [standing.pending_reason, status.reason] if standing.is_queued else [status.reason]
+    if _state(standing) == "unknown":
+        reasons = [f"queued, or {status.state}", *reasons]
     reason = "; ".join(text for text in reasons if text)
     if status.attempt == 0:
         return [_state(standing), "", "", "", "", "", reason]

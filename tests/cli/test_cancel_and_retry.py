@@ -57,6 +57,13 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
     assert chosen(named=True) == {fresh}
 
     assert in_process("retry", folder).code == 2
+    again = in_process("retry", folder, completed)
+    assert (again.code, again.errors) == (0, f"{completed} is completed: nothing is left to train\n")
+    experiment.run(memory).write_status(Status(state=State.COMPLETED, attempt=1))
+    none = in_process("retry", folder, "--oom").errors
+    assert none == f"None of the 6 runs ran out of memory: asyncpp status {folder}\n"
+    ended = Status(state=State.FAILED, cause=Cause.OUT_OF_MEMORY, attempt=1)
+    experiment.run(memory).write_status(ended)
     ambiguous = in_process("retry", folder, "2bw-adamw")
     assert (ambiguous.code, "6 runs begin so" in ambiguous.errors) == (2, True)
     assert "there is no such run" in in_process("cancel", folder, "nothing").errors

@@ -156,12 +156,20 @@ def test_a_launch_killed_at_any_time_loses_nothing(slurm_conf: Path, tmp_path: P
 @pytest.mark.timeout(120)
 def test_what_sbatch_refuses_is_said_once_and_nothing_stays_queued(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e", *MANY, "matrix.parallel.stages=[1,2]")
-    cases = {"nowhere": "invalid partition specified: nowhere", "single": "Node count"}
-    for partition, words in cases.items():
+    cases = {
+        "nowhere": ("partition", "invalid partition specified: nowhere", "1 run of 1 node, 1 task of 1 CPU"),
+        "single": (
+            "max_nodes, tasks_per_node, partition",
+            "Node count",
+            "1 run of 2 nodes, 2 tasks of 1 CPU",
+        ),
+    }
+    for partition, (keys, words, shape) in cases.items():
         site = site_file(tmp_path, partition=partition)
         refused = asyncpp("launch", experiment.folder, "--site", site)
         assert refused.returncode == 2, refused.stderr
-        assert refused.stderr.startswith("asyncpp: error: sbatch: ")
+        assert refused.stderr.startswith(f"asyncpp: error: {site}: {keys}: sbatch: ")
+        assert shape in refused.stderr
         assert refused.stderr.count(words) == 1, refused.stderr
         assert refused.stderr.count("\n") == 1
         # What SLURM had taken before may have begun, and then takes a moment to end.

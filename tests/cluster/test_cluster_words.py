@@ -1,0 +1,114 @@
+"""What is said of runs whose jobs ended early, or that SLURM does not tell of. Nothing trains here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cluster_runs import ONE_RUN, site_file, status_of, wait_for
+from command_line import asyncpp
+from slurm_queue import set_partition, squeue
+
+from asyncpp_cli.cluster import batch
+from asyncpp_cli.cluster.ending import to_retry
+from asyncpp_cli.cluster.jobs import Job
+from asyncpp_cli.cluster.shapes import Shape
+from asyncpp_cli.cluster.table import ArrayTable
+from asyncpp_cli.runs import Experiment, open_experiment
+
+TWO = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
+
+
+def sweep(folder: Path) -> Experiment:
+    made = asyncpp("sweep", "quickstart", "model=micro", *TWO, "--out", folder)
+    assert made.code == 0, made.errors
+    return open_experiment(folder)
+
+
+@pytest.mark.timeout(200)
+def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    experiment = sweep(tmp_path / "e")
+    first, second = experiment.runs
+    # As where the virtual environment is gone.
+    site = site_file(tmp_path, setup=["echo the environment is gone; exit 127"])
+    assert asyncpp("launch", experiment.folder, "--site", site, "--replay").code == 0
+    wait_for(lambda: not squeue(), seconds=100, why=squeue)
+    wait_for(lambda: status_of(experiment.folder)[1]["job_state"] == "FAILED", seconds=60)
+    told = json.loads(asyncpp("status", experiment.folder, "--json").output)
+    assert [(run["state"], run["attempt"]) for run in told] == [("failed", 0)] * 2
+    for index, run in enumerate(told):
+        job = run["job_id"]
+        assert job.endswith(f"_{index}")
+        reason = f"its job {job} ended before the run began (FAILED, exit code 127): the environment is gone"
+        assert run["reason"].startswith(f"{reason} (submissions/")
+        assert run["reason"].endswith(f"/{job}.out)")
+        assert run["error_lines"] == ["the environment is gone"]
+    assert "ended before the run began" in asyncpp("status", experiment.folder).output
+    assert asyncpp("logs", experiment.folder, first.id).output == "the environment is gone\n"
+    failed = {"named": set(), "failed": True, "timeout": False, "oom": False}
+    assert to_retry(experiment, **failed) == {first.id: "site", second.id: "site"}
+    # What the run does later is the later word.
+    assert asyncpp("train", second.folder, "--replay").code == 0
+    assert [run["state"] for run in status_of(experiment.folder)] == ["failed", "completed"]
+
+
+@pytest.mark.timeout(100)
+def test_a_job_cancelled_while_it_waited_is_no_failure(slurm_conf: Path, tmp_path: Path) -> None:
+    experiment = sweep(tmp_path / "e")
+    set_partition("down")
+    assert asyncpp("launch", experiment.folder, "--site", site_file(tmp_path), "--replay").code == 0
+    array = status_of(experiment.folder)[0]["job_id"].partition("_")[0]
+    subprocess.run(["scancel", array], check=True, timeout=60)
+    wait_for(lambda: status_of(experiment.folder)[0]["job_state"] == "CANCELLED", seconds=60)
+    for index, run in enumerate(status_of(experiment.folder)):
+        cancelled = f"its job {array}_{index} was cancelled before the run began"
+        assert (run["state"], run["reason"]) == ("pending", cancelled)
+
+
+@pytest.mark.timeout(200)
+def test_where_slurm_does_not_answer_nothing_is_called_pending_or_failed(
+    slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = sweep(tmp_path / "e")
+    set_partition("down")
+    assert asyncpp("launch", experiment.folder, "--site", site_file(tmp_path), "--replay").code == 0
+    assert asyncpp("status", experiment.folder).errors == ""
+    # A controller that does not listen, as while it is restarted.
+    conf = tmp_path / "slurm.conf"
+    text = slurm_conf.read_text()
+    port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
+    conf.write_text(text.replace(port, "SlurmctldPort=1") + "\nMessageTimeout=2\n")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    shown = asyncpp("status", experiment.folder)
+    assert shown.output.startswith("quickstart: 2 unknown\n"), shown.output
+    assert shown.output.count("queued, or pending") == 2
+    assert shown.errors.startswith("Which runs are queued is unknown: s")
+    assert shown.errors.count("\n") == 1
+    told = status_of(experiment.folder)
+    assert [(run["state"], run["queue_known"]) for run in told] == [("pending", False)] * 2
+
+
+@pytest.mark.timeout(100)
+def test_the_end_that_a_preemption_sets_is_no_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
+    asked = ["sbatch", "--parsable", "--output=/dev/null", "--time=60", "--array=0", "--wrap=sleep 600"]
+    number = subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
+    job = Job(
+        cluster="testcluster", name="x", index=0, id=f"{number}_0", restart=0, nodes="n1", submission="s"
+    )
+    wait_for(lambda: f"{job.id}|RUNNING" in squeue(), seconds=60, why=squeue)
+    table = ArrayTable(
+        name="x", submission="s", cluster="testcluster", replay=True, retries=1, signal_lead=45,
+        network_interface=None, srun_flags=[], site_settings={}, code="", software={},
+        shape=Shape(nodes=1, tasks=1, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0), rows=[],
+    )  # fmt: skip
+    batch._first_end(job.id)
+    # What SLURM does with the job's end as it preempts it.
+    subprocess.run(["scontrol", "update", f"JobId={job.id}", "TimeLimit=1"], check=True, timeout=60)
+    near = batch._limit_near(table, job)
+    assert near is not None
+    assert near > time.time() + 600
