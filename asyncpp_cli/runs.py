@@ -4,6 +4,7 @@ EXPERIMENT/experiment.json         name, template, cells {id, axes}
 EXPERIMENT/template.yaml           the template with its command-line overrides
 EXPERIMENT/lock                    held by who writes the two above; `experiments` owns it
 EXPERIMENT/submissions/            what was submitted to a cluster; `cluster.submissions` owns it
+EXPERIMENT/cancelled.jsonl           each `asyncpp cancel`; `cluster.cancellations` owns it
 EXPERIMENT/code/                   the code that it is to run; `cluster.snapshot` owns it
 EXPERIMENT/runs/ID/config.yaml     the run's configuration, never changed
 EXPERIMENT/runs/ID/status.json     how it goes, replaced at once

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.attempts import Attempt
+from asyncpp_cli.cluster.cancellations import record
 from asyncpp_cli.cluster.job_states import Phase, phase_of
 from asyncpp_cli.cluster.processes import end
 from asyncpp_cli.cluster.queue import Queue, Standing
@@ -30,10 +31,13 @@ _BY_ACCOUNT = {"timeout": "TIMEOUT", "oom": "OUT_OF_MEMORY"}
 def cancel_runs(experiment: Experiment, runs: Sequence[Run]) -> tuple[int, int]:
     """End runs and wait until they have ended. How many were waiting, and how many were going on.
 
+    A launch that is open starts none of them any more.
+
     Raises:
         SlurmError: SLURM does not answer, or refuses.
     """
     ids = {run.id for run in runs}
+    record(experiment, ids)
     with submitting(experiment):
         waiting = [standing for standing in _standings(experiment, ids) if _waits(standing)]
         # First of all what waits: it must not begin where another ends.

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol
 
-from asyncpp_cli.cluster.attempts import Attempt, look
+from asyncpp_cli.cluster.attempts import Attempt, look, settle
 from asyncpp_cli.cluster.claims import claim
 from asyncpp_cli.cluster.jobs import Scheduler
 from asyncpp_cli.cluster.local import LocalSite
 from asyncpp_cli.cluster.processes import end
 from asyncpp_cli.cluster.resources import Machine, Resources, resources_of
 from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.runs import Run, State, Status
+from asyncpp_cli.runs import Cause, Run, State, Status
 
 _SECONDS_BETWEEN_LOOKS = 0.25
 _SECONDS_TO_END = 20.0
@@ -61,6 +61,7 @@ class Launcher:
         replay: each run in one process.
         progress: is told how it goes.
         scheduler: is asked about runs that are going on in jobs of a cluster.
+        cancelled: ids of runs that are not to be started any more; it may grow.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class Launcher:
         replay: bool,
         progress: Progress,
         scheduler: Scheduler | None = None,
+        cancelled: Container[str] = (),
     ) -> None:
         self._scheduler = scheduler
+        self._cancelled = cancelled
         self._tasks = tasks
         self._machine = machine
         self._max_parallel = max_parallel
@@ -140,6 +143,9 @@ class Launcher:
         running = [task for task, (_, status) in pairs if _is_running(status)]
         for task, (run, status) in pairs:
             if status.state not in (State.RUNNING, State.COMPLETED) and run.id not in self._tried:
+                if run.id in self._cancelled:
+                    self._tried.add(run.id)
+                    continue
                 return task if self._has_room(task.resources, running) else None
         return None
 
@@ -151,7 +157,11 @@ class Launcher:
         except DamagedError:
             return
         del self._statuses[run.id]
-        if attempt is not None:
+        if attempt is not None and run.id in self._cancelled:
+            # Between the look and the claim. Whoever cancels looks after having said so, and waits for this.
+            attempt.stop("cancelled as it began", cause=Cause.CANCELLED)
+            settle(run, none_to_come=True, all_over=True)
+        elif attempt is not None:
             devices = self._free_gpus()[: task.resources.gpus]
             self._mine[run.id] = (attempt, task, devices)
             self._site.start(attempt, resources=task.resources, devices=devices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 
 from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.lanes import Turn
@@ -37,7 +37,12 @@ def show_scripts(experiment: Experiment, site: Site, choices: Choices) -> None:
 
 
 def submit_missing(
-    experiment: Experiment, site: Site, choices: Choices, *, only: Collection[str] | None = None
+    experiment: Experiment,
+    site: Site,
+    choices: Choices,
+    *,
+    only: Collection[str] | None = None,
+    cancelled: Container[str] = (),
 ) -> int:
     """Submit what is neither completed, nor going on, nor queued. How many runs that were.
 
@@ -46,6 +51,7 @@ def submit_missing(
         site: where.
         choices: what else was said.
         only: ids of the runs that are meant; None: all.
+        cancelled: ids of runs that are not to be submitted any more.
 
     Raises:
         UserError: something is wrong with a run or the site; nothing is queued then.
@@ -54,7 +60,7 @@ def submit_missing(
         queue = Queue(experiment)
         queue.check_answer()
         found = [queue.standing(run, with_accounting=False) for run in experiment.runs]
-        runs = missing(found, only=only)
+        runs = [run for run in missing(found, only=only) if run.id not in cancelled]
         free = room(site)
         max_array_size = slurm.cluster().max_array_size
         planned = plan(runs, site, choices, max_array_size=max_array_size, room=free)
@@ -109,7 +115,7 @@ def _say_next(experiment: Experiment) -> None:
     say(f"To look: {command('status', folder)}    to end: {command('cancel', folder)}")
 
 
-def follow(experiment: Experiment, site: Site, choices: Choices) -> int:
+def follow(experiment: Experiment, site: Site, choices: Choices, *, cancelled: Container[str] = ()) -> int:
     """Show how the runs go until SLURM has none of them any more. The command's exit code.
 
     It only watches: whatever ends it, the jobs go on. Where the site bounds how many jobs one may have, it
@@ -136,7 +142,9 @@ def follow(experiment: Experiment, site: Site, choices: Choices) -> int:
             open_runs = [standing for standing in found if standing.status.state != State.COMPLETED]
             if all(without_a_job[standing.run.id] >= _LOOKS_WITHOUT_A_JOB for standing in open_runs):
                 waiting = [standing.run.id for standing in open_runs if _is_new(standing)]
-                if not waiting or not submit_missing(experiment, site, choices, only=waiting):
+                if not waiting or not submit_missing(
+                    experiment, site, choices, only=waiting, cancelled=cancelled
+                ):
                     break
             time.sleep(_SECONDS_BETWEEN_LOOKS)
     completed = len(found) - len(open_runs)

@@ -17,6 +17,8 @@ def cancel(
 ) -> None:
     """End runs that are queued or going on. Those that train save first; launch again to go on with them.
 
+    A launch that is still open, here or elsewhere, starts none of these runs that it has not begun.
+
     It returns when nothing of them is left, so that a launch right after it submits them again.
     """
     from asyncpp_cli.cluster.ending import cancel_runs

@@ -103,16 +103,18 @@ def launch_there(
     Raises:
         UserError: something is wrong with a run or the site, or SLURM refuses; nothing is queued then.
     """
+    from asyncpp_cli.cluster.cancellations import Cancellations
     from asyncpp_cli.cluster.local import check_folder
     from asyncpp_cli.cluster.remote import follow, submit_missing
     from asyncpp_cli.console import command, say
 
     check_folder(experiment.folder)
-    submit_missing(experiment, site, choices, only=only)
+    cancelled = Cancellations(experiment)
+    submit_missing(experiment, site, choices, only=only, cancelled=cancelled)
     if not wait:
         return 0
     try:
-        return follow(experiment, site, choices)
+        return follow(experiment, site, choices, cancelled=cancelled)
     except KeyboardInterrupt:
         look, end = command("status", experiment.folder), command("cancel", experiment.folder)
         say(f"The jobs go on without this: {look}; to end them: {end}")
@@ -134,15 +136,17 @@ def launch_here(
         UserError: there is no experiment, or a run asks for what this machine lacks.
     """
     from asyncpp_cli.cluster.attempts import look
+    from asyncpp_cli.cluster.cancellations import Cancellations
     from asyncpp_cli.cluster.launcher import Interrupted, Launcher, tasks_of
     from asyncpp_cli.cluster.local import check_folder
     from asyncpp_cli.cluster.queue import Queue
     from asyncpp_cli.cluster.resources import this_machine
     from asyncpp_cli.console import say
     from asyncpp_cli.progress import shown_progress
-    from asyncpp_cli.runs import State, open_experiment
+    from asyncpp_cli.runs import Cause, State, open_experiment
 
     experiment = open_experiment(folder)
+    cancelled = Cancellations(experiment)
     check_folder(folder)
     machine = this_machine()
     runs = [run for run in experiment.runs if only is None or run.id in only]
@@ -162,13 +166,20 @@ def launch_here(
                 replay=replay,
                 progress=progress,
                 scheduler=Queue(experiment),
+                cancelled=cancelled,
             ).run()
     except Interrupted as interrupted:
         say(f"{interrupted}: ended the runs that this launch had started.")
         say(f"To go on: {again(runs, folder, replay=replay, max_parallel=max_parallel, only=only)}")
         return INTERRUPTED_CODE
     completed = len(runs) - len(missing) + sum(status.state == State.COMPLETED for status in statuses)
-    say(f"{completed} of {len(runs)} runs completed in {folder}")
+    ended = (State.COMPLETED, State.RUNNING)
+    left_out = sum(
+        task.run.id in cancelled and status.state not in ended and status.cause != Cause.CANCELLED
+        for task, status in zip(tasks, statuses, strict=True)
+    )
+    beside = f"; {left_out} were cancelled before they began" if left_out else ""
+    say(f"{completed} of {len(runs)} runs completed in {folder}{beside}")
     return 0 if completed == len(runs) else 1
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import pytest
 from command_line import asyncpp as in_process
 from test_launch import HOURS, StartLaunch, asyncpp, is_training, start_launch, sweep, wait_for
 
+from asyncpp_cli.cluster.cancellations import Cancellations
 from asyncpp_cli.cluster.ending import to_retry
-from asyncpp_cli.runs import Cause, State, Status, open_experiment
+from asyncpp_cli.cluster.launcher import Launcher, tasks_of
+from asyncpp_cli.cluster.resources import this_machine
+from asyncpp_cli.runs import Cause, Experiment, Run, State, Status, open_experiment
 
 __all__ = ["start_launch"]
 
@@ -28,6 +32,53 @@ def test_cancel_lets_a_run_save_and_stay_ended(tmp_path: Path, start_launch: Sta
     assert status.reason.startswith("cancelled by ")
     assert run.saved_step == status.step > 0
     assert launched.finish(seconds=60) == 1
+
+
+@pytest.mark.timeout(200)
+def test_a_launch_that_is_open_starts_nothing_that_was_cancelled(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    experiment = sweep(tmp_path / "e", *ONE, "matrix.seed=[0,1,2]", f"train.steps={HOURS}")
+    first, *others = experiment.runs
+    launched = start_launch(tmp_path / "e", "--max-parallel", "1", "--replay")
+    wait_for(lambda: is_training(first), seconds=60)
+    ended = in_process("cancel", tmp_path / "e")
+    assert (ended.code, ended.errors) == (0, "Cancelled: 0 that waited, 1 that ran.\n")
+    assert launched.finish(seconds=60) == 1
+    assert "0 of 3 runs completed" in launched.errors
+    assert "; 2 were cancelled before they began" in launched.errors
+    assert [run.status().attempt for run in experiment.runs] == [1, 0, 0]
+    # The next launch is another matter; and one that looked just before it was said gives the run back.
+    later = Cancellations(experiment)
+    assert others[0].id not in later
+    assert launch_with(experiment, cancelled=_AfterOneLook(others[0].id)) == State.INTERRUPTED
+    assert others[0].status().cause == Cause.CANCELLED
+    assert not list(others[0].logs.iterdir())
+
+
+class _AfterOneLook:
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._looks = 0
+
+    def __contains__(self, run_id: object) -> bool:
+        self._looks += 1
+        return run_id == self._run_id and self._looks > 2
+
+
+class _Silent:
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        pass
+
+
+def launch_with(experiment: Experiment, *, cancelled: Container[str]) -> State:
+    """Launch the second run alone. How it ended."""
+    machine = this_machine()
+    tasks, _ = tasks_of(experiment.runs[1:2], replay=True, machine=machine)
+    [status] = Launcher(
+        tasks, machine=machine, max_parallel=1, replay=True, progress=_Silent(), cancelled=cancelled
+    ).run()
+    return status.state
 
 
 @pytest.mark.timeout(100)

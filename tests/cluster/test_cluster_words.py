@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -112,3 +113,20 @@ def test_the_end_that_a_preemption_sets_is_no_time_limit(slurm_conf: Path, tmp_p
     near = batch._limit_near(table, job)
     assert near is not None
     assert near > time.time() + 600
+
+
+@pytest.mark.timeout(200)
+def test_a_launch_that_waits_for_room_submits_nothing_that_was_cancelled(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    experiment = sweep(tmp_path / "e")
+    set_partition("down")
+    site = site_file(tmp_path, submit_limit=1)
+    command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder)]
+    flags = ["--site", str(site), "--replay", "--wait"]
+    with subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL) as launching:
+        wait_for(lambda: len(squeue()) == 1, seconds=60, why=squeue)
+        assert asyncpp("cancel", experiment.folder).errors == "Cancelled: 1 that waited, 0 that ran.\n"
+        assert launching.wait(timeout=60) == 1
+    assert squeue() == []
+    assert len(list(experiment.submissions.glob("*/submission.json"))) == 1
