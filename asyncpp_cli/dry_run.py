@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from asyncpp_cli.cluster.launcher import Launcher, Task
 from asyncpp_cli.cluster.local import command_of
@@ -18,6 +19,7 @@ from asyncpp_cli.cluster.resources import ranks_of, resources_of, this_machine
 from asyncpp_cli.console import say, show_table
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.progress import shown_progress
+from asyncpp_cli.run_data import config_to_train
 from asyncpp_cli.runs import Cell, Experiment, Run, State
 from asyncpp_cli.settings import config_hash, config_text, copy_of
 from stages.check import ConfigError, check
@@ -86,7 +88,8 @@ def dry_run_of(experiment: Experiment, *, replay: bool) -> bool:
         UserError: a cell cannot be trained; nothing is run then.
         asyncpp_cli.cluster.launcher.Interrupted: Ctrl-C.
     """
-    rehearsals = [_rehearse(experiment, cell, replay=replay) for cell in experiment.cells]
+    seen: dict[tuple[Any, ...], Any] = {}
+    rehearsals = [_rehearse(experiment, cell, seen, replay=replay) for cell in experiment.cells]
     twins = {rehearsal.twin_id: rehearsal for rehearsal in rehearsals}
     _show_jobs(experiment, rehearsals, replay=replay)
     say(f"Training {len(twins)} small twins for {STEPS} steps each; what they write is removed afterwards.")
@@ -127,11 +130,13 @@ def _show_outcomes(experiment: Experiment, rehearsals: list[_Rehearsal], outcome
     show_table(["twin", "cells", "outcome"], rows, title=title)
 
 
-def _rehearse(experiment: Experiment, cell: Cell, *, replay: bool) -> _Rehearsal:
+def _rehearse(
+    experiment: Experiment, cell: Cell, seen: dict[tuple[Any, ...], Any], *, replay: bool
+) -> _Rehearsal:
     run = experiment.run(cell.id)
     try:
-        config = run.config()
-        check(config)
+        config = config_to_train(run)
+        check(config, seen=seen)
     except DamagedError as error:
         raise UserError(str(error)) from error
     except ConfigError as error:

@@ -9,11 +9,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asyncpp_cli.errors import DamagedError, UserError, doing
 from asyncpp_cli.files import usual_mask, write_text
+from asyncpp_cli.held_runs import as_held, check_same_data, note_locations
 from asyncpp_cli.matrix import ResolvedCell
 from asyncpp_cli.runs import EXPERIMENT_FILE, Experiment, Run, open_experiment, write_experiment
 from asyncpp_cli.settings import config_text
@@ -109,6 +110,12 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
     """Add to the experiment in the folder what it lacks of these cells."""
     _is_free(wanted.folder)  # refuses a folder of something else, before a lock is put into it
     with _alone(wanted.folder):
+        if (wanted.folder / EXPERIMENT_FILE).is_file():
+            there = open_experiment(wanted.folder)
+            cells = as_held(cells, there)
+            wanted = replace(wanted, cells=tuple(resolved.cell for resolved in cells))
+            check_same_data(cells, there)
+            note_locations(cells, there)
         held = _held(wanted)
         ids = {cell.id for cell in wanted.cells}
         foreign = held - ids

@@ -43,8 +43,13 @@ class ResolvedCell:
     config: RunConfig
 
 
-def expand(template: Template) -> list[ResolvedCell]:
+def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
     """The cells of a template, in order: the product of the axes (first axis outermost), then `include`.
+
+    Args:
+        template: what is asked for.
+        pinned: whether the data is looked at and its checksum made a part of each run; else it need not be
+            there, and the ids are not those of runs.
 
     Raises:
         UserError: a key or value is not accepted, a setting is missing, two cells are the same run, or there
@@ -53,12 +58,15 @@ def expand(template: Template) -> list[ResolvedCell]:
     further = [key for key in _axis_keys(template) if key not in ALWAYS_AXES]
     cells: list[ResolvedCell] = []
     seen: dict[str, str] = {}
+    known: dict[tuple[Any, ...], str] = {}
     for config in _configs(template):
         if missing := unset_keys(config):
             raise UserError(f"{template.source}: {missing[0]} is not set")
+        if pinned:
+            _pin_data(config, template, known)
         axes = {key: _on_axis(get(config, SHORTHANDS.get(key, key))) for key in (*ALWAYS_AXES, *further)}
         digest = config_hash(config)
-        cell = Cell(id=_run_id(axes, digest), axes=axes)
+        cell = Cell(id=run_id(axes, digest), axes=axes)
         if digest in seen:
             raise UserError(f"{template.source}: two cells of the matrix are the same run ({describe(axes)})")
         seen[digest] = cell.id
@@ -84,6 +92,7 @@ def check(template: Template, cells: list[ResolvedCell]) -> None:
     from stages.initial_weights import InitError, check_init
 
     checked: set[str] = set()
+    seen: dict[tuple[Any, ...], Any] = {}
     for resolved in cells:
         # What a seed is does not decide whether a run can be trained.
         text = repr(replace(resolved.config, seed=0))
@@ -91,7 +100,7 @@ def check(template: Template, cells: list[ResolvedCell]) -> None:
             continue
         checked.add(text)
         try:
-            check_config(resolved.config)
+            check_config(resolved.config, seen=seen)
             if resolved.config.model.init is not None:
                 if resolved.config.model.factory is not None:
                     raise InitError("is for the decoder of stages.model, and model.factory makes another")
@@ -157,6 +166,25 @@ def _pin_initial_weights(config: RunConfig, template: Template) -> None:
     config.model.init, config.model.init_sha256 = str(path), found
 
 
+def _pin_data(config: RunConfig, template: Template, known: dict[tuple[Any, ...], str]) -> None:
+    """Make the data that a run trains on, wherever it lies, a part of what it is."""
+    from stages.corpus import DataError, find_corpus
+
+    data = config.data
+    if not 0 < data.validation_share < 1:
+        return  # `check` says so
+    key = (data.path, data.validation_share)
+    try:
+        if key not in known:
+            known[key] = find_corpus(data).sha256
+    except DataError as error:
+        raise UserError(f"{template.source}: data.path: {error}") from error
+    if data.sha256 not in (None, known[key]):
+        where = data.path or "the Python standard library"
+        raise UserError(f"{template.source}: data.sha256: {where} holds other data ({known[key]})")
+    data.sha256 = known[key]
+
+
 def _product(template: Template) -> Iterator[Settings]:
     if template.include and not template.matrix and not template.zip:
         return
@@ -206,7 +234,8 @@ def _has(config: RunConfig, key: str, wanted: Any, template: Template) -> bool:
     return False
 
 
-def _run_id(axes: Mapping[str, Any], digest: str) -> str:
+def run_id(axes: Mapping[str, Any], digest: str) -> str:
+    """A run's id: its axes for people, and the beginning of its hash."""
     parts = [
         axes["schedule"],
         axes["optimizer"],

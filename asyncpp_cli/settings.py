@@ -193,14 +193,20 @@ setting leaves the ids of the runs that do not use it as they were."""
 def config_hash(config: RunConfig) -> str:
     """64 hexadecimal digits that two runs share if they compute the same: `site` is not in it.
 
-    Nor is where initial weights lie; `model.init_sha256` says what they are.
+    Nor is where initial weights and data lie: `model.init_sha256` and `data.sha256` say what they are. Where
+    the data is not pinned so (runs of asyncpp 0.1) its path is hashed. The standard library's text goes by
+    no hash, so that an id does not depend on the Python that made it.
     """
     defaults = RunConfig()
+    data_key = (
+        "data.sha256" if config.data.path is not None and config.data.sha256 is not None else "data.path"
+    )
+    left_out = {"model.init", "data.path", "data.sha256"} - {data_key}
     content = {
         key: value
         for key, value in items(config)
         if not key.startswith(f"{SITE}.")
-        and key != "model.init"
+        and key not in left_out
         and not (key in LATER_KEYS and value == get(defaults, key))
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

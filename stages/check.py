@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache
 from importlib.util import find_spec
+from typing import Any
 
 import schedules
 from optimizers import CORRECTIONS as CORRECTION_METHODS
 from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers import check_correction, check_options, refusal
-from stages.config import DataConfig, RunConfig, correction_options, optimizer_options
+from stages.config import RunConfig, correction_options, optimizer_options
 from stages.corpus import BYTE_VALUES, DataError, vocabulary
 from stages.programs import segment_program, sync_steps
 
@@ -31,8 +31,12 @@ class ConfigError(ValueError):
         self.message = message
 
 
-def check(config: RunConfig) -> None:
+def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | None = None) -> None:
     """Raise for the first thing in `config` that cannot run.
+
+    Args:
+        config: the run's.
+        seen: what the data of earlier configurations needs, kept from call to call.
 
     Raises:
         ConfigError: names the key, what is wrong and what would be accepted.
@@ -54,7 +58,7 @@ def check(config: RunConfig) -> None:
     _check_optimizer(config)
     _check_correction(config)
     _check_compile(config)
-    _check_data(config)
+    check_data(config, {} if seen is None else seen)
 
 
 def _check_counts(config: RunConfig) -> None:
@@ -280,9 +284,24 @@ def _one_version_an_update(program: schedules.Program) -> bool:
     )
 
 
-def _check_data(config: RunConfig) -> None:
+def check_data(config: RunConfig, seen: dict[tuple[Any, ...], int | DataError]) -> None:
+    """Whether the data is there, is what the run is made for, and goes with the model.
+
+    Args:
+        config: the run's.
+        seen: what the data of earlier configurations needs, kept from call to call.
+
+    Raises:
+        ConfigError: as `check`.
+    """
     data = config.data
-    needed = _vocabulary(data.path, data.context, data.validation_share)
+    key = (data.path, data.sha256, data.context, data.validation_share)
+    if key not in seen:
+        try:
+            seen[key] = vocabulary(data)
+        except DataError as error:
+            seen[key] = error
+    needed = seen[key]
     if isinstance(needed, DataError):
         raise ConfigError("data.path", str(needed))
     if config.model.vocab_size < needed:
@@ -291,14 +310,6 @@ def _check_data(config: RunConfig) -> None:
             "model.vocab_size",
             f"is {config.model.vocab_size}, {what} needs {needed} or more",
         )
-
-
-@lru_cache
-def _vocabulary(path: str | None, context: int, validation_share: float) -> int | DataError:
-    try:
-        return vocabulary(DataConfig(path=path, context=context, validation_share=validation_share))
-    except DataError as error:
-        return error
 
 
 def _one_of(key: str, value: str, accepted: Collection[str]) -> None:

@@ -149,6 +149,8 @@ class DataConfig:
     """A folder that `asyncpp data prepare` wrote; token shards of llm.c, modded-nanogpt or nanoGPT (a .bin
     file or a folder of them) or of Megatron-LM (the .bin beside its .idx); or a text file or a folder of
     them, read as bytes. null: the text of the Python standard library."""
+    sha256: str | None = None
+    """Of that data as it is split; `sweep` writes it, and a run refuses other data."""
     context: int = 128
     """Tokens in a sequence."""
     validation_share: float = 0.05

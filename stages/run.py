@@ -68,6 +68,7 @@ class Run:
         process: Process | None,
         recorder: Recorder,
         checkpoints: Path | None,
+        text_folder: Path | None,
         stop: Callable[[], bool],
     ) -> None:
         torch.set_num_threads(config.site.threads)
@@ -77,7 +78,7 @@ class Run:
         self._device = device
         self._process = process
         self._rank_of_stage = program.rank_of_stage
-        self._corpus = prepare(config.data)
+        self._corpus = prepare(config.data, spare=text_folder)
         self._ranks = build_ranks(
             config,
             connections=connections,

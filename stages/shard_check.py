@@ -7,16 +7,15 @@ look at the same file costs nothing.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
+from stages.sealed import read_sealed, write_sealed
 from stages.shards import DataError, Shard, little_endian
 
 BLOCK = 1 << 22
@@ -34,7 +33,7 @@ class Known:
 
 
 def check_shards(
-    shards: Iterable[Shard], *, checksums: Mapping[Path, str], vocab_size: int | None, cache: Path
+    shards: Iterable[Shard], *, checksums: Mapping[Path, str], vocab_size: int | None, cache: Path | None
 ) -> int:
     """Read every shard that has not been read before. The largest token there is.
 
@@ -42,56 +41,63 @@ def check_shards(
         shards: of any format.
         checksums: what the SHA-256 of some files must be.
         vocab_size: tokens must be below it; None: whatever there is goes.
-        cache: where the findings are kept.
+        cache: where the findings are kept, if anywhere.
 
     Raises:
         DataError: a file is not what its checksum says, or holds a token out of range.
     """
-    by_file = {shard.file: shard for shard in shards}
     largest = 0
-    with ThreadPoolExecutor(THREADS) as pool:
-        for shard, known in zip(
-            by_file.values(),
-            pool.map(lambda shard: known_of(shard, cache=cache), by_file.values()),
-            strict=True,
-        ):
-            if shard.file in checksums and checksums[shard.file] != known.sha256:
-                raise DataError(
-                    f"{shard.file} is not what its manifest says: SHA-256 is {known.sha256}, should be "
-                    f"{checksums[shard.file]}"
-                )
-            if known.smallest < 0:
-                raise _out_of_range(shard, known.smallest, accepted="0 and above")
-            if vocab_size is not None and known.largest >= vocab_size:
-                raise _out_of_range(shard, known.largest, accepted=f"0 to {vocab_size - 1}")
-            largest = max(largest, known.largest)
+    for shard, known in _all_known(shards, cache=cache):
+        if shard.file in checksums and checksums[shard.file] != known.sha256:
+            raise DataError(
+                f"{shard.file} is not what its manifest says: SHA-256 is {known.sha256}, should be "
+                f"{checksums[shard.file]}"
+            )
+        if known.smallest < 0:
+            raise _out_of_range(shard, known.smallest, accepted="0 and above")
+        if vocab_size is not None and known.largest >= vocab_size:
+            raise _out_of_range(shard, known.largest, accepted=f"0 to {vocab_size - 1}")
+        largest = max(largest, known.largest)
     return largest
 
 
-def known_of(shard: Shard, *, cache: Path) -> Known:
+def checksums_of(shards: Iterable[Shard], *, cache: Path | None) -> dict[Path, str]:
+    """SHA-256 of each shard's file, read whole the first time."""
+    return {shard.file: known.sha256 for shard, known in _all_known(shards, cache=cache)}
+
+
+def _all_known(shards: Iterable[Shard], *, cache: Path | None) -> list[tuple[Shard, Known]]:
+    by_file = {shard.file: shard for shard in shards}
+    with ThreadPoolExecutor(THREADS) as pool:
+        known = list(pool.map(lambda shard: known_of(shard, cache=cache), by_file.values()))
+    return list(zip(by_file.values(), known, strict=True))
+
+
+def known_of(shard: Shard, *, cache: Path | None) -> Known:
     """What is in a shard's file, from the cache or by reading it."""
-    entry = _entry(shard, cache=cache)
-    with suppress(OSError, ValueError, TypeError):
-        return Known(**json.loads(entry.read_bytes()))
+    if cache is not None and (content := read_sealed(_entry(shard, cache=cache))) is not None:
+        with suppress(KeyError):
+            return Known(**{entry.name: content[entry.name] for entry in fields(Known)})
     known = _read(shard)
     remember(shard, known, cache=cache)
     return known
 
 
-def remember(shard: Shard, known: Known, *, cache: Path) -> None:
+def remember(shard: Shard, known: Known, *, cache: Path | None) -> None:
     """Keep what is known of a shard's file as it is now. A cache that cannot be written is done without."""
-    entry = _entry(shard, cache=cache)
+    if cache is None:
+        return
     with suppress(OSError):
+        entry = _entry(shard, cache=cache)
         entry.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = entry.with_name(f"{entry.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(asdict(known)))
-        unfinished.replace(entry)
+        write_sealed(entry, asdict(known))
 
 
 def _entry(shard: Shard, *, cache: Path) -> Path:
     known = shard.file.stat()
     named = f"{shard.file.resolve()}:{known.st_size}:{known.st_mtime_ns}:{shard.dtype}"
-    return cache / "shards" / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
+    digest = hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
+    return cache / "shards" / f"{digest[:32]}.sealed.json"
 
 
 def _read(shard: Shard) -> Known:

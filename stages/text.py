@@ -1,18 +1,16 @@
 """Text as it lies on disk, read as bytes: one token a byte, split into train and validation.
 
-The split is made once and kept in the user's cache folder.
+The split is made once and kept in the user's cache folder (`stages.text_cache`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 import os
-import shutil
 import sysconfig
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,51 +18,9 @@ import numpy as np
 from stages.config import DataConfig
 from stages.shards import DataError
 
-FORMAT = 1
 SPLITS = ("train", "validation")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Text:
-    """Text prepared for training, and what is known of it."""
-
-    folder: Path
-    """Holds a file of bytes for each split."""
-    train_tokens: int
-    validation_tokens: int
-    bytes_per_token: float
-    unigram_bits_per_byte: float
-    sha256: str
-    """Of both splits."""
-
-    def file(self, split: str) -> Path:
-        return self.folder / f"{split}.bin"
-
-
-def prepare_text(config: DataConfig, *, cache: Path) -> Text:
-    """The text that the configuration names, from the cache or newly split.
-
-    Raises:
-        DataError: there is no text.
-    """
-    root, files = text_files(config)
-    folder = cache / _key(config, root, files)
-    manifest = folder / "manifest.json"
-    if not manifest.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Several ranks may prepare at once: each writes a folder of its own, and the first to move it in
-        # place wins.
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            _write(unfinished, root, files, share=config.validation_share)
-            unfinished.rename(folder)
-        except OSError:
-            if not manifest.exists():
-                raise
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    known = json.loads(manifest.read_text())
-    return Text(folder=folder, **{name: value for name, value in known.items() if name != "format"})
+BLOCK = 1 << 20
+"""Bytes read at once."""
 
 
 def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
@@ -132,41 +88,69 @@ def is_text(path: Path) -> bool:
     return bool(start) and b"\0" not in start
 
 
-def _key(config: DataConfig, root: Path, files: Sequence[Path]) -> str:
-    digest = hashlib.sha256(f"{FORMAT}:{config.validation_share}:{root.resolve()}".encode())
-    for path in files:
-        known = path.stat()
-        digest.update(f"{path.relative_to(root)}:{known.st_size}:{known.st_mtime_ns}".encode())
-    return f"bytes-{digest.hexdigest()[:16]}"
+@dataclass(frozen=True)
+class TextFile:
+    """A file of text as it was when it was looked at."""
+
+    path: Path
+    name: str
+    """Below the folder that the text is in."""
+    size: int
+    modified: int
+    """Nanoseconds."""
 
 
-def _write(folder: Path, root: Path, files: Sequence[Path], *, share: float) -> None:
-    held_out = validation_files(
-        {str(path.relative_to(root)): path.stat().st_size for path in files}, share=share
-    )
-    parts: dict[str, list[bytes]] = {split: [] for split in SPLITS}
-    for path in files:
-        split = "validation" if str(path.relative_to(root)) in held_out else "train"
-        parts[split].append(path.read_bytes())
-    texts = {split: b"\n".join(parts[split]) for split in SPLITS}
-    if not texts["validation"]:
-        # Too few files to hold a whole one out: the end of the text is held out.
-        cut = len(texts["train"]) - round(len(texts["train"]) * share)
-        texts = {"train": texts["train"][:cut], "validation": texts["train"][cut:]}
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        (folder / f"{split}.bin").write_bytes(texts[split])
-        digest.update(texts[split])
-    prepared = Text(
-        folder=folder,
-        train_tokens=len(texts["train"]),
-        validation_tokens=len(texts["validation"]),
-        bytes_per_token=1.0,
-        unigram_bits_per_byte=entropy(byte_counts(texts["validation"])),
-        sha256=digest.hexdigest(),
-    )
-    known = {name: value for name, value in asdict(prepared).items() if name != "folder"}
-    (folder / "manifest.json").write_text(json.dumps({"format": FORMAT, **known}))
+def describe(root: Path, files: Sequence[Path]) -> list[TextFile]:
+    """The files with their sizes and times.
+
+    Raises:
+        DataError: one is gone.
+    """
+    try:
+        found = [(path, path.stat()) for path in files]
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
+    return [
+        TextFile(path, str(path.relative_to(root)), stat.st_size, stat.st_mtime_ns) for path, stat in found
+    ]
+
+
+def split_text(files: Sequence[TextFile], *, share: float) -> Iterator[tuple[str, bytes]]:
+    """The text of files, a line end between two of a split: pieces of it, each with its split.
+
+    Raises:
+        DataError: a file cannot be read, or is not what it was when it was described.
+    """
+    held_out = validation_files({file.name: file.size for file in files}, share=share)
+    if held_out:
+        begun: set[str] = set()
+        for file in files:
+            split = SPLITS[file.name in held_out]
+            between = [b"\n"] if split in begun else []
+            begun.add(split)
+            yield from ((split, block) for block in itertools.chain(between, _blocks(file)))
+        return
+    # Too few files to hold a whole one out: the end of the text is held out.
+    size = sum(file.size for file in files) + len(files) - 1
+    left = size - round(size * share)
+    for number, file in enumerate(files):
+        for block in itertools.chain([b"\n"] if number else [], _blocks(file)):
+            yield "train", block[:left]
+            yield "validation", block[left:]
+            left = max(0, left - len(block))
+
+
+def _blocks(file: TextFile) -> Iterator[bytes]:
+    read = 0
+    try:
+        with file.path.open("rb") as opened:
+            while block := opened.read(BLOCK):
+                read += len(block)
+                yield block
+    except OSError as error:
+        raise DataError(f"{file.path} cannot be read ({error.strerror})") from error
+    if read != file.size:
+        raise DataError(f"{file.path} changes while it is read ({file.size} bytes, then {read})")
 
 
 def validation_files(sizes: dict[str, int], *, share: float) -> set[str]:
@@ -178,11 +162,17 @@ def validation_files(sizes: dict[str, int], *, share: float) -> set[str]:
     """
     budget = share * sum(sizes.values())
     chosen = set()
-    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
+    for name in sorted(
+        sizes, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest()
+    ):
         if sizes[name] <= budget:
             chosen.add(name)
             budget -= sizes[name]
     return chosen
+
+
+def _chance(name: str) -> bytes:
+    return hashlib.sha256(name.encode(errors="surrogateescape")).digest()
 
 
 def byte_counts(text: bytes) -> np.ndarray:

@@ -21,6 +21,7 @@ def train(
     process: Process,
     recorder: Recorder,
     checkpoints: Path | None = None,
+    text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
 ) -> RunResult:
@@ -33,6 +34,7 @@ def train(
         process: this rank's.
         recorder: keeps the run's measurements.
         checkpoints: folder to go on from, and to save into; None: the run starts anew and saves nothing.
+        text_folder: where text is split if the user's cache folder cannot be written.
         stop: whether this rank has been told to end. If any has, all end after the same step, and save.
         on_stall: called, in another thread, when this process has begun nothing new for twice `site.timeout`;
             while it reads or writes a checkpoint, for twice `site.save_timeout`.
@@ -57,6 +59,7 @@ def train(
         process=process,
         recorder=recorder,
         checkpoints=checkpoints,
+        text_folder=text_folder,
         stop=stop,
     )
     with watching(run.last_sign, on_stall=on_stall):
@@ -68,6 +71,7 @@ def replay(
     *,
     recorder: Recorder,
     checkpoints: Path | None = None,
+    text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
 ) -> RunResult:
@@ -84,6 +88,7 @@ def replay(
         process=None,
         recorder=recorder,
         checkpoints=checkpoints,
+        text_folder=text_folder,
         stop=stop,
     )
     with watching(run.last_sign, on_stall=on_stall):

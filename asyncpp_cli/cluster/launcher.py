@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from asyncpp_cli.cluster.attempts import Attempt, look, settle
 from asyncpp_cli.cluster.claims import claim
@@ -19,8 +19,10 @@ from asyncpp_cli.cluster.jobs import Scheduler
 from asyncpp_cli.cluster.local import LocalSite
 from asyncpp_cli.cluster.processes import end
 from asyncpp_cli.cluster.resources import Machine, Resources, resources_of
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.run_data import config_to_train
 from asyncpp_cli.runs import Cause, Run, State, Status
+from stages.check import ConfigError, check_data
 
 _SECONDS_BETWEEN_LOOKS = 0.25
 _SECONDS_TO_END = 20.0
@@ -230,16 +232,20 @@ def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[li
     """What there is to launch, and what is wrong with the runs whose configuration cannot be read.
 
     Raises:
-        UserError: a run asks for what the machine lacks.
+        UserError: a run asks for what the machine lacks, or its data is not there or not what it was.
     """
+    seen: dict[tuple[Any, ...], Any] = {}
     tasks: list[Task] = []
     damaged: list[str] = []
     for run in runs:
         try:
-            config = run.config()
+            config = config_to_train(run)
+            check_data(config, seen)
         except DamagedError as error:
             damaged.append(str(error))
             continue
+        except ConfigError as error:
+            raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
         resources = resources_of(config, replay=replay, machine=machine)
         wants_gpus, grace = config.site.device != "cpu", config.site.grace
         tasks.append(Task(run, resources, config.train.steps, wants_gpus=wants_gpus, grace=grace))

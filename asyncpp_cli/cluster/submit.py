@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from asyncpp_cli.cluster import arrays, slurm, snapshot
 from asyncpp_cli.cluster.lanes import Turn, turns
@@ -20,6 +21,7 @@ from asyncpp_cli.cluster.slurm import SlurmError
 from asyncpp_cli.cluster.submissions import Array, Submission, job_name, new_folder, write_submission
 from asyncpp_cli.cluster.table import ArrayTable, Row, write_table
 from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.run_data import config_to_train
 from asyncpp_cli.runs import Experiment, Run, State
 from stages.check import ConfigError, check
 from stages.config import RunConfig
@@ -80,8 +82,9 @@ def plan(
         UserError: a run cannot be read, trained, or placed at this site.
     """
     planned = []
+    seen: dict[tuple[Any, ...], Any] = {}
     for run in runs:
-        config = _checked(run, site)
+        config = _checked(run, site, seen)
         shape = shape_of(config, site, replay=choices.replay)
         planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps))
     largest = min(site.array_limit or max_array_size, max_array_size)
@@ -101,11 +104,11 @@ def _shape(planned: PlannedRun) -> Shape:
     return planned.shape
 
 
-def _checked(run: Run, site: Site) -> RunConfig:
+def _checked(run: Run, site: Site, seen: dict[tuple[Any, ...], Any]) -> RunConfig:
     try:
-        config = run.config()
+        config = config_to_train(run)
         config.site = replace(config.site, **site.run)
-        check(config)
+        check(config, seen=seen)
     except DamagedError as error:
         raise UserError(str(error)) from error
     except ConfigError as error:

@@ -119,3 +119,28 @@ def inspect(
     if samples < 0:
         raise UserError(f"--samples is {samples}, must be 0 or more")
     show(folder, samples=samples, seed=seed, tokenizer=tokenizer, verify=verify)
+
+
+@app.command("moved")
+def moved(
+    experiment: Annotated[
+        Path, typer.Argument(metavar="EXPERIMENT", help="Folder that `asyncpp sweep` wrote.")
+    ],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Where its data lies now: what `data.path` would be.")
+    ],
+) -> None:
+    """Say where an experiment's data has moved to. Its runs stay the same; other data is refused.
+
+    Runs that have not begun and runs that go on look there from now on.
+    """
+    from asyncpp_cli.console import say
+    from asyncpp_cli.errors import DamagedError
+    from asyncpp_cli.run_data import find_moved
+    from asyncpp_cli.runs import open_experiment
+
+    try:
+        count = find_moved(open_experiment(experiment), path)
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    say(f"{count} runs of {experiment} find their data in {path} now.")

@@ -57,12 +57,13 @@ def export(
     """
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.files import new_folder, usual_mask
+    from asyncpp_cli.run_data import config_to_train
     from asyncpp_cli.runs import open_run
     from stages.checkpoint_files import CheckpointError
 
     run = open_run(run_folder)
     try:
-        config = run.config()
+        config = config_to_train(run)
         if run.saved_step is None:
             raise UserError(f"{run_folder} has no checkpoint yet: there are no weights to export")
         with new_folder(out) as folder:

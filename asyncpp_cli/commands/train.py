@@ -37,13 +37,14 @@ def train(
     from asyncpp_cli.cluster.place import find_place, taking_part
     from asyncpp_cli.cluster.resources import ranks_of
     from asyncpp_cli.errors import DamagedError
+    from asyncpp_cli.run_data import config_to_train
     from asyncpp_cli.runs import open_run
     from stages.check import ConfigError, check
     from stages.signals import RESUMABLE
 
     run = open_run(run_folder)
     try:
-        config = run.config()
+        config = config_to_train(run)
         check(config)
     except DamagedError as error:
         raise UserError(str(error)) from error
@@ -91,6 +92,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
         settings: dict[str, Any] = {
             "recorder": recorder,
             "checkpoints": run.checkpoints,
+            "text_folder": run.folder / "text",
             "stop": stop,
             "on_stall": give_up,
         }

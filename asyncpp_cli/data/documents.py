@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from asyncpp_cli.data.parts import LONGEST, Piece, end_of_line, import_polars
+from asyncpp_cli.data.parts import LONGEST, LONGEST_LINE, Piece, end_of_line, import_polars, too_long
 from asyncpp_cli.errors import UserError
 
 
@@ -64,9 +64,11 @@ def _of_lines(piece: Piece, field: str) -> Iterator[bytes]:
         if not line.strip():
             continue
         where = f"{piece.source.name}, line {number}"
+        if len(line) > LONGEST_LINE:
+            raise too_long(piece.source, number)
         try:
             content = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: not JSON ({error})") from error
         if not isinstance(content, dict) or field not in content:
             known = ", ".join(list(content)[:10]) if isinstance(content, dict) else "none"
@@ -74,7 +76,7 @@ def _of_lines(piece: Piece, field: str) -> Iterator[bytes]:
         text = content[field]
         if not isinstance(text, str):
             raise UserError(f"{where}: the field {field!r} holds no text")
-        yield text.encode("utf-8", "replace")
+        yield from _cut(text.encode("utf-8", "replace"))
 
 
 def _of_rows(piece: Piece, field: str) -> Iterator[bytes]:
@@ -92,4 +94,4 @@ def _of_rows(piece: Piece, field: str) -> Iterator[bytes]:
         raise UserError(f"{name}, rows from {piece.first}: cannot be read ({error})") from error
     for text in texts:
         if text is not None:
-            yield text.encode()
+            yield from _cut(text.encode())

@@ -19,6 +19,8 @@ PARTS = 64
 """Aimed at, between these bounds."""
 LONGEST = 1 << 22
 """Bytes in a document; a longer one is cut at the ends of lines."""
+LONGEST_LINE = 1 << 26
+"""Bytes in a line of JSON; a longer one is refused, since it is read whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +100,22 @@ def _texts(source: Source, *, size: int, separator: str) -> Iterator[tuple[Piece
             cut = len(buffer) if ended else _end_of_documents(buffer, source.kind, separator)
             if cut == 0:
                 # A line of JSON that is longer than all of that.
-                wanted = 2 * len(buffer)
+                if len(buffer) > LONGEST_LINE:
+                    raise too_long(source, line + 1)
+                wanted = min(2 * len(buffer), LONGEST_LINE + READ)
                 continue
             wanted = usual
             content, buffer = buffer[:cut], buffer[cut:]
             if content:
                 yield Piece(source=source, content=content, first=line), len(content), raw.tell() - read
                 line, read = line + content.count(b"\n"), raw.tell()
+
+
+def too_long(source: Source, line: int) -> UserError:
+    """What is said of a line that is longer than `LONGEST_LINE`."""
+    return UserError(
+        f"{source.name}, line {line}: longer than {LONGEST_LINE >> 20} MiB; a line is one document"
+    )
 
 
 def _end_of_documents(buffer: bytes, kind: str, separator: str) -> int:

@@ -119,8 +119,47 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         raise UserError(f"{source.name} cannot be read ({error})") from error
 
 
+UNPACK_MEMORY = 1 << 27
+"""Bytes that unpacking may take; files packed for more are refused. What `zstd` and `xz` make by themselves
+takes less."""
+_PACKED = 1 << 10
+"""Bytes of a Zstandard file unpacked at once: they may stand for 32 MiB of text, but for no more."""
+
+
 class _UnpackError(Exception):
     pass
+
+
+class _Xz:
+    """Reads streams of xz one after the other; unlike `lzma.open` with a bound on the memory it takes."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._stream = lzma.LZMADecompressor(memlimit=UNPACK_MEMORY)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes of text; none at the end."""
+        while True:
+            if self._stream.eof:
+                # Streams are padded with zeros.
+                packed = self._stream.unused_data
+                while not (rest := packed.lstrip(b"\0")) and (packed := self._raw.read(1 << 16)):
+                    pass
+                if not rest:
+                    return b""
+                self._stream = lzma.LZMADecompressor(memlimit=UNPACK_MEMORY)
+            elif self._stream.needs_input and not (rest := self._raw.read(1 << 16)):
+                raise EOFError("the file ends in the middle of a stream")
+            elif not self._stream.needs_input:
+                rest = b""
+            if text := self._stream.decompress(rest, size):
+                return text
 
 
 class _Zstandard:
@@ -143,9 +182,10 @@ class _Zstandard:
         """About `size` bytes of text, or more; none at the end."""
         blocks: list[bytes] = []
         gathered = 0
-        while gathered < size and (packed := self._raw.read(1 << 16)):
+        while gathered < size and (packed := self._raw.read(_PACKED)):
             if self._frame is None:
-                self._frame = self._library.ZstdDecompressor().decompressobj()
+                decompressor = self._library.ZstdDecompressor(max_window_size=UNPACK_MEMORY)
+                self._frame = decompressor.decompressobj()
             try:
                 blocks.append(self._frame.decompress(packed))
             except self._library.ZstdError as error:
@@ -160,4 +200,4 @@ class _Zstandard:
         return b"".join(blocks)
 
 
-_UNPACK: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _Zstandard}
+_UNPACK: dict[str, Any] = {".gz": gzip.open, ".xz": _Xz, ".bz2": bz2.open, ".zst": _Zstandard}

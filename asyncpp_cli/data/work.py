@@ -8,9 +8,10 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 import numpy as np
 
@@ -91,25 +92,23 @@ def tokenize(part: Part, *, settings: Settings, tokenizer: Tokenizer, out: Path)
     """
     dtype = np.dtype(dtype_for(tokenizer.vocab_size)).newbyteorder("<")
     end = np.array([tokenizer.end_of_document], dtype=dtype)
-    gathered: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
     splits = {name: Split() for name in SPLITS}
     counts = {name: np.zeros(256, dtype=np.int64) for name in SPLITS}
-    for batch in _batches(part, settings):
-        for document, tokens in zip(batch, tokenizer.encode(batch), strict=True):
-            name = SPLITS[is_held_out(document, share=settings.validation_share)]
-            gathered[name] += (tokens, end)
-            splits[name].documents += 1
-            splits[name].bytes += len(document)
-            counts[name] += np.bincount(np.frombuffer(document, dtype=np.uint8), minlength=256)
-    for name, split in splits.items():
-        if not gathered[name]:
-            continue
-        shard = np.concatenate(gathered[name]).astype(dtype, copy=False)
-        split.file = f"{name}-{part.number:06}.bin"
-        split.tokens, split.largest = len(shard), int(shard.max())
-        split.byte_counts = counts[name].tolist()
-        split.sha256 = hashlib.sha256(shard.data).hexdigest()
-        _write(out / split.file, shard)
+    with ExitStack() as opened:
+        shards = {
+            name: opened.enter_context(_Shard(out, f"{name}-{part.number:06}.bin", split))
+            for name, split in splits.items()
+        }
+        for batch in _batches(part, settings):
+            for document, tokens in zip(batch, tokenizer.encode(batch), strict=True):
+                name = SPLITS[is_held_out(document, share=settings.validation_share)]
+                shards[name].write(tokens.astype(dtype, copy=False), end)
+                splits[name].documents += 1
+                splits[name].bytes += len(document)
+                counts[name] += np.bincount(np.frombuffer(document, dtype=np.uint8), minlength=256)
+        for name, shard in shards.items():
+            shard.finish()
+            splits[name].byte_counts = counts[name].tolist()
     record = Record(number=part.number, splits=splits)
     write_json(record_file(out, part.number), asdict(record))
     return record
@@ -130,13 +129,43 @@ def _batches(part: Part, settings: Settings) -> Iterator[list[bytes]]:
         yield batch
 
 
-def _write(path: Path, shard: np.ndarray) -> None:
-    unfinished = path.parent / UNFINISHED / f"{path.name}.{os.getpid()}"
-    with unfinished.open("wb") as file:
-        shard.tofile(file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+class _Shard:
+    """A shard that is being written, document by document: it is in the folder once it is whole."""
+
+    def __init__(self, out: Path, name: str, split: Split) -> None:
+        self._path = out / name
+        self._unfinished = out / UNFINISHED / f"{name}.{os.getpid()}"
+        self._split = split
+        self._digest = hashlib.sha256()
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._unfinished.unlink(missing_ok=True)
+
+    def write(self, *pieces: np.ndarray) -> None:
+        if self._file is None:
+            self._file = self._unfinished.open("wb")
+        for tokens in pieces:
+            self._file.write(tokens.data)
+            self._digest.update(tokens.data)
+            self._split.tokens += len(tokens)
+            self._split.largest = max(self._split.largest, int(tokens.max(initial=0)))
+
+    def finish(self) -> None:
+        """Put the shard into the folder, if it holds anything."""
+        if self._file is None:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self._unfinished.replace(self._path)
+        self._split.file, self._split.sha256 = self._path.name, self._digest.hexdigest()
 
 
 _here: dict[str, Any] = {}

@@ -42,7 +42,7 @@ def base_of(what: str, changes: Sequence[str]) -> Base:
     if what in templates.names("models") or _is_model_file(what):
         return _of_model(what, changes)
     template = load(what, changes)
-    cells = expand(template)
+    cells = expand(template, pinned=False)
     config = cells[0].config
     models = dict.fromkeys(cell.config.model.name for cell in cells)
     note = ""

@@ -21,7 +21,7 @@ GEOMETRY_KEYS = {
 
 MACHINE_FIELDS = (
     *("asyncpp", "commit", "torch", "python", "host", "device", "threads"),
-    *("parameters", "tokens_per_step", "replayed"),
+    *("parameters", "tokens_per_step", "replayed", "corpus_sha256"),
 )
 """Fields of a `start` row that say where and with what a run ran."""
 
@@ -68,6 +68,8 @@ def conditions_lines(cells: Sequence[Cell]) -> list[str]:
         f"host {values('host')}, device {values('device')}, threads a process {values('threads')}"
     )
     lines = [geometry, machine]
+    if found["corpus_sha256"]:
+        lines.append(f"Data: SHA-256 {values('corpus_sha256')}")
     if True in found["replayed"]:
         lines.append(
             "Replayed runs took the turns of all ranks in one process: they have no throughput and no bubble."

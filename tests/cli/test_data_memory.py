@@ -1,0 +1,96 @@
+"""`asyncpp data prepare` takes no more memory than it says, whatever it is given."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import zstandard
+from command_line import asyncpp
+from texts import prepared, write_tokenizer, written_tokens
+
+from asyncpp_cli.data import documents, parts, sources
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+MIB = 1 << 20
+
+
+def refused(file: Path) -> str:
+    options = ["--tokenizer", "bytes", "--workers", "1", "--out", file.parent / "out"]
+    ended = asyncpp("data", "prepare", file, *options)
+    assert (ended.code, ended.errors.count("\n")) == (2, 1), ended
+    return ended.errors
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LONGEST_LINE", MIB)
+    monkeypatch.setattr(documents, "LONGEST_LINE", MIB)
+    start = b'{"text": "first"}\n{"text": "'
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(start + b"a" * 64 * MIB + b'"}\n', 1))
+    tracemalloc.start()
+    try:
+        said = refused(tmp_path / "x.jsonl.gz")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "x.jsonl.gz, line 2: longer than 1 MiB; a line is one document" in said
+    assert peak < 40 * MIB  # half of the line and what commands import
+
+
+def test_a_long_line_inside_of_a_part_is_refused_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "LONGEST_LINE", 1000)
+    lines = [json.dumps({"text": "a" * size}) for size in (10, 2000, 10)]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    assert "x.jsonl, line 2: longer than" in refused(tmp_path / "x.jsonl")
+
+
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("[" * 100_000)
+    assert "x.jsonl, line 1: not JSON" in refused(tmp_path / "x.jsonl")
+
+
+def test_a_little_zstandard_is_not_unpacked_into_much_at_once(tmp_path: Path) -> None:
+    (tmp_path / "x.zst").write_bytes(zstandard.compress(bytes(256 * MIB)))
+    [source] = sources.find_sources([str(tmp_path / "x.zst")])
+    with sources.opened(source) as (stream, _):
+        sizes = [len(stream.read(MIB)) for _ in range(3)]
+    assert max(sizes) <= 33 * MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [("x.txt.zst", zstandard.compress(b"text" * MIB)), ("x.txt.xz", lzma.compress(b"text" * 99))],
+)
+def test_what_takes_much_memory_to_unpack_is_refused(
+    name: str, packed: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "UNPACK_MEMORY", 1 << 17)
+    (tmp_path / name).write_bytes(packed)
+    assert f"{name} cannot be read" in refused(tmp_path / name)
+
+
+def test_streams_of_xz_follow_each_other_with_padding(tmp_path: Path) -> None:
+    one, two = (lzma.compress(text * 5) for text in (b"first half ", b"second half "))
+    (tmp_path / "x.txt.xz").write_bytes(one + bytes(8) + two + bytes(4))
+    prepared(tmp_path / "x.txt.xz", "--tokenizer", "bytes", out=tmp_path / "out")
+    tokens = written_tokens(tmp_path / "out")
+    assert (
+        bytes([*tokens["train"], *tokens["validation"]]) == b"first half " * 5 + b"second half " * 5 + b"\0"
+    )
+
+
+def test_a_document_of_json_is_cut_where_a_text_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LONGEST", 100)
+    write_tokenizer(tmp_path / "tokenizer.json")
+    lines = "\n".join(f"line {number} of a long document" for number in range(30))
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": lines}))
+    prepared(tmp_path / "x.jsonl", "--tokenizer", "bytes", out=tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert sum(split["documents"] for split in content["splits"].values()) > 5
