@@ -12,6 +12,8 @@ from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers import check_correction, check_options, refusal
 from stages.config import RunConfig, correction_options, optimizer_options
 from stages.corpus import BYTE_VALUES, DataError, vocabulary
+from stages.limits import ConfigError as ConfigError
+from stages.limits import check_limits
 from stages.programs import segment_program, sync_steps
 
 CLIPS = ("global", "stage", "none")
@@ -20,15 +22,6 @@ DEVICES = ("auto", "cpu", "cuda")
 FORMS = ("look-ahead", "buffered")
 CORRECTIONS = ("none", *(name for name in CORRECTION_METHODS if not name.startswith("error-feedback")))
 """Those that the trainer carries, beside error feedback."""
-
-
-class ConfigError(ValueError):
-    """A value that cannot be: which key, and what would be accepted."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(f"{key}: {message}")
-        self.key = key
-        self.message = message
 
 
 def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | None = None) -> None:
@@ -41,7 +34,7 @@ def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | N
     Raises:
         ConfigError: names the key, what is wrong and what would be accepted.
     """
-    _check_counts(config)
+    check_limits(config)
     _one_of("schedule.name", config.schedule.name, schedules.NAMES)
     _one_of("optimizer.name", config.optimizer.name, OPTIMIZER_NAMES)
     _one_of("train.clip", config.train.clip, CLIPS)
@@ -59,61 +52,6 @@ def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | N
     _check_correction(config)
     _check_compile(config)
     check_data(config, {} if seen is None else seen)
-
-
-def _check_counts(config: RunConfig) -> None:
-    at_least_one = {
-        "schedule.microbatches": config.schedule.microbatches,
-        "schedule.delay": config.schedule.delay,
-        "schedule.ahead": config.schedule.ahead,
-        "schedule.chunks": config.schedule.chunks,
-        "parallel.stages": config.parallel.stages,
-        "parallel.data": config.parallel.data,
-        "model.layers": config.model.layers,
-        "model.width": config.model.width,
-        "model.heads": config.model.heads,
-        "model.kv_heads": config.model.kv_heads,
-        "model.mlp_width": config.model.mlp_width,
-        "data.context": config.data.context,
-        "train.steps": config.train.steps,
-        "train.microbatch_size": config.train.microbatch_size,
-        "train.eval_interval": config.train.eval_interval,
-        "train.eval_microbatches": config.train.eval_microbatches,
-        "site.threads": config.site.threads,
-        "site.keep_checkpoints": config.site.keep_checkpoints,
-    }
-    for key, value in at_least_one.items():
-        if value < 1:
-            raise ConfigError(key, f"is {value}, must be at least 1")
-    if config.site.memory_gb is not None and not config.site.memory_gb > 0:
-        raise ConfigError("site.memory_gb", f"is {config.site.memory_gb:g}, must be above 0, or null")
-    positive = {
-        "optimizer.lr": config.optimizer.lr,
-        "train.clip_norm": config.train.clip_norm,
-        "site.timeout": config.site.timeout,
-        "site.save_timeout": config.site.save_timeout,
-        "site.grace": config.site.grace,
-        "site.peak_tflops": 1.0 if config.site.peak_tflops is None else config.site.peak_tflops,
-    }
-    for key, number in positive.items():
-        if not number > 0:
-            raise ConfigError(key, f"is {number:g}, must be above 0")
-    not_negative = {
-        "optimizer.weight_decay": config.optimizer.weight_decay,
-        "optimizer.final_lr": config.optimizer.final_lr,
-        "error_feedback.coefficient": config.error_feedback.coefficient,
-        "train.max_skipped": config.train.max_skipped,
-        "train.checkpoint_interval": config.train.checkpoint_interval,
-        "seed": config.seed,
-    }
-    for key, number in not_negative.items():
-        if not number >= 0:
-            raise ConfigError(key, f"is {number:g}, must be 0 or more")
-    if not 0 <= config.optimizer.warmup <= 1:
-        raise ConfigError("optimizer.warmup", f"is {config.optimizer.warmup:g}, must be a share from 0 to 1")
-    if not 0 < config.data.validation_share < 1:
-        share = config.data.validation_share
-        raise ConfigError("data.validation_share", f"is {share:g}, must be a share between 0 and 1")
 
 
 def _check_model(config: RunConfig) -> None:

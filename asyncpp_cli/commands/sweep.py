@@ -49,6 +49,7 @@ def sweep(
     from asyncpp_cli.experiments import render
     from asyncpp_cli.matrix import check, expand
     from asyncpp_cli.planner.cells import device_of, expected
+    from asyncpp_cli.sweep_notes import notes
     from asyncpp_cli.template_file import load
 
     if out is None and not list_only:
@@ -60,6 +61,8 @@ def sweep(
     # Written before it is shown: `asyncpp sweep ... | head` must not stop half way.
     rendered = None if list_only or out is None else render(loaded, cells, template_name=template, folder=out)
     show_cells(cells, costs, title=loaded.name)
+    for note in notes(cells):
+        say(f"note: {note}")
     if rendered is None or out is None:
         return
     if rendered.added == len(cells):

@@ -160,3 +160,41 @@ def test_launch_refuses_more_gpus_than_there_are(tmp_path: Path, monkeypatch: py
     experiment = tmp_path / "experiment"
     assert asyncpp("sweep", "quickstart", "site.device=cuda", "--out", experiment).code == 0
     assert "site.device" in refused("launch", experiment)
+
+
+def test_validation_text_that_one_evaluation_reads_more_than_once_is_told(
+    tmp_path: Path, own_cache: None
+) -> None:
+    (tmp_path / "text.txt").write_text("some text to train on " * 100)
+    changes = [f"data.path={tmp_path / 'text.txt'}", "data.context=16", "train.eval_microbatches=4"]
+    told = asyncpp("sweep", "quickstart", *changes, "--list")
+    assert told.code == 0, told.errors
+    said = "has 110 tokens, and an evaluation reads 512 (32 sequences of 16): they overlap"
+    assert told.errors.count(said) == 1
+    enough = asyncpp("sweep", "quickstart", *changes, "data.validation_share=0.4", "--list")
+    assert "overlap" not in enough.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "says"),
+    [
+        ("x", [], "one sequence needs 129"),
+        ("some text " * 20, ["data.context=100"], "the validation split of"),
+        ("some text " * 200, ["seed=340282366920938463463374607431768211456"], "fits into 64 bits"),
+        ("some text " * 200, ["site.timeout=1e300"], "site.timeout: is 1e+300, must be at most 1e+08"),
+        ("some text " * 200, ["error_feedback=1e308", "exclude=[]"], "must be at most 1e+09"),
+        ("some text " * 200, ["model.layers=10000000"], "is 10,000,000, must be at most 10,000"),
+        ("some text " * 200, ["schedule.microbatches=1000000000"], "must be at most 100,000"),
+        ("some text " * 200, ["parallel.data=1000000000"], "must be at most 10,000"),
+    ],
+)
+def test_what_could_not_be_trained_is_refused_before_anything_is_written(
+    text: str, changes: list[str], says: str, tmp_path: Path, own_cache: None
+) -> None:
+    (tmp_path / "text.txt").write_text(text)
+    ended = asyncpp(
+        "sweep", "quickstart", f"data.path={tmp_path / 'text.txt'}", *changes, "--out", tmp_path / "e"
+    )
+    assert (ended.code, ended.errors.count("\n")) == (2, 1), ended.errors
+    assert says in ended.errors
+    assert not (tmp_path / "e").exists()

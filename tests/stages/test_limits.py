@@ -1,0 +1,74 @@
+"""Numbers that no run can have are refused by themselves, before anything is made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_runs import small_config
+
+from asyncpp_cli.settings import KEYS, assign, get
+from stages.check import ConfigError, check
+from stages.config import RunConfig
+from stages.limits import LARGEST, LARGEST_OF_OTHERS
+
+WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int) and key != "train.recompute"]
+BROKEN = [key for key in KEYS if isinstance(get(RunConfig(), key), float)]
+
+
+def refused(config: RunConfig) -> ConfigError:
+    with pytest.raises(ConfigError) as error:
+        check(config)
+    assert len(str(error.value)) < 300
+    return error.value
+
+
+@pytest.mark.parametrize("key", [key for key in WHOLE if key != "train.compile"])
+@pytest.mark.parametrize(
+    "value", [10**9 + 1, 2**62, 10**30, -(10**400)], ids=["1e9", "2^62", "1e30", "-1e400"]
+)
+def test_a_count_that_no_run_has_is_refused_at_once(key: str, value: int, text: Path) -> None:
+    config = small_config(text=text)
+    section, _, name = key.rpartition(".")
+    setattr(get(config, section) if section else config, name, value)
+    if abs(value) <= LARGEST.get(key, LARGEST_OF_OTHERS):
+        check(config)
+    else:
+        assert refused(config).key == key
+
+
+@pytest.mark.parametrize("key", BROKEN)
+@pytest.mark.parametrize("value", [1e300, 1e308, -1e308])
+def test_a_number_that_float32_or_a_clock_cannot_hold_is_refused(key: str, value: float, text: Path) -> None:
+    config = small_config(text=text)
+    assign(config, {key: value})
+    assert refused(config).key == key
+
+
+@pytest.mark.parametrize("key", ["optimizer.eps", "correction.strength", "site.memory_gb"])
+def test_so_is_one_that_is_not_set_by_default(key: str, text: Path) -> None:
+    config = small_config(text=text)
+    assign(config, {key: 1e308})
+    assert refused(config).key == key
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"schedule.microbatches": 50_001, "parallel.stages": 2}, "schedule.microbatches"),
+        ({"parallel.data": 10_000, "train.microbatch_size": 10_000}, "train.microbatch_size"),
+        ({"train.eval_microbatches": 10**6, "train.microbatch_size": 100}, "train.microbatch_size"),
+        ({"model.rope_base": 0.0}, "model.rope_base"),
+        ({"model.norm_eps": -1.0}, "model.norm_eps"),
+    ],
+)
+def test_what_is_too_much_together_is_refused(change: dict[str, float], key: str, text: Path) -> None:
+    config = small_config(text=text)
+    assign(config, change)
+    assert refused(config).key == key
+
+
+def test_what_is_large_and_may_be_is_accepted(text: Path) -> None:
+    config = small_config(text=text, layers=1000, microbatches=512, stages=64)
+    check(replace(config, seed=2**63 - 1))
