@@ -97,6 +97,8 @@ def _typed(key: str, value: Any) -> Any:
     if isinstance(value, str) and "text" not in expected:
         # The YAML reader has made a number of everything that looks like one.
         raise SettingError(key, f"must be {expected}, not {_printed(value)}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise SettingError(key, f"must be {expected}, and an integer fits into 64 bits with its sign")
     if isinstance(value, int | float) and expected.startswith("text"):
         value = str(value)
     if isinstance(value, float) and not math.isfinite(value):
