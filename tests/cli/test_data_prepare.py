@@ -134,5 +134,5 @@ def test_documents_and_lines_of_any_length_are_read(tmp_path: Path) -> None:
     texts = [bytes(tokens).decode() for tokens in written_tokens(tmp_path / "out").values()]
     assert sum(text.count("é") for text in texts) == 3_000_030
     assert sum(text.count("word") for text in texts) == 2_000_000
-    # One in three of text (cut at most every 4 MiB), three of lines.
-    assert sum(text.count("\0") for text in texts) == 4 + 3 + 3
+    # One in three of text (cut at most every 4 MiB), three of lines, of which one is cut likewise.
+    assert sum(text.count("\0") for text in texts) == 4 + 3 + 4
