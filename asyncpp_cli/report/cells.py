@@ -10,7 +10,8 @@ from typing import Any
 
 from asyncpp_cli.report.loaded import STATES_BY_WEIGHT, Run
 from asyncpp_cli.report.measure import Evaluation
-from asyncpp_cli.report.statistics import Interval, Spread, paired, spread, welch
+from asyncpp_cli.report.pairs import Pairs, losses_by_seed, pairs
+from asyncpp_cli.report.statistics import Interval, Spread, spread
 from schedules import FAMILY
 
 FEW_SEEDS = 3
@@ -176,41 +177,65 @@ class Cell:
         values = [getattr(run.measurement, name) for run in self.completed]
         return [value for value in values if value is not None]
 
+    @cached_property
+    def losses(self) -> dict[Any, float]:
+        """Validation loss by seed."""
+        return losses_by_seed(self.completed)
+
+    @cached_property
+    def gap_pairs(self) -> Pairs | None:
+        """This cell's losses beside those of its synchronous counterpart; None where there is nothing."""
+        if self.baseline is None or not self.losses or not self.baseline.losses:
+            return None
+        return pairs(self.losses, self.baseline.losses)
+
     @property
     def gap(self) -> float | None:
-        """Validation loss of this cell minus that of its synchronous counterpart, in nats a token."""
-        if self.baseline is None or self.val_loss is None or self.baseline.val_loss is None:
-            return None
-        return self.val_loss.mean - self.baseline.val_loss.mean
+        """Validation loss of this cell minus that of its synchronous counterpart, in nats a token.
+
+        The mean over the seeds that both have; None where they have none in common.
+        """
+        return self.gap_pairs.mean if self.gap_pairs is not None else None
 
     @cached_property
     def gap_interval(self) -> Interval | None:
-        """Welch's interval of the gap; None where one of the two has a single run."""
-        if self.baseline is None or self.val_loss is None or self.baseline.val_loss is None:
-            return None
-        return welch(self.val_loss, self.baseline.val_loss)
-
-    @cached_property
-    def gap_interval_paired(self) -> Interval | None:
-        """The interval from the differences of runs with the same seed; None if the seeds differ."""
-        if self.baseline is None:
-            return None
-        mine, theirs = _loss_by_seed(self), _loss_by_seed(self.baseline)
-        if not mine or mine.keys() != theirs.keys():
-            return None
-        return paired([loss - theirs[seed] for seed, loss in mine.items()])
+        """From the differences of runs with the same seed; None for fewer than two pairs."""
+        return self.gap_pairs.interval if self.gap_pairs is not None else None
 
     @property
     def recovered(self) -> float | None:
-        """Share of the gap without a correction that this one closes; None without such a gap."""
-        plain = self.uncorrected.gap if self.uncorrected is not None else None
-        if plain is None or self.gap is None or not plain > 0:
+        """Share of the gap without a correction that this one closes, over the seeds that the three cells
+        have; None without such a gap."""
+        if self.uncorrected is None or self.baseline is None:
             return None
-        interval = self.uncorrected.gap_interval if self.uncorrected is not None else None
-        if interval is not None and interval.holds_zero:
+        seeds = self.losses.keys() & self.uncorrected.losses.keys() & self.baseline.losses.keys()
+        of_seeds = {seed: self.baseline.losses[seed] for seed in seeds}
+        plain = pairs({seed: self.uncorrected.losses[seed] for seed in seeds}, of_seeds)
+        mine = pairs({seed: self.losses[seed] for seed in seeds}, of_seeds)
+        if plain.mean is None or mine.mean is None or not plain.mean > 0:
+            return None
+        if plain.interval is not None and plain.interval.holds_zero:
             # A share of what may be nothing.
             return None
-        return (plain - self.gap) / plain
+        return (plain.mean - mine.mean) / plain.mean
+
+    @property
+    def updates_per_step(self) -> float | None:
+        """Updates of a stage for each step's tokens: 1 but where stages update on their own, more often."""
+        schedule, microbatches = FAMILY.get(self.schedule), self.runs[0].value("schedule.microbatches")
+        if schedule is None or not isinstance(microbatches, int):
+            return None
+        if schedule.default_interval is None:
+            return 1.0
+        asked = self.runs[0].value("schedule.update_interval")
+        interval = asked if isinstance(asked, int) else schedule.default_interval(microbatches)
+        return microbatches / interval
+
+    @property
+    def update_ratio(self) -> float | None:
+        """Updates on the same tokens, over those of the synchronous counterpart."""
+        mine, theirs = self.updates_per_step, self.baseline.updates_per_step if self.baseline else None
+        return mine / theirs if mine is not None and theirs else None
 
     @property
     def throughput_ratio(self) -> float | None:
@@ -247,16 +272,6 @@ class Cell:
 
 def _spread_of(evaluations: Iterable[Evaluation], name: str) -> Spread | None:
     return spread(float(getattr(one, name)) for one in evaluations)
-
-
-def _loss_by_seed(cell: Cell) -> dict[Any, float]:
-    losses: dict[Any, float] = {}
-    for run in cell.completed:
-        seed, loss = run.value("seed"), run.measurement.val_loss
-        if seed is None or loss is None or seed in losses:
-            return {}
-        losses[seed] = loss
-    return losses
 
 
 def _by_place(of_runs: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:

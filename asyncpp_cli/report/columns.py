@@ -85,6 +85,7 @@ def measured_columns(cells: Sequence[Cell]) -> list[Column]:
         ),
         Column("throughput_ratio", "× sync", lambda cell: _number(cell.throughput_ratio, "{:.2f}")),
         Column("mfu", "MFU", lambda cell: _mean(cell.utilisation, "{:.1%}")),
+        Column("update_ratio", "updates\n× sync", _update_ratio(cells)),
         Column("delay", "delay\nsteps", lambda cell: NOTHING if cell.delay is None else str(cell.delay)),
         Column("bubble", "bubble\n(pred.)", _bubble_text),
         _memory_column(cells),
@@ -186,9 +187,19 @@ def _gap_text(cells: Sequence[Cell]) -> Callable[[Cell], str]:
         if id(cell.runs) in compared_with:
             return "baseline"
         gap = _number(cell.gap, "{:+.3f}")
-        return f"{gap}±{cell.gap_interval.half_width:.3f}" if cell.gap_interval is not None else gap
+        if cell.gap_interval is not None:
+            gap = f"{gap}±{cell.gap_interval.half_width:.3f}"
+        paired = cell.gap_pairs
+        # Of fewer runs than the loss beside it.
+        return f"{gap} (n {len(paired.seeds)})" if paired is not None and paired.unpaired else gap
 
     return text
+
+
+def _update_ratio(cells: Sequence[Cell]) -> Callable[[Cell], str]:
+    """Nothing, unless some cell makes more or fewer updates than its counterpart on the same tokens."""
+    differs = any(cell.update_ratio not in (None, 1.0) for cell in cells)
+    return lambda cell: _number(cell.update_ratio, "{:g}") if differs else NOTHING
 
 
 def _bubble_text(cell: Cell) -> str:

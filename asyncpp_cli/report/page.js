@@ -216,13 +216,13 @@
   function drawGaps() {
     drawRows("gap", (arm) => arm.gap !== null, (rows) => [
       {
-        type: "scatter", mode: "markers", hovertemplate: "%{x:+.4f}<extra>one run</extra>",
+        type: "scatter", mode: "markers", hovertemplate: "%{x:+.4f}<extra>one seed</extra>",
         x: rows.flatMap((arm) => arm.gaps), y: rows.flatMap((arm, place) => arm.gaps.map(() => place)),
         marker: { color: "#8c959f", size: 5, symbol: "line-ns-open" },
       },
       {
         type: "scatter", mode: "markers", x: rows.map((arm) => arm.gap), y: rows.map((_, place) => place),
-        text: rows.map((arm) => (arm.gapLow === null ? "one run: no interval" : `${arm.gapLow.toFixed(4)} to ${arm.gapHigh.toFixed(4)}`)),
+        text: rows.map((arm) => (arm.gapLow === null ? "one seed: no interval" : `${arm.gapLow.toFixed(4)} to ${arm.gapHigh.toFixed(4)}`)),
         hovertemplate: "%{x:+.4f}, %{text}<extra></extra>", marker: markersOf(rows),
         error_x: {
           type: "data", symmetric: false, color: COLOURS.faint, thickness: 1.5, width: 5,

@@ -73,7 +73,7 @@ _CURVES = """
 """
 _GAPS = """
 <p>Validation loss minus that of the synchronous counterpart, nats a token; right of zero the delay costs.
-Bars are the 95% intervals (Welch), small marks the single runs against the counterpart's mean.</p>
+Bars are the 95% intervals of the differences between runs of one seed, small marks these differences.</p>
 <div class="chart" id="gap-chart"></div>
 """
 _SPEED = """

@@ -57,8 +57,6 @@ def _encoded(cells: Sequence[Cell], bins: int) -> str:
 def _numbers(cell: Cell) -> dict[str, Any]:
     """Of the bars: the same numbers as in the table, unrounded."""
     interval = cell.gap_interval
-    baseline = cell.baseline.val_loss if cell.baseline is not None else None
-    losses = [run.measurement.val_loss for run in cell.completed]
     speed = cell.tokens_per_second
     return {
         "state": cell.state,
@@ -67,7 +65,7 @@ def _numbers(cell: Cell) -> dict[str, Any]:
         "gap": cell.gap,
         "gapLow": interval.low if interval is not None else None,
         "gapHigh": interval.high if interval is not None else None,
-        "gaps": [loss - baseline.mean for loss in losses if loss is not None and baseline is not None],
+        "gaps": cell.gap_pairs.differences if cell.gap_pairs is not None else [],
         "speed": speed.mean if speed is not None else None,
         "speedStd": speed.std if speed is not None else None,
         "ratio": cell.throughput_ratio,

@@ -39,7 +39,11 @@ def record(cell: Cell) -> dict[str, Any]:
     fields |= _spread("perplexity", cell.perplexity)
     fields["gap"] = cell.gap
     fields |= _interval("gap", cell.gap_interval)
-    fields |= _interval("gap_paired", cell.gap_interval_paired)
+    paired = cell.gap_pairs
+    fields |= _interval("gap_welch", paired.interval_welch if paired is not None else None)
+    fields["gap_seeds"] = paired.seeds if paired is not None else []
+    fields["gap_seeds_missing"] = list(paired.unpaired) if paired is not None else []
+    fields["update_ratio"] = cell.update_ratio
     fields["baseline"] = cell.baseline.schedule if cell.baseline is not None else None
     fields["recovered"] = cell.recovered
     if cell.target is not None:

@@ -29,6 +29,8 @@ def in_words(cells: Sequence[Cell]) -> list[str]:
         *_loss_sentences(delayed),
         *_speed_sentences(delayed),
         *_target_sentences(delayed),
+        *_more_updates(delayed),
+        *_unpaired(cells, delayed),
         *_certainty(cells, delayed),
         *_caveats(delayed),
     ]
@@ -114,7 +116,7 @@ def _correction(cell: Cell) -> str:
 
 def _of_optimizer(cells: Sequence[Cell]) -> str:
     """One optimizer's gaps: plain, then with each correction and the share of the gap that it recovers."""
-    parts = [f"by {cell.gap:+.3f}" for cell in cells if not cell.corrected]
+    parts = [f"by {cell.gap:+.3f}{_updates(cell)}" for cell in cells if not cell.corrected]
     for cell in cells:
         if not cell.corrected:
             continue
@@ -123,8 +125,14 @@ def _of_optimizer(cells: Sequence[Cell]) -> str:
             share = (
                 f" ({cell.recovered:.0%} of the gap recovered)" if cell.recovered >= 0 else " (a wider gap)"
             )
-        parts.append(f"with {_correction(cell)} by {cell.gap:+.3f}{share}")
+        parts.append(f"with {_correction(cell)} by {cell.gap:+.3f}{_updates(cell)}{share}")
     return f"of {cells[0].optimizer} {', '.join(parts)}"
+
+
+def _updates(cell: Cell) -> str:
+    """What makes the gap no price of the delay alone."""
+    ratio = cell.update_ratio
+    return "" if ratio in (None, 1.0) else f" with {ratio:g} times the updates"
 
 
 def _speed_sentences(delayed: Sequence[Cell]) -> list[str]:
@@ -167,14 +175,42 @@ def _target_sentences(delayed: Sequence[Cell]) -> list[str]:
     ]
 
 
+def _more_updates(delayed: Sequence[Cell]) -> list[str]:
+    """Where a gap compares runs that differ in more than the delay."""
+    sentences = []
+    for schedule in dict.fromkeys(cell.schedule for cell in delayed):
+        ratios = {cell.update_ratio for cell in delayed if cell.schedule == schedule and cell.gap is not None}
+        if other := sorted(ratio for ratio in ratios if ratio not in (None, 1.0)):
+            sentences.append(
+                f"Not like with like: on the same tokens {schedule} makes {_range(other, '{:g}')} times the "
+                "updates of its synchronous counterpart; its gap holds that gain, too."
+            )
+    return sentences
+
+
+def _unpaired(cells: Sequence[Cell], delayed: Sequence[Cell]) -> list[str]:
+    """Seeds that one arm of a gap has and the other lacks."""
+    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
+    left_out = [
+        f"{names[id(cell)]} without seed {', '.join(map(str, cell.gap_pairs.unpaired))}"
+        + ("" if cell.gap_pairs.seeds else " and so without a gap")
+        for cell in delayed
+        if cell.gap_pairs is not None and cell.gap_pairs.unpaired
+    ]
+    if not left_out:
+        return []
+    more = f"; and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
+    return [f"Gaps are over the seeds that both arms have: {'; '.join(left_out[:MAX_NAMED])}{more}."]
+
+
 def _certainty(cells: Sequence[Cell], delayed: Sequence[Cell]) -> list[str]:
     """What the intervals mean, and which gaps cannot be told from none."""
     with_interval = [cell for cell in delayed if cell.gap_interval is not None]
     if not with_interval:
         return []
     said = (
-        f"The gap's ± is the half-width of its {CONFIDENCE:.0%} interval (Welch: the runs are taken for "
-        "independent. Runs of one seed start alike: the paired interval, in JSON and CSV, uses that)."
+        f"The gap's ± is the half-width of its {CONFIDENCE:.0%} interval, from the differences between runs "
+        "of one seed, which start alike and see the same data."
     )
     names = dict(zip(map(id, cells), arm_names(cells), strict=True))
     unclear = [
@@ -192,10 +228,10 @@ def _caveats(delayed: Sequence[Cell]) -> list[str]:
     if not compared:
         return []
     sentences = []
-    fewest = min(min(cell.n, cell.baseline.n) for cell in compared if cell.baseline is not None)
+    fewest = min(len(cell.gap_pairs.seeds) for cell in compared if cell.gap_pairs is not None)
     if fewest < FEW_SEEDS:
-        runs = "one run" if fewest == 1 else f"{fewest} runs"
-        sentences.append(f"How sure: some cells rest on {runs} (n = {fewest}): a small gap may be chance.")
+        seeds = "one seed" if fewest == 1 else f"{fewest} seeds"
+        sentences.append(f"How sure: some gaps rest on {seeds} (n = {fewest}): a small one may be chance.")
     short = [tokens for tokens in (_tokens_per_parameter(cell) for cell in compared) if tokens is not None]
     if short and min(short) < TOKENS_PER_PARAMETER:
         sentences.append(

@@ -14,6 +14,7 @@ from asyncpp_cli.report.cells import Cell
 from asyncpp_cli.report.columns import NOT_REACHED, measured_columns
 from asyncpp_cli.report.loaded import Run
 from asyncpp_cli.report.measure import Evaluation, Measurement
+from asyncpp_cli.report.records import record
 from asyncpp_cli.report.utilisation import flops_per_token, peak_tflops, utilisation
 from asyncpp_cli.report.words import in_words
 
@@ -49,21 +50,62 @@ def last(*runs: Run) -> Cell:
 def test_the_gap_has_the_intervals_of_scipy() -> None:
     sync, delayed = (2.00, 2.03, 1.98), (2.10, 2.16, 2.07)
     cell = last(*seeds("1f1b", *sync), *seeds("2bw", *delayed))
-    expected = stats.ttest_ind(delayed, sync, equal_var=False).confidence_interval(0.95)
     together = stats.ttest_rel(delayed, sync).confidence_interval(0.95)
+    apart = stats.ttest_ind(delayed, sync, equal_var=False).confidence_interval(0.95)
     assert cell.gap_interval is not None
-    assert cell.gap_interval_paired is not None
-    assert (cell.gap_interval.low, cell.gap_interval.high) == pytest.approx(tuple(expected), rel=1e-9)
-    found = cell.gap_interval_paired
-    assert (found.low, found.high) == pytest.approx(tuple(together), rel=1e-9)
+    assert (cell.gap_interval.low, cell.gap_interval.high) == pytest.approx(tuple(together), rel=1e-9)
+    shown = record(cell)
+    assert (shown["gap_low"], shown["gap_high"]) == pytest.approx(tuple(together), rel=1e-9)
+    assert (shown["gap_welch_low"], shown["gap_welch_high"]) == pytest.approx(tuple(apart), rel=1e-9)
 
 
-def test_other_seeds_are_not_paired_and_one_seed_has_no_interval() -> None:
+def test_a_gap_that_pairs_tell_from_zero_is_told() -> None:
+    """Three seeds whose losses differ by far more than the delay costs, and the cost hardly at all."""
+    sync, cost = (1.955, 2.000, 2.026), (0.0411, 0.0413, 0.0406)
+    cells, _ = aggregate([*seeds("1f1b", *sync), *seeds("2bw", *map(sum, zip(sync, cost, strict=True)))])
+    shown = record(cells[-1])
+    assert (shown["gap_low"], shown["gap_high"]) == pytest.approx((0.0402, 0.0418), abs=1e-4)
+    assert (shown["gap_welch_low"], shown["gap_welch_high"]) == pytest.approx((-0.040, 0.122), abs=1e-3)
+    assert text(cells[-1], "gap") == "+0.041±0.001"
+    assert "Not told apart" not in " ".join(in_words(cells))
+
+
+def test_a_gap_is_over_the_seeds_that_both_arms_have() -> None:
+    """The third seed of the delayed arm is an easy one; in its mean it would hide the cost."""
+    cells, _ = aggregate([*seeds("1f1b", 2.0, 2.2), *seeds("2bw", 2.1, 2.3, 1.0)])
+    cell = cells[-1]
+    assert cell.gap == pytest.approx(0.1)
+    assert (record(cell)["gap_seeds"], record(cell)["gap_seeds_missing"]) == ([0, 1], [2])
+    assert text(cell, "gap").endswith("(n 2)")
+    assert "over the seeds that both arms have: 2bw muon without seed 2." in " ".join(in_words(cells))
     others = [run("2bw", 2.1, seed=5), run("2bw", 2.2, seed=6)]
-    cell = last(*seeds("1f1b", 2.0, 2.1), *others)
-    assert cell.gap_interval is not None
-    assert cell.gap_interval_paired is None
+    apart, _ = aggregate([*seeds("1f1b", 2.0, 2.1), *others])
+    assert apart[-1].gap is None
+    assert "2bw muon without seed 0, 1, 5, 6 and so without a gap." in " ".join(in_words(apart))
+
+
+def test_what_a_correction_recovers_is_over_the_seeds_of_all_three() -> None:
+    runs = [*seeds("1f1b", 2.0, 2.0), *seeds("2bw", 2.4, 2.41, 9.0)]
+    corrected = [run("2bw", loss, seed=seed, error_feedback=1.0) for seed, loss in ((0, 2.1), (2, 1.0))]
+    assert last(*runs, *corrected).recovered == pytest.approx(0.75)
+
+
+def test_one_seed_has_no_interval() -> None:
     assert last(*seeds("1f1b", 2.0), *seeds("2bw", 2.1)).gap_interval is None
+
+
+def test_more_updates_on_the_same_tokens_are_said() -> None:
+    more = {"schedule.microbatches": 8, "schedule.update_interval": 1}
+    cells, _ = aggregate(
+        [*seeds("1f1b", 2.5, **{"schedule.microbatches": 8}), *seeds("pipedream", 2.145, **more)]
+    )
+    assert cells[-1].update_ratio == 8
+    assert text(cells[-1], "update_ratio") == "8"
+    said = " ".join(in_words(cells))
+    assert "of muon by -0.355 with 8 times the updates" in said
+    assert "Not like with like: on the same tokens pipedream makes 8 times the updates" in said
+    alike = " ".join(in_words(aggregate([*seeds("1f1b", 2.0), *seeds("2bw", 2.1)])[0]))
+    assert "updates" not in alike
 
 
 def test_a_correction_recovers_its_share_of_the_gap() -> None:
@@ -75,7 +117,7 @@ def test_a_correction_recovers_its_share_of_the_gap() -> None:
 
 
 def test_no_share_is_named_of_a_gap_that_may_be_nothing() -> None:
-    noisy = [*seeds("1f1b", 2.0, 2.2), *seeds("2bw", 2.05, 2.25)]
+    noisy = [*seeds("1f1b", 2.0, 2.2), *seeds("2bw", 2.25, 2.05)]
     assert last(*noisy, *seeds("2bw", 2.0, 2.1, error_feedback=1.0)).recovered is None
     clear = [*seeds("1f1b", 2.0, 2.01), *seeds("2bw", 2.4, 2.41)]
     assert last(*clear, *seeds("2bw", 2.2, 2.21, error_feedback=1.0)).recovered == pytest.approx(0.5)
