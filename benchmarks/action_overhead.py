@@ -133,7 +133,9 @@ def measure_rank(rank: int, folder: str, rounds: int, results: Any) -> None:
 
 
 def distributed_rounds(process: Process, rounds: int) -> list[dict[str, float]]:
-    connection = connect(process, rank_of_stage=range(RANKS), data_ranks=1, shape=SHAPE, dtype=torch.float32)
+    connection = connect(
+        process, rank_of_stage=range(RANKS), data_ranks=1, shape=SHAPE, dtype=torch.float32, common_step=True
+    )
     runner = executor(connection)
     found = []
     for number in range(rounds + 1):

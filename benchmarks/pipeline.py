@@ -70,6 +70,7 @@ def ours(
         data_ranks=options.data,
         shape=(options.batch, options.context, options.width) if options.real else SHAPE,
         dtype=torch.float32,
+        common_step=True,
     )
     if reduce_ms:
         connection = replace(connection, data=slow_group(process, options, schedule, seconds=reduce_ms / 1e3))

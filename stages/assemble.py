@@ -57,6 +57,11 @@ def dtypes(config: RunConfig) -> Types:
     return Types(master=torch.float32 if replica is torch.bfloat16 else replica, replica=replica)
 
 
+def has_common_step(config: RunConfig) -> bool:
+    """Whether all stages update together; if not, each does on its own."""
+    return FAMILY[config.schedule.name].default_interval is None
+
+
 def activation_shape(config: RunConfig) -> tuple[int, ...]:
     """Shape of what one stage sends another: `(microbatch_size, context, width)`."""
     return (config.train.microbatch_size, config.data.context, config.model.width)
@@ -122,7 +127,7 @@ def build_ranks(
     run_block = block_runner(config.model, recompute=config.train.recompute, compiled=config.train.compile)
     rules = UpdateRules(
         clip=config.train.clip,
-        common_step=FAMILY[config.schedule.name].default_interval is None,
+        common_step=has_common_step(config),
         max_skipped=config.train.max_skipped,
     )
     buffers = gradient_buffers(config.schedule.name, programs, data_ranks=config.parallel.data)

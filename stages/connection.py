@@ -37,6 +37,7 @@ def connect(
     data_ranks: int,
     shape: tuple[int, ...],
     dtype: torch.dtype,
+    common_step: bool,
 ) -> Connection:
     """The connection of one of `size` processes, a rank each.
 
@@ -46,6 +47,7 @@ def connect(
         data_ranks: pipelines.
         shape: of every activation and gradient.
         dtype: likewise.
+        common_step: whether all stages update together.
     """
     rank, data_rank = divmod(process.rank, data_ranks)
     ranks = process.size // data_ranks
@@ -61,7 +63,7 @@ def connect(
             communicator,
             rank=processes.index(process.rank),
             size=len(processes),
-            device_waits=process.device.type == "cuda" and not process.through_host,
+            device_waits=process.device_waits,
         )
 
     return Connection(
@@ -73,6 +75,7 @@ def connect(
             rank_of_stage=rank_of_stage,
             shape=shape,
             dtype=dtype,
+            common_step=common_step,
         ),
         pipeline=group(f"pipeline {data_rank}", members),
         data=group(f"data {rank}", peers),

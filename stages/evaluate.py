@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from schedules.actions import Action, Op, Program
+from schedules.dependencies import launched
 from schedules.messages import received, sent
 from stages.connection import Connection
 from stages.data import Batches
@@ -81,8 +82,9 @@ def evaluate(
     for stage, state in stages.items():
         weights[stage] = yield from _whole_weights(state, connection, dtype=dtype)
     losses: dict[int, Tensor] = {}
-    for action in program.actions[connection.rank]:
+    for number, action in enumerate(program.actions[connection.rank]):
         on_action()
+        links.passed(launched(number))
         activation = received(action, program.num_stages)
         tokens, targets = batches.validation(action.microbatch, count=program.microbatches)
         if activation is None:

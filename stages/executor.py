@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from schedules.actions import Action, Op, Program
+from schedules.dependencies import launched, updated
 from schedules.messages import Message, received, sent
 from stages.clock import Clock
 from stages.connection import Connection
@@ -105,6 +106,12 @@ class RankExecutor:
         self._halves: dict[tuple[int, int], _Half] = {}
         self._losses: list[Tensor] = []
 
+    def connect(self) -> None:
+        """Make every connection to other processes that a segment uses. All ranks call this together, before
+        their first segment: later, a rank that waits for a connection would keep others waiting."""
+        self._links.connect()
+        self._updates.connect()
+
     @property
     def end_step(self) -> int:
         """The step before which the segment ends; earlier than the program's once a rank is told to end."""
@@ -126,8 +133,10 @@ class RankExecutor:
         self._links.begin(program)
         self._clock.begin()
         self._updates.begin(program, self.trace)
-        for action in program.actions[self._rank]:
+        for number, action in enumerate(program.actions[self._rank]):
+            self._links.passed(launched(number))
             yield from self._updates.go_on(before=action)
+            self._links.passed(updated(number))
             if self._is_cut_off(action):
                 continue
             self.acted_at = time.perf_counter()

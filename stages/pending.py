@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from stages.clock import Clock
 from stages.early import WholeGradients, needs_update, slack_of
+from stages.ending import Agreement
 from stages.groups import Exchange, Group, Reduction
+from stages.signals import never
 from stages.streams import Streams
 from stages.trace import RankTrace, StepResult
 from stages.update import StageState
@@ -98,6 +101,26 @@ class RankUpdates:
         self._pending: _Pending | None = None
         self._launched: _Launched | None = None
         self._skipped = dict.fromkeys(stages, 0)
+        self._agreement = Agreement(pipeline, end=self._end_before)
+
+    def connect(self) -> None:
+        """Make every exchange of an update once, of the real size, and change nothing by it: gradients are
+        zero, and all data ranks hold the same weights."""
+        unit = len(self._stages) if self._rules.common_step else 1
+        for state in self._stages.values():
+            weights = state.weights
+            gradient = weights.gathering
+            for early in (False, True):
+                reduction = self._data.reduce(gradient.flat, weights.reduction, early=early)
+                reduction.advance(len(gradient.views))
+                _complete(reduction)
+            numbers = gradient.flat.new_zeros(unit + 2, dtype=torch.float64)
+            _complete(self._data.share(numbers))
+            _complete(self._data.spread(weights.newest().flat, weights.ownership.bounds))
+            if self._rules.common_step:
+                _complete(self._pipeline.share(numbers[1:]))
+            else:
+                _complete(self._pipeline.share(numbers[:1]))
 
     def begin(self, program: Program, trace: RankTrace) -> None:
         """Make ready for a segment, and for what is measured in it."""
@@ -111,6 +134,7 @@ class RankUpdates:
         # Without slack there is nothing to go beside, and one queue uses the memory of the other's work.
         self._beside = self._streams.parallel and slack.any
         self._own_clock.begin()
+        self._agreement.begin(program)
 
     def last_backward(self, action: Action) -> WholeGradients | None:
         """To be told of gradients that a backward makes whole, where their reduction begins within it."""
@@ -188,6 +212,12 @@ class RankUpdates:
             self._streams.join(launched.end)
             self._clock.measure(started, self._trace.note_wait_for_update)
             self._launched = None
+        while (awaited := self._agreement.go_on(before=before)) is not None:
+            if not self._waits:
+                yield
+                continue
+            awaited.wait()
+            self._agreement.heard()
         if before is None:
             self._own_clock.finish()
 
@@ -212,6 +242,9 @@ class RankUpdates:
             self._launched = _Launched(pending, self._streams.point())
 
     def _phases(self, unit: Sequence[Gathered]) -> Generator[Exchange[Any], None, None]:
+        version, interval = unit[0].version, self._program.update_interval
+        # Ranks end after whole steps.
+        step, left = divmod(version * interval, self._program.microbatches)
         verdict = yield from judge(
             unit,
             stages=self._stages,
@@ -219,11 +252,13 @@ class RankUpdates:
             pipeline=self._pipeline,
             data=self._data,
             rules=self._rules,
-            stop=self._stop,
+            stop=never if left else self._stop,
             reduced=self._after_reduction,
         )
-        if verdict.stop:
-            self._end_before_reader_of(unit[0].version)
+        if not self._rules.common_step and not left:
+            self._agreement.tell(step - 1, stop=verdict.stop, device=unit[0].gradient.flat.device)
+        elif verdict.stop:
+            self._end_before_reader_of(version)
         spreading: list[tuple[Gathered, Replica, Exchange[None]]] = []
         for gathered in unit:
             weights = self._stages[gathered.stage].weights
@@ -289,4 +324,12 @@ class RankUpdates:
         self._ending = True
         m = self._program.microbatches
         readers = (a for a in self._program.all_actions() if a.op is Op.FORWARD and a.version >= version)
-        self.end_step = min((action.microbatch // m for action in readers), default=self.end_step)
+        self._end_before(min((action.microbatch // m for action in readers), default=self.end_step))
+
+    def _end_before(self, step: int) -> None:
+        self.end_step = min(self.end_step, step)
+
+
+def _complete(exchange: Exchange[Any]) -> None:
+    exchange.wait()
+    exchange.take()

@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroup
 
 from stages.communicator import Communicator
 from stages.config import SiteConfig
+from stages.device_settings import check_environment, set_arithmetic, set_environment, set_up_link
 from stages.through_host import ThroughHost
 
 ADDRESS_FILE = "rendezvous"
@@ -47,6 +48,11 @@ class Process:
     connected: list[dist.ProcessGroupNCCL] = field(default_factory=list)
     """What is to be closed when the run ends."""
 
+    @property
+    def device_waits(self) -> bool:
+        """Whether to wait for an exchange holds up the device and not the host, as with NCCL."""
+        return self.device.type == "cuda" and not self.through_host
+
     def communicator(self, name: str, ranks: Sequence[int]) -> Communicator:
         """A communicator of `ranks`, this one among them; its members call this with the same name, and wait
         here for each other. So all processes make those that they share in one order.
@@ -55,6 +61,13 @@ class Process:
         world, and with `use_local_synchronization` it derives the name from how many groups each member has
         made before, which differs between the ends and the middle of a pipeline.
         """
+        return self._communicator(name, ranks, link=False)
+
+    def link(self, name: str, ranks: Sequence[int]) -> Communicator:
+        """As `communicator`, of two ranks, of which the first one sends and the second one receives."""
+        return self._communicator(name, ranks, link=True)
+
+    def _communicator(self, name: str, ranks: Sequence[int], *, link: bool) -> Communicator:
         store = PrefixStore(name, self.store)
         rank = list(ranks).index(self.rank)
         if self.device.type == "cpu" or self.through_host:
@@ -62,9 +75,12 @@ class Process:
             return ThroughHost(gloo) if self.through_host else gloo
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.timeout
+        if link:
+            set_up_link(options)
         nccl = dist.ProcessGroupNCCL(store, rank, len(ranks), options)
-        # Otherwise its first operation would connect it, and wait for the other end: where one end posts a
-        # receive of gradients first, and the other one of activations, both would wait for ever.
+        # Otherwise its first operation would make it, and wait for the other ranks. This makes the
+        # communicator alone; what it connects when it is first used is connected before the first segment
+        # (`stages.warm_up`).
         nccl.eager_connect_single_device(self.device)
         self.connected.append(nccl)
         return cast(Communicator, nccl)
@@ -111,6 +127,7 @@ def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:
         raise RuntimeError("site.device is cuda, but torch finds no GPU here; accepted: auto, cpu")
     if site.device == "cpu" or not available:
         return torch.device("cpu")
+    set_arithmetic()
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
@@ -132,14 +149,14 @@ def connected(
         rendezvous: folder of this attempt.
 
     Raises:
+        DeviceSettingError: several ranks on GPUs cannot run under a setting of the environment.
         TimeoutError: rank 0 left no address within `site.timeout` seconds.
     """
     if site.device != "cpu":
-        # A receive that is posted ahead occupies the GPU until its message comes, and a kernel that is loaded
-        # when it is first needed may wait until the GPU is idle (CUDA's programming guide, "Lazy Loading").
-        os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+        set_environment()
     device = choose_device(site, local_rank=local_rank)
     if device.type == "cuda":
+        check_environment(os.environ, ranks=size)
         torch.cuda.set_device(device)
     timeout = datetime.timedelta(seconds=site.timeout)
     host = "127.0.0.1" if local_size == size else _own_address()

@@ -133,6 +133,9 @@ class Run:
         if self._process is not None and self._device.type == "cuda":
             for state in self._stages():
                 warm_up(state, self._config, device=self._device)
+        if self._process is not None:
+            for rank in self._ranks:
+                rank.executor.connect()
         self._seconds = start.seconds
         first_program = self._program(start.step, 1)
         updates = start.step * first_program.microbatches // first_program.update_interval

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.assemble import activation_shape, dtypes, representative_programs
+from stages.assemble import activation_shape, dtypes, has_common_step, representative_programs
 from stages.config import RunConfig
 from stages.connection import connect, connect_in_process
 from stages.metrics import Recorder
@@ -51,6 +51,7 @@ def train(
         data_ranks=config.parallel.data,
         shape=activation_shape(config),
         dtype=dtypes(config).replica,
+        common_step=has_common_step(config),
     )
     run = Run(
         config,

@@ -50,7 +50,7 @@ class Verdict:
     """Over all stages; None where each is on its own."""
     train_loss: float
     stop: bool
-    """Whether a rank has been told to end."""
+    """Whether a rank has been told to end, of those that agreed."""
 
     def judged(self, stage: int) -> float:
         """The squared norm that must be finite for `stage` to step."""
@@ -96,7 +96,7 @@ def judge(
     for gathered in unit:
         stages[gathered.stage].update.prepare(gathered.gradient)
         squares.append(squared_norm(gathered.gradient))
-    told = torch.full_like(squares[0], float(rules.common_step and stop()))
+    told = torch.full_like(squares[0], float(stop()))
     losses = [loss for gathered in unit for loss in gathered.losses]
     train_loss = torch.stack(losses).double().mean() if losses else torch.zeros_like(told)
     if data.size > 1:
@@ -112,20 +112,19 @@ def judge(
         of_ranks = common.take()
         told = sum_in_order([of_rank[-1] for of_rank in of_ranks])
         total = sum_in_order(_by_stage(of_ranks, rank_of_stage))
-        numbers += [total, told]
+        numbers.append(total)
         if rules.clip == "global":
             clip_by = dict.fromkeys(clip_by, total)
-    coming = to_host(torch.stack(numbers))
+    coming = to_host(torch.stack([*numbers, told]))
     if rules.clip != "none":
         for gathered in unit:
             stages[gathered.stage].update.clip(gathered.gradient, squared=clip_by[gathered.stage])
     yield coming
     loss, *rest = coming.take()
-    own, common_numbers = rest[: len(unit)], rest[len(unit) :]
-    summed, stopped = common_numbers or (None, 0.0)
+    own, (*totals, stopped) = rest[: len(unit)], rest[len(unit) :]
     return Verdict(
         squares={gathered.stage: square for gathered, square in zip(unit, own, strict=True)},
-        total=summed,
+        total=totals[0] if totals else None,
         train_loss=loss,
         stop=stopped > 0,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from resumed import check_resumed, go_back, replay_twice, saving, wait_for_savin
 from small_runs import Rows, in_processes, small_config
 from test_distributed import cases, measured
 
+import stages.run
 from optimizers import NAMES
 from stages import checkpoint_files as files
+from stages.assemble import segment_lengths
 from stages.check import CORRECTIONS as CARRIED
 from stages.check import ConfigError, check
 from stages.config import CorrectionConfig, ParallelConfig, RunConfig
@@ -149,6 +153,17 @@ class AfterCalls:
         return self._left < 0
 
 
+def also_draining_at(patch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:
+    """Let a run drain after these steps, too."""
+
+    def lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int]]:
+        ends = {first + length for first, length in segment_lengths(config, start=start)}
+        ends |= {step for step in steps if step > start}
+        return [(first, end - first) for first, end in pairwise([start, *sorted(ends)])]
+
+    patch.setattr(stages.run, "segment_lengths", lengths)
+
+
 @pytest.mark.parametrize("asked", [0, 9])
 @pytest.mark.parametrize(
     ("schedule", "options"),
@@ -162,12 +177,15 @@ class AfterCalls:
     ],
 )
 def test_a_run_that_is_told_to_end_goes_on_to_the_same_bits(
-    schedule: str, options: dict[str, Any], asked: int, text: Path, tmp_path: Path
+    schedule: str,
+    options: dict[str, Any],
+    asked: int,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = saving(small_config(schedule, text=text, steps=9, eval_interval=4, **options), interval=4)
-    whole = Rows()
-    replay(config, recorder=whole)
-    rows, stops = Rows(), []
+    whole, rows, stops = Rows(), Rows(), []
     ended: RunResult | None = None
     for calls in (asked, 2, 10**6):
         ended = replay(config, recorder=rows, checkpoints=tmp_path / "c", stop=AfterCalls(calls))
@@ -177,7 +195,11 @@ def test_a_run_that_is_told_to_end_goes_on_to_the_same_bits(
         assert files.saved_steps(tmp_path / "c")[0] == ended.stopped_at
     assert ended is not None
     assert ended.stopped_at is None
-    if config.train.clip == "global" and asked == 0:
+    if schedule in ("paci", "pipedream"):
+        # Each drain of these moves the numbers a little, so the same ones are made.
+        also_draining_at(monkeypatch, [step for step in stops if step is not None])
+    replay(config, recorder=whole)
+    if asked == 0:
         assert stops[0] is not None
         assert stops[0] < 4, "it did not wait for the next drain"
     for kind in ("step", "eval", "end"):

@@ -6,6 +6,7 @@ import torch
 from small_runs import in_processes
 
 from schedules import Op, build
+from schedules.dependencies import updated
 from schedules.messages import received, sent
 from stages.process import Process
 from stages.transport import DistributedLinks
@@ -23,12 +24,14 @@ def exchange(process: Process, given: tuple[str, int]) -> list[list[float]]:
         rank_of_stage=(0, 1),
         shape=(1,),
         dtype=torch.float32,
+        common_step=True,
     )
     got: list[list[float]] = []
     for microbatches in (kept, 8):
         links.begin(program)
         got.append([])
-        for action in program.actions[process.rank]:
+        for number, action in enumerate(program.actions[process.rank]):
+            links.passed(updated(number))
             if action.op is Op.UPDATE or action.microbatch >= microbatches:
                 continue
             if (incoming := received(action, 2)) is not None:

@@ -1,0 +1,166 @@
+"""What of a rank's own work does a message to it depend on, and which of its messages does it acknowledge?
+
+On a GPU an open receive is a kernel that runs until its message comes, and a host that waits for its whole
+device waits for that kernel, too. If the message depends on what this host has not launched yet, it waits for
+ever. So a receive is posted once everything of the same rank that its message depends on has been launched.
+That follows from the program, whatever the ranks' speed.
+
+How far a rank has come is a `Place`: `launched(k)` once its first k actions have been launched, and
+`updated(k)` once the updates that action k needs have been finished as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from schedules.actions import Action, Op, Program
+from schedules.messages import Message, destination, is_local, received, sent, source
+
+Place = int
+"""How far a rank has come in its actions; comparable."""
+
+
+def launched(actions: int) -> Place:
+    """The place of a rank that has launched its first `actions` actions."""
+    return 2 * actions
+
+
+def updated(action: int) -> Place:
+    """The place of a rank that is about to launch its action number `action`, and has finished the updates
+    that this action needs."""
+    return 2 * action + 1
+
+
+def steps_to_agree(program: Program) -> int:
+    """Steps after which all ranks know what they told each other at the end of a step, so that none waits.
+
+    Where stages update on their own, stage 0 ends a step last; the last stage is less than 2 p micro-batches
+    ahead of it.
+    """
+    return -(-(2 * program.num_ranks - 1) // program.microbatches)
+
+
+def places_to_post(program: Program, rank: int, *, common_step: bool) -> dict[Message, Place]:
+    """For each message to `rank` from another one: the place from which on nothing that it depends on is
+    still to be launched by `rank` itself.
+
+    It depends on what leads to it through messages, and through updates: where all stages update together,
+    who reads a version has heard of the gradient's norm from every rank.
+
+    Args:
+        program: its forwards and backwards are complete, and no rank waits for ever.
+        rank: that receives.
+        common_step: whether all stages update together.
+    """
+    rank_of_stage, num_stages = program.rank_of_stage, program.num_stages
+    finished = _finished_updates(program, rank)
+    lag = steps_to_agree(program)
+    # For each rank, the last place of `rank` that what it does depends on; for each channel, those of its
+    # messages. Messages of a channel come in one order at both ends.
+    depends = [0] * program.num_ranks
+    channels: dict[tuple[int, int], deque[Place]] = {
+        (stage, stage + way): deque() for stage in range(num_stages) for way in (-1, 1)
+    }
+    position = [0] * program.num_ranks
+    places: dict[Message, Place] = {}
+    runnable = deque(range(program.num_ranks))
+    while runnable:
+        current = runnable.popleft()
+        actions = program.actions[current]
+        place = position[current]
+        while place < len(actions):
+            action = actions[place]
+            sender = source(action, num_stages)
+            if sender is not None and rank_of_stage[sender] != current:
+                channel = channels[sender, action.stage]
+                if not channel:
+                    break
+                came = channel.popleft()
+                depends[current] = max(depends[current], came)
+                if current == rank:
+                    places[Message(sender, action.stage, action.microbatch)] = came
+            needed = _version_awaited(action, program, common_step=common_step, lag=lag)
+            depends[current] = max(depends[current], finished.get(needed, 0))
+            place += 1
+            if current == rank:
+                depends[current] = launched(place)
+            receiver = destination(action, num_stages)
+            if receiver is not None and rank_of_stage[receiver] != current:
+                channels[action.stage, receiver].append(depends[current])
+                runnable.append(rank_of_stage[receiver])
+        position[current] = place
+    return places
+
+
+def _version_awaited(action: Action, program: Program, *, common_step: bool, lag: int) -> int:
+    """The latest version about which `action` must have heard from all ranks of the pipeline."""
+    if common_step:
+        # A rank has one update under way at a time.
+        return action.version - (action.op is Op.UPDATE)
+    if action.op is not Op.FORWARD:
+        return -1
+    # Whether a rank is to end: told with the last update of a step, known some steps later.
+    step = action.microbatch // program.microbatches - lag
+    return step * program.microbatches // program.update_interval
+
+
+def _finished_updates(program: Program, rank: int) -> dict[int, Place]:
+    """For each version that `rank` writes, the place at which it has finished that update at the latest."""
+    stages = {stage for stage, holder in enumerate(program.rank_of_stage) if holder == rank}
+    finished: dict[int, Place] = {}
+    written: set[int] = set()
+    pending: int | None = None
+    for place, action in enumerate(program.actions[rank]):
+        if pending is not None and (action.op is Op.UPDATE or action.version >= pending):
+            finished[pending] = updated(place)
+            pending = None
+        if action.op is Op.UPDATE:
+            written.add(action.stage)
+            if written == stages:
+                pending, written = action.version, set()
+    if pending is not None:
+        finished[pending] = updated(len(program.actions[rank]))
+    return finished
+
+
+def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[bool, int]]]:
+    """What a message from a neighbour says of those that `rank` has sent to it: they have arrived.
+
+    Gives for each message to `rank`, where it says something new, (whether these are activations, how many of
+    them have arrived), counted in the order in which `rank` sends them to that neighbour.
+    """
+    rank_of_stage, num_stages = program.rank_of_stage, program.num_stages
+    numbers: dict[Message, int] = {}
+    counts: dict[tuple[int, bool], int] = {}
+    for message in _sent(program, rank):
+        kind = (rank_of_stage[message.destination], _is_activation(message))
+        counts[kind] = counts.get(kind, 0) + 1
+        numbers[message] = counts[kind]
+    known: dict[Message, list[tuple[bool, int]]] = {}
+    for other in {neighbour for neighbour, _ in counts}:
+        arrived = {True: 0, False: 0}
+        told = dict(arrived)
+        for action in program.actions[other]:
+            incoming = received(action, num_stages)
+            if incoming in numbers:
+                forward = _is_activation(incoming)
+                arrived[forward] = max(arrived[forward], numbers[incoming])
+            outgoing = sent(action, num_stages)
+            if outgoing is not None and rank_of_stage[outgoing.destination] == rank and told != arrived:
+                known[outgoing] = [
+                    (forward, count) for forward, count in arrived.items() if count > told[forward]
+                ]
+                told = dict(arrived)
+    return known
+
+
+def _sent(program: Program, rank: int) -> Iterator[Message]:
+    for action in program.actions[rank]:
+        message = sent(action, program.num_stages)
+        if message is not None and not is_local(message, program):
+            yield message
+
+
+def _is_activation(message: Message) -> bool:
+    return message.destination > message.source
