@@ -16,6 +16,7 @@ they belong to a job of a cluster, that is asked.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.cluster.jobs import Job, Scheduler, job_of
+from asyncpp_cli.cluster.last_word import release, reserve, write_reserved
 from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.files import read_json, write_json
@@ -77,6 +79,8 @@ class Attempt:
     def rank_started(self, rank: int, *processes: ProcessId) -> None:
         """Say which processes a rank is: the one that trains, and its supervisor where it has one."""
         self.write(f"rank-{rank}", {"processes": [asdict(process) for process in processes]})
+        for name in ("end", "error"):
+            reserve(self.folder / f"rank-{rank}.{name}.json")
 
     def rank_ended(self, rank: int, *, code: int | None, signal_number: int | None, stopped: bool) -> None:
         """Say how a rank ended, and settle the run's status if it was the last.
@@ -87,17 +91,32 @@ class Attempt:
             signal_number: the signal that ended it.
             stopped: whether it was made to end, for another rank's or a person's sake.
         """
-        self.write(
-            f"rank-{rank}.end",
-            {"code": code, "signal": signal_number, "stopped": stopped, "time": time.time()},
-        )
+        end = {"code": code, "signal": signal_number, "stopped": stopped, "time": time.time()}
+        self._write_last(f"rank-{rank}.end", end)
+        release(self.folder / f"rank-{rank}.error.json")
         settle(self.run)
 
     def rank_erred(self, rank: int, error: BaseException) -> None:
         """Keep the exception that ends a rank, for the reason of the run's failure."""
         kind = type(error).__name__
         message = " ".join(f"{kind}: {error}".split())
-        self.write(f"rank-{rank}.error", {"kind": kind, "message": message[:500], "time": time.time()})
+        content = {"kind": kind, "message": message[:500], "time": time.time()}
+        self._write_last(f"rank-{rank}.error", content)
+
+    def _write_last(self, name: str, content: dict[str, Any]) -> None:
+        """As `write`, of what a rank says as it ends; on a full disk into the room that was taken for it.
+
+        Raises:
+            OSError: there is none.
+        """
+        file = self.folder / f"{name}.json"
+        try:
+            self.write(name, content)
+        except OSError as error:
+            if not write_reserved(file, content | {"disk": error.strerror}):
+                raise
+        else:
+            release(file)
 
     def stop(self, reason: str, *, cause: Cause = Cause.STOPPED) -> None:
         """Ask all ranks to end.
@@ -200,8 +219,10 @@ def settle_locked(
     settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
     if state == State.COMPLETED:
         settled = replace(settled, step=status.steps)
-    attempt.write("outcome", {"state": str(state), "cause": cause, "reason": reason, "time": ended})
-    run.write_status(settled)
+    # On a full disk it is said to who asks, and written down by who asks later.
+    with contextlib.suppress(OSError):
+        attempt.write("outcome", {"state": str(state), "cause": cause, "reason": reason, "time": ended})
+        run.write_status(settled)
     return settled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
             how = (
                 "was made to end"
                 if end["stopped"]
-                else f"ended with exit code {end['code']}: {_last_line(log)}"
+                else f"ended with exit code {end['code']}: {end.get('disk') or _last_line(log)}"
             )
             left.append((end["time"], Cause.ERROR, f"rank {rank} {how}{see}"))
     for causes in (killed, erred, left):
@@ -90,6 +91,8 @@ def _silent(attempt: Attempt, rank: int) -> str:
     see = f" (logs/{log.name})" if log.exists() else ""
     started = bool(attempt.processes(rank))
     how = "vanished: killed by SIGKILL, or its machine stopped" if started else "never started"
+    if started and shutil.disk_usage(attempt.folder).free == 0:
+        how = "ended without a word: no space is left on its disk"
     return f"rank {rank} {how}{see}"
 
 
