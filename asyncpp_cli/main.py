@@ -24,7 +24,8 @@ from asyncpp_cli.commands.status import status
 from asyncpp_cli.commands.sweep import sweep
 from asyncpp_cli.commands.train import train
 from asyncpp_cli.console import say
-from asyncpp_cli.errors import FAILED, WRONG, refusal_of
+from asyncpp_cli.errors import FAILED, WRONG, UserError, refusal_of
+from asyncpp_cli.own_packages import what_happened
 from asyncpp_cli.streams import abandon_output, make_fit
 
 # Typer brings its own Click with it in some versions: the class that both name so.
@@ -43,9 +44,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from asyncpp_cli.code_version import asyncpp_version
 
-        typer.echo(f"asyncpp {version('asyncpp')}")
+        typer.echo(f"asyncpp {asyncpp_version()}")
         raise typer.Exit
 
 
@@ -91,6 +92,8 @@ def main() -> None:
     """
     make_fit()
     try:
+        if (damage := what_happened()) is not None:
+            raise UserError(damage)
         code = app(prog_name="asyncpp", standalone_mode=False)
         sys.stdout.flush()
     except Exception as error:
@@ -138,11 +141,13 @@ def _nobody_reads(error: Exception) -> bool:
 
 
 def _where_to_report() -> str:
-    from importlib.metadata import metadata, version
+    from importlib.metadata import metadata
+
+    from asyncpp_cli.code_version import asyncpp_version
 
     urls = dict(url.split(", ", 1) for url in metadata("asyncpp").get_all("Project-URL") or [])
     where = urls.get("Issues", "the maintainers")
     return (
-        f"This is a fault of asyncpp {version('asyncpp')} and not yours. "
+        f"This is a fault of asyncpp {asyncpp_version()} and not yours. "
         f"Please report it to {where}, with the lines above and the command."
     )

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from asyncpp_cli.code_version import running_stamp, write_stamp
 from asyncpp_cli.files import usual_mask
 
 _ROOT = Path(__file__).parents[2]
@@ -46,6 +47,7 @@ def copy_code(folder: Path) -> Path:
             copied = making / file.relative_to(_ROOT)
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copied)
+        write_stamp(running_stamp(), making)
         making.replace(target)
     except OSError:
         shutil.rmtree(making, ignore_errors=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
+
+from asyncpp_cli.code_version import asyncpp_version
 
 SLOW = {
     *("torch", "submitit", "polars", "matplotlib", "pytorch_optimizer"),
@@ -81,4 +82,4 @@ def test_sweep_and_status_import_nothing_slow(tmp_path: object) -> None:
 def test_the_version_is_that_of_the_package() -> None:
     asked = [sys.executable, "-m", "asyncpp_cli", "--version"]
     printed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-    assert printed == f"asyncpp {version('asyncpp')}\n"
+    assert printed == f"asyncpp {asyncpp_version()}\n"

@@ -251,7 +251,13 @@ def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path:
     under_torchrun, alone = experiment.runs
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "asyncpp_cli"]
     started = [*torchrun, "train", str(under_torchrun.folder)]
-    done = subprocess.run(started, capture_output=True, text=True, timeout=200, check=False)
+    # The folder it is started from comes first where Python looks, and has packages of the user's own.
+    for name in ("optimizers", "stages", "schedules"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    done = subprocess.run(
+        started, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path / "mine"
+    )
     assert done.returncode == 0, done.stderr
     assert asyncpp("train", alone.folder, "--replay").returncode == 0
     for run in experiment.runs:
