@@ -15,6 +15,7 @@ from rich.text import Text
 
 from asyncpp_cli.plain_text import printable, printable_lines
 from asyncpp_cli.streams import steering
+from asyncpp_cli.tables import Narrow, compact, ruled_width
 
 
 def say(message: str, *, one_line: bool = False) -> None:
@@ -45,13 +46,16 @@ def quoted(word: str | Path) -> str:
     return shlex.quote(f"./{word}" if dashed else str(word))
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> None:
+def show_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str, narrow: Narrow | None = None
+) -> None:
     """A table on standard output: ruled on a terminal, in plain columns otherwise.
 
     Args:
         columns: headings.
         rows: one text for each column.
         title: stands above it.
+        narrow: what may be left out on a terminal that is too narrow; None: cells are folded there.
     """
     shown_on = console()
     title = printable(title)
@@ -64,11 +68,21 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: 
         ]
         print("\n".join([title, *(line.rstrip() for line in lines)]))
         return
-    shown_on.print(table_of(columns, rows, title=title))
+    shown_on.print(table_of(columns, rows, title=title, width=shown_on.width, narrow=narrow))
 
 
-def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str) -> Table:
-    """The same as a ruled table."""
+def table_of(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str,
+    width: int,
+    narrow: Narrow | None = None,
+) -> Table | Text:
+    """The same for a terminal: ruled, or compact where that is wider than `width` letters."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    if narrow is not None and ruled_width(columns, rows) > width:
+        return Text(compact(columns, rows, width=width, title=printable(title), narrow=narrow), no_wrap=True)
     table = Table(title=Text(printable(title)), title_justify="left")
     for column in columns:
         table.add_column(Text(column), overflow="fold")

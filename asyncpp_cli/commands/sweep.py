@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -80,21 +80,18 @@ def sweep(
 def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) -> None:
     """The cells as a table on standard output, with their count and what each is expected to take."""
     from asyncpp_cli.console import show_table
+    from asyncpp_cli.tables import Narrow, printed
 
     axes = list(cells[0].cell.axes)
     timed = any(cost.step_seconds is not None for cost in costs)
     rows = []
     for resolved, cost in zip(cells, costs, strict=True):
-        row = [resolved.cell.id, *(_printed(key, resolved.cell.axes[key]) for key in axes)]
+        row = [resolved.cell.id, *(printed(key, resolved.cell.axes[key]) for key in axes)]
         row.append("" if cost.memory_gb is None else f"{cost.memory_gb:.3g}")
         if timed:
             row.append("" if cost.step_seconds is None else f"{cost.step_seconds:.3g}")
         rows.append(row)
     columns = ["run", *axes, "GB a rank", *(["step s"] if timed else [])]
-    show_table(columns, rows, title=f"{title}: {len(cells)} cells")
-
-
-def _printed(key: str, value: Any) -> str:
-    if key == "error_feedback":
-        return f"{value:g}" if value else "off"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    # The id has the axes in it.
+    narrow = Narrow(optional=["step s", *reversed(axes), "GB a rank"], shared=columns[1:])
+    show_table(columns, rows, title=f"{title}: {len(cells)} cells", narrow=narrow)
