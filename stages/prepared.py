@@ -57,12 +57,20 @@ def read_prepared(folder: Path) -> Prepared:
     file = folder / MANIFEST
     try:
         content = json.loads(file.read_bytes())
-        if content["format"] > FORMAT:
+        if _whole(content["format"]) > FORMAT:
             raise DataError(f"{file} has format {content['format']}: a newer asyncpp wrote it")
         return _read(folder, content)
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
@@ -71,7 +79,7 @@ def read_prepared(folder: Path) -> Prepared:
 
 
 def _read(folder: Path, content: Mapping[str, Any]) -> Prepared:
-    vocab_size, dtype = int(content["vocab_size"]), str(content["dtype"])
+    vocab_size, dtype = _whole(content["vocab_size"], least=1), str(content["dtype"])
     if dtype != dtype_for(vocab_size):
         raise DataError(
             f"{folder / MANIFEST}: dtype is {dtype!r}; {vocab_size} tokens take {dtype_for(vocab_size)}"
@@ -87,8 +95,8 @@ def _read(folder: Path, content: Mapping[str, Any]) -> Prepared:
             shard = Shard(
                 file=path,
                 dtype=dtype,
-                first=int(entry.get("first", 0)),
-                tokens=int(entry["tokens"]),
+                first=_whole(entry.get("first", 0)),
+                tokens=_whole(entry["tokens"], least=1),
             )
             shards.append(shard)
             ends[path] = max(ends.get(path, 0), (shard.first + shard.tokens) * width)
@@ -105,13 +113,20 @@ def _read(folder: Path, content: Mapping[str, Any]) -> Prepared:
     return Prepared(
         folder=folder,
         splits=splits,
-        documents={split: int(content["splits"][split]["documents"]) for split in SPLITS},
-        bytes={split: int(content["splits"][split]["bytes"]) for split in SPLITS},
+        documents={split: _whole(content["splits"][split]["documents"]) for split in SPLITS},
+        bytes={split: _whole(content["splits"][split]["bytes"]) for split in SPLITS},
         checksums=checksums,
         vocab_size=vocab_size,
-        end_of_document=int(tokenizer["end_of_document"]),
+        end_of_document=_whole(tokenizer["end_of_document"]),
         tokenizer=str(tokenizer["name"]),
         tokenizer_file=folder / Path(tokenizer["file"]).name if tokenizer["file"] is not None else None,
         tokenizer_sha256=tokenizer["sha256"],
         unigram_bits_per_byte=float(content["unigram_bits_per_byte"]),
     )
+
+
+def _whole(value: Any, *, least: int = 0) -> int:
+    """A count that stands in a manifest."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**53:
+        raise ValueError(f"{value!r} is no count of {least} or more")
+    return value

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 SEAL = "sha256_of_the_rest"
+TICK = 2.0
+"""Seconds that a file must have stood before its time of change vouches for it: a filesystem's clock is
+coarse."""
 
 
 def seal_of(content: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ look at the same file costs nothing.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.sealed import read_sealed, write_sealed
+from stages.sealed import TICK, read_sealed, write_sealed
 from stages.shards import DataError, Shard, little_endian
 
 BLOCK = 1 << 22
@@ -78,8 +79,10 @@ def known_of(shard: Shard, *, cache: Path | None) -> Known:
     if cache is not None and (content := read_sealed(_entry(shard, cache=cache))) is not None:
         with suppress(KeyError):
             return Known(**{entry.name: content[entry.name] for entry in fields(Known)})
+    stands_since = shard.file.stat().st_mtime
     known = _read(shard)
-    remember(shard, known, cache=cache)
+    if time.time() - stands_since > TICK:
+        remember(shard, known, cache=cache)
     return known
 
 

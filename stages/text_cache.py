@@ -25,15 +25,12 @@ from typing import Any
 import numpy as np
 
 from stages.config import DataConfig
-from stages.sealed import SEAL, read_sealed, sync_folder, write_sealed
+from stages.sealed import SEAL, TICK, read_sealed, sync_folder, write_sealed
 from stages.shards import DataError
 from stages.text import BLOCK, SPLITS, TextFile, byte_counts, describe, entropy, split_text, text_files
 
 FORMAT = 2
 MANIFEST, CHECKED = "manifest.json", "checked.json"
-TICK = 2.0
-"""Seconds that a file must have stood before its time of change vouches for it: a filesystem's clock is
-coarse."""
 
 
 @dataclass(frozen=True, kw_only=True)
