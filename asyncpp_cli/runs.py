@@ -29,6 +29,7 @@ from asyncpp_cli.files import read_json, write_json
 from asyncpp_cli.states import Cause as Cause
 from asyncpp_cli.states import State as State
 from asyncpp_cli.states import Status as Status
+from asyncpp_cli.states import status_from
 from stages.checkpoint_files import saved_steps
 from stages.config import RunConfig
 
@@ -117,18 +118,18 @@ class Run:
         """What the run's status file says; `pending` where there is none yet.
 
         Raises:
-            DamagedError: the file is there but cannot be read.
+            DamagedError: the file is there but cannot be read, or the run's folder is gone.
         """
         try:
             content = read_json(self.status_file, newest_format=FORMAT)
         except FileNotFoundError:
+            if not self.folder.is_dir():
+                raise DamagedError(f"{self.folder} is gone") from None
             return Status()
-        known = {key: content[key] for key in Status.__dataclass_fields__ if key in content}
         try:
-            words = {"state": State(content["state"]), "cause": Cause(content.get("cause", ""))}
-            return Status(**known | words)
-        except (KeyError, ValueError) as error:
-            raise DamagedError(f"{self.status_file} has no known state ({error})") from error
+            return status_from(content)
+        except ValueError as error:
+            raise DamagedError(f"{self.status_file} is damaged ({error})") from error
 
     def write_status(self, status: Status) -> None:
         """Replace the status file at once."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class State(StrEnum):
@@ -14,6 +17,8 @@ class State(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    DAMAGED = "damaged"
+    """Its files cannot be read. No file says so: it is what those see who look."""
 
 
 class Cause(StrEnum):
@@ -57,3 +62,46 @@ class Status:
     train_loss: float | None = None
     """Nats a token."""
     tokens_per_second: float | None = None
+
+
+_LARGEST = 2**53
+"""Of a count: what JSON's readers agree on."""
+
+
+def status_from(content: Mapping[str, Any]) -> Status:
+    """The status that a file holds. Unknown fields are left out.
+
+    Raises:
+        ValueError: a field is missing, or of another type or size.
+    """
+    if "state" not in content:
+        raise ValueError("it has no state")
+    try:
+        state, cause = State(content["state"]), Cause(content.get("cause", ""))
+    except TypeError as error:
+        raise ValueError(f"{content['state']!r:.60} is no state") from error
+    if state == State.DAMAGED:
+        raise ValueError("'damaged' is no state that a run is in")
+    known = {key: content[key] for key in Status.__dataclass_fields__ if key in content}
+    for key, value in known.items():
+        if key not in ("state", "cause") and not _fits(key, value):
+            raise ValueError(f"{key} is {value!r:.60}")
+    return Status(**known | {"state": state, "cause": cause})
+
+
+def _fits(key: str, value: Any) -> bool:
+    match key:
+        case "attempt" | "step" | "steps":
+            return type(value) is int and 0 <= value <= _LARGEST
+        case "reason" | "host":
+            return isinstance(value, str)
+        case "pids":
+            return isinstance(value, list) and all(type(pid) is int for pid in value)
+        case "started" | "updated" | "ended":
+            return value is None or (_is_number(value) and math.isfinite(value))
+        case _:
+            return value is None or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) <= _LARGEST)

@@ -25,12 +25,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from asyncpp_cli.cluster.attempt_files import read_file
 from asyncpp_cli.cluster.jobs import Job, Scheduler, job_of
 from asyncpp_cli.cluster.last_word import release, reserve, write_reserved
-from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here
-from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.files import read_json, write_json
-from asyncpp_cli.runs import FORMAT, Cause, Run, State, Status
+from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here, process_from
+from asyncpp_cli.errors import DamagedError, refusal_of
+from asyncpp_cli.files import write_json
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.runs import Cause, Run, State, Status
 
 SECONDS_TO_START = 120.0
 """A rank of which nothing is heard for so long after the claim is taken not to have started."""
@@ -58,17 +60,31 @@ class Attempt:
     def read(self, name: str) -> dict[str, Any] | None:
         """One of the attempt's JSON files, if it is there and whole."""
         try:
-            return read_json(self.folder / f"{name}.json", newest_format=FORMAT)
-        except (FileNotFoundError, DamagedError):
+            return read_file(self._file(name))
+        except DamagedError:
             return None
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        write_json(self.folder / f"{name}.json", content)
+        write_json(self._file(name), content)
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
 
     def processes(self, rank: int) -> list[ProcessId]:
         """The processes of a rank: none before it has started."""
         content = self.read(f"rank-{rank}")
-        return [ProcessId(**process) for process in content["processes"]] if content else []
+        return [process_from(process) for process in content["processes"]] if content else []
+
+    def description(self) -> dict[str, Any]:
+        """Who claimed it, with how many processes.
+
+        Raises:
+            DamagedError: that is not there, or cannot be read.
+        """
+        content = read_file(self._file("attempt"))
+        if content is None:
+            raise DamagedError(f"{self._file('attempt')} is missing")
+        return content
 
     @property
     def replays(self) -> bool:
@@ -79,8 +95,8 @@ class Attempt:
     def rank_started(self, rank: int, *processes: ProcessId) -> None:
         """Say which processes a rank is: the one that trains, and its supervisor where it has one."""
         self.write(f"rank-{rank}", {"processes": [asdict(process) for process in processes]})
-        for name in ("end", "error"):
-            reserve(self.folder / f"rank-{rank}.{name}.json")
+        for name in (f"rank-{rank}.error", f"rank-{rank}.end"):
+            reserve(self._file(name))
 
     def rank_ended(self, rank: int, *, code: int | None, signal_number: int | None, stopped: bool) -> None:
         """Say how a rank ended, and settle the run's status if it was the last.
@@ -93,28 +109,28 @@ class Attempt:
         """
         end = {"code": code, "signal": signal_number, "stopped": stopped, "time": time.time()}
         self._write_last(f"rank-{rank}.end", end)
-        release(self.folder / f"rank-{rank}.error.json")
-        settle(self.run)
+        release(self._file(f"rank-{rank}.error"))
+        with contextlib.suppress(OSError, DamagedError):
+            settle(self.run)
 
     def rank_erred(self, rank: int, error: BaseException) -> None:
         """Keep the exception that ends a rank, for the reason of the run's failure."""
         kind = type(error).__name__
-        message = " ".join(f"{kind}: {error}".split())
-        content = {"kind": kind, "message": message[:500], "time": time.time()}
-        self._write_last(f"rank-{rank}.error", content)
+        refusal = refusal_of(error) if isinstance(error, OSError) else None
+        message = printable(f"{kind}: {error}" if refusal is None else refusal.message)
+        self._write_last(f"rank-{rank}.error", {"kind": kind, "message": message[:500], "time": time.time()})
 
     def _write_last(self, name: str, content: dict[str, Any]) -> None:
         """As `write`, of what a rank says as it ends; on a full disk into the room that was taken for it.
 
-        Raises:
-            OSError: there is none.
+        Where that is not there either, the run's folder is gone perhaps, whoever looks settles the run.
         """
-        file = self.folder / f"{name}.json"
+        file = self._file(name)
         try:
             self.write(name, content)
         except OSError as error:
-            if not write_reserved(file, content | {"disk": error.strerror}):
-                raise
+            with contextlib.suppress(OSError):
+                write_reserved(file, content | {"disk": error.strerror})
         else:
             release(file)
 
@@ -179,17 +195,21 @@ def settle(
 
 
 def look(run: Run, *, none_to_come: bool = False, scheduler: Scheduler | None = None) -> Status:
-    """As `settle`, for those who watch.
+    """As `settle`, for those who watch: nothing that is wrong with one run is an error for them.
 
-    A status that cannot be read is a failure, and one that cannot be written is taken as it stands.
+    A run whose files cannot be read is damaged. Where its status cannot be written (somebody else's run, a
+    full or read-only disk), it is what would be written.
     """
     try:
         try:
             return settle(run, none_to_come=none_to_come, scheduler=scheduler)
-        except PermissionError:
-            return run.status()
+        except OSError:
+            return _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)
     except DamagedError as error:
-        return Status(state=State.FAILED, reason=str(error))
+        return Status(state=State.DAMAGED, reason=printable(error))
+    except OSError as error:
+        refusal = refusal_of(error)
+        return Status(state=State.DAMAGED, reason=printable(refusal.message if refusal else error))
 
 
 def settle_locked(
@@ -200,14 +220,35 @@ def settle_locked(
     scheduler: Scheduler | None = None,
 ) -> Status:
     """As `settle`, by who holds the lock."""
+    status = run.status()
+    settled = _settled(status, run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
+    if settled is not status:
+        outcome = {"state": settled.state, "cause": settled.cause, "reason": settled.reason}
+        Attempt(run, status.attempt).write("outcome", outcome | {"time": settled.ended})
+        run.write_status(settled)
+    return settled
+
+
+def _settled(
+    status: Status,
+    run: Run,
+    *,
+    none_to_come: bool,
+    all_over: bool = False,
+    scheduler: Scheduler | None,
+) -> Status:
+    """The status of a run whose attempt is over, if it is: else `status` itself. Nothing is written.
+
+    Raises:
+        DamagedError: what it is judged by is missing, or cannot be read.
+    """
     from asyncpp_cli.cluster.outcome import outcome_of
 
-    status = run.status()
     if status.state != State.RUNNING:
         return status
     attempt = Attempt(run, status.attempt)
-    description = attempt.read("attempt")
-    ranks = range(int(description["processes"]) if description else 0)
+    description = attempt.description()
+    ranks = range(description["processes"])
     if not all_over:
         missing = none_to_come or _will_not_start(status, description)
         if not all(_is_over(attempt, rank, missing=missing) for rank in ranks):
@@ -219,10 +260,6 @@ def settle_locked(
     settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
     if state == State.COMPLETED:
         settled = replace(settled, step=status.steps)
-    # On a full disk it is said to who asks, and written down by who asks later.
-    with contextlib.suppress(OSError):
-        attempt.write("outcome", {"state": str(state), "cause": cause, "reason": reason, "time": ended})
-        run.write_status(settled)
     return settled
 
 
@@ -238,10 +275,8 @@ def settle_again(attempt: Attempt, *, state: State, cause: Cause, reason: str) -
         return status
 
 
-def _will_not_start(status: Status, description: Mapping[str, Any] | None) -> bool:
-    if description is None:
-        return time.time() - (status.started or 0.0) > SECONDS_TO_START
-    if is_gone(ProcessId(**description["by"])):
+def _will_not_start(status: Status, description: Mapping[str, Any]) -> bool:
+    if is_gone(process_from(description["by"])):
         return True
     # A cluster may take its time; there the process that claims stays until the end.
     return not description.get("job") and time.time() - (status.started or 0.0) > SECONDS_TO_START
@@ -257,18 +292,18 @@ def _is_over(attempt: Attempt, rank: int, *, missing: bool) -> bool:
 def _asked(
     attempt: Attempt,
     status: Status,
-    description: Mapping[str, Any] | None,
+    description: Mapping[str, Any],
     scheduler: Scheduler | None,
 ) -> bool:
     """Whether an attempt is over of which some processes are on other machines."""
     job = job_of(description)
-    if description is not None and job is not None and scheduler is not None:
+    if job is not None and scheduler is not None:
         known = scheduler.is_over(job, claimed=float(description["claimed"]))
         if known is not None:
             return known
     if time.time() - (status.updated or 0.0) <= SECONDS_OF_SILENCE:
         return False
-    ranks = range(int(description["processes"]) if description else 0)
+    ranks = range(description["processes"])
     return not any(
         is_here(process) and not is_gone(process) for rank in ranks for process in attempt.processes(rank)
     )

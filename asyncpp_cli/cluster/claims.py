@@ -17,7 +17,7 @@ from typing import Any
 
 from asyncpp_cli.cluster.attempts import SECONDS_TO_START, Attempt, locked, settle_locked
 from asyncpp_cli.cluster.jobs import Job, Scheduler
-from asyncpp_cli.cluster.processes import ProcessId, is_gone, this_process
+from asyncpp_cli.cluster.processes import is_gone, process_from, this_process
 from asyncpp_cli.files import usual_mask, write_json
 from asyncpp_cli.runs import FORMAT, Run, State, Status
 
@@ -100,7 +100,7 @@ def _is_left_over(attempt: Attempt) -> bool:
     description = attempt.read("attempt")
     if description is None:
         return True
-    if is_gone(ProcessId(**description["by"])):
+    if is_gone(process_from(description["by"])):
         return True
     return bool(time.time() - description["claimed"] > SECONDS_TO_START)
 

@@ -124,7 +124,7 @@ def to_retry(
     Args:
         experiment: whose.
         named: these in any case.
-        failed: those that failed.
+        failed: those that failed, or are damaged.
         timeout: those that a time limit ended.
         oom: those that ran out of memory.
     """
@@ -135,7 +135,7 @@ def to_retry(
         status = standing.status
         if status.state in (State.COMPLETED, State.RUNNING) or standing.has_job:
             continue
-        wanted = run.id in named or (failed and status.state == State.FAILED)
+        wanted = run.id in named or (failed and status.state in (State.FAILED, State.DAMAGED))
         if timeout:
             wanted |= status.cause == Cause.TIME_LIMIT or standing.job_state == _BY_ACCOUNT["timeout"]
         if oom:

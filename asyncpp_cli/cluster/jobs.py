@@ -39,7 +39,18 @@ class Scheduler(Protocol):
         """
 
 
+_KINDS = {"index": int, "restart": int} | dict.fromkeys(("cluster", "name", "id", "nodes", "submission"), str)
+
+
 def job_of(content: Mapping[str, Any] | None) -> Job | None:
-    """The job that an attempt's description names, if any."""
+    """The job that an attempt's description names, if any.
+
+    Raises:
+        ValueError: what stands there is no job.
+    """
     job = content.get("job") if content else None
-    return Job(**job) if job else None
+    if not job:
+        return None
+    if not isinstance(job, dict) or any(type(job.get(name)) is not kind for name, kind in _KINDS.items()):
+        raise ValueError(f"{job!r:.60} is no job")
+    return Job(**{name: job[name] for name in _KINDS})

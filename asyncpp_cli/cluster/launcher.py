@@ -5,6 +5,7 @@ Whoever launches takes runs one by one, each under its lock, so two launches of 
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Container, Iterator, Sequence
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from asyncpp_cli.cluster.attempts import Attempt, look, settle
+from asyncpp_cli.cluster.attempts import Attempt, look, settle, settle_again
 from asyncpp_cli.cluster.claims import claim
 from asyncpp_cli.cluster.jobs import Scheduler
 from asyncpp_cli.cluster.local import LocalSite
 from asyncpp_cli.cluster.processes import end
 from asyncpp_cli.cluster.resources import Machine, Resources, resources_of
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.cluster.stopped import StoppedProcesses
+from asyncpp_cli.console import say
+from asyncpp_cli.errors import FAILED, DamagedError, UserError, refusal_of
 from asyncpp_cli.run_data import config_to_train
 from asyncpp_cli.runs import Cause, Run, State, Status
 from stages.check import ConfigError, check_data
@@ -40,6 +43,8 @@ class Task:
     """It would use GPUs, one a process, if there are enough."""
     grace: float
     """Seconds that its ranks may take to save once they are told to end."""
+    silence: float = 3600.0
+    """Seconds without a sign of life that are a standstill."""
 
 
 class Progress(Protocol):
@@ -88,6 +93,7 @@ class Launcher:
         self._mine: dict[str, tuple[Attempt, Task, tuple[str, ...]]] = {}
         self._tried: set[str] = set()
         self._statuses: dict[str, Status] = {}
+        self._stopped = StoppedProcesses()
 
     def run(self) -> list[Status]:
         """Run everything that is not completed, and wait for what others are running.
@@ -125,10 +131,12 @@ class Launcher:
             if known is None or _is_running(known) or (everywhere and known.state != State.COMPLETED):
                 self._statuses[task.run.id] = self._status(task.run)
         statuses = [(task.run, self._statuses[task.run.id]) for task in self._tasks]
-        for run, status in statuses:
-            if status.state != State.RUNNING:
+        for task, (run, status) in zip(self._tasks, statuses, strict=True):
+            if status.state == State.RUNNING:
+                self._stopped.look(run, status, silence=task.silence)
+            else:
                 self._mine.pop(run.id, None)
-            elif run.id not in self._mine:
+            if status.state == State.RUNNING and run.id not in self._mine:
                 # Somebody else runs it. Should it fail, it is theirs to start again.
                 self._tried.add(run.id)
         self._progress.update(statuses)
@@ -154,19 +162,44 @@ class Launcher:
     def _start(self, task: Task) -> None:
         run = task.run
         self._tried.add(run.id)
+        others = len(self._mine)
+        attempt = None
         try:
             attempt = claim(run, processes=task.resources.processes, replay=self._replay, steps=task.steps)
-        except DamagedError:
-            return
+            if attempt is not None and run.id in self._cancelled:
+                # Between the look and the claim. Who cancels looks after having said so, and waits for this.
+                attempt.stop("cancelled as it began", cause=Cause.CANCELLED)
+                settle(run, none_to_come=True, all_over=True)
+            elif attempt is not None:
+                devices = self._free_gpus()[: task.resources.gpus]
+                self._mine[run.id] = (attempt, task, devices)
+                self._site.start(attempt, resources=task.resources, devices=devices)
+        except (DamagedError, OSError, RuntimeError) as error:
+            refusal = refusal_of(error)
+            if refusal is None:
+                raise
+            self._give_back(run, attempt, refusal.message)
+            if refusal.code == FAILED:
+                self._run_short(run, others)
         del self._statuses[run.id]
-        if attempt is not None and run.id in self._cancelled:
-            # Between the look and the claim. Whoever cancels looks after having said so, and waits for this.
-            attempt.stop("cancelled as it began", cause=Cause.CANCELLED)
-            settle(run, none_to_come=True, all_over=True)
-        elif attempt is not None:
-            devices = self._free_gpus()[: task.resources.gpus]
-            self._mine[run.id] = (attempt, task, devices)
-            self._site.start(attempt, resources=task.resources, devices=devices)
+
+    def _give_back(self, run: Run, attempt: Attempt | None, message: str) -> None:
+        """Say of a run that it was not started; what went on before goes on."""
+        self._mine.pop(run.id, None)
+        reason = f"could not be started: {message}"
+        say(f"{run.id} {reason}")
+        if attempt is not None:
+            with contextlib.suppress(OSError, DamagedError):
+                settle_again(attempt, state=State.INTERRUPTED, cause=Cause.ERROR, reason=reason)
+
+    def _run_short(self, run: Run, others: int) -> None:
+        """Go on with no more runs at once than there is room for: the machine has run short of something."""
+        if others == 0:
+            # Nothing of ours will give it back. What others are running is still watched.
+            self._tried |= {task.run.id for task in self._tasks}
+            return
+        self._max_parallel = min(others, self._max_parallel or others)
+        self._tried.discard(run.id)
 
     def _has_room(self, wanted: Resources, running: Sequence[Task]) -> bool:
         if not running:
@@ -248,5 +281,14 @@ def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[li
             raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
         resources = resources_of(config, replay=replay, machine=machine)
         wants_gpus, grace = config.site.device != "cpu", config.site.grace
-        tasks.append(Task(run, resources, config.train.steps, wants_gpus=wants_gpus, grace=grace))
+        tasks.append(
+            Task(
+                run,
+                resources,
+                config.train.steps,
+                wants_gpus=wants_gpus,
+                grace=grace,
+                silence=2 * max(config.site.timeout, config.site.save_timeout),
+            )
+        )
     return tasks, damaged

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.claims import claim, enter
-from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here, this_process
+from asyncpp_cli.cluster.processes import is_gone, is_here, process_from, this_process
 from asyncpp_cli.cluster.supervise import ATTEMPT_VARIABLE
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.files import write_json
@@ -141,7 +141,7 @@ def _join(run: Run) -> Attempt:
             meeting = None
         # An earlier start may have had the same address; its rank 0 is gone, or its file is old.
         if meeting is not None:
-            rank_0 = ProcessId(**meeting["rank_0"])
+            rank_0 = process_from(meeting["rank_0"])
             fresh = not is_gone(rank_0) if is_here(rank_0) else time.time() - meeting["time"] < _NEW_ENOUGH
             if fresh:
                 return Attempt(run, meeting["attempt"])

@@ -6,6 +6,7 @@ where submitit would only tell rank 0; and a rank whose neighbour has ended is e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ class _Supervisor:
         self._grace = grace
         self._others = [other for other in range(size) if other != rank]
         self._looked_at_others = 0.0
+        self._missing = 0
         self._told = told
 
     def watch(self, child: subprocess.Popen[bytes]) -> bool:
@@ -89,7 +91,7 @@ class _Supervisor:
         A cluster ends the whole job as soon as one rank fails, and then none of them could.
         """
         deadline = time.monotonic() + _SECONDS_FOR_OTHERS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._missing:
             if all(self._has_ended(other) for other in self._others):
                 return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -103,23 +105,39 @@ class _Supervisor:
             if self._another_failed():
                 return _SECONDS_TO_END
             self._stop(self._told[0])
+            return self._grace
         if self._attempt.stop_reason is not None:
             return self._grace
         now = time.time()
         if now - self._looked_at_others < _SECONDS_BETWEEN_LOOKS_AT_OTHERS:
             return None
         self._looked_at_others = now
-        return _SECONDS_TO_END if self._is_overtaken() or self._another_failed_long_ago(now) else None
+        over = self._is_removed() or self._is_overtaken() or self._another_failed_long_ago(now)
+        return _SECONDS_TO_END if over else None
 
     def _stop(self, number: signal.Signals) -> None:
         """Say why all ranks are to end: this one got the signal."""
         near = os.environ.get(LIMIT_VARIABLE)
         if near is not None and time.time() > float(near):
             reason = f"the job's time limit is near (rank {self._rank} got {number.name})"
-            self._attempt.stop(reason, cause=Cause.TIME_LIMIT)
+            cause = Cause.TIME_LIMIT
         else:
-            reason = f"rank {self._rank} was told to end by {number.name}"
-            self._attempt.stop(reason, cause=Cause.STOPPED)
+            reason, cause = f"rank {self._rank} was told to end by {number.name}", Cause.STOPPED
+        # Where it cannot be written, this rank ends all the same.
+        with contextlib.suppress(OSError):
+            self._attempt.stop(reason, cause=cause)
+
+    def _is_removed(self) -> bool:
+        """Whether the run's folder is gone: what is trained would be lost, and it cannot be told to end."""
+        try:
+            self._attempt.folder.stat()
+        except FileNotFoundError:
+            self._missing += 1
+        except OSError:
+            pass  # a file server that does not answer for a while
+        else:
+            self._missing = 0
+        return self._missing > 1
 
     def _is_overtaken(self) -> bool:
         """Whether another attempt goes on: a cluster has given this one up, say since its node was silent."""
@@ -213,11 +231,17 @@ def supervise(
     }
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
-    with attempt.run.log_file(attempt=attempt.number, rank=rank).open("ab") as log:
-        # The child ends when its standard input does: it does not outlive its supervisor.
-        child = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
-        )
+    try:
+        with attempt.run.log_file(attempt=attempt.number, rank=rank).open("ab") as log:
+            # The child ends when its standard input does: it does not outlive its supervisor.
+            child = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
+            )
+    except OSError as error:
+        attempt.rank_started(rank, this_process())
+        attempt.rank_erred(rank, error)
+        attempt.rank_ended(rank, code=1, signal_number=None, stopped=False)
+        return False
     attempt.rank_started(rank, process_id(child.pid), this_process())
     supervisor = _Supervisor(attempt, rank=rank, size=size, grace=grace, told=[] if told is None else told)
     ended_well = supervisor.watch(child)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asyncpp_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from asyncpp_cli.runs import Run
 
 
 def retry(
@@ -15,7 +18,7 @@ def retry(
     runs: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs, or their beginnings.")
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="All that failed.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="All that failed, or are damaged.")] = False,
     timeout: Annotated[bool, typer.Option("--timeout", help="All that a time limit ended.")] = False,
     oom: Annotated[bool, typer.Option("--oom", help="All that ran out of memory.")] = False,
     site: Annotated[
@@ -29,6 +32,8 @@ def retry(
     ] = None,
 ) -> None:
     """Start chosen runs again, from their newest valid checkpoint; the others are left as they are.
+
+    A damaged run is set right first: its status is made anew, and the damaged file stays beside it.
 
     Runs that are completed, queued or going on are left alone whatever is said.
     """
@@ -52,6 +57,9 @@ def retry(
         if wanted:
             say(f"None of the {len(experiment.runs)} runs {wanted}: {command('status', folder)}")
         return
+    for run in experiment.runs:
+        if run.id in chosen:
+            _set_right(run, chosen)
     code = 0
     for where, ids in _by_site(chosen, site).items():
         place = find_site(where)
@@ -61,6 +69,18 @@ def retry(
             choices = Choices(replay=False, max_parallel=None, retries=retries, report=False)
             code |= launch_there(experiment, place, choices, wait=wait, only=ids)
     raise typer.Exit(code)
+
+
+def _set_right(run: Run, chosen: dict[str, str]) -> None:
+    """Make a damaged run ready to go on; one that cannot be is not among the `chosen` any more."""
+    from asyncpp_cli.cluster.repair import set_right
+    from asyncpp_cli.console import say
+
+    try:
+        set_right(run)
+    except UserError as error:
+        del chosen[run.id]
+        say(f"left out: {error}")
 
 
 def _by_site(chosen: dict[str, str], site: str | None) -> dict[str, list[str]]:

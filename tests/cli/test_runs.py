@@ -117,7 +117,7 @@ def test_a_damaged_status_is_reported_as_such(run: Run, text: str) -> None:
     run.status_file.write_text(text)
     with pytest.raises(DamagedError, match=r"status\.json"):
         run.status()
-    assert look(run).state == State.FAILED
+    assert look(run).state == State.DAMAGED
     assert "status.json" in look(run).reason
 
 
