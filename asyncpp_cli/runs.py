@@ -93,8 +93,11 @@ class Run:
 
     @property
     def saved_step(self) -> int | None:
-        """Steps done in the newest checkpoint."""
-        return next(iter(saved_steps(self.checkpoints)), None)
+        """Steps done in the newest checkpoint; None if there is none, or they cannot be looked at."""
+        try:
+            return next(iter(saved_steps(self.checkpoints)), None)
+        except OSError:
+            return None
 
     @property
     def lock_file(self) -> Path:

@@ -80,7 +80,8 @@ def _may_go_on(attempt: Attempt) -> str | None:
     if not attempt.folder.is_dir():
         return None
     ranks = [file.stem.removeprefix("rank-") for file in attempt.folder.glob("rank-*.json")]
-    processes = [process for rank in ranks if _is_number(rank) for process in attempt.processes(int(rank))]
+    left = [int(rank) for rank in ranks if _is_number(rank) and attempt.read(f"rank-{rank}.end") is None]
+    processes = [process for rank in left for process in attempt.processes(rank)]
     if here := [process for process in processes if is_here(process) and not is_gone(process)]:
         return f"its process {here[0].pid} is still there"
     newest = max(
