@@ -174,7 +174,7 @@ class Run:
         for line in text.splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 row = None
             if not isinstance(row, dict) or "kind" not in row:
                 torn += 1

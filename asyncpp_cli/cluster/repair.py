@@ -38,7 +38,7 @@ def set_right(run: Run) -> None:
         state, cause, reason = State.INTERRUPTED, Cause.ERROR, _REASON
         description = attempt.read("attempt")
         if description is not None:
-            known = outcome_of(attempt, description["processes"])
+            known = outcome_of(attempt, description["processes"], steps=steps)
             if known[0] == State.COMPLETED:
                 state, cause, reason = known
         step = steps if state == State.COMPLETED else run.saved_step or 0

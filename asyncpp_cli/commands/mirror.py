@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,20 +60,35 @@ def mirror(
 def _to_wandb(runs: list[Run], target: Path, *, project: str) -> int:
     from asyncpp_cli.trackers import wandb
 
-    return sum(wandb.mirror(run, target, project=project) for run in runs)
+    return sum(_rows(run, functools.partial(wandb.mirror, run, target, project=project)) for run in runs)
+
+
+def _rows(run: Run, mirror_it: Callable[[], int]) -> int:
+    """Rows of a run that were mirrored; none of one that is damaged, for the others have theirs."""
+    from asyncpp_cli.console import say
+
+    try:
+        return mirror_it()
+    except OSError as error:
+        if not str(error.filename).startswith(f"{run.folder}/"):
+            raise
+        say(f"left out: {error.filename} cannot be read ({error.strerror})")
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        say(f"left out: {run.metrics_file} has a row of another form ({error!r})")
+    return 0
 
 
 def _to_tensorboard(runs: list[Run], target: Path, *, follow: bool) -> None:
     from asyncpp_cli.console import say
     from asyncpp_cli.trackers.tensorboard import EventFile
 
-    files = [EventFile(run, target / run.id) for run in runs]
-    rows = sum(file.update() for file in files)
+    files = [(run, EventFile(run, target / run.id)) for run in runs]
+    rows = sum(_rows(run, file.update) for run, file in files)
     say(f"{target}: {rows} rows of {len(runs)} runs. Look at them: tensorboard --logdir {target}")
     try:
         while follow:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-            for file in files:
-                file.update()
+            for run, file in files:
+                _rows(run, file.update)
     except KeyboardInterrupt:
         say("Stopped; mirroring again goes on from here.")

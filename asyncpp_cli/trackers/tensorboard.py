@@ -82,7 +82,7 @@ class EventFile:
         for line in complete.splitlines():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and "kind" in row:
                 yield row

@@ -203,7 +203,7 @@ FILES = (
 )
 
 
-@settings_of_hypothesis(max_examples=15, deadline=None)
+@settings_of_hypothesis(max_examples=10, deadline=None)
 @given(
     file=st.sampled_from(FILES),
     field=st.integers(0, 30),
@@ -227,6 +227,7 @@ def test_no_damage_to_any_file_ends_a_command(
             ("report", experiment.folder, "--format", "csv"),
             ("logs", experiment.folder, ""),
             ("retry", experiment.folder, "--oom", "--timeout"),
+            ("mirror", experiment.folder, "--to", "tensorboard"),
         ]
         for arguments in commands:
             ended = asyncpp(*arguments)
