@@ -27,7 +27,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 
 from stages import checkpoint_files as files
 from stages.checkpoint_files import CheckpointError
@@ -136,7 +138,7 @@ class Checkpoints:
             self._together(lambda: files.begin(self._folder, step) if self._rank == 0 else None)
             save(
                 tensors,
-                storage_writer=FileSystemWriter(unfinished),
+                storage_writer=_Writer(unfinished),
                 process_group=self._group,
                 no_dist=self._process is None,
             )
@@ -251,6 +253,21 @@ class Checkpoints:
     def _what_is_left(self) -> str:
         steps = files.saved_steps(self._folder)
         return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
+
+
+class _Writer(FileSystemWriter):
+    """Torch's writer; of a disk that is full it says so, and not what its ZIP file makes of that."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            if cause is None:
+                raise
+            raise cause from None
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:

@@ -30,11 +30,8 @@ from stages.trace import StepResult, check_staleness
 from stages.turns import drive
 from stages.update import StageState
 from stages.warm_up import warm_up
-from stages.watchdog import Sign
+from stages.watchdog import Doing
 from stages.weigh import Weigher, memory_fields
-
-STALL = 2.0
-"""Times a timeout in which a process has begun nothing new; neighbours that wait give up before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +67,18 @@ class Run:
         checkpoints: Path | None,
         text_folder: Path | None,
         stop: Callable[[], bool],
+        doing: Doing,
     ) -> None:
         torch.set_num_threads(config.site.threads)
         program = representative_programs(config)[0]
-        self._begin("starting")
+        self._doing = doing
+        self._begin("reading the data", with_disk=True)
         self._config = config
         self._device = device
         self._process = process
         self._rank_of_stage = program.rank_of_stage
         self._corpus = prepare(config.data, spare=text_folder)
+        doing.begin("building the model", kind="building")
         self._ranks = build_ranks(
             config,
             connections=connections,
@@ -87,6 +87,7 @@ class Run:
             on_step=self._on_step,
             stop=self._is_to_end,
         )
+        doing.acted_at = lambda: max(rank.executor.acted_at for rank in self._ranks)
         self._weigher = Weigher(config, rank_of_stage=program.rank_of_stage, device=device)
         self._stop = stop
         self._checkpoints: Checkpoints | None = None
@@ -108,15 +109,8 @@ class Run:
         self._val_losses: list[float] = []
         self._met = Meeting(host=socket.gethostname(), left=time.perf_counter())
 
-    def last_sign(self) -> Sign:
-        """What this process began last."""
-        doing, began, with_disk = self._doing
-        site = self._config.site
-        limit = STALL * (max(site.timeout, site.save_timeout) if with_disk else site.timeout)
-        return Sign(doing, max(began, *(rank.executor.acted_at for rank in self._ranks)), limit)
-
     def _begin(self, doing: str, *, with_disk: bool = False) -> None:
-        self._doing = (doing, time.perf_counter(), with_disk)
+        self._doing.begin(doing, kind="disk" if with_disk else "")
 
     def run(self) -> RunResult:
         start = Progress(step=0, seconds=0.0)

@@ -12,7 +12,7 @@ from stages.metrics import Recorder
 from stages.process import Process, choose_device
 from stages.run import Run, RunResult
 from stages.signals import never
-from stages.watchdog import watching
+from stages.watchdog import Doing, watching
 
 
 def train(
@@ -37,7 +37,8 @@ def train(
         text_folder: where text is split if the user's cache folder cannot be written.
         stop: whether this rank has been told to end. If any has, all end after the same step, and save.
         on_stall: called, in another thread, when this process has begun nothing new for twice `site.timeout`;
-            while it reads or writes a checkpoint, for twice `site.save_timeout`.
+            while it reads text or a checkpoint, or writes one, for twice `site.save_timeout`; while it builds
+            the model, with a factory of the user's own for example, for ten times `site.timeout`.
 
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank is gone.
@@ -45,25 +46,27 @@ def train(
         stages.checkpoint_files.CheckpointError: a checkpoint cannot be written, or is of another run.
         stages.corpus.DataError: the text cannot be trained on.
     """
-    connection = connect(
-        process,
-        rank_of_stage=representative_programs(config)[0].rank_of_stage,
-        data_ranks=config.parallel.data,
-        shape=activation_shape(config),
-        dtype=dtypes(config).replica,
-        common_step=has_common_step(config),
-    )
-    run = Run(
-        config,
-        connections=[connection],
-        device=process.device,
-        process=process,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        text_folder=text_folder,
-        stop=stop,
-    )
-    with watching(run.last_sign, on_stall=on_stall):
+    doing = _doing(config)
+    with watching(doing.last_sign, on_stall=on_stall):
+        connection = connect(
+            process,
+            rank_of_stage=representative_programs(config)[0].rank_of_stage,
+            data_ranks=config.parallel.data,
+            shape=activation_shape(config),
+            dtype=dtypes(config).replica,
+            common_step=has_common_step(config),
+        )
+        run = Run(
+            config,
+            connections=[connection],
+            device=process.device,
+            process=process,
+            recorder=recorder,
+            checkpoints=checkpoints,
+            text_folder=text_folder,
+            stop=stop,
+            doing=doing,
+        )
         return run.run()
 
 
@@ -80,17 +83,24 @@ def replay(
 
     Arguments and errors are those of `train`.
     """
-    run = Run(
-        config,
-        connections=connect_in_process(
-            rank_of_stage=representative_programs(config)[0].rank_of_stage, data_ranks=config.parallel.data
-        ),
-        device=choose_device(config.site),
-        process=None,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        text_folder=text_folder,
-        stop=stop,
-    )
-    with watching(run.last_sign, on_stall=on_stall):
+    doing = _doing(config)
+    with watching(doing.last_sign, on_stall=on_stall):
+        run = Run(
+            config,
+            connections=connect_in_process(
+                rank_of_stage=representative_programs(config)[0].rank_of_stage,
+                data_ranks=config.parallel.data,
+            ),
+            device=choose_device(config.site),
+            process=None,
+            recorder=recorder,
+            checkpoints=checkpoints,
+            text_folder=text_folder,
+            stop=stop,
+            doing=doing,
+        )
         return run.run()
+
+
+def _doing(config: RunConfig) -> Doing:
+    return Doing(timeout=config.site.timeout, save_timeout=config.site.save_timeout)

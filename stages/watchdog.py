@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Sign(NamedTuple):
@@ -20,6 +20,41 @@ class Sign(NamedTuple):
     """Clock (`time.perf_counter`), seconds."""
     limit: float
     """Seconds without another one that are a standstill."""
+
+
+STALL = 2.0
+"""Timeouts without a sign of life that are a standstill."""
+
+_BUILDING = 5.0
+"""As many times as long may it take to build the model: code of the user's own is imported and run then."""
+
+
+class Doing:
+    """What a process is about, from its start on: its signs of life.
+
+    Args:
+        timeout: seconds that a message may take.
+        save_timeout: seconds that reading or writing a checkpoint, or text, may take.
+    """
+
+    def __init__(self, *, timeout: float, save_timeout: float) -> None:
+        self._limits = {
+            "": STALL * timeout,
+            "building": STALL * timeout * _BUILDING,
+            "disk": STALL * max(timeout, save_timeout),
+        }
+        self.acted_at: Callable[[], float] = lambda: 0.0
+        """When anything was done last; replaced by who knows more."""
+        self.begin("starting", kind="disk")
+
+    def begin(self, doing: str, *, kind: Literal["", "building", "disk"] = "") -> None:
+        """Say what is begun, as a verb in -ing."""
+        self._latest = (doing, time.perf_counter(), self._limits[kind])
+
+    def last_sign(self) -> Sign:
+        """What this process began last."""
+        doing, began, limit = self._latest
+        return Sign(doing, max(began, self.acted_at()), limit)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ class Attempt:
     def rank_erred(self, rank: int, error: BaseException) -> None:
         """Keep the exception that ends a rank, for the reason of the run's failure."""
         kind = type(error).__name__
-        refusal = refusal_of(error) if isinstance(error, OSError) else None
+        refusal = refusal_of(error) if isinstance(error, OSError) and error.filename else None
         message = printable(f"{kind}: {error}" if refusal is None else refusal.message)
         self._write_last(f"rank-{rank}.error", {"kind": kind, "message": message[:500], "time": time.time()})
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_runs import Rows, small_config
 
+from stages.own_model import FactoryError
 from stages.trainer import replay
 from stages.watchdog import Sign, watching
 
@@ -72,6 +75,23 @@ def test_a_run_that_stands_still_is_noticed(
     replay(config, recorder=rows, checkpoints=tmp_path / "c", on_stall=rows.notice)
     assert f"while {doing}; " in rows.told
     assert function in capfd.readouterr().err
+
+
+def test_a_factory_that_loops_at_import_is_noticed(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "looping_model.py").write_text("import sys\nwhile not sys.modules['told'].messages: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = types.ModuleType("told")
+    told.messages = []  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "told", told)
+    config = small_config("2bw", text=text)
+    config.site.timeout = 0.05
+    config.model.factory = "looping_model:make"
+    with pytest.raises(FactoryError):
+        replay(config, recorder=Rows(), on_stall=told.messages.append)
+    assert "while building the model; " in told.messages[0]
+    assert "looping_model.py" in capfd.readouterr().err
 
 
 def test_a_slow_disk_is_no_standstill(text: Path, tmp_path: Path) -> None:
