@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -13,6 +13,7 @@ from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.outcome import blamed_rank
 from asyncpp_cli.cluster.queue import Queue, Standing
 from asyncpp_cli.cluster.unclaimed import output_file
+from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.plain_text import printable_lines
 from asyncpp_cli.runs import Experiment, Run, State
 
@@ -42,14 +43,27 @@ def interesting(run: Run, *, attempt: int | None, rank: int | None) -> Log | Non
     Args:
         run: whose.
         attempt: number; None: the last one.
-        rank: None: the one that failed first, else the last, which knows the loss.
+        rank: None: the one that failed first, else the one that knows the loss.
     """
     number = attempt or run.status().attempt
     there = {log.rank: log for log in logs_of(run) if log.attempt == number}
     if rank is None:
         blamed = blamed_rank(Attempt(run, number)) if there else None
-        rank = blamed if blamed in there else max(there, default=0)
+        rank = blamed if blamed in there else _rank_with_the_loss(run, there)
     return there.get(rank)
+
+
+def _rank_with_the_loss(run: Run, there: Mapping[int, Log]) -> int:
+    """The rank that prints how far the run is: of the last stage, on the first data rank."""
+    try:
+        data_ranks = run.config().parallel.data
+    except DamagedError:
+        data_ranks = 1
+    expected = max((rank for rank in there if rank % data_ranks == 0), default=0)
+    if expected in there and there[expected].file.stat().st_size == 0:
+        # Where stages turn round in a V the last one is elsewhere; only that rank prints.
+        return max(there, key=lambda rank: (there[rank].file.stat().st_size, rank == expected))
+    return expected
 
 
 def job_output(experiment: Experiment, run: Run, *, attempt: int) -> Path | None:

@@ -19,13 +19,17 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 @contextmanager
-def shown_progress() -> Iterator[launcher.Progress]:
-    """The kind of progress that fits standard error."""
+def shown_progress(*, done_before: int = 0) -> Iterator[launcher.Progress]:
+    """The kind of progress that fits standard error.
+
+    Args:
+        done_before: runs that count as done beside those that are shown.
+    """
     if sys.stderr.isatty():
         with _bars() as bars:
-            yield _Bars(bars)
+            yield _Bars(bars, done_before=done_before)
     else:
-        yield _Lines()
+        yield _Lines(done_before=done_before)
 
 
 class _Events:
@@ -57,6 +61,44 @@ class _Events:
         return (now - since) / (status.step - step) * (status.steps - status.step)
 
 
+class _Whole:
+    """How far all runs together are, and when they will have ended at the pace so far."""
+
+    def __init__(self, *, done_before: int) -> None:
+        self._done_before = done_before
+        self._first: tuple[float, float] | None = None
+
+    def line(self, statuses: Sequence[tuple[Run, Status]]) -> str:
+        """`12 of 18 done, about 1:23 remaining`; without the latter where nothing says it yet."""
+        done, count = self.counts([status for _, status in statuses])
+        left = self.remaining([status for _, status in statuses])
+        about = f", about {duration(left)} remaining" if left is not None else ""
+        return f"{done} of {count} done{about}"
+
+    def counts(self, statuses: Sequence[Status]) -> tuple[int, int]:
+        """Runs that are done, and runs in all."""
+        done = sum(status.state == State.COMPLETED for status in statuses)
+        return self._done_before + done, self._done_before + len(statuses)
+
+    def remaining(self, statuses: Sequence[Status], *, now: float | None = None) -> float | None:
+        """Seconds, as if all runs took the same time a step."""
+        now = time.monotonic() if now is None else now
+        steps = max((status.steps for status in statuses), default=0)
+        if not steps:
+            return None
+        # One that has not begun does not say how many steps it has.
+        done = sum(
+            1.0 if status.state == State.COMPLETED else min(1.0, status.step / (status.steps or steps))
+            for status in statuses
+        )
+        if self._first is None:
+            self._first = now, done
+        since, before = self._first
+        if done <= before or now <= since:
+            return None
+        return (now - since) / (done - before) * (len(statuses) - done)
+
+
 def _ended_line(run: Run, status: Status) -> str:
     if status.state != State.COMPLETED:
         return f"{status.state:<12} {run.id}: {status.reason}"
@@ -71,8 +113,9 @@ def _figures(status: Status) -> str:
 
 
 class _Lines:
-    def __init__(self) -> None:
+    def __init__(self, *, done_before: int) -> None:
         self._events = _Events()
+        self._whole = _Whole(done_before=done_before)
         self._last = time.monotonic()
 
     def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
@@ -87,6 +130,8 @@ class _Lines:
                 remaining = self._events.remaining(run, status)
                 left = f", {duration(remaining)} remaining" if remaining is not None else ""
                 say(f"running      {run.id}: step {status.step} of {status.steps}{_figures(status)}{left}")
+        if self._whole.counts([])[1] + len(statuses) > 1:
+            say(self._whole.line(statuses))
 
 
 def _bars() -> Progress:
@@ -102,9 +147,10 @@ def _bars() -> Progress:
 
 
 class _Bars:
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, *, done_before: int) -> None:
         self._progress = progress
         self._events = _Events()
+        self._whole = _Whole(done_before=done_before)
         self._bars: dict[str, TaskID] = {}
         self._all = progress.add_task("runs", figures="", total=0)
 
@@ -117,8 +163,10 @@ class _Bars:
                 self._show(run, status)
             elif run.id in self._bars:
                 self._progress.remove_task(self._bars.pop(run.id))
-        done = sum(status.state == State.COMPLETED for _, status in statuses)
-        self._progress.update(self._all, completed=done, total=len(statuses))
+        done, count = self._whole.counts([status for _, status in statuses])
+        left = self._whole.remaining([status for _, status in statuses])
+        figures = f"about {duration(left)} remaining" if left is not None else ""
+        self._progress.update(self._all, completed=done, total=count, figures=figures)
 
     def _show(self, run: Run, status: Status) -> None:
         if run.id not in self._bars:

@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncpp_cli.code_version import asyncpp_version, commit
 from asyncpp_cli.runs import Run, Status
+from asyncpp_cli.step_lines import StepLines
 
 
 class MetricsFile:
@@ -41,12 +42,18 @@ class RunRecorder:
     """What the trainer's writer rank records: metrics rows, and a heartbeat in the status.
 
     Nothing is opened before the first row, so that the other ranks may hold one as well.
+
+    Args:
+        run: which.
+        attempt: its number.
+        lines: tells people who follow the log; None: nobody does.
     """
 
     _SECONDS_BETWEEN_HEARTBEATS = 0.5
 
-    def __init__(self, run: Run, *, attempt: int) -> None:
+    def __init__(self, run: Run, *, attempt: int, lines: StepLines | None = None) -> None:
         self._run = run
+        self._lines = lines
         self._attempt = attempt
         self._metrics: MetricsFile | None = None
         self._latest: Status | None = None
@@ -60,6 +67,8 @@ class RunRecorder:
         if row["kind"] == "start":
             row = {**row, "attempt": self._attempt, "asyncpp": asyncpp_version(), "commit": commit()}
         self._metrics.append(row)
+        if self._lines is not None:
+            self._lines.row(row)
         if row["kind"] == "step":
             self._last_step = row
 

@@ -158,7 +158,7 @@ def launch_here(
     if machine.gpus and any(not task.resources.gpus and task.wants_gpus for task in tasks):
         say(f"{len(machine.gpus)} GPU here, and runs of more processes: on the CPU (--replay needs one GPU)")
     try:
-        with shown_progress() as progress:
+        with shown_progress(done_before=len(runs) - len(missing)) as progress:
             statuses = Launcher(
                 tasks,
                 machine=machine,

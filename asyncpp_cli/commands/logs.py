@@ -27,7 +27,7 @@ def logs(
             "--rank",
             metavar="R",
             min=0,
-            help="Of this rank; without: the one that failed first, else the last.",
+            help="Of this rank; without: the one that failed first, else the one that knows the loss.",
         ),
     ] = None,
     follow: Annotated[

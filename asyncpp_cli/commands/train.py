@@ -74,6 +74,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
         SystemExit: with `RESUMABLE`, where the run was told to end and has saved.
     """
     from asyncpp_cli.recorder import RunRecorder
+    from asyncpp_cli.step_lines import StepLines
     from stages.signals import RESUMABLE, listening
 
     config.site = replace(config.site, **attempt.site_settings)
@@ -88,7 +89,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
         from stages import trainer
         from stages.process import connected
 
-        recorder = RunRecorder(run, attempt=attempt.number)
+        recorder = RunRecorder(run, attempt=attempt.number, lines=StepLines(steps=config.train.steps))
         settings: dict[str, Any] = {
             "recorder": recorder,
             "checkpoints": run.checkpoints,
