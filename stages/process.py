@@ -124,7 +124,9 @@ def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:
     """
     available = torch.cuda.is_available()
     if site.device == "cuda" and not available:
-        raise RuntimeError("site.device is cuda, but torch finds no GPU here; accepted: auto, cpu")
+        built = torch.version.cuda or getattr(torch.version, "hip", None)
+        why = "torch finds no GPU here" if built else "this torch is built without CUDA"
+        raise RuntimeError(f"site.device is cuda, but {why}; accepted: auto, cpu")
     if site.device == "cpu" or not available:
         return torch.device("cpu")
     set_arithmetic()

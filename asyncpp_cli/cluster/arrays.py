@@ -18,10 +18,21 @@ from asyncpp_cli.cluster.told import TOLD_VARIABLE
 
 
 def script_of(
-    site: Site, folder: Path, *, name: str, shape: Shape, tasks: int, at_once: int, code: str, file: str
+    site: Site,
+    folder: Path,
+    *,
+    name: str,
+    shape: Shape,
+    tasks: int,
+    at_once: int,
+    code: str,
+    file: str,
+    exclude: str = "",
 ) -> str:
     """The script that `submit` hands to sbatch, to be read by people."""
-    executor = _executor(site, folder, name=name, shape=shape, tasks=tasks, at_once=at_once, code=code)
+    executor = _executor(
+        site, folder, name=name, shape=shape, tasks=tasks, at_once=at_once, code=code, exclude=exclude
+    )
     return str(executor._make_submission_file_text(_batch_command(file), "0"))
 
 
@@ -36,6 +47,7 @@ def submit(
     after: str | None,
     code: str,
     file: str,
+    exclude: str = "",
 ) -> str:
     """Submit one array. SLURM's number for it.
 
@@ -49,11 +61,14 @@ def submit(
         after: SLURM's number of an array that must have ended before, however it did.
         code: folder under EXPERIMENT/code that they run.
         file: what they read, in `folder`.
+        exclude: nodes that they are not to get, as sbatch takes them.
 
     Raises:
         SlurmError: sbatch refuses; the message is its own.
     """
-    executor = _executor(site, folder, name=name, shape=shape, tasks=tasks, at_once=at_once, code=code)
+    executor = _executor(
+        site, folder, name=name, shape=shape, tasks=tasks, at_once=at_once, code=code, exclude=exclude
+    )
     if after is not None:
         _begin_after(executor, [after])
     return _submitted(executor, _batch_command(file))
@@ -84,7 +99,9 @@ def submit_single(
         SlurmError: sbatch refuses; the message is its own.
     """
     shape = Shape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
-    executor = _executor(site, folder, name=name, shape=shape, tasks=None, at_once=1, code=code)
+    executor = _executor(
+        site, folder, name=name, shape=shape, tasks=None, at_once=1, code=code, exclude=site.exclude or ""
+    )
     if after:
         _begin_after(executor, after)
     executor.parameters["additional_parameters"]["output"] = "report-%j.out"
@@ -105,7 +122,15 @@ def _batch_command(file: str) -> str:
 
 
 def _executor(
-    site: Site, folder: Path, *, name: str, shape: Shape, tasks: int | None, at_once: int, code: str
+    site: Site,
+    folder: Path,
+    *,
+    name: str,
+    shape: Shape,
+    tasks: int | None,
+    at_once: int,
+    code: str,
+    exclude: str,
 ) -> Any:
     from submitit import SlurmExecutor
     from submitit.core import utils
@@ -143,6 +168,7 @@ def _executor(
             "qos": site.qos,
             "constraint": site.constraint,
             "mem": site.memory,
+            "exclude": exclude or None,
         }.items()
         if value is not None
     }

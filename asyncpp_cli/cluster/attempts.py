@@ -2,7 +2,7 @@
 
     attempts/N/attempt.json      who claimed it, with how many processes (ranks, but in replay one for all)
                                  and in which job of a cluster, if in one
-    attempts/N/rank-K.json       the processes of rank K
+    attempts/N/rank-K.json       the processes of rank K, and its node
     attempts/N/rank-K.end.json   how rank K ended
     attempts/N/rank-K.error.json the exception that ended it, by its own account
     attempts/N/stop.json         its ranks are to end, and why
@@ -92,9 +92,20 @@ class Attempt:
         content = self.read("attempt")
         return bool(content and content["replay"])
 
-    def rank_started(self, rank: int, *processes: ProcessId) -> None:
-        """Say which processes a rank is: the one that trains, and its supervisor where it has one."""
-        self.write(f"rank-{rank}", {"processes": [asdict(process) for process in processes]})
+    def node(self, rank: int) -> str:
+        """The node of a cluster that a rank runs on, by SLURM's name; empty where that is not known."""
+        content = self.read(f"rank-{rank}")
+        return str(content.get("node", "")) if content else ""
+
+    def rank_started(self, rank: int, *processes: ProcessId, node: str = "") -> None:
+        """Say which processes a rank is: the one that trains, and its supervisor where it has one.
+
+        Args:
+            rank: which.
+            processes: of it.
+            node: of a cluster that it runs on, by SLURM's name.
+        """
+        self.write(f"rank-{rank}", {"processes": [asdict(process) for process in processes], "node": node})
         for name in (f"rank-{rank}.error", f"rank-{rank}.end"):
             reserve(self._file(name))
 

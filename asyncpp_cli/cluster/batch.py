@@ -15,8 +15,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from asyncpp_cli.cluster import slurm
+from asyncpp_cli.cluster import nodes, slurm
 from asyncpp_cli.cluster.attempts import Attempt, settle, settle_again
+from asyncpp_cli.cluster.avoiding import (
+    exclude_from_requeued,
+    exclude_from_waiting,
+    fault_of_nodes,
+    note_broken,
+)
 from asyncpp_cli.cluster.claims import claim
 from asyncpp_cli.cluster.job_end import JobEnd, seen_from_job
 from asyncpp_cli.cluster.job_states import Phase, phase_of
@@ -28,7 +34,7 @@ from asyncpp_cli.cluster.snapshot import code_hash, difference, file_hash
 from asyncpp_cli.cluster.submissions import read_submissions
 from asyncpp_cli.cluster.supervise import LIMIT_VARIABLE
 from asyncpp_cli.cluster.table import ArrayTable, Row, read_table
-from asyncpp_cli.cluster.told import told
+from asyncpp_cli.cluster.told import told, undisturbed
 from asyncpp_cli.runs import Cause, Experiment, Run, State, Status, open_experiment
 from stages.signals import RESUMABLE
 
@@ -52,7 +58,7 @@ def run_task(file: str) -> int:
     job = _this_job(table, index)
     _say(f"{job.id} (start {job.restart + 1}) on {job.nodes}: {row.id}")
     _first_end(job.id)
-    _end_earlier_start(run, job)
+    _end_earlier_start(experiment, run, job)
     while (code := _attempt(experiment, run, table, row, job)) is None:
         pass
     _pass_on_place(experiment, table, index)
@@ -83,7 +89,7 @@ def _attempt(experiment: Experiment, run: Run, table: ArrayTable, row: Row, job:
     _say(f"attempt {attempt.number}: {status.state} {status.reason}")
     if status.attempt != attempt.number:
         return 1  # SLURM has started the run elsewhere, having lost sight of this job
-    return _what_follows(status, run, table, job)
+    return _what_follows(status, experiment, run, table, job)
 
 
 def _this_job(table: ArrayTable, index: int) -> Job:
@@ -98,13 +104,15 @@ def _this_job(table: ArrayTable, index: int) -> Job:
     )
 
 
-def _end_earlier_start(run: Run, job: Job) -> None:
+def _end_earlier_start(experiment: Experiment, run: Run, job: Job) -> None:
     """Settle what an earlier start of this same job could not: SLURM starts no job before it has ended it."""
     status = run.status()
     attempt = Attempt(run, status.attempt)
     before = attempt.job if status.attempt else None
     if before is None or (before.name, before.index) != (job.name, job.index):
         return
+    if before.restart < job.restart:
+        note_broken(experiment, attempt, before)
     reason = f"SLURM took its nodes away ({before.nodes}) and started the job again"
     if status.state == State.RUNNING:
         attempt.stop(reason, cause=Cause.RESTARTED)
@@ -174,6 +182,7 @@ def _seen_from_here(
         srun_code=srun_code,
         told=bool(told),
         phase=_phase(job),
+        broken=bool(nodes.broken(job.nodes)),
         limit_near=limit is not None and time.time() > limit,
     )
     better = seen_from_job(status, attempt, ranks=table.shape.tasks, end=end)
@@ -203,25 +212,27 @@ def _phase(job: Job) -> Phase | None:
         return None
 
 
-def _what_follows(status: Status, run: Run, table: ArrayTable, job: Job) -> int | None:
+def _what_follows(
+    status: Status, experiment: Experiment, run: Run, table: ArrayTable, job: Job
+) -> int | None:
     """Put the run back into the queue if it is to. The job's exit code; None: try again here."""
     if status.state == State.COMPLETED or status.cause == Cause.CANCELLED:
         return 0
     if status.state == State.INTERRUPTED:
-        return _requeue(status, job)
+        return _requeue(status, experiment, table, job)
     if status.cause == Cause.REFUSED:
         return 1
-    if bad := slurm.bad_nodes(job.nodes):
-        reason = f"{bad}; {status.reason}"
-        attempt = Attempt(run, status.attempt)
+    attempt = Attempt(run, status.attempt)
+    if reason := fault_of_nodes(experiment, attempt, table, job):
+        reason = f"{reason}; {status.reason}"
         status = settle_again(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
         _say(f"no failure of the run: {reason}")
-        return _requeue(status, job)
+        return _requeue(status, experiment, table, job)
     failed = failures(run, submission=table.submission)
     if failed > table.retries:
         return 1
     _say(f"failure {failed}: trying again, {table.retries - failed} retries left after that")
-    return _requeue(status, job) if told else None
+    return _requeue(status, experiment, table, job) if told else None
 
 
 def failures(run: Run, *, submission: str) -> int:
@@ -248,7 +259,7 @@ def _pass_on_place(experiment: Experiment, table: ArrayTable, index: int) -> Non
                     _say(f"the place of this job goes to {heir}")
 
 
-def _requeue(status: Status, job: Job) -> int:
+def _requeue(status: Status, experiment: Experiment, table: ArrayTable, job: Job) -> int:
     """Queue this job again. The exit code where that is not to be or is not possible."""
     code = RESUMABLE if status.state == State.INTERRUPTED else 1
     try:
@@ -256,12 +267,16 @@ def _requeue(status: Status, job: Job) -> int:
         if phase_of(state) is not Phase.RUNS and status.cause != Cause.TIME_LIMIT:
             _say(f"the job is {state.lower()}: SLURM, or a person, has decided what becomes of it")
             return code
+        # Before this job makes room for them; for the job itself SLURM takes it only afterwards.
+        exclude_from_waiting(experiment, cluster=table.cluster)
     except SlurmError as error:
         _say(f"not queued again ({error}): launch again to go on")
         return code
     told_before = len(told)
     try:
-        slurm.requeue(job.id)
+        with undisturbed():
+            slurm.requeue(job.id)
+            exclude_from_requeued(experiment, table, job)
     except SlurmError as error:
         # It may have been done for all that: SLURM was too slow to say so, or its answer was lost.
         if len(told) == told_before and _phase(job) not in (Phase.WAITS, Phase.ENDS):

@@ -22,6 +22,8 @@ class JobEnd:
     """The job's own process was told to end."""
     phase: Phase | None
     """Of the job, in SLURM's word; None where SLURM does not answer."""
+    broken: bool
+    """SLURM takes a node of the job for broken."""
     limit_near: bool
     """So near that SLURM's signal is due to the time limit."""
 
@@ -64,7 +66,8 @@ def seen_from_job(
             return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is near: {how}"
         return State.INTERRUPTED, Cause.STOPPED, how
     erred = any(attempt.read(f"rank-{rank}.error") is not None for rank in range(ranks))
-    if end.phase is not None and end.phase is not Phase.RUNS and not erred:
+    ended = end.phase is not None and end.phase is not Phase.RUNS
+    if ended and not end.broken and not erred:
         return State.INTERRUPTED, Cause.STOPPED, f"SLURM was ending the job; {silent}"
     return None
 

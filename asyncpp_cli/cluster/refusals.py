@@ -16,6 +16,7 @@ _KEYS = (
     ("feature|constraint", ("constraint",)),
     ("licen[sc]e", ("flags",)),
     ("reservation", ("flags",)),
+    ("node name", ("exclude",)),
     ("node count", ("max_nodes", "tasks_per_node", "partition")),
     ("cpu count|cpus per|more processors", ("cpus_per_task", "cpus_per_node", "tasks_per_node")),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from asyncpp_cli.cluster.resources import ranks_of
 from asyncpp_cli.cluster.sites import Site
@@ -69,3 +70,11 @@ def shape_of(config: RunConfig, site: Site, *, replay: bool) -> Shape:
         cpus_per_task=cpus,
         gpus_per_node=tasks_per_node if with_gpus else 0,
     )
+
+
+def settings_of(shape: Shape, site: Site) -> dict[str, Any]:
+    """The settings `site.*` of runs in jobs of a shape, instead of their own.
+
+    One that was given GPUs is to use them: `auto` would train on the CPUs of a node whose driver has failed.
+    """
+    return site.run | ({"device": "cuda"} if shape.gpus_per_node else {})

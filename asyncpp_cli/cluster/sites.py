@@ -27,6 +27,7 @@ _FLAG = re.compile(r"[a-z][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
 _MEMORY = re.compile(r"\d+[KMGT]?")
+_NODES = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:-]+")
 _OURS = ("array", "chdir", "job-name", "nodes", "ntasks", "output", "error", "parsable", "wrap")
 """Flags of sbatch that say which job is which: a profile leaves them alone."""
@@ -48,6 +49,8 @@ class Site:
     qos: str | None = None
     constraint: str | None = None
     """Features that nodes must have, as sbatch takes them."""
+    exclude: str | None = None
+    """Nodes that no job is to get, as sbatch takes them: n[3-4],n7. See also `bad_nodes`."""
     gpus_per_node: int = 0
     """GPUs of a node, and so tasks at most: one task a GPU. 0: runs train on CPUs."""
     gpu_type: str | None = None
@@ -198,6 +201,8 @@ def _check(site: Site) -> None:
         refuse("memory", f"{site.memory!r} is no amount; accepted: 64G, 900M")
     if site.network_interface is not None and not _INTERFACE.fullmatch(site.network_interface):
         refuse("network_interface", f"{site.network_interface!r} is no name of an interface")
+    if site.exclude is not None and not _NODES.fullmatch(site.exclude):
+        refuse("exclude", f"{site.exclude!r} is no list of nodes; accepted, as by sbatch: n[3-4],n7")
     for key in ("partition", "account", "qos", "constraint", "gpu_type"):
         if (text := getattr(site, key)) is not None and (not text or re.search(r"[\s\x00-\x1f]", text)):
             refuse(key, f"{text!r} has white space in it or is empty")

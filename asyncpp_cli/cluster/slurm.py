@@ -269,16 +269,3 @@ def _of_job(job_id: str) -> tuple[str, str]:
         if job_id in (task_id, raw_id):
             return state, end
     return "", ""
-
-
-def bad_nodes(nodes: str) -> str:
-    """Which of the nodes SLURM takes for broken, in words; empty if none."""
-    try:
-        lines = ask(["sinfo", "-h", "-N", f"--nodes={nodes}", "-o", "%N %T"]).splitlines()
-    except SlurmError:
-        return ""
-    states = dict(line.split(maxsplit=1) for line in lines)
-    bad = {
-        name: state for name, state in states.items() if state.startswith(("down", "fail")) or "*" in state
-    }
-    return ", ".join(f"node {name} is {state}" for name, state in sorted(bad.items()))

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.cluster import arrays, slurm, snapshot
+from asyncpp_cli.cluster.avoiding import excluded_at
 from asyncpp_cli.cluster.lanes import Turn, turns
 from asyncpp_cli.cluster.queue import Standing
 from asyncpp_cli.cluster.refusals import keys_of
-from asyncpp_cli.cluster.shapes import Shape, shape_of
+from asyncpp_cli.cluster.shapes import Shape, settings_of, shape_of
 from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError
 from asyncpp_cli.cluster.submissions import Array, Submission, job_name, new_folder, write_submission
@@ -193,10 +194,11 @@ def submit(
             signal_lead=site.signal_lead,
             network_interface=site.network_interface,
             srun_flags=site.srun_flags,
-            site_settings=site.run,
+            site_settings=settings_of(wanted.shape, site),
             code=code,
             software=software,
             shape=wanted.shape,
+            exclude=site.exclude or "",
             rows=[_row(planned_run) for planned_run in wanted.runs],
         )
         write_table(folder / array.file, table)
@@ -221,7 +223,10 @@ def _queue(
     folder = submission.folder.absolute()
     try:
         for array, wanted in zip(submission.arrays, planned, strict=True):
-            ids[array.name] = _submitted(site, submission, array, wanted, after=ids.get(array.after))
+            exclude = excluded_at(site, experiment, needed=wanted.shape.nodes)
+            ids[array.name] = _submitted(
+                site, submission, array, wanted, after=ids.get(array.after), exclude=exclude
+            )
         if submission.report:
             command = _report_command(experiment, submission)
             ids[submission.report] = arrays.submit_single(
@@ -250,7 +255,13 @@ def _queue(
 
 
 def _submitted(
-    site: Site, submission: Submission, array: Array, wanted: PlannedArray, *, after: str | None
+    site: Site,
+    submission: Submission,
+    array: Array,
+    wanted: PlannedArray,
+    *,
+    after: str | None,
+    exclude: str,
 ) -> str:
     """SLURM's number of an array that it has taken.
 
@@ -268,6 +279,7 @@ def _submitted(
             after=after,
             code=submission.code,
             file=array.file,
+            exclude=exclude,
         )
     except SlurmError as error:
         count = "1 run" if len(wanted.runs) == 1 else f"{len(wanted.runs)} runs"
@@ -305,4 +317,5 @@ def script(experiment: Experiment, site: Site, array: PlannedArray) -> str:
         at_once=array.turn.at_once,
         code=snapshot.code_hash(),
         file="array-1.json",
+        exclude=excluded_at(site, experiment, needed=array.shape.nodes),
     )

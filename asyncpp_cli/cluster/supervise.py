@@ -231,6 +231,7 @@ def supervise(
     }
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
+    node = os.environ.get("SLURMD_NODENAME", "")
     try:
         with attempt.run.log_file(attempt=attempt.number, rank=rank).open("ab") as log:
             # The child ends when its standard input does: it does not outlive its supervisor.
@@ -238,11 +239,11 @@ def supervise(
                 command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
             )
     except OSError as error:
-        attempt.rank_started(rank, this_process())
+        attempt.rank_started(rank, this_process(), node=node)
         attempt.rank_erred(rank, error)
         attempt.rank_ended(rank, code=1, signal_number=None, stopped=False)
         return False
-    attempt.rank_started(rank, process_id(child.pid), this_process())
+    attempt.rank_started(rank, process_id(child.pid), this_process(), node=node)
     supervisor = _Supervisor(attempt, rank=rank, size=size, grace=grace, told=[] if told is None else told)
     ended_well = supervisor.watch(child)
     if not ended_well:

@@ -40,6 +40,8 @@ class ArrayTable:
     shape: Shape
     rows: list[Row]
     """By array index."""
+    exclude: str = ""
+    """Nodes that the site's profile excludes."""
 
 
 def write_table(file: Path, table: ArrayTable) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 TOLD_VARIABLE = "ASYNCPP_TOLD_BY"
@@ -28,3 +30,16 @@ def listen(*numbers: signal.Signals) -> None:
     # Out of the environment, for the processes that this one starts begin anew.
     if name := os.environ.pop(TOLD_VARIABLE, ""):
         told.insert(0, signal.Signals[name])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """In the block, signals to end wait, for this process and for those that it starts.
+
+    SLURM sends them to every process of a job that it queues again: to the command that asked for it, too.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -41,6 +41,7 @@ def status(
     A run whose processes have all vanished is marked failed. Where the terminal is too narrow, columns are
     left out and reasons stand below their runs; --json has all.
     """
+    from asyncpp_cli.cluster.bad_nodes import remarks
     from asyncpp_cli.cluster.queue import Queue
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.runs import open_experiment
@@ -61,6 +62,8 @@ def status(
         return
     title, columns, rows = _table(experiment, found, cells=cells, failed=failed)
     show_table(columns, rows, title=title, narrow=_NARROW)
+    for remark in remarks(experiment):
+        say(remark)
     if queue.no_answer:
         say(_no_answer(queue))
 

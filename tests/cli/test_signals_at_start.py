@@ -77,8 +77,10 @@ def settled(attempt: Attempt) -> Status:
     return settle(attempt.run, none_to_come=True, all_over=True)
 
 
-def end_of(code: int | None, phase: Phase = Phase.RUNS, *, told: bool = False, near: bool = False) -> JobEnd:
-    return JobEnd(srun_code=code, told=told, phase=phase, limit_near=near)
+def end_of(
+    code: int | None, phase: Phase = Phase.RUNS, *, near: bool = False, broken: bool = False
+) -> JobEnd:
+    return JobEnd(srun_code=code, told=False, phase=phase, broken=broken, limit_near=near)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,8 @@ def test_ranks_that_slurm_killed_have_not_failed(attempt: Attempt, phase: Phase)
     better = seen_from_job(status, attempt, ranks=2, end=end_of(137, phase))
     assert better is not None
     assert better[:2] == (State.INTERRUPTED, Cause.STOPPED)
+    # A node that broke is another matter, and looked at later.
+    assert seen_from_job(status, attempt, ranks=2, end=end_of(137, phase, broken=True)) is None
 
 
 def test_an_error_of_a_rank_stays_one(attempt: Attempt) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from cluster_runs import wait_for
-from slurm_queue import squeue
+from slurm_queue import hurry, squeue
 
-from asyncpp_cli.cluster import slurm
-from asyncpp_cli.cluster.job_states import KNOWN
+from asyncpp_cli.cluster import nodes, slurm
+from asyncpp_cli.cluster.job_states import KNOWN, Phase, phase_of
 
 
 @pytest.fixture
@@ -46,6 +49,92 @@ def test_one_task_has_the_arrays_own_id_and_is_told_from_the_array_by_its_name(s
     slurm.requeue(same)
     wait_for(lambda: slurm.state_of(same) == "PENDING", seconds=60, why=squeue)
     assert sorted(states(sleepers)) == ["PENDING", "RUNNING", "RUNNING"]
+
+
+@pytest.mark.timeout(180)
+def test_a_job_that_is_queued_again_keeps_its_name_and_only_then_may_be_kept_from_nodes(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    told = 'echo "$SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST" >> starts; exec sleep 600'
+    array = sbatch("--array=0", f"--chdir={tmp_path}", "--output=/dev/null", "--requeue", f"--wrap={told}")
+    job, starts = f"{array}_0", tmp_path / "starts"
+    for count in (1, 2):
+        wait_for(lambda count=count: said(starts) >= count, seconds=60, why=squeue)  # type: ignore[misc]
+        assert phase_of(slurm.state_of(job)) is Phase.RUNS
+        node = starts.read_text().split()[-1]
+        with pytest.raises(slurm.SlurmError, match="no longer pending"):
+            nodes.exclude(job, node)
+        slurm.requeue(job)
+        nodes.exclude(job, node)
+        # The node has just revoked its credential: at once it would refuse the job, and SLURM would end it.
+        wait_for(lambda count=count: begun(starts, count + 1), seconds=60, why=squeue)  # type: ignore[misc]
+    restarts = [line.split(" on ") for line in starts.read_text().splitlines()]
+    assert [int(count or 0) for count, _ in restarts] == [0, 1, 2]
+    assert all(before != after for (_, before), (_, after) in pairwise(restarts))
+
+
+def said(file: Path) -> int:
+    """Lines that a job has written."""
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def begun(file: Path, times: int) -> bool:
+    hurry()
+    return said(file) >= times
+
+
+@pytest.mark.timeout(100)
+def test_a_job_is_signaling_while_a_node_does_not_acknowledge_and_runs(slurm_conf: Path) -> None:
+    job = sbatch("--output=/dev/null", "--wrap=exec sleep 600")
+    wait_for(lambda: slurm.state_of(job) == "RUNNING", seconds=60, why=squeue)
+    (node,) = squeue("%N")
+    daemon = int((slurm_conf.parents[1] / f"run/slurmd.{node}.pid").read_text())
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        slurm.cancel([job], signal="CONT")
+        wait_for(lambda: slurm.state_of(job) == "SIGNALING", seconds=30, why=squeue)
+        assert phase_of("SIGNALING") is Phase.RUNS
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    wait_for(lambda: slurm.state_of(job) == "RUNNING", seconds=60, why=squeue)
+
+
+@pytest.mark.timeout(100)
+def test_sruns_exit_code_is_that_of_the_signal_that_killed_a_task(slurm_conf: Path, tmp_path: Path) -> None:
+    tasks = [
+        "srun -n1 sh -c 'kill -TERM $$'",
+        "srun -n1 sh -c 'kill -USR2 $$'",
+        # The highest of its tasks.
+        "srun -n2 --wait=0 sh -c 'test $SLURM_PROCID = 0 && exit 1; sleep 1; kill -USR2 $$'",
+    ]
+    script = "\n".join(f"{task}; echo $? >> codes" for task in tasks)
+    sbatch(f"--chdir={tmp_path}", "--ntasks=2", "--output=/dev/null", f"--wrap={script}")
+    codes = tmp_path / "codes"
+    wait_for(lambda: said(codes) == 3, seconds=60, why=squeue)
+    assert codes.read_text().split() == ["143", "140", "140"]
+
+
+@pytest.mark.timeout(200)
+def test_before_a_preemption_and_a_time_limit_the_ranks_get_a_signal_and_the_script_none(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    rank = 'trap "echo rank TERM >> $0; exit" TERM; trap "echo rank USR2 >> $0; exit" USR2; '
+    rank += "echo begun >> $0; while :; do sleep 0.1; done"
+    preempted, limited = tmp_path / "preempted", tmp_path / "limited"
+    jobs = []
+    for file in (preempted, limited):
+        script = f"trap 'echo script >> {file}' TERM USR2\nsrun sh -c '{rank}' {file}\necho ended >> {file}"
+        jobs.append(sbatch("--output=/dev/null", "--signal=USR2@50", f"--wrap={script}"))
+    wait_for(lambda: said(preempted) == said(limited) == 1, seconds=60, why=squeue)
+    subprocess.run(["scontrol", "update", f"JobId={jobs[1]}", "TimeLimit=1"], timeout=60, check=True)
+    wait_for(lambda: said(limited) >= 3, seconds=100, why=squeue)
+    subprocess.run(
+        ["sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=true"],
+        timeout=60, check=True, capture_output=True,
+    )  # fmt: skip
+    wait_for(lambda: said(preempted) >= 3, seconds=60, why=squeue)
+    assert limited.read_text().splitlines() == ["begun", "rank USR2", "ended"]
+    assert preempted.read_text().splitlines() == ["begun", "rank TERM", "ended"]
 
 
 @pytest.mark.timeout(60)
