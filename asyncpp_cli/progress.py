@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
@@ -14,8 +15,15 @@ from asyncpp_cli.cluster import launcher
 from asyncpp_cli.console import console, duration, say
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs import Run, State, Status
+from asyncpp_cli.tables import shortened
 
 _SECONDS_BETWEEN_LINES = 15.0
+
+_WIDE = 110
+"""Columns of a terminal that has room for throughput beside loss and time."""
+_BESIDE_NAME = 50
+"""Columns for bar, steps, loss and time."""
+_SHORTEST_NAME = 20
 
 
 @contextmanager
@@ -26,7 +34,7 @@ def shown_progress(*, done_before: int = 0) -> Iterator[launcher.Progress]:
         done_before: runs that count as done beside those that are shown.
     """
     if sys.stderr.isatty():
-        with _bars() as bars:
+        with _bars(console(errors=True)) as bars:
             yield _Bars(bars, done_before=done_before)
     else:
         yield _Lines(done_before=done_before)
@@ -134,13 +142,13 @@ class _Lines:
             say(self._whole.line(statuses))
 
 
-def _bars() -> Progress:
+def _bars(shown_on: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}", markup=False),
-        console=console(errors=True),
+        console=shown_on,
         expand=True,
         transient=True,
     )
@@ -165,18 +173,26 @@ class _Bars:
                 self._progress.remove_task(self._bars.pop(run.id))
         done, count = self._whole.counts([status for _, status in statuses])
         left = self._whole.remaining([status for _, status in statuses])
-        figures = f"about {duration(left)} remaining" if left is not None else ""
-        self._progress.update(self._all, completed=done, total=count, figures=figures)
+        self._progress.update(
+            self._all,
+            description=f"{done} of {count} runs done",
+            completed=done,
+            total=count,
+            figures=f"about {duration(left)} left" if left is not None else "",
+        )
 
     def _show(self, run: Run, status: Status) -> None:
         if run.id not in self._bars:
-            self._bars[run.id] = self._progress.add_task(run.id, figures="starting", total=status.steps)
+            name = shortened(run.id, max(_SHORTEST_NAME, self._progress.console.width - _BESIDE_NAME))
+            self._bars[run.id] = self._progress.add_task(name, figures="starting", total=status.steps)
         remaining = self._events.remaining(run, status)
         figures = []
-        if status.step:
+        if status.step and self._progress.console.width >= _WIDE:
             figures.append(_figures(status).removeprefix(", "))
+        elif status.step and status.train_loss is not None:
+            figures.append(f"loss {status.train_loss:.3f}")
         if remaining is not None:
-            figures.append(f"{duration(remaining)} remaining")
+            figures.append(f"{duration(remaining)} left")
         self._progress.update(
             self._bars[run.id], completed=status.step, figures=", ".join(figures) or "starting"
         )

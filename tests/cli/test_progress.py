@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import asyncpp
+from rich.console import Console
 from test_launch import TINY
 
-from asyncpp_cli.progress import _Whole
+from asyncpp_cli.progress import _Bars, _bars, _Whole
 from asyncpp_cli.runs import Run, State, Status, open_experiment
 from asyncpp_cli.step_lines import StepLines
 
@@ -48,6 +51,28 @@ def test_a_healthy_run_prints_how_far_it_is_under_torchrun_too(tmp_path: Path) -
     assert end == "completed: 4 steps"
     assert [line.partition(":")[0] for line in between if "validation" in line][-1] == "step 4"
     assert between[0].startswith("step 1 of 4: training loss ")
+
+
+def test_bars_have_their_numbers_on_80_columns() -> None:
+    out = io.StringIO()
+    shown = Console(file=out, force_terminal=True, width=80, color_system=None)
+    with _bars(shown) as progress:
+        bars = _Bars(progress, done_before=11)
+        running = Status(
+            state=State.RUNNING, attempt=1, step=1141, steps=3000, train_loss=2.5521, updated=1.0
+        )
+        run = Run(Path("2bw-adamw-ef0-micro-s0-88c27e40"))
+        done = (Run(Path("a")), Status(state=State.COMPLETED, attempt=1, step=1, steps=1))
+        bars.update([done, (run, running)])
+        bars.update([done, (run, replace(running, step=1142, updated=1.1))])
+        out.truncate(0)
+        progress.refresh()
+    first, second = [line for line in out.getvalue().splitlines() if "/" in line][:2]
+    assert "12 of 13 runs done" in first
+    assert "12/13" in first
+    assert "2bw-adamw-ef0-m…ro-s0-88c27e40" in second
+    assert "1142/3000 loss 2.552, 3:06 left" in second
+    assert "━━━━━" in second
 
 
 def test_the_log_of_a_closed_pipe_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
