@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from real_stage import real_config, real_stage
 from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights, SlowNetwork, left_to_hide
 from torch_1f1b import torchs
@@ -199,7 +198,7 @@ def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
         for _ in range(options.rounds):
             for arm, segment in arms.items():
-                dist.barrier()
+                process.gather(None)
                 seconds[arm].append(segment())
         # A step takes the pipeline as long as it takes its slowest rank.
         slowest = {

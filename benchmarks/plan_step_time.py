@@ -169,8 +169,8 @@ def measured_step(process: Process, config: RunConfig) -> Step:
         times = [row["seconds"] for row in rows.of_kind("step")]
         periods = [later - earlier for earlier, later in pairwise(times)][1:]
         busy = rows.of_kind("segment")[-1]["busy"]
-        found.append(Step(seconds=statistics.median(periods), wait=1 - statistics.mean(busy)))
-    (step,) = (step for of_rank in process.gather(found) for step in of_rank)
+        found.append(asdict(Step(seconds=statistics.median(periods), wait=1 - statistics.mean(busy))))
+    (step,) = (Step(**step) for of_rank in process.gather(found) for step in of_rank)
     return step
 
 

@@ -22,6 +22,8 @@ def torchs(process: Process, options: argparse.Namespace, *, steps: int) -> Call
     """So many steps of torch's Schedule1F1B (with `--real`, and an SGD step): seconds a step."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+    # torch's pipeline wants a group of all processes; ours has none.
+    dist.init_process_group("gloo", store=process.store, rank=process.rank, world_size=process.size)  # noqa: TID251
     first, last = process.rank == 0, process.rank == process.size - 1
     count = options.microbatches
     if options.real:

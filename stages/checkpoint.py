@@ -5,17 +5,15 @@ The place in the data is the step, batches being a pure function of it, and noth
 random.
 
 A checkpoint is written in the background: at the drain the state is copied, and training goes on while a
-thread writes the copy. The ranks' threads meet over a group of their own, with a time limit of its own, so a
-slow disk is not mistaken for a dead rank.
+thread writes the copy. The ranks' threads have meetings of their own, with a time limit of its own, so a slow
+disk is not mistaken for a dead rank.
 """
 
 from __future__ import annotations
 
-import datetime
 import shutil
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -23,24 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import WriteResult
 
 from stages import checkpoint_files as files
 from stages.checkpoint_files import CheckpointError
 from stages.checkpoint_reader import CheckpointReader
+from stages.checkpoint_writer import write_description, write_part
 from stages.copies import HostCopies
+from stages.member import Meetings
 from stages.process import Process
+from stages.authenticated import Json
 from stages.stage_state import Saved, pack
 from stages.update import StageState
-
-# A replay saves alone on purpose. Set once: filters cannot be changed for a thread alone.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +58,11 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int, process: Process | None, timeout: float) -> None:
         self._folder = folder
         self._keep = keep
-        self._process = process
         self._rank = process.rank if process is not None else 0
         self._size = process.size if process is not None else 1
-        self._group = None if process is None else process.group(timeout=datetime.timedelta(seconds=timeout))
+        self._meetings: Meetings | None = None
+        if process is not None:
+            self._meetings = Meetings(process.member, "checkpoints", seconds=timeout)
         self._copies = HostCopies()
         self._saving: Future[None] | None = None
 
@@ -117,12 +110,6 @@ class Checkpoints:
             saving, self._saving = self._saving, None
             saving.result()
 
-    def close(self) -> None:
-        """Finish, and give back what the meetings of the processes take."""
-        self.finish()
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-
     def _write(
         self,
         progress: Progress,
@@ -134,38 +121,34 @@ class Checkpoints:
     ) -> None:
         step = progress.step
         unfinished = files.unfinished_folder(self._folder, step)
-        try:
-            self._together(lambda: files.begin(self._folder, step) if self._rank == 0 else None)
-            save(
-                tensors,
-                storage_writer=_Writer(unfinished),
-                process_group=self._group,
-                no_dist=self._process is None,
-            )
 
-            def finish_part() -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-                first()
-                return records, self._digests(unfinished)
+        def write_mine() -> Json:
+            written = write_part(unfinished, tensors, rank=self._rank)
+            first()
+            digests = {name: files.digest(unfinished / name) for name in {part["file"] for part in written}}
+            return {"written": written, "stages": records, "files": digests}
 
-            written = self._together(finish_part)
+        def commit(of_ranks: list[Json]) -> None:
+            write_description(unfinished, [part for one in of_ranks for part in one["written"]])
+            entries = {name: entry for one in of_ranks for name, entry in one["files"].items()}
+            entries[".metadata"] = files.digest(unfinished / ".metadata")
             state = {
                 "seconds": progress.seconds,
                 "versions": list(versions),
                 "torch": torch.__version__,
-                "stages": [record for of_process, _ in written for record in of_process],
+                "stages": [record for one in of_ranks for record in one["stages"]],
             }
-            entries = {name: entry for _, of_process in written for name, entry in of_process.items()}
+            files.commit(self._folder, step, state=state, files=entries, keep=self._keep)
 
-            def commit() -> None:
-                if self._rank == 0:
-                    files.commit(self._folder, step, state=state, files=entries, keep=self._keep)
-
-            self._together(commit)
-        except (CheckpointException, OSError) as error:
+        try:
+            self._by_rank_0(lambda: files.begin(self._folder, step))
+            of_ranks = self._at_rank_0(write_mine)
+            self._by_rank_0(lambda: commit(of_ranks()))
+        except OSError as error:
             if self._rank == 0:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise CheckpointError(
-                f"the checkpoint of step {step} could not be written into {self._folder}: {_cause(error)}; "
+                f"the checkpoint of step {step} could not be written into {self._folder}: {error}; "
                 f"{self._what_is_left()}"
             ) from error
 
@@ -183,7 +166,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it is valid, but of a run that this one cannot continue.
         """
-        for step in self._together(lambda: files.saved_steps(self._folder))[0]:
+        for step in self._by_rank_0(lambda: files.saved_steps(self._folder)):
             folder = files.folder_of(self._folder, step)
             wrong = self._damage(folder)
             if wrong is not None:
@@ -195,7 +178,7 @@ class Checkpoints:
             except CheckpointError as error:
                 raise CheckpointError(f"checkpoint {folder}: {error}") from error
             # Nobody goes on to wait for a rank that is still reading: other meetings are shorter.
-            self._together(lambda: None)
+            self._first(None)
             return progress
         return Progress(step=0, seconds=0.0)
 
@@ -212,62 +195,63 @@ class Checkpoints:
             saved.take(stage, versions, read)
         return Progress(step=step, seconds=float(state["seconds"]))
 
-    def _digests(self, folder: Path) -> dict[str, dict[str, Any]]:
-        """Of the files that this process has written."""
-        mine = list(folder.glob(f"__{self._rank}_*"))
-        if self._rank == 0:
-            mine.append(folder / ".metadata")
-        return {file.name: files.digest(file) for file in mine}
-
     def _damage(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint; each process looks at its share of the files."""
 
-        def look() -> str | None:
-            try:
-                entries = sorted(files.read_manifest(folder).items())
-            except CheckpointError as error:
-                return str(error)
-            return files.damage(folder, entries[self._rank :: self._size])
+        wrong: str | None
+        try:
+            entries = sorted(files.read_manifest(folder).items())
+            wrong = files.damage(folder, entries[self._rank :: self._size])
+        except CheckpointError as error:
+            wrong = str(error)
+        [first_wrong] = self._first(wrong)
+        return None if first_wrong is None else str(first_wrong)
 
-        return next((wrong for wrong in self._together(look) if wrong is not None), None)
+    def _first(self, *mine: Json) -> list[Json]:
+        """Of each of several values, that of the first rank for which it is not None."""
+        return list(mine) if self._meetings is None else self._meetings.first(*mine)
 
-    def _together(self, part: Callable[[], Any]) -> list[Any]:
-        """Do each process's part, and give what all returned; if one of them fails, all do.
+    def _by_rank_0(self, work: Callable[[], Json]) -> Json:
+        """What rank 0's `work` gives; the others do nothing.
 
         Raises:
-            OSError: what a process failed with.
+            OSError: it could not be done (on every process).
         """
-        outcome: Any = None
-        error: OSError | None = None
+        outcome, failure = None, None
+        if self._rank == 0:
+            try:
+                outcome = work()
+            except OSError as error:
+                failure = f"rank 0: {error}"
+        if self._rank == 0 and failure is not None and failure.startswith("rank 0: rank "):
+            failure = failure.removeprefix("rank 0: ")  # another's, that rank 0 was told
+        outcome, failure = self._first(outcome, failure)
+        if failure is not None:
+            raise OSError(failure)
+        return outcome
+
+    def _at_rank_0(self, work: Callable[[], Json]) -> Callable[[], list[Json]]:
+        """Do each process's part. What is returned gives all parts, to rank 0 alone; or raises OSError where
+        one failed."""
+        outcome, failure = None, None
         try:
-            outcome = part()
-        except OSError as failed:
-            error = failed
-        mine = (outcome, None if error is None else f"rank {self._rank}: {error}")
-        everyone = [mine] if self._process is None else self._process.gather(mine, group=self._group)
-        failures = [failure for _, failure in everyone if failure is not None]
-        if failures:
-            raise OSError(failures[0])
-        return [outcome for outcome, _ in everyone]
+            outcome = work()
+        except OSError as error:
+            failure = f"rank {self._rank}: {error}"
+        mine = [outcome, failure]
+        of_ranks = [mine] if self._meetings is None else self._meetings.gather(mine, to=0)
+
+        def parts() -> list[Json]:
+            for _, failed in of_ranks:
+                if failed is not None:
+                    raise OSError(failed)
+            return [part for part, _ in of_ranks]
+
+        return parts
 
     def _what_is_left(self) -> str:
         steps = files.saved_steps(self._folder)
         return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
-
-
-class _Writer(FileSystemWriter):
-    """Torch's writer; of a disk that is full it says so, and not what its ZIP file makes of that."""
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        try:
-            return super().write_data(plan, planner)
-        except RuntimeError as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__
-            if cause is None:
-                raise
-            raise cause from None
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:
@@ -284,10 +268,3 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
 
     threading.Thread(target=run, daemon=True, name="checkpoint").start()
     return future
-
-
-def _cause(error: CheckpointException | OSError) -> str:
-    if isinstance(error, CheckpointException) and error.failures:
-        rank, (cause, _) = next(iter(error.failures.items()))
-        return f"rank {rank}: {cause}"
-    return str(error)

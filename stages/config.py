@@ -208,6 +208,8 @@ class SiteConfig:
     timeout: float = 60.0
     """Seconds without a message from a neighbour after which a process gives up. After twice as many in which
     it has done nothing at all it says where it stands, and ends."""
+    start_timeout: float = 600.0
+    """Seconds that all processes of a run may take to start, to find each other and to build their stages."""
     grace: float = 30.0
     """Seconds that a run told to end may take to save itself."""
     save_timeout: float = 1800.0

@@ -57,7 +57,7 @@ def _nccl() -> str:
 
 def _exchanged(rank: int, folder: Path, *, device: str, local_size: int) -> str:
     """What went wrong; empty if nothing did."""
-    site = SiteConfig(device=device, timeout=_SECONDS)
+    site = SiteConfig(device=device, timeout=_SECONDS, start_timeout=_SECONDS)
     try:
         with connected(
             rank=rank,

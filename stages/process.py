@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import itertools
 import os
 import socket
-import struct
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,17 +15,18 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import ProcessGroup
+from torch._C._distributed_c10d import PrefixStore
 
 from stages.communicator import Communicator
 from stages.config import SiteConfig
 from stages.device_settings import check_environment, set_arithmetic, set_environment, set_up_link
+from stages.hub import Hub
+from stages.member import GoneError, HubStore, Meetings, Member
+from stages.network import choose_address, keep_nccl_to
+from stages.authenticated import Json, make_secret, read_secret
 from stages.through_host import ThroughHost
 
 ADDRESS_FILE = "rendezvous"
-_SIOCGIFADDR = 0x8915
-"""Linux's request for the IPv4 address of an interface (netdevice(7))."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,14 @@ class Process:
     size: int
     device: torch.device
     timeout: datetime.timedelta
-    store: Store
+    start_timeout: datetime.timedelta
+    """How long another process may take to begin."""
+    address: str
+    """Of this machine, that its communicators listen on."""
+    member: Member
+    store: HubStore
+    meetings: Meetings
+    """Of the thread that trains."""
     through_host: bool
     """Whether messages go through the host's memory, since processes share a GPU."""
     generations: Iterator[int] = field(default_factory=itertools.count)
@@ -47,6 +52,8 @@ class Process:
     twice."""
     connected: list[dist.ProcessGroupNCCL] = field(default_factory=list)
     """What is to be closed when the run ends."""
+    devices: dict[bool, dist.ProcessGroupGloo.Device] = field(default_factory=dict)
+    """What gloo listens with, one for all communicators of a kind: whether they connect when first used."""
 
     @property
     def device_waits(self) -> bool:
@@ -71,7 +78,9 @@ class Process:
         store = PrefixStore(name, self.store)
         rank = list(ranks).index(self.rank)
         if self.device.type == "cpu" or self.through_host:
-            gloo = cast(Communicator, dist.ProcessGroupGloo(store, rank, len(ranks), self.timeout))
+            gloo = cast(
+                Communicator, dist.ProcessGroupGloo(store, rank, len(ranks), self._gloo_options(len(ranks)))
+            )
             return ThroughHost(gloo) if self.through_host else gloo
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self.timeout
@@ -95,25 +104,20 @@ class Process:
                 nccl.shutdown()
         self.connected.clear()
 
-    def gather(self, mine: Any, *, group: ProcessGroup | None = None) -> list[Any]:
-        """What every rank brought, in the order of the ranks. A meeting of all ranks: for drains only.
+    def _gloo_options(self, size: int) -> Any:
+        # Two connect at once: a first message between them would wait for the other end. Of more, those who
+        # have something to exchange connect when they do.
+        lazy = size > 2
+        if lazy not in self.devices:
+            self.devices[lazy] = dist.ProcessGroupGloo.create_device(hostname=self.address, lazy_init=lazy)
+        options: Any = getattr(dist.ProcessGroupGloo, "_Options")()  # noqa: B009  # not in torch's type stubs
+        options._devices = [self.devices[lazy]]
+        options._timeout = self.timeout
+        return options
 
-        Args:
-            mine: what this rank brings.
-            group: that the meeting goes over; None: the one of the thread that trains.
-        """
-        everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, mine, group=group)
-        return everyone
-
-    def group(self, *, timeout: datetime.timedelta) -> ProcessGroup:
-        """A group of all ranks for meetings in another thread; all ranks call this together.
-
-        Two threads must not use one communicator: what the ranks meet for could differ from rank to rank.
-        """
-        group = dist.new_group(backend="gloo", timeout=timeout)
-        assert isinstance(group, ProcessGroup)
-        return group
+    def gather(self, mine: Json, *, to: int | None = None) -> list[Json]:
+        """What every rank brought, in the order of the ranks: see `Meetings.gather`. For drains only."""
+        return self.meetings.gather(mine, to=to)
 
 
 def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:
@@ -139,8 +143,9 @@ def connected(
 ) -> Iterator[Process]:
     """Join the other processes of the run; leave them at the end.
 
-    Rank 0 opens a store on a port that the system chooses and writes its address into `rendezvous`, a folder
-    of this attempt alone that all ranks can see: so no two runs ever meet on one port.
+    Rank 0 listens on a port that the system chooses, and writes its address into `rendezvous`, a folder of
+    this attempt alone that all ranks can see, beside a secret that only the run's owner can read: so no two
+    runs ever meet on one port, and nobody else takes part (docs/security.md).
 
     Args:
         rank: of this process, 0 .. size - 1.
@@ -152,7 +157,8 @@ def connected(
 
     Raises:
         DeviceSettingError: several ranks on GPUs cannot run under a setting of the environment.
-        TimeoutError: rank 0 left no address within `site.timeout` seconds.
+        GoneError: a process did not come within `site.start_timeout` seconds.
+        PermissionError: the folder cannot keep a secret.
     """
     if site.device != "cpu":
         set_environment()
@@ -160,68 +166,76 @@ def connected(
     if device.type == "cuda":
         check_environment(os.environ, ranks=size)
         torch.cuda.set_device(device)
+    alone = local_size == size
+    address = choose_address(alone=alone)
+    keep_nccl_to(alone=alone)
     timeout = datetime.timedelta(seconds=site.timeout)
-    host = "127.0.0.1" if local_size == size else _own_address()
-    if local_size == size and sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = _open_store(rank=rank, size=size, host=host, rendezvous=rendezvous, timeout=timeout)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-    process = Process(
-        rank=rank,
-        size=size,
-        device=device,
-        timeout=timeout,
-        store=store,
-        through_host=device.type == "cuda" and _share_a_gpu(device, size=size),
-    )
+    failure: str | None = "it was ended"
+    with _joined(
+        rank=rank, size=size, address=address, folder=rendezvous, timeout=site.start_timeout
+    ) as member:
+        process = None
+        try:
+            meetings = Meetings(member, "training", seconds=site.timeout)
+            gpus = meetings.gather(_gpu(device), to=0, seconds=site.start_timeout)
+            [shared] = meetings.first(len(set(map(str, gpus))) < size if gpus else None)
+            process = Process(
+                rank=rank,
+                size=size,
+                device=device,
+                timeout=timeout,
+                start_timeout=datetime.timedelta(seconds=site.start_timeout),
+                address=address,
+                member=member,
+                store=HubStore(member, timeout=timeout),
+                meetings=meetings,
+                through_host=device.type == "cuda" and shared,
+            )
+            yield process
+            failure = None
+        except Exception as error:
+            failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise
+        finally:
+            if process is not None:
+                process.close(failed=failure is not None)
+            member.close(failure=failure)
+
+
+def _gpu(device: torch.device) -> list[str] | None:
+    """What tells the device that a process computes on from those of others."""
+    if device.type != "cuda":
+        return None
+    return [socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid)]
+
+
+@contextmanager
+def _joined(*, rank: int, size: int, address: str, folder: Path, timeout: float) -> Iterator[Member]:
+    """This process's connection to the hub, which is in rank 0's."""
+    if rank > 0:
+        host, port = _wait_for_address(folder / ADDRESS_FILE, timeout=timeout)
+        yield Member(host, port, rank=rank, secret=read_secret(folder), timeout=timeout)
+        return
+    secret = make_secret(folder)
+    hub = Hub(address, size=size, secret=secret)
     failed = True
     try:
-        yield process
+        unfinished = folder / f"{ADDRESS_FILE}.writing"
+        unfinished.write_text(f"{address}:{hub.port}")
+        unfinished.replace(folder / ADDRESS_FILE)
+        yield Member(address, hub.port, rank=rank, secret=secret, timeout=timeout)
         failed = False
     finally:
-        process.close(failed=failed)
-        dist.destroy_process_group()
+        hub.close(failed=failed)
 
 
-def _share_a_gpu(device: torch.device, *, size: int) -> bool:
-    """Whether any two processes of the run compute on the same one. All call this together."""
-    mine = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
-    everyone: list[Any] = [None] * size
-    dist.all_gather_object(everyone, mine)
-    return len(set(everyone)) < size
-
-
-def _own_address() -> str:
-    """Where processes on other machines reach this one: by the interface that gloo is told to use, if any."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    if not interface or sys.platform != "linux":
-        return socket.getfqdn()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        try:
-            answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError as error:
-            raise RuntimeError(
-                f"GLOO_SOCKET_IFNAME is {interface}, and there is no such network interface with an IPv4 "
-                f"address here ({error.strerror}); accepted: {', '.join(n for _, n in socket.if_nameindex())}"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])
-
-
-def _open_store(*, rank: int, size: int, host: str, rendezvous: Path, timeout: datetime.timedelta) -> Store:
-    address_file = rendezvous / ADDRESS_FILE
-    if rank == 0:
-        store = TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
-        rendezvous.mkdir(parents=True, exist_ok=True)
-        unfinished = address_file.with_suffix(".writing")
-        unfinished.write_text(f"{host}:{store.port}")
-        unfinished.replace(address_file)
-        return store
-    deadline = time.monotonic() + timeout.total_seconds()
-    while not address_file.exists():
+def _wait_for_address(file: Path, *, timeout: float) -> tuple[str, int]:
+    deadline = time.monotonic() + timeout
+    pause = 0.01
+    while not file.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"rank 0 left no address in {address_file} within {timeout.total_seconds():g} s"
-            )
-        time.sleep(0.02)
-    host, _, port = address_file.read_text().rpartition(":")
-    return TCPStore(host, int(port), size, is_master=False, timeout=timeout, wait_for_workers=False)
+            raise GoneError(f"rank 0 left no address in {file} within {timeout:g} s")
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.5)  # of thousands of ranks that look at one file
+    host, _, port = file.read_text().rpartition(":")
+    return host, int(port)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +21,18 @@ from stages.corpus import prepare
 from stages.evaluate import evaluate, evaluation_weights, forward_program
 from stages.initial_weights import read_initial
 from stages.metrics import Recorder
+from stages.plain import from_json, to_json
 from stages.process import Process
 from stages.programs import segment_program
 from stages.rows import Rows
+from stages.authenticated import Json
 from stages.timeline import Meeting, timeline
-from stages.trace import StepResult, check_staleness
+from stages.trace import RankTrace, StepResult, check_staleness
 from stages.turns import drive
 from stages.update import StageState
 from stages.warm_up import warm_up
 from stages.watchdog import Doing
-from stages.weigh import Weigher, memory_fields
+from stages.weigh import RankMemory, Weigher, memory_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,18 @@ class RunResult:
     """Of each evaluation; likewise."""
     stopped_at: int | None
     """Step after which the run ended because a rank was told to; None: it is complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRank:
+    """What the process that writes the rows hears of a rank at a drain."""
+
+    rank: int
+    data_rank: int
+    trace: RankTrace
+    met: Meeting
+    """How it left the latest meeting before the segment."""
+    memory: RankMemory
 
 
 class SkippedTooOftenError(RuntimeError):
@@ -99,6 +112,7 @@ class Run:
                 timeout=config.site.save_timeout,
             )
         self._writer = (program.rank_of_stage[-1], 0)
+        self._writing_process = program.rank_of_stage[-1] * config.parallel.data
         here = {(rank.number, rank.connection.data.rank) for rank in self._ranks}
         self._rows = Rows(
             recorder if self._writer in here else None,
@@ -110,7 +124,7 @@ class Run:
         self._met = Meeting(host=socket.gethostname(), left=time.perf_counter())
 
     def _begin(self, doing: str, *, with_disk: bool = False) -> None:
-        self._doing.begin(doing, kind="disk" if with_disk else "")
+        self._doing.begin(doing, kind="disk" if with_disk else "start" if doing == "starting" else "")
 
     def run(self) -> RunResult:
         start = Progress(step=0, seconds=0.0)
@@ -139,17 +153,21 @@ class Run:
             for rank in self._ranks
             for stage, state in rank.stages.items()
         ]
-        self._rows.write(
-            record.start_row(
-                self._config,
-                self._corpus,
-                step=start.step,
-                updates=updates,
-                device=self._device,
-                stage_parameters=[size for _, size in sorted(set(self._collect(sizes)))],
-                replayed=self._process is None,
+        # The ranks that were built fast wait here for the others.
+        collected = self._at_writer(sizes, starting=True)
+        if collected is not None:
+            stage_sizes = dict(from_json(list[tuple[int, int]], collected))
+            self._rows.write(
+                record.start_row(
+                    self._config,
+                    self._corpus,
+                    step=start.step,
+                    updates=updates,
+                    device=self._device,
+                    stage_parameters=[size for _, size in sorted(stage_sizes.items())],
+                    replayed=self._process is None,
+                )
             )
-        )
         stopped_at = None
         for first_step, steps in segment_lengths(self._config, start=start.step):
             done, stopping = self._train_segment(first_step, steps)
@@ -164,7 +182,7 @@ class Run:
                 break
         if self._checkpoints is not None:
             self._begin("writing a checkpoint", with_disk=True)
-            self._checkpoints.close()
+            self._checkpoints.finish()
         self._begin("ending")
         weights = {
             name: tensor
@@ -182,13 +200,15 @@ class Run:
         )
 
     def _write_end(self, weights: Mapping[str, Tensor]) -> None:
-        digests = self._collect([(name, record.tensor_digest(tensor)) for name, tensor in weights.items()])
+        digests = self._at_writer([(name, record.tensor_digest(tensor)) for name, tensor in weights.items()])
+        if digests is None:
+            return
         self._rows.write(
             {
                 "kind": "end",
                 "step": self._config.train.steps,
                 "seconds": self._seconds,
-                "weights_sha256": record.weights_digest(digests),
+                "weights_sha256": record.weights_digest(from_json(list[tuple[str, str]], digests)),
             }
         )
 
@@ -228,48 +248,70 @@ class Run:
         self._begin("meeting the other ranks at a drain")
         self._seconds += time.perf_counter() - self._segment_started
         done = self._ranks[0].executor.end_step
-        stop, failed = self._stop(), self._saving_failed
-        collected = self._collect(
+        if done < first_step + steps:
+            steps_done, program = done - first_step, self._program(first_step, done - first_step)
+        else:
+            steps_done = steps
+        # None says no, for everybody hears the first that is something else.
+        gave_up, failed, stop, wrong = self._first(
+            next((rank.executor.trace.gave_up for rank in self._ranks if rank.executor.trace.gave_up), None),
+            self._saving_failed or None,
+            self._stop() or None,
+            self._staleness(program),
+        )
+        if self._checkpoints is not None and (gave_up or failed):
+            self._begin("writing a checkpoint", with_disk=True)
+            self._checkpoints.finish()
+        if gave_up:
+            raise SkippedTooOftenError(gave_up)
+        if wrong:
+            raise RuntimeError(wrong)
+        collected = self._at_writer(
             [
-                ((rank.number, rank.connection.data.rank), rank.executor.trace, met, stop, failed)
+                OfRank(
+                    rank=rank.number,
+                    data_rank=rank.connection.data.rank,
+                    trace=rank.executor.trace,
+                    met=met,
+                    memory=self._weigher.weigh(rank),
+                )
                 for rank in self._ranks
             ]
         )
-        traces = {place: trace for place, trace, *_ in collected}
-        reasons = [trace.gave_up for _, trace in sorted(traces.items()) if trace.gave_up is not None]
-        if self._checkpoints is not None and (reasons or any(failed for *_, failed in collected)):
-            self._begin("writing a checkpoint", with_disk=True)
-            self._checkpoints.finish()
-        if reasons:
-            raise SkippedTooOftenError(reasons[0])
-        stopping = done < first_step + steps or any(stop for *_, stop, _ in collected)
-        if done < first_step + steps:
-            steps = done - first_step
-            program = self._program(first_step, steps)
-        check_staleness(traces.values(), analyze(program))
-        memory = memory_fields(self._collect([self._weigher.weigh(rank) for rank in self._ranks]))
+        if collected is not None:
+            self._write_segment(from_json(list[OfRank], collected), first_step=first_step, steps=steps_done)
+        return done, done < first_step + steps or bool(stop)
+
+    def _staleness(self, program: Program) -> str | None:
+        """What differs between what the ranks of this process measured and the program."""
+        try:
+            check_staleness([rank.executor.trace for rank in self._ranks], analyze(program))
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+    def _write_segment(self, of_ranks: Sequence[OfRank], *, first_step: int, steps: int) -> None:
         self._rows.write(
             record.segment_row(
-                traces,
+                {(one.rank, one.data_rank): one.trace for one in of_ranks},
                 first_step=first_step,
                 steps=steps,
                 writer=self._writer,
                 tokens_per_update=self._rows.tokens_per_update,
                 seconds=self._seconds,
                 timed=self._process is not None,
-                memory=memory,
+                memory=memory_fields([one.memory for one in of_ranks]),
             )
         )
         if self._process is not None:
             self._rows.timeline(
                 timeline(
-                    {rank: trace for (rank, data), trace in traces.items() if data == 0},
-                    {rank: met for (rank, data), _, met, *_ in collected if data == 0},
+                    {one.rank: one.trace for one in of_ranks if one.data_rank == 0},
+                    {one.rank: one.met for one in of_ranks if one.data_rank == 0},
                     first_step=first_step,
                     steps=steps,
                 )
             )
-        return done, stopping
 
     def _evaluate(self, step: int) -> None:
         dtype = dtypes(self._config).replica
@@ -316,10 +358,27 @@ class Run:
         """Called at each update of the last stage, in the process that holds that of data rank 0."""
         self._rows.step(result, seconds=self._seconds + result.time - self._segment_started)
 
-    def _collect(self, mine: list[Any]) -> list[Any]:
-        """What all ranks brought, rank by rank."""
+    def _first(self, *mine: Json) -> list[Json]:
+        """Of each of several values, that of the first rank for which it is not None. All ranks meet."""
         if self._process is None:
-            return mine
-        everyone = self._process.gather(mine)
+            return list(mine)
+        first = self._process.meetings.first(*mine)
         self._met = Meeting(host=self._met.host, left=time.perf_counter())
-        return [item for of_process in everyone for item in of_process]
+        return first
+
+    def _at_writer(self, mine: Sequence[object], *, starting: bool = False) -> list[Json] | None:
+        """What the processes brought, as JSON, in the one that writes the run's rows; None in the others. All
+        ranks meet.
+
+        Args:
+            mine: what this process brings.
+            starting: whether others may still be starting.
+        """
+        if self._process is None:
+            return [to_json(item) for item in mine]
+        seconds = self._process.start_timeout.total_seconds() if starting else None
+        everyone = self._process.meetings.gather(
+            [to_json(item) for item in mine], to=self._writing_process, seconds=seconds
+        )
+        self._met = Meeting(host=self._met.host, left=time.perf_counter())
+        return [item for of_process in everyone for item in of_process] if everyone else None

@@ -103,4 +103,7 @@ def replay(
 
 
 def _doing(config: RunConfig) -> Doing:
-    return Doing(timeout=config.site.timeout, save_timeout=config.site.save_timeout)
+    site = config.site
+    return Doing(
+        timeout=site.timeout, save_timeout=site.save_timeout, start_timeout=site.start_timeout
+    )

@@ -35,19 +35,21 @@ class Doing:
     Args:
         timeout: seconds that a message may take.
         save_timeout: seconds that reading or writing a checkpoint, or text, may take.
+        start_timeout: seconds that the slowest process may take to start.
     """
 
-    def __init__(self, *, timeout: float, save_timeout: float) -> None:
+    def __init__(self, *, timeout: float, save_timeout: float, start_timeout: float) -> None:
         self._limits = {
             "": STALL * timeout,
             "building": STALL * timeout * _BUILDING,
             "disk": STALL * max(timeout, save_timeout),
+            "start": STALL * max(timeout, start_timeout),
         }
         self.acted_at: Callable[[], float] = lambda: 0.0
         """When anything was done last; replaced by who knows more."""
         self.begin("starting", kind="disk")
 
-    def begin(self, doing: str, *, kind: Literal["", "building", "disk"] = "") -> None:
+    def begin(self, doing: str, *, kind: Literal["", "building", "disk", "start"] = "") -> None:
         """Say what is begun, as a verb in -ing."""
         self._latest = (doing, time.perf_counter(), self._limits[kind])
 

@@ -18,6 +18,9 @@ _LINES = 8
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")
 """Python's exception and torch's, by name."""
 
+_OTHERS_GONE = "GoneError"
+"""Of `stages.member`: a rank says by it that another has ended, which has its own reason."""
+
 
 def outcome_of(attempt: Attempt, ranks: int, *, steps: int) -> tuple[State, Cause, str]:
     """State, cause and reason of an attempt that is over.
@@ -49,6 +52,7 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
     """What ended first: a killed rank takes the others with it, and they only report that it is gone."""
     killed: list[tuple[float, Cause, str]] = []
     erred: list[tuple[float, Cause, str]] = []
+    deserted: list[tuple[float, Cause, str]] = []
     left: list[tuple[float, Cause, str]] = []
     for rank, end in ends.items():
         log = attempt.run.log_file(attempt=attempt.number, rank=rank)
@@ -59,7 +63,8 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
         # Its own account comes first: after an exception torch may abort while the interpreter ends.
         if (error := attempt.read(f"rank-{rank}.error")) is not None:
             cause = Cause.OUT_OF_MEMORY if error.get("kind") in _NO_MEMORY else Cause.ERROR
-            erred.append((error["time"], cause, f"rank {rank}: {error['message']}{see}"))
+            by_itself = erred if error.get("kind") != _OTHERS_GONE else deserted
+            by_itself.append((error["time"], cause, f"rank {rank}: {error['message']}{see}"))
         elif end["signal"] is not None and not end["stopped"]:
             how = f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"
             # A signal to end that comes with another rank's failure comes of it: srun ends the others.
@@ -71,7 +76,7 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
                 else f"ended with exit code {end['code']}: {end.get('disk') or _last_line(log)}"
             )
             left.append((end["time"], Cause.ERROR, f"rank {rank} {how}{see}"))
-    for causes in (killed, erred, left):
+    for causes in (killed, erred, deserted, left):
         if causes:
             _, cause, reason = min(causes)
             return cause, reason

@@ -22,6 +22,7 @@ from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.files import read_json, write_json
 from asyncpp_cli.recorder import MetricsFile, RunRecorder
 from asyncpp_cli.runs import Cause, Run, State, Status
+from stages.member import GoneError
 
 
 @pytest.fixture
@@ -255,10 +256,18 @@ def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> No
     # Rank 1 was aborted after its exception: what it said itself is the cause.
     assert ended(attempt, 1, -6).reason == "rank 1: FloatingPointError: loss is not finite"
 
+    # Who says that another is gone may say so first.
     attempt = claim(run, processes=2, replay=False, steps=5)
     assert attempt is not None
-    run.log_file(attempt=3, rank=0).write_text("Traceback\nMemoryError: none left\n\n")
-    assert "exit code 1: MemoryError: none left (logs/attempt-3-rank-0.log)" in ended(attempt, 1, 0).reason
+    attempt.rank_erred(0, GoneError("rank 1 is gone: its process ended"))
+    time.sleep(0.01)
+    attempt.rank_erred(1, FloatingPointError("loss is not finite"))
+    assert ended(attempt, 1, 1).reason == "rank 1: FloatingPointError: loss is not finite"
+
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    run.log_file(attempt=4, rank=0).write_text("Traceback\nMemoryError: none left\n\n")
+    assert "exit code 1: MemoryError: none left (logs/attempt-4-rank-0.log)" in ended(attempt, 1, 0).reason
 
 
 def test_a_run_that_was_told_to_end_is_interrupted(run: Run) -> None:

@@ -105,6 +105,8 @@ def test_running_further_ahead_computes_the_same_weights(text: Path) -> None:
 
 def torch_losses(process: Process, config: RunConfig) -> list[float]:
     """Losses of the micro-batches of step 0 by torch's schedule of the same name."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=process.store, rank=process.rank, world_size=process.size)
     context = config.data.context
     cut = cut_model(config.model, stages=process.size, context=context)[process.rank]
     module = Stage(config.model, cut, context=context).double()
