@@ -15,7 +15,9 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,11 @@ FORMAT = 1
 """Of manifest.json and state.json; a reader refuses another."""
 MANIFEST = "manifest.json"
 STATE = "state.json"
-_NAME = re.compile(r"step-(\d+)")
+DESCRIPTION = ".metadata"
+"""What torch.distributed.checkpoint writes of the tensors."""
+MOST_BYTES_OF_TEXT = 1 << 28
+"""Of a file of a checkpoint that is read as a whole; that of 4,096 ranks takes some ten million."""
+_NAME = re.compile(r"step-([0-9]{1,18})")
 _UNFINISHED = ".writing-"
 
 
@@ -51,27 +57,85 @@ def saved_steps(checkpoints: Path) -> list[int]:
     return sorted((int(match[1]) for match in found), reverse=True)
 
 
+def open_file(file: Path) -> BufferedReader:
+    """A file of a checkpoint, to be read.
+
+    Raises:
+        OSError: it cannot be opened, or is a link, a device, a queue or a folder: reading these may have no
+            end, or may lead elsewhere.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no file", str(file))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_whole(file: Path) -> bytes:
+    """The content of a file of a checkpoint that is no tensors.
+
+    Raises:
+        OSError: as `open_file`, or it is larger than any such file is.
+    """
+    with open_file(file) as opened:
+        content = opened.read(MOST_BYTES_OF_TEXT + 1)
+    if len(content) > MOST_BYTES_OF_TEXT:
+        raise OSError(0, f"it has more than {MOST_BYTES_OF_TEXT} bytes", str(file))
+    return content
+
+
 def digest(file: Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file."""
-    with file.open("rb") as opened:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+    with open_file(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        return {"bytes": size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
 
 
 def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     """By each file of a checkpoint its size and SHA-256.
 
     Raises:
-        CheckpointError: there is no manifest, or it is damaged.
+        CheckpointError: there is no manifest, or it is damaged, or lists what no checkpoint has.
     """
+    if folder.is_symlink():
+        raise CheckpointError("it is a link")
+    content = _read_json(folder / MANIFEST)
+    if (content.get("format"), f"step-{content.get('step')}") != (FORMAT, folder.name):
+        raise CheckpointError(f"{MANIFEST} is of another form or another step")
+    files = content.get("files")
+    if not isinstance(files, dict):
+        raise CheckpointError(f"{MANIFEST} lists no files")
+    for missing in {STATE, DESCRIPTION} - files.keys():
+        raise CheckpointError(f"{MANIFEST} does not list {missing}")
+    for name, entry in files.items():
+        if not _is_plain_name(name) or name == MANIFEST:
+            raise CheckpointError(f"{MANIFEST} lists {_shown(name)}, which is no file of a checkpoint")
+        if not isinstance(entry, dict):
+            raise CheckpointError(f"{MANIFEST} says nothing of {name}")
+    return files
+
+
+def _is_plain_name(name: str) -> bool:
+    """Whether it is the name of a file, and no path to another folder."""
+    return Path(name).name == name and name not in ("", ".", "..") and "\0" not in name
+
+
+def _shown(name: object) -> str:
+    return ascii(name)[:80]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads((folder / MANIFEST).read_bytes())
-        if (content["format"], f"step-{content['step']}") != (FORMAT, folder.name):
-            raise CheckpointError(f"{MANIFEST} is of another form or another step")
-        return {str(name): dict(entry) for name, entry in content["files"].items()}
+        content = json.loads(read_whole(file))
     except FileNotFoundError:
-        raise CheckpointError(f"{MANIFEST} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{MANIFEST} cannot be read ({error})") from error
+        raise CheckpointError(f"{file.name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{file.name} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file.name} cannot be read ({str(error)[:200]})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file.name} holds no JSON object")
+    return content
 
 
 def damage(folder: Path, files: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
@@ -82,7 +146,7 @@ def damage(folder: Path, files: Iterable[tuple[str, Mapping[str, Any]]]) -> str 
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
         if found["bytes"] != promised.get("bytes"):
-            return f"{name} has {found['bytes']} bytes instead of {promised.get('bytes')}"
+            return f"{name} has {found['bytes']} bytes instead of {_shown(promised.get('bytes'))}"
         if found["sha256"] != promised.get("sha256"):
             return f"{name} has changed since it was written (its SHA-256 differs)"
     return None
@@ -138,9 +202,49 @@ def commit(
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The content of state.json."""
-    content: dict[str, Any] = json.loads((folder / STATE).read_bytes())
+    """The content of state.json.
+
+    Raises:
+        CheckpointError: it is not what a checkpoint has.
+    """
+    content = _read_json(folder / STATE)
+    if (content.get("format"), f"step-{content.get('step')}") != (FORMAT, folder.name):
+        raise CheckpointError(f"{STATE} is of another form or another step")
+    seconds, versions, stages = (content.get(key) for key in ("seconds", "versions", "stages"))
+    if type(seconds) not in (int, float) or not 0 <= seconds < 1e15:  # type: ignore[operator]
+        raise CheckpointError(f"{STATE}: seconds is {_shown(seconds)}, accepted: 0 or more")
+    if (
+        not isinstance(versions, list)
+        or not versions
+        or any(type(version) is not int for version in versions)
+    ):
+        raise CheckpointError(f"{STATE}: versions is {_shown(versions)}, accepted: a list of numbers")
+    if not isinstance(stages, list) or not all(map(_is_stage, stages)):
+        raise CheckpointError(f"{STATE}: stages is not a list of what stages keep beside tensors")
     return content
+
+
+def _is_stage(stage: object) -> bool:
+    """Whether it has the form of what `stages.stage_state.pack` gives beside the tensors."""
+    if not isinstance(stage, dict) or not {"parameters", "optimizer", "correction"} <= stage.keys():
+        return False
+    names, optimizer = stage["parameters"], stage["optimizer"]
+    return (
+        isinstance(names, list)
+        and all(isinstance(name, str) for name in names)
+        and isinstance(optimizer, dict)
+        and all(isinstance(kept, dict) for kept in optimizer.values())
+        and _is_correction(stage["correction"])
+    )
+
+
+def _is_correction(part: object) -> bool:
+    if not isinstance(part, dict) or len(part) != 1:
+        return False
+    [(kind, content)] = part.items()
+    if kind == "parts":
+        return isinstance(content, dict) and all(map(_is_correction, content.values()))
+    return kind == "value" or (kind == "tensors" and isinstance(content, bool))
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from stages.checkpoint_files import CheckpointError
 from stages.config import RunConfig
-from stages.llama_layout import llama_config, llama_names
+from stages.llama_layout import llama_config, llama_names, parameter_shapes
 from stages.saved_weights import SavedWeights, Weights
 
 SHARD_BYTES = 4 * 10**9
@@ -47,7 +47,7 @@ def write_weights(
     Raises:
         CheckpointError: the model is not the decoder that `transformers` knows (`hf` only).
     """
-    names = _names(saved, config, layout)
+    names = _names(saved, config, layout, weights)
     sizes = {}
     for name in names:
         shape, dtype = saved.size(name, weights)
@@ -77,7 +77,7 @@ def write_weights(
     return sum(saved.size(name, weights)[0].numel() for name in names)
 
 
-def _names(saved: SavedWeights, config: RunConfig, layout: Layout) -> dict[str, str]:
+def _names(saved: SavedWeights, config: RunConfig, layout: Layout, weights: Weights) -> dict[str, str]:
     """By each parameter, in the order of writing, its name in the files."""
     llama = llama_names(config.model)
     if layout is Layout.SAFETENSORS:
@@ -88,6 +88,10 @@ def _names(saved: SavedWeights, config: RunConfig, layout: Layout) -> dict[str, 
             f"the run's model is not the decoder that transformers knows ({differing[0]}); "
             "accepted for it: --format safetensors"
         )
+    for name, shape in parameter_shapes(config.model).items():
+        there = tuple(saved.size(name, weights)[0])
+        if there != shape:
+            raise CheckpointError(f"{name} was saved as {list(there)}, the run's model has {list(shape)}")
     return llama
 
 

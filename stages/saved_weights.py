@@ -17,6 +17,9 @@ from stages.checkpoint_reader import CheckpointReader
 from stages.config import RunConfig
 from stages.stage_state import Saved
 
+_NOT_ITS_FORM = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What computing with a state raises that is not the correction's; its form is known to that alone."""
+
 
 class Weights(StrEnum):
     """Which of a run's weights."""
@@ -98,7 +101,12 @@ class SavedWeights:
                 coefficient=feedback.coefficient, form=feedback.form, decay_at=feedback.decay_at
             )
             kept = self._read(self._saved.correction_keys([name]))
-            correction.load_state_dict(self._saved.correction_state([name], kept))
+            try:
+                correction.load_state_dict(self._saved.correction_state([name], kept))
+                [evaluated] = correction.evaluation_weights([master])
+            except _NOT_ITS_FORM as error:
+                raise CheckpointError(f"what the correction keeps of {name} is not of its form") from error
+            return evaluated
         [evaluated] = correction.evaluation_weights([master])
         return evaluated
 
