@@ -52,63 +52,6 @@ def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | N
     _check_correction(config)
     _check_compile(config)
     check_data(config, {} if seen is None else seen)
-    _check_data(config)
-
-
-def _check_counts(config: RunConfig) -> None:
-    at_least_one = {
-        "schedule.microbatches": config.schedule.microbatches,
-        "schedule.delay": config.schedule.delay,
-        "schedule.ahead": config.schedule.ahead,
-        "schedule.chunks": config.schedule.chunks,
-        "parallel.stages": config.parallel.stages,
-        "parallel.data": config.parallel.data,
-        "model.layers": config.model.layers,
-        "model.width": config.model.width,
-        "model.heads": config.model.heads,
-        "model.kv_heads": config.model.kv_heads,
-        "model.mlp_width": config.model.mlp_width,
-        "data.context": config.data.context,
-        "train.steps": config.train.steps,
-        "train.microbatch_size": config.train.microbatch_size,
-        "train.eval_interval": config.train.eval_interval,
-        "train.eval_microbatches": config.train.eval_microbatches,
-        "site.threads": config.site.threads,
-        "site.keep_checkpoints": config.site.keep_checkpoints,
-    }
-    for key, value in at_least_one.items():
-        if value < 1:
-            raise ConfigError(key, f"is {value}, must be at least 1")
-    if config.site.memory_gb is not None and not config.site.memory_gb > 0:
-        raise ConfigError("site.memory_gb", f"is {config.site.memory_gb:g}, must be above 0, or null")
-    positive = {
-        "optimizer.lr": config.optimizer.lr,
-        "train.clip_norm": config.train.clip_norm,
-        "site.timeout": config.site.timeout,
-        "site.start_timeout": config.site.start_timeout,
-        "site.save_timeout": config.site.save_timeout,
-        "site.grace": config.site.grace,
-        "site.peak_tflops": 1.0 if config.site.peak_tflops is None else config.site.peak_tflops,
-    }
-    for key, number in positive.items():
-        if not number > 0:
-            raise ConfigError(key, f"is {number:g}, must be above 0")
-    not_negative = {
-        "optimizer.weight_decay": config.optimizer.weight_decay,
-        "optimizer.final_lr": config.optimizer.final_lr,
-        "error_feedback.coefficient": config.error_feedback.coefficient,
-        "train.max_skipped": config.train.max_skipped,
-        "train.checkpoint_interval": config.train.checkpoint_interval,
-        "seed": config.seed,
-    }
-    for key, number in not_negative.items():
-        if not number >= 0:
-            raise ConfigError(key, f"is {number:g}, must be 0 or more")
-    if not 0 <= config.optimizer.warmup <= 1:
-        raise ConfigError("optimizer.warmup", f"is {config.optimizer.warmup:g}, must be a share from 0 to 1")
-    if not 0 < config.data.validation_share < 1:
-        share = config.data.validation_share
-        raise ConfigError("data.validation_share", f"is {share:g}, must be a share between 0 and 1")
 
 
 def _check_model(config: RunConfig) -> None:

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from stages import checkpoint_files as files
+from stages.authenticated import Json
 from stages.checkpoint_files import CheckpointError
 from stages.checkpoint_reader import CheckpointReader
 from stages.checkpoint_writer import write_description, write_part
 from stages.copies import HostCopies
 from stages.member import Meetings
 from stages.process import Process
-from stages.authenticated import Json
 from stages.stage_state import Saved, pack
 from stages.update import StageState
 

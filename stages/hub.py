@@ -4,8 +4,8 @@ It keeps what communicators are made from (a store of values by key), and brings
 to say to each other outside of training: each rank sends its part here, and gets what it needs. So every rank
 has one connection, and rank 0 one a rank.
 
-Nothing that arrives is looked at before its sender has proved the attempt's secret (`stages.authenticated`), but for
-the proof itself, which has a fixed size and a time limit.
+Nothing that arrives is looked at before its sender has proved the attempt's secret (`stages.authenticated`),
+but for the proof itself, which has a fixed size and a time limit.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ class Hub:
             return
         member = bytes(peer.received[: authenticated.RANDOM_BYTES])
         (rank,) = struct.unpack_from(">I", peer.received, authenticated.RANDOM_BYTES)
-        shown = bytes(peer.received[authenticated.RANDOM_BYTES + authenticated.RANK_BYTES : authenticated.PROOF_BYTES])
+        shown = bytes(
+            peer.received[authenticated.RANDOM_BYTES + authenticated.RANK_BYTES : authenticated.PROOF_BYTES]
+        )
         del peer.received[: authenticated.PROOF_BYTES]
         expected = authenticated.proof(self._secret, of=b"member", hub=peer.hub, member=member, rank=rank)
         if not hmac.compare_digest(shown, expected):

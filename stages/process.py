@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from stages.authenticated import Json, make_secret, read_secret
 from stages.communicator import Communicator
 from stages.config import SiteConfig
 from stages.device_settings import check_environment, set_arithmetic, set_environment, set_up_link
 from stages.hub import Hub
 from stages.member import GoneError, HubStore, Meetings, Member
 from stages.network import choose_address, keep_nccl_to
-from stages.authenticated import Json, make_secret, read_secret
 from stages.through_host import ThroughHost
 
 ADDRESS_FILE = "rendezvous"

@@ -14,6 +14,7 @@ from torch import Tensor
 from schedules import Program, analyze
 from stages import record
 from stages.assemble import build_ranks, dtypes, representative_programs, segment_lengths
+from stages.authenticated import Json
 from stages.checkpoint import Checkpoints, Progress
 from stages.config import RunConfig, tokens_per_step
 from stages.connection import Connection
@@ -25,7 +26,6 @@ from stages.plain import from_json, to_json
 from stages.process import Process
 from stages.programs import segment_program
 from stages.rows import Rows
-from stages.authenticated import Json
 from stages.timeline import Meeting, timeline
 from stages.trace import RankTrace, StepResult, check_staleness
 from stages.turns import drive

@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from stages import authenticated
+from stages.authenticated import ForeignError, Sealer, make_secret, read_secret
 from stages.config import SiteConfig
 from stages.hub import Hub
 from stages.member import GoneError, HubStore, Meetings, Member
 from stages.network import LOOPBACK, choose_address
 from stages.process import ADDRESS_FILE, Process, connected
-from stages.authenticated import ForeignError, Sealer, make_secret, read_secret
 
 SECRET = b"s" * 32
 
@@ -253,7 +253,10 @@ def test_a_member_trusts_no_other_hub(tmp_path: Path) -> None:
                 accepted.recv(authenticated.PROOF_BYTES)
 
     for content, words in (
-        (authenticated.PROTOCOL + bytes(authenticated.RANDOM_BYTES + authenticated.MAC_BYTES), "does not know this attempt's"),
+        (
+            authenticated.PROTOCOL + bytes(authenticated.RANDOM_BYTES + authenticated.MAC_BYTES),
+            "does not know this attempt's",
+        ),
         (b"SSH-2.0-OpenSSH_9.2".ljust(200), "is not a process of this run"),
     ):
         with socket.create_server((LOOPBACK, 0)) as listener:
