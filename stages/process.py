@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from stages.authenticated import Json, make_secret, read_secret
 from stages.communicator import Communicator
@@ -42,7 +42,7 @@ class Process:
     address: str
     """Of this machine, that its communicators listen on."""
     member: Member
-    store: HubStore
+    store: Store
     meetings: Meetings
     """Of the thread that trains."""
     through_host: bool

@@ -285,6 +285,11 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Recording:
             size=size,
             device=torch.device("cpu"),
             timeout=datetime.timedelta(seconds=1),
+            start_timeout=datetime.timedelta(seconds=1),
+            address="127.0.0.1",
+            # Nobody is met here.
+            member=cast(Any, None),
+            meetings=cast(Any, None),
             store=HashStore(),
             through_host=False,
             recording=recording,
