@@ -104,6 +104,4 @@ def replay(
 
 def _doing(config: RunConfig) -> Doing:
     site = config.site
-    return Doing(
-        timeout=site.timeout, save_timeout=site.save_timeout, start_timeout=site.start_timeout
-    )
+    return Doing(timeout=site.timeout, save_timeout=site.save_timeout, start_timeout=site.start_timeout)
