@@ -22,7 +22,7 @@ class Narrow:
     shared: Collection[str] = ()
     """Columns that are told once, above the table, if all rows have the same there."""
     beneath: str | None = None
-    """A column whose texts stand below their rows."""
+    """A column whose texts stand behind their rows where there is room, and otherwise below."""
 
 
 def ruled_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
@@ -76,7 +76,11 @@ def compact(
         # Headings stand on their column.
         cells = [head[at - tallest + len(head)] if at >= tallest - len(head) else "" for head in heads]
         lines.append(_line(cells, widths))
+    beside = width - sum(widths) - _GAP * len(widths)
     for row, note in zip(table[1:], notes, strict=True):
+        if len(note) <= beside:
+            lines.append(_line([*row, note], [*widths, 0]))
+            continue
         lines.append(_line(row, widths))
         lines += textwrap.wrap(note, width, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines)

@@ -42,6 +42,9 @@ def test_what_all_rows_have_is_told_once_and_the_middle_of_an_id_is_cut() -> Non
         "1f1b-adamw-s0-189d2753  off",
         "2bw-adamw-s0-9e981ded   1",
     ]
+    noted = compact(["run", "why"], [["a", "short"], ["b", "longer than that"]], width=12, title="t",
+                    narrow=Narrow(beneath="why"))  # fmt: skip
+    assert noted.splitlines()[2:] == ["a    short", "b", "    longer", "    than", "    that"]
     assert shortened("1f1b-adamw-s0-189d2753", 13) == "1f1b-a…9d2753"
 
 
