@@ -5,12 +5,12 @@ EXPERIMENT/cancelled.jsonl   append-only: each `asyncpp cancel`, with the ids of
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import time
 from collections.abc import Collection
 
+from asyncpp_cli.cluster.processes import user_name
 from asyncpp_cli.runs import Experiment
 
 _FILE = "cancelled.jsonl"
@@ -18,7 +18,7 @@ _FILE = "cancelled.jsonl"
 
 def record(experiment: Experiment, ids: Collection[str]) -> None:
     """Say that runs are cancelled, before any of them is ended."""
-    entry = {"time": time.time(), "by": getpass.getuser(), "runs": sorted(ids)}
+    entry = {"time": time.time(), "by": user_name(), "runs": sorted(ids)}
     descriptor = os.open(experiment.folder / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(descriptor, (json.dumps(entry) + "\n").encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import time
@@ -12,7 +11,7 @@ from asyncpp_cli.cluster import slurm
 from asyncpp_cli.cluster.attempts import Attempt
 from asyncpp_cli.cluster.cancellations import record
 from asyncpp_cli.cluster.job_states import Phase, phase_of
-from asyncpp_cli.cluster.processes import end
+from asyncpp_cli.cluster.processes import end, user_name
 from asyncpp_cli.cluster.queue import Queue, Standing
 from asyncpp_cli.cluster.submissions import submitting
 from asyncpp_cli.errors import DamagedError
@@ -68,7 +67,7 @@ def _tell(going_on: Sequence[Standing]) -> None:
     for standing in going_on:
         if standing.status.state == State.RUNNING:
             attempt = Attempt(standing.run, standing.status.attempt)
-            attempt.stop(f"cancelled by {getpass.getuser()}", cause=Cause.CANCELLED)
+            attempt.stop(f"cancelled by {user_name()}", cause=Cause.CANCELLED)
     # Beside the file, which another machine may see late.
     slurm.cancel([standing.job_id for standing in going_on if standing.has_job], signal="USR2")
 

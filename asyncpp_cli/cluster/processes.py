@@ -7,6 +7,7 @@ whatever the host is called.
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import socket
@@ -33,6 +34,14 @@ class ProcessId:
     """The kernel's name for this start of the machine; empty where the system does not say."""
     namespace: str = ""
     """The kernel's name for the PID namespace that the pid is of; likewise."""
+
+
+def user_name() -> str:
+    """Who runs this process: a name, or the number where it has none (a container without a passwd entry)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 def this_process() -> ProcessId:

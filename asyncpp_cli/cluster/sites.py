@@ -102,7 +102,8 @@ _HINTS = typing.get_type_hints(Site)
 def user_folder() -> Path:
     """The user's own profiles."""
     base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "asyncpp" / "sites"
+    # Where there is no home folder (a container without a passwd entry), there is none of this name either.
+    return Path(base or os.path.expanduser("~/.config")) / "asyncpp" / "sites"  # noqa: PTH111
 
 
 def site_files() -> dict[str, Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from asyncpp_cli.cluster import arrays, slurm, snapshot
 from asyncpp_cli.cluster.avoiding import excluded_at
 from asyncpp_cli.cluster.lanes import Turn, turns
+from asyncpp_cli.cluster.processes import user_name
 from asyncpp_cli.cluster.queue import Standing
 from asyncpp_cli.cluster.refusals import keys_of
 from asyncpp_cli.cluster.shapes import Shape, settings_of, shape_of
@@ -165,7 +165,7 @@ def submit(
         folder=folder,
         site=site.name,
         cluster=slurm.cluster().name,
-        user=getpass.getuser(),
+        user=user_name(),
         host=socket.gethostname(),
         time=time.time(),
         state="submitting",

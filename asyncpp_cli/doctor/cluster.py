@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from asyncpp_cli.cluster import arrays, slurm
+from asyncpp_cli.cluster.processes import user_name
 from asyncpp_cli.cluster.shapes import Shape
 from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.cluster.slurm import SlurmError
@@ -124,7 +124,7 @@ def _full_node(site: Site) -> Shape:
 
 def _account_checks(site: Site, config: Mapping[str, str]) -> Iterator[Check]:
     try:
-        mine = answers.associations(getpass.getuser())
+        mine = answers.associations(user_name())
         most_of_qos = answers.most_jobs_of_qos()
     except SlurmError as error:
         yield good("account", f"cannot be asked about ({error})")
