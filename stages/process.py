@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import os
+import resource
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -166,6 +168,7 @@ def connected(
     if device.type == "cuda":
         check_environment(os.environ, ranks=size)
         torch.cuda.set_device(device)
+    _raise_open_files()
     alone = local_size == size
     address = choose_address(alone=alone)
     keep_nccl_to(alone=alone)
@@ -200,6 +203,13 @@ def connected(
             if process is not None:
                 process.close(failed=failure is not None)
             member.close(failure=failure)
+
+
+def _raise_open_files() -> None:
+    """Let this process open as many files as the system lets it: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # as on macOS, where the bound is another one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _gpu(device: torch.device) -> list[str] | None:

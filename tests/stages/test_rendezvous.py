@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import shutil
 import socket
 import subprocess
@@ -153,6 +154,18 @@ def test_a_run_goes_on_beside_foreign_processes(tmp_path: Path, monkeypatch: pyt
         assert len(found) >= 2
         assert {address.partition(":")[0] for address in found} == {"0100007F"}  # 127.0.0.1, as Linux has it
     assert not Path("harm-was-done").exists()
+
+
+def test_a_process_may_open_as_many_files_as_the_system_lets_it(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        with connected(
+            rank=0, size=1, local_rank=0, local_size=1, rendezvous=tmp_path, site=SiteConfig(device="cpu")
+        ):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def exchange(process: Process) -> list[float]:
