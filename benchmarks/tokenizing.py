@@ -77,7 +77,7 @@ def batches_of(text: Path) -> list[list[str]]:
     sources = find_sources([str(text)])
     batches: list[list[str]] = [[]]
     size = 0
-    for part in parts(sources, size=part_size(sources), separator=SEPARATOR):
+    for part in parts(sources, size=part_size(sources), separator=SEPARATOR, field="text"):
         for piece in part.pieces:
             for document in documents(piece, field="text", separator=SEPARATOR):
                 batches[-1].append(document.decode())

@@ -5,10 +5,12 @@ Where the cuts are depends on the inputs alone, never on who does the work.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from asyncpp_cli.data.parquet_sizes import text_size
 from asyncpp_cli.data.sources import EXTRA, Source, opened
 from asyncpp_cli.errors import UserError
 
@@ -21,6 +23,12 @@ LONGEST = 1 << 22
 """Bytes in a document; a longer one is cut at the ends of lines."""
 LONGEST_LINE = 1 << 26
 """Bytes in a line of JSON; a longer one is refused, since it is read whole."""
+
+LONGEST_PAGE = 1 << 28
+"""Bytes in a page of Parquet; one that is longer is refused, since it is unpacked whole."""
+MOST_PACKED = 4
+"""Times its usual room that text of Parquet may take in a part; where it is packed further, parts have fewer
+rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +49,7 @@ class Part:
     """What becomes one shard."""
 
     number: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[Piece] = dataclasses.field(default_factory=list)
     size: int = 0
     """Bytes of text, about."""
     read: int = 0
@@ -53,13 +61,14 @@ def part_size(sources: Sequence[Source]) -> int:
     return min(LARGEST, max(SMALLEST, sum(source.size for source in sources) // PARTS))
 
 
-def parts(sources: Sequence[Source], *, size: int, separator: str) -> Iterator[Part]:
+def parts(sources: Sequence[Source], *, size: int, separator: str, field: str) -> Iterator[Part]:
     """The inputs, cut.
 
     Args:
         sources: in order.
         size: bytes of text in a part, about.
         separator: line that ends a document in files of text.
+        field: that holds the text in Parquet.
 
     Raises:
         UserError: a file cannot be read.
@@ -67,7 +76,7 @@ def parts(sources: Sequence[Source], *, size: int, separator: str) -> Iterator[P
     part = Part(number=0)
     for source in sources:
         pieces = (
-            _rows(source, size=size)
+            _rows(source, size=size, column=field)
             if source.kind == "parquet"
             else _texts(source, size=size, separator=separator)
         )
@@ -138,14 +147,21 @@ def end_of_line(text: bytes) -> int:
     return cut - 1 if text[cut - 1] & 0x80 else len(text)
 
 
-def _rows(source: Source, *, size: int) -> Iterator[tuple[Piece, int, int]]:
+def _rows(source: Source, *, size: int, column: str) -> Iterator[tuple[Piece, int, int]]:
     polars = import_polars(source)
     try:
+        text = text_size(source.file, column)
         rows = int(polars.scan_parquet(source.file).select(polars.len()).collect().item())
-    except (OSError, polars.exceptions.PolarsError) as error:
+    except (OSError, ValueError, polars.exceptions.PolarsError) as error:
         raise UserError(f"{source.name} is not Parquet that can be read ({error})") from error
+    if text.largest_page > LONGEST_PAGE:
+        raise UserError(
+            f"{source.name}: a page of {column!r} has {text.largest_page >> 20} MiB unpacked, which is done at "
+            f"once; accepted: up to {LONGEST_PAGE >> 20} MiB (write it with smaller pages or texts)"
+        )
     # Text takes about twice the room that it has in a Parquet file.
-    at_once = max(1, rows * size // (2 * source.size))
+    packed = max(2 * source.size, text.total // MOST_PACKED)
+    at_once = max(1, rows * size // packed)
     for first in range(0, rows, at_once):
         count = min(at_once, rows - first)
         share = source.size * (first + count) // rows - source.size * first // rows

@@ -155,7 +155,7 @@ def _training_text(order: Order) -> Iterator[bytes]:
     """Documents that are not held out: the first of every file."""
     for source in order.sources:
         left = max(1, TRAIN_ON // len(order.sources))
-        for part in parts([source], size=part_size([source]), separator=order.separator):
+        for part in parts([source], size=part_size([source]), separator=order.separator, field=order.field):
             for piece in part.pieces:
                 for document in documents(piece, field=order.field, separator=order.separator):
                     if left > 0 and not is_held_out(document, share=order.validation_share):
@@ -171,7 +171,9 @@ def _records(order: Order, settings: Settings, tokenizer: Tokenizer, progress: P
     kept: list[Record] = []
 
     def to_do() -> Iterator[Part]:
-        for part in parts(order.sources, size=part_size(order.sources), separator=order.separator):
+        for part in parts(
+            order.sources, size=part_size(order.sources), separator=order.separator, field=order.field
+        ):
             if (record := work.finished(order.out, part.number, width=width)) is None:
                 yield part
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import lzma
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 import zstandard
 from command_line import asyncpp
+from hypothesis import given
+from hypothesis import strategies as st
 from texts import prepared, write_tokenizer, written_tokens
 
 from asyncpp_cli.data import documents, parts, sources
+from asyncpp_cli.data.parquet_sizes import text_size
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -31,7 +35,9 @@ def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(parts, "LONGEST_LINE", MIB)
     monkeypatch.setattr(documents, "LONGEST_LINE", MIB)
     start = b'{"text": "first"}\n{"text": "'
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(start + b"a" * 64 * MIB + b'"}\n', 1))
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(start + b"a" * 24 * MIB + b'"}\n', 1))
+    (tmp_path / "nested.jsonl").write_text("[")
+    refused(tmp_path / "nested.jsonl")  # what the command imports is not to be counted
     tracemalloc.start()
     try:
         said = refused(tmp_path / "x.jsonl.gz")
@@ -39,7 +45,7 @@ def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: 
     finally:
         tracemalloc.stop()
     assert "x.jsonl.gz, line 2: longer than 1 MiB; a line is one document" in said
-    assert peak < 40 * MIB  # half of the line and what commands import
+    assert peak < 12 * MIB
 
 
 def test_a_long_line_inside_of_a_part_is_refused_as_well(
@@ -94,3 +100,57 @@ def test_a_document_of_json_is_cut_where_a_text_is(tmp_path: Path, monkeypatch: 
     prepared(tmp_path / "x.jsonl", "--tokenizer", "bytes", out=tmp_path / "out")
     content = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert sum(split["documents"] for split in content["splits"].values()) > 5
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "uncompressed"])
+def test_the_size_of_text_in_parquet_is_known_before_it_is_unpacked(compression: str, tmp_path: Path) -> None:
+    import polars
+
+    # Of their own, or they would stand in the file once.
+    texts = [f"{number} " + "abc " * 5000 for number in range(400)]
+    table = polars.DataFrame({"other": [[1, 2]] * 400, "text": texts})
+    table.write_parquet(tmp_path / "x.parquet", compression=compression, row_group_size=100)  # type: ignore[arg-type]
+    found = text_size(tmp_path / "x.parquet", "text")
+    size = sum(map(len, texts))
+    assert size <= found.total < 1.1 * size
+    assert size / 400 <= found.largest_page < 1.1 * size / 4
+    assert text_size(tmp_path / "x.parquet", "none").total == 0
+
+
+def test_a_page_of_parquet_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import polars
+
+    polars.DataFrame({"text": ["short", "a" * 8 * MIB]}).write_parquet(tmp_path / "x.parquet")
+    monkeypatch.setattr(parts, "LONGEST_PAGE", MIB)
+    assert (tmp_path / "x.parquet").stat().st_size < MIB / 10
+    assert "x.parquet: a page of 'text' has 8 MiB unpacked" in refused(tmp_path / "x.parquet")
+
+
+def test_what_is_packed_far_is_read_in_smaller_pieces(tmp_path: Path) -> None:
+    import polars
+
+    texts = [f"{number} " + "abc " * 5000 for number in range(400)]
+    polars.DataFrame({"text": texts}).write_parquet(tmp_path / "x.parquet")
+    [source] = sources.find_sources([str(tmp_path / "x.parquet")])
+    [part] = parts.parts([source], size=MIB, separator="", field="text")
+    sizes = [sum(map(len, documents.documents(piece, field="text", separator=""))) for piece in part.pieces]
+    assert sum(sizes) == sum(map(len, texts))
+    assert max(sizes) <= parts.MOST_PACKED * 1.1 * MIB
+
+
+@given(place=st.integers(0, 10**6), junk=st.binary(min_size=1, max_size=4))
+def test_a_damaged_parquet_file_is_refused_or_read(
+    place: int, junk: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    import polars
+
+    file = tmp_path_factory.mktemp("t") / "x.parquet"
+    polars.DataFrame({"text": ["some", "text"] * 50}).write_parquet(file)
+    content = bytearray(file.read_bytes())
+    place = len(content) - 1 - place % len(content)
+    content[place : place + len(junk)] = junk
+    file.write_bytes(content)
+    with contextlib.suppress(ValueError):
+        text_size(file, "text")

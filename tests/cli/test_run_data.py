@@ -108,6 +108,18 @@ def test_changed_data_is_refused_by_a_launch_a_resumed_run_and_another_seed(fold
     train(Path("e"))
 
 
+def test_a_run_without_a_cache_splits_its_text_in_its_own_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "file").write_text("no folder")
+    monkeypatch.setenv("ASYNCPP_CACHE", str(folder / "file" / "cache"))
+    assert asyncpp("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e").code == 0
+    train(Path("e"))
+    [run] = open_experiment(Path("e")).runs
+    assert run.status().state == State.COMPLETED
+    assert len(list((run.folder / "text").glob("bytes-*/manifest.json"))) == 1
+
+
 def test_the_report_names_the_data(folder: Path) -> None:
     assert asyncpp("sweep", "mine.yaml", "--out", "e").code == 0
     train(Path("e"))
