@@ -156,7 +156,7 @@ def _rows(source: Source, *, size: int, column: str) -> Iterator[tuple[Piece, in
         raise UserError(f"{source.name} is not Parquet that can be read ({error})") from error
     if text.largest_page > LONGEST_PAGE:
         raise UserError(
-            f"{source.name}: a page of {column!r} has {text.largest_page >> 20} MiB unpacked, which is done at "
+            f"{source.name}: a page of {column!r} has {text.largest_page >> 20} MiB unpacked, all of it at "
             f"once; accepted: up to {LONGEST_PAGE >> 20} MiB (write it with smaller pages or texts)"
         )
     # Text takes about twice the room that it has in a Parquet file.
