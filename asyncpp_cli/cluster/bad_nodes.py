@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -97,8 +98,10 @@ def note(experiment: Experiment, run: Run, *, node: str, cluster: str, reason: s
     if any(bad.node == node for bad in noted(experiment, cluster=cluster)):
         return
     bad = BadNode(node=node, cluster=cluster, reason=reason, run=run.id, attempt=attempt, time=time.time())
-    _folder(experiment).mkdir(exist_ok=True)
-    write_json(_file(experiment, node), {"format": FORMAT} | asdict(bad))
+    # Where it cannot be kept, say on a full disk, the failure counts as the run's.
+    with suppress(OSError):
+        _folder(experiment).mkdir(exist_ok=True)
+        write_json(_file(experiment, node), {"format": FORMAT} | asdict(bad))
 
 
 def noted(experiment: Experiment, *, cluster: str | None = None) -> list[BadNode]:
@@ -114,7 +117,7 @@ def noted(experiment: Experiment, *, cluster: str | None = None) -> list[BadNode
             content = read_json(file, newest_format=FORMAT)
             content.pop("format")
             bad = BadNode(**content)
-        except (FileNotFoundError, DamagedError, KeyError, TypeError):
+        except (OSError, DamagedError, KeyError, TypeError):
             continue
         if time.time() - bad.time < SECONDS_LEFT_OUT and cluster in (None, bad.cluster):
             found.append(bad)

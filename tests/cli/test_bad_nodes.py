@@ -115,5 +115,8 @@ def test_a_note_says_why_and_how_to_lift_it_and_ends_after_a_day(experiment: Exp
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"time": time.time() - 24 * 3600 - 1}))
     assert bad_nodes.noted(experiment) == []
-    file.write_text("{")
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("in the way, as a full disk would be")
+    bad_nodes.note(experiment, run, node="n3", cluster="c", reason="rank 1: ECC", attempt=1)
     assert bad_nodes.remarks(experiment) == []
