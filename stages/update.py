@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -76,16 +77,18 @@ class StageUpdate:
         self._weights = weights
         self.optimizer: Optimizer | None = None
         """None on a data rank that is left without parameters."""
+        self._new_optimizer = partial(
+            build_optimizer,
+            dict(zip(weights.master.names, weights.master.parameters, strict=True)),
+            name=config.optimizer.name,
+            lr=config.optimizer.lr,
+            weight_decay=config.optimizer.weight_decay,
+            options=optimizer_options(config.optimizer),
+            stage=stage,
+            delays=delays,
+        )
         if weights.master.parameters:
-            self.optimizer = build_optimizer(
-                dict(zip(weights.master.names, weights.master.parameters, strict=True)),
-                name=config.optimizer.name,
-                lr=config.optimizer.lr,
-                weight_decay=config.optimizer.weight_decay,
-                options=optimizer_options(config.optimizer),
-                stage=stage,
-                delays=delays,
-            )
+            self.optimizer = self._new_optimizer()
         settings = correction_options(config.correction)
         self._strength = 0.0
         if config.correction.name == "delay-compensation":
@@ -104,6 +107,26 @@ class StageUpdate:
                 delay=delays[stage],
                 mismatch=mismatch,
             )
+
+    def rehearse(self) -> None:
+        """Take a step with an optimizer that is thrown away, and put the weights back.
+
+        What a first step does once (a library's workspace, kernels, memory) may wait for the device to be
+        idle.
+        """
+        if self.optimizer is None:
+            return
+        master, gradient = self._weights.master.parameters, self._weights.gathering
+        kept = [parameter.detach().to("cpu", copy=True) for parameter in master]
+        with torch.no_grad():
+            for parameter, view in zip(master, gradient.owned_views, strict=True):
+                # As good a gradient as any: of full rank, and the same in every run.
+                parameter.grad = view.copy_(parameter)
+            self._new_optimizer().step()
+            for parameter, weights in zip(master, kept, strict=True):
+                parameter.grad = None
+                parameter.copy_(weights)
+        gradient.flat.zero_()
 
     def prepare(self, gradient: GradientBuffer) -> None:
         """Change a gradient, added over the data ranks, before its norm is taken, where the correction does

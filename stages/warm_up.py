@@ -1,4 +1,4 @@
-"""A stage's first micro-batch, before the ranks wait for each other's."""
+"""A stage's first micro-batch and first step, before the ranks wait for each other's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stages.weigh import leaving_no_trace
 
 
 def warm_up(state: StageState, config: RunConfig, *, device: torch.device) -> None:
-    """Compute a micro-batch forward and backward, and leave nothing of it behind.
+    """Compute a micro-batch forward and backward, and a step, and leave nothing of them behind.
 
-    A receive that is posted ahead occupies a GPU until its message comes. What a first micro-batch does once
-    (compiling, loading kernels, taking memory) can wait for the device to be idle, and the message for what
-    is to be computed. So it is done before any receive is posted, and by all ranks at once.
+    A receive that is posted ahead occupies a GPU until its message comes. What a first micro-batch or step
+    does once (compiling, loading kernels, taking memory) can wait for the device to be idle, and the message
+    for what is to be computed. So it is done before any receive is posted, and by all ranks at once.
     """
     module = state.weights.newest().module
     shape = activation_shape(config)
@@ -28,3 +28,4 @@ def warm_up(state: StageState, config: RunConfig, *, device: torch.device) -> No
             output = next_token_loss(output, tokens)
         output.sum().backward()
     state.weights.gathering.flat.zero_()
+    state.update.rehearse()
