@@ -43,6 +43,7 @@ class OwnStage(Stage):
         self.config = config
         self.context = context
         self._cut = cut
+        self._dtype = torch.get_default_dtype()
         embedding, blocks, head = _parts(config, context)
         self.embedding = embedding if cut.has_embedding else None  # type: ignore[assignment]
         self.blocks = nn.ModuleDict({str(index): blocks[index] for index in cut.blocks})
@@ -53,6 +54,7 @@ class OwnStage(Stage):
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
         """Give buffers, which the shapes alone do not tell, the values that the factory computes."""
+        self._dtype = dtype
         if not any(True for _ in self.buffers()):
             return
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -66,13 +68,22 @@ class OwnStage(Stage):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:2], self.config.width)
+        part = "block 0"
         if self.embedding is not None:
             x = self._checked(self.embedding(x), "the embedding", self.config.width)
         for index, block in self.blocks.items():
-            x = self._checked(self.run_block(block, x, None), f"block {index}", self.config.width)
+            part = f"block {index}"
+            x = self._checked(self.run_block(block, x, None), part, self.config.width)
         if self.head is not None:
-            x = self._checked(self.head(x), "the head", self.config.vocab_size)
-        return x
+            return self._checked(self.head(x), "the head", self.config.vocab_size)
+        if x.shape != shape or x.dtype != self._dtype:
+            raise FactoryError(
+                f"{self.config.factory}: {part}, the last of its stage, hands on {list(x.shape)} of "
+                f"{x.dtype}, must be {list(shape)} of {self._dtype} (train.precision)"
+            )
+        # Messages are sent as they lie in memory; replay computes with the same layout.
+        return x.contiguous()
 
     def _checked(self, x: Tensor, part: str, width: int) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != width:

@@ -8,6 +8,7 @@ import itertools
 import os
 import resource
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -194,6 +195,12 @@ def connected(
                 meetings=meetings,
                 through_host=device.type == "cuda" and shared,
             )
+            if process.through_host and rank == 0:
+                print(
+                    "processes of this run share a GPU: what they send goes through the host's memory, to try a "
+                    "run out and not to measure it; for full speed start one process a GPU",
+                    file=sys.stderr,
+                )
             yield process
             failure = None
         except Exception as error:

@@ -33,6 +33,7 @@ def start_row(
     device: torch.device,
     stage_parameters: Sequence[int],
     replayed: bool,
+    shared_gpu: bool,
 ) -> Row:
     """What is known when training begins, or goes on after `step` steps and `updates` updates."""
     return {
@@ -46,6 +47,7 @@ def start_row(
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": config.site.threads,
         "replayed": replayed,
+        "shared_gpu": shared_gpu,
         "parameters": sum(stage_parameters),
         "stage_parameters": list(stage_parameters),
         "microbatches": config.schedule.microbatches,

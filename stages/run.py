@@ -141,9 +141,6 @@ class Run:
         if self._process is not None and self._device.type == "cuda":
             for state in self._stages():
                 warm_up(state, self._config, device=self._device)
-        if self._process is not None:
-            for rank in self._ranks:
-                rank.executor.connect()
         self._seconds = start.seconds
         first_program = self._program(start.step, 1)
         updates = start.step * first_program.microbatches // first_program.update_interval
@@ -155,6 +152,9 @@ class Run:
         ]
         # The ranks that were built fast wait here for the others.
         collected = self._at_writer(sizes, starting=True)
+        if self._process is not None:
+            for rank in self._ranks:
+                rank.executor.connect()
         if collected is not None:
             stage_sizes = dict(from_json(list[tuple[int, int]], collected))
             self._rows.write(
@@ -166,6 +166,7 @@ class Run:
                     device=self._device,
                     stage_parameters=[size for _, size in sorted(stage_sizes.items())],
                     replayed=self._process is None,
+                    shared_gpu=self._process is not None and self._process.through_host,
                 )
             )
         stopped_at = None

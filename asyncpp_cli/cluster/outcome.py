@@ -49,7 +49,11 @@ def outcome_of(attempt: Attempt, ranks: int, *, steps: int) -> tuple[State, Caus
 
 
 def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tuple[Cause, str]:
-    """What ended first: a killed rank takes the others with it, and they only report that it is gone."""
+    """What ended first: a killed rank takes the others with it, and they only report that it is gone.
+
+    A rank that is out of memory is no consequence of another's end, but its neighbours may be aborted for it.
+    """
+    no_memory: list[tuple[float, Cause, str]] = []
     killed: list[tuple[float, Cause, str]] = []
     erred: list[tuple[float, Cause, str]] = []
     deserted: list[tuple[float, Cause, str]] = []
@@ -62,9 +66,12 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
             continue
         # Its own account comes first: after an exception torch may abort while the interpreter ends.
         if (error := attempt.read(f"rank-{rank}.error")) is not None:
-            cause = Cause.OUT_OF_MEMORY if error.get("kind") in _NO_MEMORY else Cause.ERROR
-            by_itself = erred if error.get("kind") != _OTHERS_GONE else deserted
-            by_itself.append((error["time"], cause, f"rank {rank}: {error['message']}{see}"))
+            how = f"rank {rank}: {error['message']}{see}"
+            if error.get("kind") in _NO_MEMORY:
+                no_memory.append((error["time"], Cause.OUT_OF_MEMORY, how))
+            else:
+                by_itself = erred if error.get("kind") != _OTHERS_GONE else deserted
+                by_itself.append((error["time"], Cause.ERROR, how))
         elif end["signal"] is not None and not end["stopped"]:
             how = f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"
             # A signal to end that comes with another rank's failure comes of it: srun ends the others.
@@ -76,7 +83,7 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
                 else f"ended with exit code {end['code']}: {end.get('disk') or _last_line(log)}"
             )
             left.append((end["time"], Cause.ERROR, f"rank {rank} {how}{see}"))
-    for causes in (killed, erred, deserted, left):
+    for causes in (no_memory, killed, erred, deserted, left):
         if causes:
             _, cause, reason = min(causes)
             return cause, reason
@@ -109,8 +116,9 @@ def blamed_rank(attempt: Attempt) -> int | None:
         end = attempt.read(f"rank-{rank}.end")
         if end is not None and end["code"] != 0:
             error = attempt.read(f"rank-{rank}.error")
-            ends.append((error["time"] if error else end["time"], rank))
-    return min(ends)[1] if ends else None
+            no_memory = error is not None and error.get("kind") in _NO_MEMORY
+            ends.append((not no_memory, error["time"] if error else end["time"], rank))
+    return min(ends)[2] if ends else None
 
 
 def last_lines(attempt: Attempt) -> list[str]:

@@ -75,6 +75,10 @@ def conditions_lines(cells: Sequence[Cell]) -> list[str]:
             "Replayed runs took the turns of all ranks in one process: they have no throughput and no bubble."
         )
     starts = [run.measurement.start for cell in cells for run in cell.runs]
+    if any(start is not None and start.get("shared_gpu") for start in starts):
+        lines.append(
+            "Processes shared a GPU and sent through the host's memory: their throughput says little."
+        )
     if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
         lines.append(
             "Without bits per byte are runs on token shards that do not say how many bytes of text a token "

@@ -69,6 +69,7 @@ def metrics(
         "bytes_per_token": 1.0,
         "unigram_bits_per_byte": 4.83,
         "replayed": False,
+        "shared_gpu": False,
     }
     rows = [start]
     for segment, ((tokens, seconds), shares) in enumerate(zip(steady, busy, strict=True)):

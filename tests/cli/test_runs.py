@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from asyncpp_cli.cluster.attempts import Attempt, look, settle
 from asyncpp_cli.cluster.claims import claim, enter
+from asyncpp_cli.cluster.outcome import blamed_rank
 from asyncpp_cli.cluster.processes import is_gone, process_id, this_process
 from asyncpp_cli.code_version import asyncpp_version, commit
 from asyncpp_cli.errors import DamagedError
@@ -268,6 +269,28 @@ def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> No
     assert attempt is not None
     run.log_file(attempt=4, rank=0).write_text("Traceback\nMemoryError: none left\n\n")
     assert "exit code 1: MemoryError: none left (logs/attempt-4-rank-0.log)" in ended(attempt, 1, 0).reason
+
+
+class OutOfMemoryError(RuntimeError):
+    """By the name of torch's, which a command that starts without torch knows it by."""
+
+
+@pytest.mark.parametrize("kind", [MemoryError, OutOfMemoryError])
+def test_a_rank_out_of_memory_is_the_cause_and_not_the_neighbour_it_took_with_it(
+    run: Run, kind: type[Exception]
+) -> None:
+    attempt = claim(run, processes=3, replay=False, steps=1)
+    assert attempt is not None
+    # NCCL aborts the neighbour at once, and the rank itself ends with the interpreter.
+    attempt.rank_ended(0, code=None, signal_number=6, stopped=False)
+    attempt.rank_erred(2, ConnectionError("gone"))
+    attempt.rank_ended(2, code=1, signal_number=None, stopped=False)
+    attempt.rank_erred(1, kind("tried to allocate 2 GiB"))
+    attempt.rank_ended(1, code=None, signal_number=6, stopped=False)
+    status = run.status()
+    assert status.cause == Cause.OUT_OF_MEMORY
+    assert status.reason == f"rank 1: {kind.__name__}: tried to allocate 2 GiB"
+    assert blamed_rank(attempt) == 1
 
 
 def test_a_run_that_was_told_to_end_is_interrupted(run: Run) -> None:

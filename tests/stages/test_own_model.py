@@ -58,6 +58,31 @@ def wide(config, context):
     embedding, blocks, head = gpt2_like(config, context)
     return embedding, [*blocks[:-1], nn.Linear(config.width, 2 * config.width)], head
 
+class Doubled(Buffered):
+    def forward(self, x):
+        return super().forward(x).double()
+
+class Transposed(Buffered):
+    def forward(self, x):
+        return super().forward(x).transpose(0, 1).contiguous().transpose(0, 1)
+
+class Shorter(Buffered):
+    def forward(self, x):
+        return super().forward(x)[:, 1:]
+
+def third_block(config, context, kind):
+    embedding, blocks, head = gpt2_like(config, context)
+    return embedding, [*blocks[:2], kind(config), *blocks[3:]], head
+
+def doubled(config, context):
+    return third_block(config, context, Doubled)
+
+def transposed(config, context):
+    return third_block(config, context, Transposed)
+
+def shorter(config, context):
+    return third_block(config, context, Shorter)
+
 def list_of(config, context):
     return list(gpt2_like(config, context))
 
@@ -151,6 +176,8 @@ def test_buffers_have_the_values_that_the_function_computes(own: RunConfig) -> N
         ("bad_models:few", "returns 3 blocks, and model.layers is 4"),
         ("bad_models:tied", "head.1.weight is another parameter, too"),
         ("bad_models:wide", r"block 3 returns \[3, 12, 32\], must be a tensor \(batch, context, 16\)"),
+        ("bad_models:doubled", r"block 2, the last .* of torch.float64, must be .* torch.float32"),
+        ("bad_models:shorter", r"block 2, the last of its stage, hands on \[3, 11, 16\]"),
         ("bad_models:list_of", r"must return \(embedding, blocks, head\), not list"),
         ("bad_models:no_module", "head is function, must be a torch.nn.Module"),
         ("bad_models:missing", "cannot be imported"),
@@ -161,6 +188,15 @@ def test_what_a_function_returns_is_held_against_what_it_should(
 ) -> None:
     with pytest.raises(FactoryError, match=says):
         replay(with_factory(own, factory), recorder=Rows())
+
+
+def test_what_lies_otherwise_in_memory_is_sent_and_replayed_alike(own: RunConfig) -> None:
+    config = with_factory(own, "bad_models:transposed")
+    alone = replay(config, recorder=Rows())
+    for [(weights, _)] in in_processes(trained, [config], size=2):
+        assert all(
+            torch.equal(torch.from_numpy(tensor), alone.weights[name]) for name, tensor in weights.items()
+        )
 
 
 @pytest.mark.parametrize(
