@@ -197,8 +197,8 @@ def connected(
             )
             if process.through_host and rank == 0:
                 print(
-                    "processes of this run share a GPU: what they send goes through the host's memory, to try "
-                    "a run out and not to measure it; for full speed start one process a GPU",
+                    "processes of this run share a GPU: what they send goes through the host's memory, to "
+                    "try a run out and not to measure it; for full speed start one process a GPU",
                     file=sys.stderr,
                 )
             yield process
