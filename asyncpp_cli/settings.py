@@ -103,6 +103,9 @@ def _typed(key: str, value: Any) -> Any:
         value = str(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(key, f"must be a finite number, not {value}")
+    if value == MISSING:
+        # OmegaConf's mark for a value that is to come: it would read it as none.
+        raise SettingError(key, f'must be {expected}, and "{MISSING}" stands for no value')
     config = _typed_config()
     try:
         OmegaConf.update(config, key, value)
@@ -169,14 +172,18 @@ def items(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted keys: `{train: {steps: 3}}` is `{train.steps: 3}`."""
+    """Nested sections as dotted keys: `{train: {steps: 3}}` is `{train.steps: 3}`.
+
+    Raises:
+        SettingError: a key is given in both ways.
+    """
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= flatten(value, prefix=f"{dotted}.")
-        else:
-            flat[dotted] = value
+        entries = flatten(value, prefix=f"{dotted}.") if isinstance(value, Mapping) else {dotted: value}
+        if twice := sorted(flat.keys() & entries.keys()):
+            raise SettingError(twice[0], "is given twice, with dots and in its section")
+        flat |= entries
     return flat
 
 

@@ -98,7 +98,7 @@ def load(name: str, changes: Iterable[str]) -> Template:
 def _read(content: dict[str, Any], *, file: Path) -> Template:
     where = str(file)
     base = _settings({key: value for key, value in content.items() if key not in _OWN_KEYS}, where=where)
-    return Template(
+    template = Template(
         source=where,
         folder=file.parent,
         name=_text(content.get("name", file.stem), where=f"{where}: name"),
@@ -110,6 +110,18 @@ def _read(content: dict[str, Any], *, file: Path) -> Template:
         exclude=_list_of(_condition, content.get("exclude"), where=f"{where}: exclude"),
         overrides=_list_of(_override, content.get("overrides"), where=f"{where}: overrides"),
     )
+    _refuse_axes_given_twice(template)
+    return template
+
+
+def _refuse_axes_given_twice(template: Template) -> None:
+    seen = set(template.matrix)
+    for group in template.zip:
+        if twice := sorted(seen & group.keys()):
+            raise UserError(
+                f"{template.source}: zip: {twice[0]} is an axis already, in matrix or another zip"
+            )
+        seen |= group.keys()
 
 
 def _text(value: Any, *, where: str) -> str:
@@ -129,7 +141,11 @@ def _list_of(read: Any, entries: Any, *, where: str) -> list[Any]:
 def _settings(content: Any, *, where: str) -> Settings:
     if not isinstance(content, Mapping):
         raise UserError(f"{where} must map keys to values, not {content!r}")
-    return _canonical_keys(flatten(content), where=where)
+    try:
+        flat = flatten(content)
+    except SettingError as error:
+        raise UserError(f"{where}: {error.key}: {error}") from error
+    return _canonical_keys(flat, where=where)
 
 
 def _condition(content: Any, *, where: str) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 from asyncpp_cli.errors import UserError
 
 _LARGEST = 4 * 2**20
+
+_HASH = "\ufffd"
+"""Stands in for # where it is asked what would be read without comments."""
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
@@ -41,11 +46,20 @@ def parse_value(text: str, *, where: str) -> Any:
     Raises:
         UserError: it is not YAML, or asks for more than data.
     """
+    if not text.strip():
+        raise UserError(f"{where}: there is no value; write null if none is meant")
     # As the one item of a list, a bare word is a value like any other.
     content = _parse(f"- {text}\n", where=where)
     if not isinstance(content, list) or len(content) != 1:
         raise UserError(f"{where}: {text!r} is not one value")
+    if "#" in text and content != _without_comments(text, where=where):
+        raise UserError(f"{where}: in {text!r} what follows # would be a comment; put the value into quotes")
     return content[0]
+
+
+def _without_comments(text: str, *, where: str) -> Any:
+    content = _parse(f"- {text.replace('#', _HASH)}\n", where=where)
+    return json.loads(json.dumps(content, ensure_ascii=False).replace(_HASH, "#"))
 
 
 def _parse(text: str, *, where: str) -> Any:
@@ -54,6 +68,8 @@ def _parse(text: str, *, where: str) -> Any:
             line = event.start_mark.line + 1 if event.start_mark is not None else 1
             if (tag := getattr(event, "tag", None)) is not None:
                 raise UserError(f"{where}, line {line}: the tag {tag} is not accepted; this is data only")
+            if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
+                _refuse_odd_number(event.value, where=f"{where}, line {line}")
             if isinstance(event, yaml.AliasEvent):
                 raise UserError(f"{where}, line {line}: aliases (*{event.anchor}) are not accepted")
         content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
@@ -65,6 +81,25 @@ def _parse(text: str, *, where: str) -> Any:
         raise UserError(f"{where} is not accepted: {error}") from error
     _check(content, where=where)
     return content
+
+
+def _refuse_odd_number(text: str, *, where: str) -> None:
+    """Refuse what YAML 1.1 reads as another number than a person does: 1:30 as 90, 017 as 15.
+
+    Raises:
+        UserError: it is such a number.
+    """
+    if _SEXAGESIMAL.fullmatch(text):
+        meaning = "minutes and seconds, so as a number of seconds"
+    elif _OCTAL.fullmatch(text) and int(digits := text.replace("_", ""), 8) != int(digits):
+        meaning = f"a number to the base eight, {int(digits, 8)}"
+    else:
+        return
+    raise UserError(f"{where}: {text} would be read as {meaning}; write the number itself, or text in quotes")
+
+
+_SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+_OCTAL = re.compile(r"[-+]?0[0-7_]*[0-7]")
 
 
 def _check(content: Any, *, where: str) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from command_line import asyncpp
 
+from asyncpp_cli.yaml_files import parse_value
+
 GOOD = """
 matrix: {schedule: 2bw, optimizer: adamw}
 model: micro
@@ -36,6 +38,12 @@ def refused(*arguments: str | Path) -> str:
         ("train.eval_interval: true", ["train.eval_interval", "must be an integer"]),
         ("optimizer.lr: .nan", ["optimizer.lr", "finite"]),
         ("train: 3", ["train", "is a section"]),
+        ("train: {steps: 10}", ["train.steps", "given twice"]),
+        ("zip: {optimizer: [muon]}", ["zip: optimizer", "already"]),
+        ("data.path: '???'", ["data.path", '"???" stands for no value']),
+        ("train.eval_interval: 1:30", ["line 6", "1:30", "minutes and seconds", "quotes"]),
+        ("data.path: 1:30", ["line 6", "1:30"]),
+        ("train.warmup: 017", ["line 6", "017", "base eight, 15"]),
         ("train.clip: [1, 2]", ["train.clip", "one value"]),
         ("overrides: [{when: {schedul: 2bw}, set: {seed: 1}}]", ["overrides[0].when", "schedul"]),
         ("overrides: [{when: {schedule: 2bw}}]", ["overrides[0]", "set"]),
@@ -74,6 +82,11 @@ def test_a_template_that_is_wrong_is_refused_by_file_and_key(
         ("model=huge", ["model", "huge", "nano", "135m"]),
         ("matrix.error_feedback=true", ["error_feedback", "1f1b"]),
         ("matrix.seed=[0,0]", ["same run"]),
+        ("seed=017", ["seed", "base eight, 15"]),
+        ("matrix.seed=[1:30]", ["1:30"]),
+        ("data.path=", ["data.path", "no value", "null"]),
+        ("data.path=/tmp #1", ["data.path", "comment", "quotes"]),
+        ("data.path=???", ["data.path", "no value"]),
         ("matrix.seed=[]", ["seed", "no values"]),
         ("train.steps", ["train.steps", "KEY=VALUE"]),
         ("train.steps=[1", ["train.steps", "not YAML"]),
@@ -198,3 +211,9 @@ def test_what_could_not_be_trained_is_refused_before_anything_is_written(
     assert (ended.code, ended.errors.count("\n")) == (2, 1), ended.errors
     assert says in ended.errors
     assert not (tmp_path / "e").exists()
+
+
+def test_numbers_are_read_as_a_person_means_them() -> None:
+    meant = {"7": 7, "007": 7, "00": 0, "1e3": 1000.0, "0.5": 0.5, "'017'": "017", "'1:30'": "1:30"}
+    meant |= {"a#b": "a#b", "'a #b'": "a #b", "2001": 2001, "null": None, "host:30": "host:30"}
+    assert {text: parse_value(text, where="key=") for text in meant} == meant
