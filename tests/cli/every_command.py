@@ -1,6 +1,6 @@
 """Runs the commands that people type, one after the other in this process, and writes down how each ended.
 
-python every_command.py EXPERIMENT RESULTS (full | closed | plain)
+python every_command.py EXPERIMENT RESULTS (full | closed | few | plain)
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ def main(folder: Path, results: Path, kind: str) -> None:
     ends: list[dict[str, Any]] = []
     out, err = results / "out", results / "err"
     for arguments in commands(folder):
+        if kind == "few" and arguments[0] == "report":
+            continue  # polars ends in a panic of its own where it can start no thread
         for number, file in ((1, out), (2, err)):
             opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(opened, number)

@@ -8,6 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,19 @@ ENVIRONMENTS = {
     "closed": ("", "", "closed"),
     "read-only": ("mount --bind {0} {0} && mount -o remount,bind,ro {0} && ", "", "plain"),
     "full": ("mount -t tmpfs -o size=2m none {0} && cp -r {0}.copy/. {0} && ", "", "full"),
-    "no processes": ("", f"{NOBODY} prlimit --nproc=1", "plain"),
+    "no processes": ("", f"{NOBODY} prlimit --nproc=1", "few"),
 }
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """An experiment of a completed, a failed and a pending run; and some text."""
-    there = tmp_path / "there"
+def folder() -> Iterator[Path]:
+    """An experiment of a completed and a failed run, and some text; where any user may go."""
+    with tempfile.TemporaryDirectory() as outer:
+        Path(outer).chmod(0o755)
+        yield filled(Path(outer) / "there")
+
+
+def filled(there: Path) -> Path:
     there.mkdir()
     made = ExperimentFolder(there / "e")
     begun(made.add(settings("1f1b", "muon"), status=Status()))
@@ -48,6 +55,8 @@ def folder(tmp_path: Path) -> Path:
         config = there / "e" / "runs" / run.id / "config.yaml"
         config.write_text(config.read_text().replace("path: null", "path: /no/such/text"))
     (there / "text.txt").write_text("a line of text\n" * 2000)
+    for path in (there, *there.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
     return there
 
 
@@ -86,7 +95,7 @@ def test_every_command(environment: str, folder: Path, tmp_path: Path) -> None:
             assert end["errors"].count("asyncpp: error: ") == 1, end
     code = {" ".join(end["arguments"]).replace(str(folder), "DIR"): end["code"] for end in ends}
     errors = {" ".join(end["arguments"]).replace(str(folder), "DIR"): end["errors"] for end in ends}
-    if environment in ("plain", "ascii", "80 columns"):
+    if environment in ("plain", "ascii", "80 columns", "no home"):
         for words in ("status DIR/e", "report DIR/e", "sweep quickstart --out DIR/new", "logs DIR/e run-0"):
             assert code[words] == 0, errors[words]
     if environment == "closed":
