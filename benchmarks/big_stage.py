@@ -32,7 +32,7 @@ from lone_stage import MadeUpNeighbours, MadeUpPipeline
 
 from asyncpp_cli.planner.base import base_of
 from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.estimate import estimate
+from asyncpp_cli.planner.estimate import OF_THE_DEVICE, estimate
 from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.parts import Roofline
 from asyncpp_cli.report.utilisation import flops_per_token, peak_tflops
@@ -131,7 +131,7 @@ def measure(config: RunConfig, *, stage: int, device: torch.device, peak: float 
         check_staleness([rank.executor.trace], analyze(program))
     held = weigher.weigh(rank)
     lower, median, upper = statistics.quantiles(rates[1:], n=4, method="inclusive")
-    measured = held.total if held.device_peak is None else held.device_peak
+    measured = held.total if held.device is None else held.device.peak
     return Row(
         schedule=config.schedule.name,
         recompute=config.train.recompute,
@@ -141,7 +141,7 @@ def measure(config: RunConfig, *, stage: int, device: torch.device, peak: float 
         quartiles=(lower, upper),
         mfu=None if peak is None else median * flops_of_stage(config, stage) / (peak * 1e12),
         memory_gb=measured / GB,
-        planned_gb=planned_gb(config, stage, whole=held.device_peak is not None),
+        planned_gb=planned_gb(config, stage, whole=held.device is not None),
         why_not="",
     )
 
@@ -166,7 +166,8 @@ def planned_gb(config: RunConfig, stage: int, *, whole: bool) -> float:
     """What the planner says that the stage takes; not `whole`: without what an action gives back."""
     costs = Roofline(find_device("h100", key="device"))  # sizes do not depend on it
     kinds = estimate(config, costs, limit_gb=None).memory[stage]
-    return (sum(kinds.values()) - (0 if whole else kinds["temporary"])) / GB
+    left_out = OF_THE_DEVICE if whole else (*OF_THE_DEVICE, "temporary")
+    return sum(size for kind, size in kinds.items() if kind not in left_out) / GB
 
 
 def wait_for(device: torch.device) -> None:

@@ -53,6 +53,10 @@ class Group(Protocol):
     """Of this member, 0 .. size - 1."""
     size: int
 
+    @property
+    def room_bytes(self) -> int:
+        """Of the buffers that gradients are exchanged in."""
+
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         """Begin to give all members `numbers`, of one shape everywhere; gives those of all, by rank."""
 
@@ -80,6 +84,7 @@ class Alone:
 
     rank = 0
     size = 1
+    room_bytes = 0
 
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         return _at_once([numbers])
@@ -112,7 +117,6 @@ class DistributedGroup:
 
     @property
     def room_bytes(self) -> int:
-        """Of the buffers that gradients are exchanged in."""
         return self._reducer.room_bytes
 
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
@@ -161,6 +165,8 @@ class Meeting:
 
 class InProcessGroup:
     """A group of ranks that take turns in one process; `rank` is this one in the order of `meeting`."""
+
+    room_bytes = 0
 
     def __init__(self, meeting: Meeting, *, rank: int) -> None:
         self.rank = rank

@@ -15,6 +15,7 @@ from schedules import Op, Program, analyze
 from stages.config import ModelConfig, RunConfig, optimizer_options
 from stages.ownership import share_out
 from stages.partition import StageCut, cut_of
+from stages.rounds import reduction_plan, room_bytes
 
 TOKEN_BYTES = 8
 """Of a token id."""
@@ -120,6 +121,17 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
             )
         )
     return held
+
+
+def reduction_bytes(config: RunConfig, cuts: Sequence[StageCut]) -> int:
+    """Bytes of the buffers in which a rank that has these stages exchanges gradients with its data-parallel
+    peers: as large as the largest of its stages needs them, on the data rank that needs most."""
+    plans = []
+    for cut in cuts:
+        values = [prod(shape) for shape in parameter_shapes(config.model, cut).values()]
+        ownership = share_out(values, data_ranks=config.parallel.data)
+        plans.append(reduction_plan(values, ownership, number_bytes=sizes(config).master))
+    return room_bytes(plans)
 
 
 def parameter_shapes(config: ModelConfig, cut: StageCut) -> dict[str, tuple[int, ...]]:

@@ -52,12 +52,12 @@ class ReductionPlan:
         """Data rank d owns the entries `bounds[d] .. bounds[d + 1] - 1`."""
         return self.ownership.bounds
 
-    @property
+    @cached_property
     def parts(self) -> list[int]:
         """Entries that each data rank owns."""
         return [end - start for start, end in pairwise(self.bounds)]
 
-    @property
+    @cached_property
     def largest_piece(self) -> int:
         """Entries of an owner's part in one round, at most."""
         return max(1, min(max(self.parts), ROUND_BYTES // (len(self.parts) * self.number_bytes)))
@@ -80,12 +80,6 @@ class ReductionPlan:
     def received_entries(self, data_rank: int) -> int:
         """Room for what `data_rank` receives in one round."""
         return len(self.parts) * min(self.parts[data_rank], self.largest_piece)
-
-    def room_bytes(self, data_rank: int) -> int:
-        """Of all buffers that `data_rank` needs; a data rank alone has nothing to exchange."""
-        if len(self.parts) == 1:
-            return 0
-        return UNDER_WAY * (self.sent_entries() + self.received_entries(data_rank)) * self.number_bytes
 
     def _rounds(self, piece: int, *, early: bool) -> tuple[Round, ...]:
         owner_of = {
@@ -119,3 +113,16 @@ def reduction_plan(sizes: Sequence[int], ownership: Ownership, *, number_bytes: 
         number_bytes: of one entry of a gradient.
     """
     return ReductionPlan(ownership=ownership, sizes=tuple(sizes), number_bytes=number_bytes)
+
+
+def room_bytes(plans: Sequence[ReductionPlan], *, data_rank: int | None = None) -> int:
+    """Bytes of all buffers for stages with these plans, one after another: those of `data_rank`, or of the
+    one that needs most (None). A data rank alone has nothing to exchange."""
+    if len(plans[0].ownership.owned) == 1:
+        return 0
+    received = []
+    for plan in plans:
+        parts = plan.parts
+        received.append(plan.received_entries(parts.index(max(parts)) if data_rank is None else data_rank))
+    sent = max(plan.sent_entries() for plan in plans)
+    return UNDER_WAY * (sent + max(received)) * plans[0].number_bytes

@@ -23,6 +23,18 @@ KINDS = tuple(kind.name for kind in fields(StageMemory))
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """What torch's allocator had of a GPU in a segment, for whatever purpose."""
+
+    peak: int
+    """The most bytes in use at once."""
+    reserved: int
+    """The most that it had taken from the device at once, in use or not."""
+    retries: int
+    """Times it found no room, gave back all that was not in use and tried again: each holds up the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankMemory:
     """What one rank held at its peak in a segment, in bytes."""
 
@@ -35,17 +47,23 @@ class RankMemory:
     """For each of its stages, how many weight versions it has room for."""
     messages: int
     """Buffers for what neighbours send, but for those that a micro-batch in flight has as its input."""
-    device_peak: int | None
-    """The most that torch had on the GPU at once, for whatever purpose; None on a CPU."""
+    reduction: int
+    """Buffers in which gradients are exchanged with other data ranks."""
+    device: DeviceMemory | None
+    """What torch's allocator says; None on a CPU."""
 
     @property
     def total(self) -> int:
-        return self.messages + sum(size for kinds in self.stages.values() for size in kinds.values())
+        return (
+            self.messages
+            + self.reduction
+            + sum(size for kinds in self.stages.values() for size in kinds.values())
+        )
 
 
 def memory_fields(of_ranks: Sequence[RankMemory]) -> dict[str, Any]:
-    """What the ranks held, as the metrics have it: lists by stage; `messages`, `total` and `device_peak` by
-    rank. Of data ranks, the one that holds most."""
+    """What the ranks held, as the metrics have it: lists by stage; `messages`, `reduction`, `total` and what
+    begins with `device_` by rank. Of data ranks, the one that holds most."""
     holders: dict[int, RankMemory] = {}
     ranks: dict[int, RankMemory] = {}
     for one in of_ranks:
@@ -55,16 +73,22 @@ def memory_fields(of_ranks: Sequence[RankMemory]) -> dict[str, Any]:
             if stage not in holders or sum(kinds.values()) > sum(holders[stage].stages[stage].values()):
                 holders[stage] = one
     stages, in_order = sorted(holders), [ranks[number] for number in sorted(ranks)]
-    peaks = [(one.rank, one.device_peak) for one in of_ranks if one.device_peak is not None]
+    devices = [(one.rank, one.device) for one in of_ranks if one.device is not None]
+
+    def of_device(kind: str) -> list[int]:
+        numbers = sorted({rank for rank, _ in devices})
+        return [max(getattr(of, kind) for rank, of in devices if rank == number) for number in numbers]
+
     return {
         **{kind: [holders[stage].stages[stage][kind] for stage in stages] for kind in KINDS},
         "in_flight": [holders[stage].in_flight[stage] for stage in stages],
         "versions": [holders[stage].versions[stage] for stage in stages],
         "messages": [rank.messages for rank in in_order],
+        "reduction": [rank.reduction for rank in in_order],
         "total": [rank.total for rank in in_order],
-        "device_peak": [
-            max(peak for rank, peak in peaks if rank == number) for number in sorted(dict(peaks))
-        ],
+        "device_peak": of_device("peak"),
+        "device_reserved": of_device("reserved"),
+        "device_retries": of_device("retries"),
     }
 
 
@@ -81,16 +105,29 @@ class Weigher:
         self._rank_of_stage = rank_of_stage
         self._device = device
         self._of_microbatch: dict[int, tuple[int, int, int]] = {}
+        self._retries = 0
 
     def begin(self) -> None:
         """A segment begins."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
+            self._retries = self._retries_so_far()
+
+    def _retries_so_far(self) -> int:
+        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
+
+    def _device_memory(self) -> DeviceMemory | None:
+        if self._device.type != "cuda":
+            return None
+        return DeviceMemory(
+            peak=torch.cuda.max_memory_allocated(self._device),
+            reserved=torch.cuda.max_memory_reserved(self._device),
+            retries=self._retries_so_far() - self._retries,
+        )
 
     def weigh(self, rank: Rank) -> RankMemory:
         """What a rank held in the segment that has ended."""
-        cuda = self._device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self._device) if cuda else None
+        device = self._device_memory()
         in_flight = rank.executor.in_flight
         from_others = sum(
             max(wholes for wholes, _ in in_flight[stage])
@@ -107,7 +144,8 @@ class Weigher:
             in_flight={stage: max(map(sum, counts)) for stage, counts in in_flight.items()},
             versions={stage: len(state.weights.replicas) for stage, state in rank.stages.items()},
             messages=max(0, rank.connection.links.most_buffers - from_others) * buffer,
-            device_peak=peak,
+            reduction=rank.connection.data.room_bytes,
+            device=device,
         )
 
     def _of_stage(

@@ -4,28 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from itertools import pairwise
-from math import prod
-from typing import NamedTuple, Protocol
+from math import inf, prod
+from typing import Protocol
 
 import schedules
 from asyncpp_cli.planner.parts import Part, Parts
+from asyncpp_cli.planner.represented import Shape, represented
 from asyncpp_cli.planner.step_time import StageTimes, StepTime, step_time
-from asyncpp_cli.planner.temporary import backward_bytes, update_bytes
+from asyncpp_cli.planner.temporary import (
+    allocator_bytes,
+    backward_bytes,
+    communicator_bytes,
+    update_bytes,
+)
 from asyncpp_cli.settings import copy_of
-from schedules import analyze
-from stages.buffers import gradient_buffers
 from stages.config import RunConfig, tokens_per_step
-from stages.memory import Course, course_of, message_bytes, parameter_shapes, stage_memory
+from stages.memory import (
+    message_bytes,
+    parameter_shapes,
+    reduction_bytes,
+    stage_memory,
+)
 from stages.ownership import share_out
 from stages.partition import StageCut, cut_of, fitting_cut, stage_cuts
+from stages.rounds import ROUND_BYTES, UNDER_WAY
 
 GB = 1e9
 WORTH_A_CUT = 0.01
 """Share of the step that another cut than the default one must save."""
 RECEIVED_AHEAD = 2
 """Buffers for what comes next from each neighbour."""
+
+
+MOST = {"reduction": 2 * UNDER_WAY * ROUND_BYTES}
+"""Bytes of a kind of memory, at most."""
+OF_THE_DEVICE = ("communicators", "allocator")
+"""Kinds of memory that are no tensors."""
 
 
 class Costs(Protocol):
@@ -51,7 +66,8 @@ class Estimate:
     cut: tuple[int, ...]
     """Blocks of each stage."""
     memory: tuple[dict[str, int], ...]
-    """Bytes of each stage by kind: those of `StageMemory`, `messages` and `temporary`."""
+    """Bytes of each stage by kind: those of `StageMemory`, `messages`, `reduction`, `temporary` and those
+    `OF_THE_DEVICE`. What a rank has once is counted at the first of its stages."""
     step: StepTime
     delay: int
     """Most updates between the weights of a gradient and those it is applied to."""
@@ -108,7 +124,7 @@ def estimate(config: RunConfig, costs: Costs, *, limit_gb: float | None) -> Esti
 
 
 def _with_cut(config: RunConfig, sizes: list[int], costs: Costs) -> Estimate:
-    shape = _Shape.of(config)
+    shape = Shape.of(config)
     return Estimate(
         config=config,
         cut=tuple(sizes),
@@ -130,15 +146,21 @@ def _fitting(config: RunConfig, costs: Costs, *, limit_gb: float) -> list[int] |
     stages = config.parallel.stages
     parts, recompute = costs.parts(config), config.train.recompute
     block = _whole(parts.block) + recompute * parts.block.forward
-    # Every kind of memory grows by the same for each further block of a stage.
-    one, two = ([sum(of_stage.values()) for of_stage in _memory(config, [size] * stages)] for size in (1, 2))
+    # Every kind of memory grows by the same for each further block of a stage, up to the most that it can be.
+    one, two = (_memory(config, [size] * stages) for size in (1, 2))
 
     def cost(stage: int, size: int) -> float:
         ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
         return size * block + ends
 
     def fits(stage: int, size: int) -> bool:
-        return (one[stage] + (size - 1) * (two[stage] - one[stage])) / GB <= limit_gb
+        return (
+            sum(
+                min(held + (size - 1) * (two[stage][kind] - held), MOST.get(kind, inf))
+                for kind, held in one[stage].items()
+            )
+            <= limit_gb * GB
+        )
 
     return fitting_cut(blocks=config.model.layers, stages=stages, cost=cost, fits=fits)
 
@@ -146,21 +168,46 @@ def _fitting(config: RunConfig, costs: Costs, *, limit_gb: float) -> list[int] |
 def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
     config = copy_of(config)
     config.parallel.cut = sizes
-    run = represented(_Shape.of(config))
+    run = represented(Shape.of(config))
     synchronous = schedules.is_synchronous(config.schedule.name)
     held = stage_memory(config, run.course, gradient_buffers=run.buffers)
+    cuts, ranks = stage_cuts(sizes), config.parallel.stages
     memory = []
-    for cut, of_stage in zip(stage_cuts(sizes), held, strict=True):
+    for stage, (cut, of_stage) in enumerate(zip(cuts, held, strict=True)):
         values = [prod(shape) for shape in parameter_shapes(config.model, cut).values()]
         bounds = share_out(values, data_ranks=config.parallel.data).bounds
         updating = update_bytes(config, max(end - start for start, end in pairwise(bounds)))
-        # A synchronous pipeline is empty when it updates.
-        freed = of_stage.activations if synchronous else 0
-        temporary = max(backward_bytes(config, cut), updating - freed)
+        backward = backward_bytes(config, cut)
+        if run.buffers[stage] > 1:
+            # It runs beside backwards, in a queue that has memory of its own.
+            temporary = backward + updating
+        else:
+            # A synchronous pipeline is empty when it updates.
+            temporary = max(backward, updating - (of_stage.activations if synchronous else 0))
         neighbours = (not cut.has_embedding) + (not cut.has_head)
         messages = neighbours * RECEIVED_AHEAD * message_bytes(config)
-        memory.append(asdict(of_stage) | {"messages": messages, "temporary": temporary})
+        coming_and_going = of_stage.activations + of_stage.recomputed + temporary
+        first = stage < ranks
+        memory.append(
+            asdict(of_stage)
+            | {
+                "messages": messages,
+                "reduction": reduction_bytes(config, cuts[stage::ranks]) if first else 0,
+                "temporary": temporary,
+                "communicators": _communicators(config, stage) if first else 0,
+                "allocator": allocator_bytes(coming_and_going),
+            }
+        )
     return memory
+
+
+def _communicators(config: RunConfig, rank: int) -> int:
+    ranks = config.parallel.stages
+    neighbours = (rank > 0) + (rank < ranks - 1)
+    if config.schedule.chunks > 1 and ranks > 1:
+        # The last rank sends to the first, which is a neighbour already where there are two.
+        neighbours = min(2, ranks - 1)
+    return communicator_bytes(neighbours=neighbours, stages=ranks, data=config.parallel.data)
 
 
 def _stage_times(config: RunConfig, cuts: list[StageCut], costs: Costs) -> StageTimes:
@@ -193,74 +240,3 @@ def _stage_times(config: RunConfig, cuts: list[StageCut], costs: Costs) -> Stage
 
 def _whole(part: Part) -> float:
     return part.forward + part.backward
-
-
-class _Shape(NamedTuple):
-    """What a program depends on."""
-
-    name: str
-    stages: int
-    microbatches: int
-    ahead: int
-    delay: int | None
-    chunks: int
-    update_interval: int | None
-    data: int
-
-    @classmethod
-    def of(cls, config: RunConfig) -> _Shape:
-        schedule, stages = config.schedule, config.parallel.stages
-        microbatches, every = schedule.microbatches, schedule.update_interval or 1
-        member = schedules.find(schedule.name)
-        ahead = schedule.ahead if member.takes_ahead else 1
-        enough = 2 * ahead * stages
-        if schedule.chunks == 1 and schedule.name != "gpipe" and microbatches > enough:
-            # More of them hold no more at once, and make nothing later.
-            microbatches = every * -(-enough // every)
-        if schedule.chunks > 1 and microbatches > 2 * stages and microbatches % stages == 0:
-            microbatches = 2 * stages  # likewise
-        taken = schedule.delay if member.takes_delay else None
-        return cls(
-            schedule.name,
-            stages,
-            microbatches,
-            ahead,
-            taken,
-            schedule.chunks,
-            schedule.update_interval,
-            config.parallel.data,
-        )
-
-
-class Represented(NamedTuple):
-    """What a run's program comes to."""
-
-    delay: int
-    course: Course
-    buffers: tuple[int, ...]
-    """Gradient buffers of each stage."""
-
-
-@lru_cache(maxsize=4096)
-def represented(shape: _Shape) -> Represented:
-    """Of a short program that holds as much at once, and is as late, as the whole run.
-
-    Raises:
-        schedules.ScheduleError: the schedule cannot be had with these numbers.
-    """
-    steps = max(3, -(-2 * shape.ahead * shape.stages // shape.microbatches) + 1)
-    program = schedules.build(
-        shape.name,
-        stages=shape.stages,
-        microbatches=shape.microbatches,
-        steps=1 if schedules.is_synchronous(shape.name) else steps,
-        ahead=shape.ahead,
-        delay=shape.delay,
-        chunks=shape.chunks,
-        update_interval=shape.update_interval,
-    )
-    return Represented(
-        delay=max(analyze(program).delay_max),
-        course=course_of([program]),
-        buffers=tuple(gradient_buffers(shape.name, [program], data_ranks=shape.data)),
-    )

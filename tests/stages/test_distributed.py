@@ -55,7 +55,7 @@ def cases(text: Path, *, stages: int) -> list[RunConfig]:
 def measured(rows: Rows) -> list[dict[str, Any]]:
     """The rows of a run without the clock's part."""
     timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed", "action_seconds"}
-    between_processes = {"messages", "total"}
+    between_processes = {"messages", "reduction", "total"}
     return [
         {
             key: {kind: of for kind, of in value.items() if kind not in between_processes}

@@ -89,7 +89,7 @@ def test_what_a_run_holds_is_what_its_programs_say(
     assert {kind: memory[kind] for kind in expected} == expected
     held = sum(sum(memory[kind]) for kind in expected)
     assert sum(memory["total"]) == held + sum(memory["messages"])
-    assert memory["device_peak"] == []
+    assert memory["device_peak"] == memory["device_reserved"] == memory["device_retries"] == []
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "paci"])

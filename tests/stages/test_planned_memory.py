@@ -9,7 +9,7 @@ import pytest
 from small_runs import Rows, in_processes, small_config
 
 from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.estimate import Estimate, estimate
+from asyncpp_cli.planner.estimate import OF_THE_DEVICE, Estimate, estimate
 from asyncpp_cli.planner.parts import Roofline
 from stages.config import RunConfig
 from stages.process import Process
@@ -48,8 +48,23 @@ def test_memory_is_within_five_percent_of_what_processes_hold(text: Path) -> Non
     for config, memory in zip(configs, measured, strict=True):
         for stage, of_stage in enumerate(planned(config).memory):
             assert {kind: of_stage[kind] for kind in KINDS} == {kind: memory[kind][stage] for kind in KINDS}
-            lasting = sum(of_stage.values()) - of_stage["temporary"]
+            assert of_stage["reduction"] == memory["reduction"][stage] == 0
+            left_out = ("temporary", *OF_THE_DEVICE)
+            lasting = sum(size for kind, size in of_stage.items() if kind not in left_out)
             assert lasting == pytest.approx(memory["total"][stage], rel=0.05)
+
+
+def test_room_for_reductions_is_what_processes_hold(text: Path) -> None:
+    """A flush exchanges early, in smaller rounds, and `2bw` afterwards; both have the same buffers."""
+    configs = [
+        small_config(schedule, text=text, stages=1, data=2, precision=precision)
+        for schedule, precision in (("1f1b", "float32"), ("2bw", "bfloat16"))
+    ]
+    measured = in_processes(held, configs, size=2)[0]
+    for config, memory in zip(configs, measured, strict=True):
+        (of_stage,) = planned(config).memory
+        assert [of_stage["reduction"]] == memory["reduction"]
+        assert of_stage["reduction"] > 0
 
 
 @pytest.mark.parametrize(
