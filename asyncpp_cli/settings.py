@@ -194,7 +194,7 @@ def copy_of(config: RunConfig) -> RunConfig:
     )
 
 
-LATER_KEYS = frozenset({"optimizer.vector_beta1", "optimizer.vector_beta2"})
+LATER_KEYS = frozenset({"optimizer.vector_beta1", "optimizer.vector_beta2", "train.deterministic"})
 """Keys that the first run ids did not know. They count only where they are set to something, so that a new
 setting leaves the ids of the runs that do not use it as they were."""
 

@@ -194,6 +194,9 @@ class TrainConfig:
     compile: bool = False
     """Run what torch.compile makes of a block. Needs a C++ compiler where the run is; the first step takes
     up to a minute longer."""
+    deterministic: bool = False
+    """On a GPU: let torch take kernels alone that give the same bits every time, which may be slower, and
+    fail where an operator has none. On a CPU a run computes the same bits anyway."""
     checkpoint_interval: int = 100
     """Steps between checkpoints; the pipeline drains for each, which moves the numbers of `pipedream` and
     `paci` a little. 0: only at the end, and when the run is told to end."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from stages.assemble import activation_shape, dtypes, has_common_step, representative_programs
 from stages.config import RunConfig
 from stages.connection import connect, connect_in_process
+from stages.determinism import deterministic
 from stages.metrics import Recorder
 from stages.process import Process, choose_device
 from stages.run import Run, RunResult
@@ -47,7 +48,7 @@ def train(
         stages.corpus.DataError: the text cannot be trained on.
     """
     doing = _doing(config)
-    with watching(doing.last_sign, on_stall=on_stall):
+    with deterministic(config.train.deterministic), watching(doing.last_sign, on_stall=on_stall):
         connection = connect(
             process,
             rank_of_stage=representative_programs(config)[0].rank_of_stage,
@@ -84,7 +85,7 @@ def replay(
     Arguments and errors are those of `train`.
     """
     doing = _doing(config)
-    with watching(doing.last_sign, on_stall=on_stall):
+    with deterministic(config.train.deterministic), watching(doing.last_sign, on_stall=on_stall):
         run = Run(
             config,
             connections=connect_in_process(

@@ -1,0 +1,36 @@
+"""`train.deterministic`: torch's mode is on while a run trains, and on a CPU not one bit changes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import Rows, small_config
+
+from stages.trainer import replay
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_asks_torch_for_it_and_computes_the_same(
+    precision: str, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    ends: list[str] = []
+    modes: list[tuple[int, bool]] = []
+
+    class Watching(Rows):
+        def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
+            modes.append((len(ends), torch.are_deterministic_algorithms_enabled()))
+
+    for wanted in (False, True):
+        config = small_config("2bw", text=text, precision=precision, recompute=True, optimizer="muon")
+        config.train.deterministic = wanted
+        rows = Watching()
+        replay(config, recorder=rows)
+        ends.append(rows.rows[-1]["weights_sha256"])
+        assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == wanted
+        assert not torch.are_deterministic_algorithms_enabled()
+    assert ends[0] == ends[1]
+    assert set(modes) == {(0, False), (1, True)}
