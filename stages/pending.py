@@ -150,11 +150,12 @@ class RankUpdates:
         reduction = self._early.pop(action.stage, None)
         if reduction is None:
             reduction = self._reduction(action.stage, gradient, early=False)
-        reduction.advance(len(gradient.views))
         gathered = Gathered(
             stage=action.stage, version=action.version, gradient=gradient, losses=losses, reduction=reduction
         )
+        # Before the reduction is, so that the time is known when the verdict that follows from it is.
         self._clock.tell(gathered.began_at.append)
+        reduction.advance(len(gradient.views))
         self._gathered.append(gathered)
         if self._rules.common_step and len(self._gathered) < len(self._stages):
             return
