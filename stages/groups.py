@@ -11,7 +11,7 @@ Sums are taken in the order of the ranks, never around a ring, so that both form
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Generic, Protocol, TypeVar
 
@@ -35,6 +35,8 @@ class Exchange(Generic[T]):
     """Wait for it. Not between ranks that take turns: they let the others go on until it is ready."""
     take: Callable[[], T]
     """What it gives; called once, when it is ready."""
+    device_waits: bool = field(default=False, kw_only=True)
+    """Whether it may be taken at once: what is launched behind it waits, in the device's queue."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class DistributedGroup:
         self.rank = rank
         self.size = size
         self._communicator = communicator
+        self._device_waits = device_waits
         self._reducer = Reducer(communicator, rank=rank, size=size, device_waits=device_waits)
 
     @property
@@ -121,7 +124,8 @@ class DistributedGroup:
 
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         parts = [torch.empty_like(numbers) for _ in range(self.size)]
-        return _under_way([self._communicator.allgather([parts], [numbers])], lambda: parts)
+        work = self._communicator.allgather([parts], [numbers])
+        return _under_way([work], lambda: parts, device_waits=self._device_waits)
 
     def reduce(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
         reducer = self._reducer
@@ -144,7 +148,7 @@ class DistributedGroup:
             for owner, (start, end) in enumerate(pairwise(bounds))
             if end > start
         ]
-        return _under_way(works, lambda: None)
+        return _under_way(works, lambda: None, device_waits=self._device_waits)
 
 
 class Meeting:
@@ -229,7 +233,7 @@ def _at_once(value: T) -> Exchange[T]:
     return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: value)
 
 
-def _under_way(works: Sequence[Work], take: Callable[[], T]) -> Exchange[T]:
+def _under_way(works: Sequence[Work], take: Callable[[], T], *, device_waits: bool) -> Exchange[T]:
     def wait() -> None:
         for work in works:
             work.wait()
@@ -242,4 +246,4 @@ def _under_way(works: Sequence[Work], take: Callable[[], T]) -> Exchange[T]:
         wait()
         return take()
 
-    return Exchange(ready=ready, wait=wait, take=finish)
+    return Exchange(ready=ready, wait=wait, take=finish, device_waits=device_waits)

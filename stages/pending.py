@@ -224,8 +224,9 @@ class RankUpdates:
 
     def _resume_without_waiting(self) -> None:
         while self._pending is not None and self._pending.awaited is not None:
+            awaited = self._pending.awaited
             with self._queue():
-                ready = self._pending.awaited.ready()
+                ready = awaited.device_waits or awaited.ready()
             if not ready:
                 return
             self._resume(self._pending)

@@ -91,6 +91,9 @@ class SilentNeighbours:
     def begin(self, program: Any) -> None:
         pass
 
+    def passed(self, moment: int) -> None:
+        pass
+
     def send(self, message: Any, tensor: Tensor) -> None:
         pass
 

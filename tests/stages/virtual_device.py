@@ -117,6 +117,8 @@ class Device:
         self.paused = self.over = False
         self.awaits: Work | None = None
         self.tails: dict[str, Work] = {}
+        self.looks = 0
+        """Times that the host asked whether an exchange had come."""
         self.largest_part = 1
         """Entries of a gradient that one data rank owns, at most."""
         self.stream = "actions"
@@ -256,6 +258,7 @@ class VirtualWork:
         self._work = work
 
     def is_completed(self) -> bool:
+        self._device.looks += 1
         return self._device.query(self._work)
 
     def wait(self) -> None:
