@@ -1,4 +1,4 @@
-"""Two processes that find each other as the ranks of a run do, and exchange a number: does that work here?
+"""Two processes that find each other as the ranks of a run do, and exchange what they do: does it work here?
 
     python -m stages.handshake RANK FOLDER here|apart
 
@@ -11,15 +11,27 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
+from schedules import build
+from schedules.dependencies import updated
+from schedules.messages import received, sent
 from stages.config import SiteConfig
+from stages.connection import Connection, connect
+from stages.groups import Exchange
+from stages.ownership import share_out
 from stages.process import Process, connected
+from stages.rounds import reduction_plan
+
+T = TypeVar("T")
 
 _SECONDS = 30.0
 _RANKS = 2
+_NUMBERS = 1024
+"""In a message."""
 _RANKS_A_MACHINE = {"here": 2, "apart": 1}
 
 
@@ -67,19 +79,74 @@ def _exchanged(rank: int, folder: Path, *, device: str, local_size: int) -> str:
             rendezvous=folder,
             site=site,
         ) as process:
-            received = _exchange(process)
+            return _exchange(process)
     except Exception as error:
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return "" if received == [0.0, 1.0] else f"the ranks received {received}"
 
 
-def _exchange(process: Process) -> list[float]:
-    """The numbers of all ranks, each of which sends its own."""
-    ranks = list(range(process.size))
-    mine = torch.full((1,), float(process.rank), device=process.device)
-    everyone = [torch.full_like(mine, -1.0) for _ in ranks]
-    process.communicator("handshake", ranks).allgather([everyone], [mine]).wait()
-    return [float(one) for one in everyone]
+def _exchange(process: Process) -> str:
+    """What two ranks of a run do, with the links and groups of a run; what was wrong, empty if nothing.
+
+    First they are two stages that send each other activations and gradients and agree on a number, then two
+    data ranks that add gradients and spread weights.
+    """
+    return _as_stages(process) or _as_data_ranks(process)
+
+
+def _connection(process: Process, *, stages: int) -> Connection:
+    return connect(
+        process,
+        rank_of_stage=range(stages),
+        data_ranks=process.size // stages,
+        shape=(_NUMBERS,),
+        dtype=torch.float32,
+        common_step=True,
+    )
+
+
+def _as_stages(process: Process) -> str:
+    connection = _connection(process, stages=process.size)
+    links = connection.links
+    program = build("1f1b", stages=process.size, microbatches=4, steps=1)
+    links.connect()
+    links.begin(program)
+    for number, action in enumerate(program.actions[connection.rank]):
+        links.passed(updated(number))
+        if (incoming := received(action, program.num_stages)) is not None:
+            tensor = links.receive(incoming)
+            if bool((tensor != incoming.microbatch).any()):
+                return f"micro-batch {incoming.microbatch} came as {tensor[0]:g}"
+            links.release(tensor)
+        if (outgoing := sent(action, program.num_stages)) is not None:
+            links.send(outgoing, torch.full((_NUMBERS,), float(action.microbatch), device=process.device))
+    links.finish()
+    ranks = [float(of_rank) for of_rank in _had(connection.pipeline.share(_numbers(process, 1)))]
+    return "" if ranks == [0.0, 1.0] else f"the ranks agreed on {ranks}"
+
+
+def _as_data_ranks(process: Process) -> str:
+    connection = _connection(process, stages=1)
+    sizes = [_NUMBERS, _NUMBERS]
+    ownership = share_out(sizes, data_ranks=process.size)
+    plan = reduction_plan(sizes, ownership, number_bytes=4)
+    flat = _numbers(process, sum(sizes)) + 1
+    reduction = connection.data.reduce(flat, plan, early=False)
+    reduction.advance(len(sizes))
+    _had(reduction)
+    _had(connection.data.spread(flat, ownership.bounds))
+    if bool((flat == 3).all()):  # 1 of one rank and 2 of the other
+        return ""
+    return f"gradients of 1 and 2 were added to {flat[0]:g} and {flat[-1]:g}"
+
+
+def _numbers(process: Process, count: int) -> Tensor:
+    """This rank's number, `count` times."""
+    return torch.full((count,), float(process.rank), device=process.device)
+
+
+def _had(exchange: Exchange[T]) -> T:
+    exchange.wait()
+    return exchange.take()
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
 
     with listening(patient=place.supervised) as stop:
         from stages import trainer
+        from stages.device_settings import DeviceSettingError
         from stages.process import connected
 
         recorder = RunRecorder(run, attempt=attempt.number, lines=StepLines(steps=config.train.steps))
@@ -117,6 +118,8 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
             raise RuntimeError(
                 f"the run's own code ended the process (SystemExit: {leaving.code})"
             ) from leaving
+        except DeviceSettingError as error:
+            raise UserError(str(error)) from error
         finally:
             recorder.close()
     if result.stopped_at is not None:
