@@ -172,7 +172,8 @@ def comparison(
         try:
             rows.append(comparison_row(played))
         except ValueError as error:
-            raise UserError(f"{name}: {error}") from error
+            mend = "; write the file with more (schedule import --steps N)" if is_file(name) else ""
+            raise UserError(f"{name}: {error}{mend}") from error
     return rows
 
 

@@ -67,10 +67,33 @@ def check_key(key: str) -> None:
     if key in KEYS:
         return
     section = key.partition(".")[0]
-    if near := difflib.get_close_matches(key, [*KEYS, *SECTIONS], n=1, cutoff=0.7):
-        raise SettingError(key, f"unknown key; did you mean {near[0]}?")
+    if near := _nearest(key):
+        raise SettingError(key, f"unknown key; did you mean {near}?")
     accepted = [entry for entry in KEYS if entry.startswith(f"{section}.")] or [*SECTIONS, "seed"]
     raise SettingError(key, f"unknown key; accepted: {', '.join(accepted)}")
+
+
+def _nearest(key: str) -> str | None:
+    """The accepted key that `key` may be a slip of, if any.
+
+    Names are compared without their section: what a section's keys share would make any two of them alike.
+    """
+    section, _, name = key.rpartition(".")
+    if section in SECTIONS:
+        names = {known.partition(".")[2]: known for known in KEYS if known.startswith(f"{section}.")}
+        if found := difflib.get_close_matches(name, names, n=1, cutoff=_ALIKE):
+            return names[found[0]]
+        elsewhere = [known for known in KEYS if known.rpartition(".")[2] == name]
+        return elsewhere[0] if len(elsewhere) == 1 else None
+    if near := difflib.get_close_matches(section or name, [*SECTIONS, "seed"], n=1, cutoff=_ALIKE):
+        meant = f"{near[0]}.{name}" if section else near[0]
+        return meant if meant in KEYS or meant in SECTIONS else near[0]
+    elsewhere = [known for known in KEYS if known.rpartition(".")[2] == name]
+    return elsewhere[0] if len(elsewhere) == 1 else None
+
+
+_ALIKE = 0.7
+"""Of difflib's ratio: `stepz` and `steps` have 0.8, `tied` and `width` 0.44."""
 
 
 def typed(key: str, value: Any) -> Any:

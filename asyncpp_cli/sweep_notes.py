@@ -5,12 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncpp_cli.matrix import ResolvedCell
+from schedules import analyze
 from stages.corpus import find_corpus
+from stages.programs import segment_program
 from stages.shards import count
 
 
 def notes(cells: Sequence[ResolvedCell]) -> list[str]:
     """Remarks, each in one line, on cells that have been checked."""
+    return [*_overlapping_evaluations(cells), *_corrections_of_nothing(cells)]
+
+
+def _corrections_of_nothing(cells: Sequence[ResolvedCell]) -> list[str]:
+    """PipeDream-LR divides by a power of the delay: by 1 where the delay is 1."""
+    same = []
+    for resolved in cells:
+        config = resolved.config
+        if config.correction.name == "lr-discount":
+            program = segment_program(config, first_step=0, steps=4)
+            if max(analyze(program).delay_max) <= 1:
+                same.append(resolved.cell.id)
+    if not same:
+        return []
+    more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+    return [
+        f"{same[0]}{more}: correction lr-discount divides the learning rate by a power of the delay, which "
+        "is 1 at every stage here: it changes nothing, and the run is one without a correction"
+    ]
+
+
+def _overlapping_evaluations(cells: Sequence[ResolvedCell]) -> list[str]:
     found: dict[str, None] = {}
     lengths: dict[tuple[str | None, float], int] = {}
     for config in (resolved.config for resolved in cells):

@@ -77,7 +77,8 @@ def _parse(text: str, *, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark is not None else ""
         raise UserError(f"{where}{place}: not YAML ({getattr(error, 'problem', None) or error})") from error
-    except (OmegaConfBaseException, RecursionError) as error:
+    # A number of thousands of digits, or a date that no calendar has, is a ValueError.
+    except (OmegaConfBaseException, RecursionError, ValueError) as error:
         raise UserError(f"{where} is not accepted: {error}") from error
     _check(content, where=where)
     return content

@@ -100,10 +100,14 @@ def llama_config(
     }
 
 
+_LEFT_OUT = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+"""What transformers' LlamaConfig takes where a config.json does not say."""
+
+
 def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[str]:
     """What a config.json says of its model that would make this decoder compute something else, in words.
 
-    Only what the shapes of the weights do not tell.
+    Only what the shapes of the weights do not tell. What the file leaves out is what transformers takes then.
     """
     rope = content.get("rope_parameters") or {}
     wanted: dict[str, Any] = {
@@ -115,10 +119,10 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
         "attention_bias": False,
         "mlp_bias": False,
     }
-    said = {key: content[key] for key in wanted if content.get(key) is not None}
-    base = rope.get("rope_theta", content.get("rope_theta"))
-    if base is not None:
-        wanted["rope_theta"], said["rope_theta"] = config.rope_base, base
+    given = {key: value for key, value in content.items() if value is not None}
+    said = {key: value for key, value in (_LEFT_OUT | given).items() if key in wanted}
+    wanted["rope_theta"] = config.rope_base
+    said["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", _LEFT_OUT["rope_theta"]))
     scaling = content.get("rope_scaling") or rope
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind is not None:

@@ -41,6 +41,8 @@ from stages.signals import RESUMABLE
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_EARLIER = 75.0
 """SLURM may send its signal a minute earlier than it is told to."""
+_SECONDS_OF_CLOCKS = 2.0
+"""SLURM tells its times in whole seconds, and the clocks of its machines may differ."""
 _SECONDS_TO_BE_ENDED = 120.0
 
 
@@ -151,8 +153,8 @@ def _run_ranks(attempt: Attempt, table: ArrayTable, job: Job) -> int | None:
         *[str(attempt.run.folder), str(attempt.number)],
     ]
     environment = slurm.without_place(os.environ)
-    if (near := _limit_near(table, job)) is not None:
-        environment[LIMIT_VARIABLE] = str(near)
+    if (limit := _limit(job)) is not None:
+        environment[LIMIT_VARIABLE] = str(limit - table.signal_lead - _SECONDS_EARLIER)
     if table.network_interface is not None:
         environment |= {
             "GLOO_SOCKET_IFNAME": table.network_interface,
@@ -177,13 +179,14 @@ def _seen_from_here(
     """The status, corrected by what only the job knows."""
     if status.state == State.COMPLETED:
         return status
-    limit = _limit_near(table, job)
+    limit, now = _limit(job), time.time()
     end = JobEnd(
         srun_code=srun_code,
         told=bool(told),
         phase=_phase(job),
         broken=bool(nodes.broken(job.nodes)),
-        limit_near=limit is not None and time.time() > limit,
+        limit_near=limit is not None and now > limit - table.signal_lead - _SECONDS_EARLIER,
+        limit_reached=limit is not None and now > limit - _SECONDS_OF_CLOCKS,
     )
     better = seen_from_job(status, attempt, ranks=table.shape.tasks, end=end)
     if better is None:
@@ -192,11 +195,11 @@ def _seen_from_here(
     return settle_again(attempt, state=state, cause=cause, reason=reason)
 
 
-def _limit_near(table: ArrayTable, job: Job) -> float | None:
-    """When the job's time limit is so near that a signal is due to it, in seconds since 1970."""
+def _limit(job: Job) -> float | None:
+    """When the job's time limit ends it, in seconds since 1970."""
     # Once it is preempted, SLURM has an earlier end for it, by which it takes the nodes: that is no limit.
     ends = [end for end in (_first_end(job.id), slurm.end_of_job(job.id)) if end is not None]
-    return max(ends) - table.signal_lead - _SECONDS_EARLIER if ends else None
+    return max(ends, default=None)
 
 
 @functools.cache

@@ -26,6 +26,8 @@ class JobEnd:
     """SLURM takes a node of the job for broken."""
     limit_near: bool
     """So near that SLURM's signal is due to the time limit."""
+    limit_reached: bool
+    """SLURM has ended the job for its time limit."""
 
 
 def signal_of(srun_code: int | None) -> signal.Signals | None:
@@ -56,17 +58,22 @@ def seen_from_job(
         alone = status.cause == Cause.STOPPED and not end.told and end.phase is Phase.RUNS
         if silent and alone and not died_in_time:
             return State.FAILED, Cause.KILLED, silent
+        if status.cause == Cause.STOPPED and end.limit_reached:
+            # The early signal came before there were ranks to hear it, so nobody has named the limit.
+            return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached: {status.reason}"
         return None
     if status.state != State.FAILED or status.cause != Cause.KILLED or not silent:
         return None
     if number is not None and died_in_time:
-        near = number == signal.SIGUSR2 and end.limit_near
+        near = end.limit_reached or (number == signal.SIGUSR2 and end.limit_near)
         how = f"told to end by {number.name} while the ranks were starting"
         if near:
             return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is near: {how}"
         return State.INTERRUPTED, Cause.STOPPED, how
     erred = any(attempt.read(f"rank-{rank}.error") is not None for rank in range(ranks))
     ended = end.phase is not None and end.phase is not Phase.RUNS
+    if ended and end.limit_reached and not erred:
+        return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached; {silent}"
     if ended and not end.broken and not erred:
         return State.INTERRUPTED, Cause.STOPPED, f"SLURM was ending the job; {silent}"
     return None

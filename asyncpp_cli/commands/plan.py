@@ -90,11 +90,21 @@ def plan(
         say(base.note)
     if as_json:
         json.dump(
-            [_record(one, limit_gb=limit, budget=base.token_budget) for one in found], sys.stdout, indent=1
+            [_record(one, limit_gb=limit, budget=base.token_budget, source=costs.source) for one in found],
+            sys.stdout,
+            indent=1,
         )
         print()
         return
-    _show(found[:rows], total=len(found), limit_gb=limit, budget=base.token_budget, gpus=gpus, tokens=tokens)
+    _show(
+        found[:rows],
+        total=len(found),
+        limit_gb=limit,
+        budget=base.token_budget,
+        gpus=gpus,
+        tokens=tokens,
+        source=costs.source,
+    )
 
 
 def _costs_and_limit(
@@ -117,7 +127,7 @@ def _costs_and_limit(
     return costs, float(limit)
 
 
-def _record(one: Estimate, *, limit_gb: float, budget: float) -> dict[str, Any]:
+def _record(one: Estimate, *, limit_gb: float, budget: float, source: str) -> dict[str, Any]:
     config = one.config
     return {
         "schedule": config.schedule.name,
@@ -135,6 +145,7 @@ def _record(one: Estimate, *, limit_gb: float, budget: float) -> dict[str, Any]:
         "days": budget / one.tokens_per_second / 86400,
         "chunks": config.schedule.chunks,
         "ahead": config.schedule.ahead,
+        "times_of": source,
         "cut": list(one.cut),
         "memory": list(one.memory),
     }
@@ -147,7 +158,14 @@ def _named(schedule: ScheduleConfig) -> str:
 
 
 def _show(
-    found: list[Estimate], *, total: int, limit_gb: float, budget: float, gpus: int, tokens: int
+    found: list[Estimate],
+    *,
+    total: int,
+    limit_gb: float,
+    budget: float,
+    gpus: int,
+    tokens: int,
+    source: str,
 ) -> None:
     from asyncpp_cli.console import say, show_table
 
@@ -182,7 +200,10 @@ def _show(
         for one in found
     ]
     model = found[0].config.model.name
-    title = f"{model} on {gpus} GPUs, {tokens:,} tokens a step: {len(found)} of {total} layouts, best first"
+    title = (
+        f"{model} on {gpus} GPUs, times of {source}, {tokens:,} tokens a step: "
+        f"{len(found)} of {total} layouts, best first"
+    )
     show_table(columns, table, title=title)
     best = found[0]
     if not best.own_cut:

@@ -136,22 +136,31 @@ def import_(
     stages: Stages = None,
     microbatches: Microbatches = None,
     chunks: Annotated[int, typer.Option("--chunks", metavar="V", help="Stages a rank.")] = 1,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of the program.")] = 1,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", min=1, help="Of the program; as many as `compare` needs."),
+    ] = None,
     out: Out = None,
 ) -> None:
     """Write a schedule of torch.distributed.pipelining as a program file."""
     from asyncpp_cli.schedule_input import is_file, read_program
     from schedules import ScheduleError
     from schedules.program_file import to_text
+    from schedules.simulate import steps_to_measure
     from schedules.torch_lists import from_torch
 
     if is_file(source):
+        if steps is None:
+            one = read_program(Path(source), steps=1)
+            steps = steps_to_measure(stages=one.num_stages, microbatches=one.microbatches)
         _write(to_text(read_program(Path(source), steps=steps)), out)
         return
     if stages is None or microbatches is None:
         raise UserError(
             f"--stages and --microbatches say for which numbers torch's {source} is to be imported"
         )
+    if steps is None:
+        steps = steps_to_measure(stages=stages * chunks, microbatches=microbatches)
     try:
         program = from_torch(source, stages=stages, microbatches=microbatches, chunks=chunks, steps=steps)
     except ScheduleError as error:

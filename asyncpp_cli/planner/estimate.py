@@ -46,6 +46,10 @@ OF_THE_DEVICE = ("communicators", "allocator")
 class Costs(Protocol):
     """What the model's parts and what is between them take, in seconds: estimated or measured."""
 
+    @property
+    def source(self) -> str:
+        """What the times are of, for people."""
+
     def parts(self, config: RunConfig) -> Parts: ...
 
     def update(self, config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> float:

@@ -37,6 +37,10 @@ class Measured:
     file: Path
     content: Mapping[str, Any]
 
+    @property
+    def source(self) -> str:
+        return f"{self.file} (measured)"
+
     def parts(self, config: RunConfig) -> Parts:
         """The parts with the run's micro-batches; a size that was not measured is scaled from the nearest."""
         self._check(config)

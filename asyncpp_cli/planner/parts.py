@@ -51,6 +51,10 @@ class Roofline:
 
     device: Device
 
+    @property
+    def source(self) -> str:
+        return f"{self.device.name} (data sheet)"
+
     def parts(self, config: RunConfig) -> Parts:
         """The parts of the run's model, with its micro-batches and precision."""
         model, size = config.model, sizes(config)

@@ -31,7 +31,10 @@ def refused(*arguments: str | Path) -> str:
     ("added", "named"),
     [
         ("train.stepz: 3", ["train.stepz", "did you mean train.steps"]),
-        ("trian: {steps: 3}", ["trian.steps", "did you mean"]),
+        ("trian: {steps: 3}", ["trian.steps", "did you mean train.steps"]),
+        ("model.tied: true", ["model.tied: unknown key; accepted: model.name, model.layers"]),
+        ("model.hheads: 4", ["model.hheads", "did you mean model.heads"]),
+        ("train.microbatches: 4", ["did you mean"]),
         ("frobnicate: 3", ["frobnicate", "accepted", "parallel", "overrides"]),
         ("optimizer.lr: fast", ["optimizer.lr", "must be a number", "fast"]),
         ("train.eval_interval: 2.5", ["train.eval_interval", "must be an integer"]),
@@ -217,3 +220,17 @@ def test_numbers_are_read_as_a_person_means_them() -> None:
     meant = {"7": 7, "007": 7, "00": 0, "1e3": 1000.0, "0.5": 0.5, "'017'": "017", "'1:30'": "1:30"}
     meant |= {"a#b": "a#b", "'a #b'": "a #b", "2001": 2001, "null": None, "host:30": "host:30"}
     assert {text: parse_value(text, where="key=") for text in meant} == meant
+
+
+def test_a_correction_that_changes_nothing_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "{model: micro, optimizer: adamw, train: {steps: 3, clip: stage}, correction.name: lr-discount, "
+        "matrix: {schedule: [2bw, pipedream], parallel.stages: [2, 3]}, schedule.microbatches: 4}"
+    )
+    done = asyncpp("sweep", file, "--list", "schedule.microbatches=4")
+    assert done.code == 0, done
+    # pipedream's delay is p - 1 at its first stage.
+    assert "and 2 more: correction lr-discount divides" in done.errors
+    told = asyncpp("sweep", file, "--list", "matrix.schedule=[pipedream]", "matrix.parallel.stages=[3]")
+    assert "lr-discount" not in told.errors

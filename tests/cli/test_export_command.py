@@ -19,6 +19,7 @@ from asyncpp_cli.settings import config_hash, config_text
 from asyncpp_cli.template_file import load
 from stages.config import ModelConfig
 from stages.initial_weights import InitError, check_init, read_initial
+from stages.llama_layout import config_differences
 from stages.trainer import replay
 
 TINY = "{layers: 4, width: 16, heads: 4, kv_heads: 2, mlp_width: 24}"
@@ -181,12 +182,14 @@ def rewritten(folder: Path, **changes: object) -> None:
         ),
         (lambda folder: rewritten(folder, num_attention_heads=8), "num_attention_heads is 8, here 4"),
         (lambda folder: rewritten(folder, rms_norm_eps=1e-6), "rms_norm_eps is 1e-06, here 1e-05"),
+        # What transformers takes where the file does not say.
+        (lambda folder: rewritten(folder, rms_norm_eps=None), "rms_norm_eps is 1e-06, here 1e-05"),
         (
             lambda folder: rewritten(folder, rope_scaling={"rope_type": "llama3", "factor": 8.0}),
             "rope_type is llama3, here default",
         ),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     damage: object, message: str, run: Run, text: Path, tmp_path: Path
@@ -241,6 +244,19 @@ def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(text: Path, tm
     assert torch.equal(read["blocks.1.mlp.down.weight"], theirs["model.layers.1.mlp.down_proj.weight"])
     with pytest.raises(ValueError, match=r"rope_theta is 10000\.0, here 500"):
         check_init(replace(model, rope_base=500.0))
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes() -> None:
+    from transformers import LlamaConfig
+
+    taken = LlamaConfig(num_attention_heads=4, hidden_size=16)
+    given = ModelConfig(name="m", layers=2, width=16, heads=4, kv_heads=4, mlp_width=24)
+    assert config_differences(replace(given, norm_eps=taken.rms_norm_eps), {}) == []
+    base = taken.rope_parameters["rope_theta"]
+    assert config_differences(given, {"rms_norm_eps": 1e-5}) == []
+    assert config_differences(replace(given, rope_base=5e5), {"rms_norm_eps": 1e-5}) == [
+        f"rope_theta is {base:.1f}, here 500000.0"
+    ]
 
 
 def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(tmp_path: Path) -> None:

@@ -23,6 +23,15 @@ from stages.config import tokens_per_step
 from stages.memory import course_of, stage_memory
 from stages.programs import segment_program
 
+
+def test_the_title_names_what_the_times_are_of() -> None:
+    for device in ("h100", "a100"):
+        done = asyncpp("plan", "135m", "--gpus", "4", "--rows", "1", "--schedule", "2bw", "--device", device)
+        assert f"on 4 GPUs, times of {device} (data sheet)" in " ".join(done.output.split()), done
+        listed = asyncpp("plan", "135m", "--gpus", "4", "--schedule", "2bw", "--device", device, "--json")
+        assert {one["times_of"] for one in json.loads(listed.output)} == {f"{device} (data sheet)"}
+
+
 FIELDS = [
     *("schedule", "stages", "data_parallel", "microbatches", "microbatch_size", "recompute", "fits"),
     *("memory_gb", "step_time", "tokens_per_second", "bubble", "delay"),

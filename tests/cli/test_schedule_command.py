@@ -205,6 +205,19 @@ def test_import_and_export_go_round_by_torchs_csv(tmp_path):
     assert "right" in run("check", str(file))
 
 
+def test_what_was_imported_can_be_compared(tmp_path):
+    imported, csv = tmp_path / "zbv.txt", tmp_path / "zbv.csv"
+    imported.write_text(run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2"))
+    csv.write_text(run("export", str(imported), "--format", "csv"))
+    again = tmp_path / "again.txt"
+    again.write_text(run("import", str(csv)))
+    rows = json.loads(run("compare", str(imported), str(again), "--json"))
+    assert rows[0]["bubble"] == rows[1]["bubble"]
+    short = tmp_path / "short.txt"
+    short.write_text(run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2", "--steps", "1"))
+    assert "write the file with more (schedule import --steps N)" in refusal("compare", str(short))
+
+
 def test_export_writes_a_trace():
     trace = json.loads(run("export", "1f1b", *geometry(2, 2), "--format", "trace"))
     assert {event["name"] for event in trace["traceEvents"]} >= {"0F0@0", "1U1"}

@@ -78,9 +78,16 @@ def settled(attempt: Attempt) -> Status:
 
 
 def end_of(
-    code: int | None, phase: Phase = Phase.RUNS, *, near: bool = False, broken: bool = False
+    code: int | None,
+    phase: Phase = Phase.RUNS,
+    *,
+    near: bool = False,
+    reached: bool = False,
+    broken: bool = False,
 ) -> JobEnd:
-    return JobEnd(srun_code=code, told=False, phase=phase, broken=broken, limit_near=near)
+    return JobEnd(
+        srun_code=code, told=False, phase=phase, broken=broken, limit_near=near, limit_reached=reached
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,6 +146,26 @@ def test_a_rank_that_vanished_was_killed_whatever_srun_then_told_the_other(attem
     better = seen_from_job(interrupted, attempt, ranks=2, end=end_of(143))
     assert better is not None
     assert better[0] == State.FAILED
+
+
+def test_a_job_that_ran_into_its_limit_unheard_goes_on(attempt: Attempt) -> None:
+    """SLURM's early signal came before a rank could hear it; at the limit the job alone was told."""
+    attempt.stop("the job was told to end by SIGTERM")
+    status = settled(attempt)
+    assert (status.state, status.cause) == (State.INTERRUPTED, Cause.STOPPED)
+    for code in (143, 137, 0):
+        better = seen_from_job(status, attempt, ranks=2, end=end_of(code, Phase.ENDS, reached=True))
+        assert better is not None
+        assert better[:2] == (State.INTERRUPTED, Cause.TIME_LIMIT)
+    # A preemption or a person ends it earlier.
+    assert seen_from_job(status, attempt, ranks=2, end=end_of(143, Phase.ENDS)) is None
+
+
+@pytest.mark.parametrize("code", [143, 137])
+def test_ranks_that_the_limit_ended_before_they_began_go_on(attempt: Attempt, code: int) -> None:
+    better = seen_from_job(settled(attempt), attempt, ranks=2, end=end_of(code, Phase.ENDS, reached=True))
+    assert better is not None
+    assert better[:2] == (State.INTERRUPTED, Cause.TIME_LIMIT)
 
 
 @pytest.mark.parametrize("phase", [Phase.ENDS, Phase.WAITS, Phase.OVER])
