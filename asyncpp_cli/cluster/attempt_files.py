@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from asyncpp_cli.cluster.fallen import FALLEN, falls_in
 from asyncpp_cli.cluster.jobs import job_of
 from asyncpp_cli.cluster.processes import process_from
 from asyncpp_cli.errors import DamagedError
@@ -89,11 +90,12 @@ def _check_time(content: Mapping[str, Any], key: str) -> None:
         raise TypeError(f"{key} is {content[key]!r:.60}")
 
 
-_CHECKS: dict[str, Callable[[Mapping[str, Any]], None]] = {
+_CHECKS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "attempt": _check_attempt,
     "rank": _check_rank,
     "rank.end": _check_end,
     "rank.error": _check_error,
     "stop": _check_stop,
     "refused": _check_refused,
+    FALLEN: falls_in,
 }

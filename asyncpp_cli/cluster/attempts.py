@@ -5,6 +5,7 @@
     attempts/N/rank-K.json       the processes of rank K, and its node
     attempts/N/rank-K.end.json   how rank K ended
     attempts/N/rank-K.error.json the exception that ended it, by its own account
+    attempts/N/fallen.json       which ranks did not train to their end: where all others look
     attempts/N/stop.json         its ranks are to end, and why
     attempts/N/refused.json      why its job would not begin it
     attempts/N/outcome.json      how it went
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.cluster.attempt_files import read_file
+from asyncpp_cli.cluster.fallen import FALLEN, Fall, falls_in, with_fall
 from asyncpp_cli.cluster.jobs import Job, Scheduler, job_of
 from asyncpp_cli.cluster.last_word import release, reserve, write_reserved
 from asyncpp_cli.cluster.processes import ProcessId, is_gone, is_here, process_from
@@ -33,6 +36,9 @@ from asyncpp_cli.errors import DamagedError, refusal_of
 from asyncpp_cli.files import write_json
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs import Cause, Run, State, Status
+from stages.signals import RESUMABLE, SIGNALS
+
+_END = re.compile(r"rank-(\d+)\.end\.json")
 
 SECONDS_TO_START = 120.0
 """A rank of which nothing is heard for so long after the claim is taken not to have started."""
@@ -108,6 +114,8 @@ class Attempt:
         self.write(f"rank-{rank}", {"processes": [asdict(process) for process in processes], "node": node})
         for name in (f"rank-{rank}.error", f"rank-{rank}.end"):
             reserve(self._file(name))
+        if rank == 0:
+            reserve(self._file(FALLEN))
 
     def rank_ended(self, rank: int, *, code: int | None, signal_number: int | None, stopped: bool) -> None:
         """Say how a rank ended, and settle the run's status if it was the last.
@@ -121,6 +129,8 @@ class Attempt:
         end = {"code": code, "signal": signal_number, "stopped": stopped, "time": time.time()}
         self._write_last(f"rank-{rank}.end", end)
         release(self._file(f"rank-{rank}.error"))
+        if code != 0:
+            self.rank_fell(rank, failed=not stopped and signal_number not in SIGNALS and code != RESUMABLE)
         with contextlib.suppress(OSError, DamagedError):
             settle(self.run)
 
@@ -130,6 +140,34 @@ class Attempt:
         refusal = refusal_of(error) if isinstance(error, OSError) and error.filename else None
         message = printable(f"{kind}: {error}" if refusal is None else refusal.message)
         self._write_last(f"rank-{rank}.error", {"kind": kind, "message": message[:500], "time": time.time()})
+        self.rank_fell(rank, failed=True)
+
+    def rank_fell(self, rank: int, *, failed: bool) -> None:
+        """Tell all other ranks, in one place, that one did not train to its end.
+
+        Args:
+            rank: which.
+            failed: whether by itself.
+        """
+        fall = Fall(rank, failed, time.time())
+        if with_fall(self.fallen, fall) is None:
+            return
+        with contextlib.suppress(OSError), locked(self.run):
+            if (content := with_fall(self.fallen, fall)) is not None:
+                self._write_last(FALLEN, content)
+
+    @property
+    def fallen(self) -> list[Fall]:
+        """The first ranks that did not train to their end."""
+        return falls_in(self.read(FALLEN))
+
+    def ended_ranks(self) -> set[int]:
+        """The ranks that have said how they ended: one look at the folder, however many they are."""
+        try:
+            names = [file.name for file in self.folder.iterdir()]
+        except FileNotFoundError:
+            return set()
+        return {int(match[1]) for match in map(_END.fullmatch, names) if match is not None}
 
     def _write_last(self, name: str, content: dict[str, Any]) -> None:
         """As `write`, of what a rank says as it ends; on a full disk into the room that was taken for it.
@@ -201,6 +239,9 @@ def settle(
     status = run.status()
     if status.state != State.RUNNING:
         return status
+    # Who only looks does not wait for others that look: a rank has said how it ended before it looks here.
+    if not all_over and not _is_attempt_over(status, run, none_to_come=none_to_come, scheduler=scheduler):
+        return status
     with locked(run):
         return settle_locked(run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
 
@@ -237,6 +278,7 @@ def settle_locked(
         outcome = {"state": settled.state, "cause": settled.cause, "reason": settled.reason}
         Attempt(run, status.attempt).write("outcome", outcome | {"time": settled.ended})
         run.write_status(settled)
+        release(run.attempts / str(status.attempt) / f"{FALLEN}.json")
     return settled
 
 
@@ -257,21 +299,25 @@ def _settled(
 
     if status.state != State.RUNNING:
         return status
+    if not all_over and not _is_attempt_over(status, run, none_to_come=none_to_come, scheduler=scheduler):
+        return status
     attempt = Attempt(run, status.attempt)
-    description = attempt.description()
-    ranks = range(description["processes"])
-    if not all_over:
-        missing = none_to_come or _will_not_start(status, description)
-        if not all(_is_over(attempt, rank, missing=missing) for rank in ranks):
-            over = _asked(attempt, status, description, scheduler)
-            if not over:
-                return status
-    state, cause, reason = outcome_of(attempt, len(ranks), steps=status.steps)
+    state, cause, reason = outcome_of(attempt, attempt.description()["processes"], steps=status.steps)
     ended = time.time()
     settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
     if state == State.COMPLETED:
         settled = replace(settled, step=status.steps)
     return settled
+
+
+def _is_attempt_over(status: Status, run: Run, *, none_to_come: bool, scheduler: Scheduler | None) -> bool:
+    attempt = Attempt(run, status.attempt)
+    description = attempt.description()
+    missing = none_to_come or _will_not_start(status, description)
+    silent = set(range(description["processes"])) - attempt.ended_ranks()
+    if all(_is_over(attempt, rank, missing=missing) for rank in silent):
+        return True
+    return _asked(attempt, status, description, scheduler)
 
 
 def settle_again(attempt: Attempt, *, state: State, cause: Cause, reason: str) -> Status:
@@ -294,8 +340,7 @@ def _will_not_start(status: Status, description: Mapping[str, Any]) -> bool:
 
 
 def _is_over(attempt: Attempt, rank: int, *, missing: bool) -> bool:
-    if attempt.read(f"rank-{rank}.end") is not None:
-        return True
+    """Whether a rank is that has not said how it ended."""
     processes = attempt.processes(rank)
     return all(is_gone(process) for process in processes) if processes else missing
 

@@ -14,8 +14,8 @@ import sys
 import time
 from types import FrameType
 
-from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.cluster.processes import is_gone, process_id, this_process
+from asyncpp_cli.cluster.attempts import Attempt, settle
+from asyncpp_cli.cluster.processes import ProcessId, is_gone, process_id, this_process
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs import Cause, State
 from stages.signals import RESUMABLE, SIGNALS
@@ -33,17 +33,39 @@ _SECONDS_AFTER_ANOTHER = 10.0
 _SECONDS_TO_END = 5.0
 """How long a rank may take to end once another has failed: it has nobody left to save with."""
 _SECONDS_FOR_OTHERS = _SECONDS_AFTER_ANOTHER + 2 * _SECONDS_TO_END
+_LOOKS_A_SECOND = 2000
+"""Of the supervisors of all ranks together, at files of the run: these may be one server's."""
 
 
 class _Supervisor:
+    """Looks at the same few files of the attempt, however many ranks there are.
+
+    Who sees a rank fall says so in one file, at which all others look. That is its own supervisor; where that
+    was killed it is the supervisor of another rank on the same machine.
+    """
+
     def __init__(
-        self, attempt: Attempt, *, rank: int, size: int, grace: float, told: list[signal.Signals]
+        self,
+        attempt: Attempt,
+        *,
+        rank: int,
+        size: int,
+        local_rank: int,
+        local_size: int,
+        grace: float,
+        told: list[signal.Signals],
     ) -> None:
         self._attempt = attempt
         self._rank = rank
         self._grace = grace
-        self._others = [other for other in range(size) if other != rank]
-        self._looked_at_others = 0.0
+        first_here = rank - local_rank
+        self._neighbours = [first_here + (local_rank + step) % local_size for step in range(1, local_size)]
+        """The other ranks on this machine whose processes have not ended, as far as is known: the next one is
+        looked at."""
+        self._processes: dict[int, list[ProcessId]] = {}
+        self._looked = self._looked_at_others = 0.0
+        self._between_looks = max(_SECONDS_BETWEEN_LOOKS, 2 * size / _LOOKS_A_SECOND)
+        self._between_looks_at_others = max(_SECONDS_BETWEEN_LOOKS_AT_OTHERS, 8 * size / _LOOKS_A_SECOND)
         self._missing = 0
         self._told = told
 
@@ -90,11 +112,13 @@ class _Supervisor:
 
         A cluster ends the whole job as soon as one rank fails, and then none of them could.
         """
-        deadline = time.monotonic() + _SECONDS_FOR_OTHERS
+        deadline = time.monotonic() + self._between_looks_at_others + _SECONDS_FOR_OTHERS
         while time.monotonic() < deadline and not self._missing:
-            if all(self._has_ended(other) for other in self._others):
+            # The last of them has written it.
+            if self._attempt.read("outcome") is not None:
                 return
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            self._tell_of_vanished()
+            time.sleep(self._between_looks)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._told.append(signal.Signals(number))
@@ -106,13 +130,17 @@ class _Supervisor:
                 return _SECONDS_TO_END
             self._stop(self._told[0])
             return self._grace
+        now = time.time()
+        if now - self._looked < self._between_looks:
+            return None
+        self._looked = now
         if self._attempt.stop_reason is not None:
             return self._grace
-        now = time.time()
-        if now - self._looked_at_others < _SECONDS_BETWEEN_LOOKS_AT_OTHERS:
+        if now - self._looked_at_others < self._between_looks_at_others:
             return None
         self._looked_at_others = now
-        over = self._is_removed() or self._is_overtaken() or self._another_failed_long_ago(now)
+        self._tell_of_vanished()
+        over = self._is_removed() or self._is_overtaken() or self._another_fell_long_ago(now)
         return _SECONDS_TO_END if over else None
 
     def _stop(self, number: signal.Signals) -> None:
@@ -151,32 +179,29 @@ class _Supervisor:
         """Whether another rank failed before this one was told to end: srun does that to the others then."""
         if self._attempt.stop_reason is not None:
             return False
-        return any(self._has_failed(other) for other in self._others)
+        return any(fall.failed and fall.rank != self._rank for fall in self._attempt.fallen)
 
-    def _has_failed(self, other: int) -> bool:
-        if self._attempt.read(f"rank-{other}.error") is not None:
-            return True
-        end = self._attempt.read(f"rank-{other}.end")
-        if end is None or end["stopped"] or end["signal"] in SIGNALS:
-            return False
-        return end["code"] not in (0, RESUMABLE)
+    def _another_fell_long_ago(self, now: float) -> bool:
+        return any(
+            fall.rank != self._rank and now - fall.time > _SECONDS_AFTER_ANOTHER
+            for fall in self._attempt.fallen
+        )
 
-    def _another_failed_long_ago(self, now: float) -> bool:
-        return any(self._failed_long_ago(other, now) for other in self._others)
+    def _tell_of_vanished(self) -> None:
+        """Tell of the next rank on this machine if its processes are gone without a word: its supervisor was
+        killed, and then it ends at once by itself."""
+        while self._neighbours and self._is_gone(self._neighbours[0]):
+            vanished = self._neighbours.pop(0)
+            if self._attempt.read(f"rank-{vanished}.end") is None:
+                self._attempt.rank_fell(vanished, failed=False)
+                # It may have been the last.
+                with contextlib.suppress(OSError, DamagedError):
+                    settle(self._attempt.run)
 
-    def _failed_long_ago(self, other: int, now: float) -> bool:
-        end = self._attempt.read(f"rank-{other}.end")
-        if end is not None:
-            return bool(end["code"] != 0 and now - end["time"] > _SECONDS_AFTER_ANOTHER)
-        return self._has_vanished(other)
-
-    def _has_ended(self, other: int) -> bool:
-        return self._attempt.read(f"rank-{other}.end") is not None or self._has_vanished(other)
-
-    def _has_vanished(self, other: int) -> bool:
-        # Without a word: its supervisor was killed, and then it ends at once by itself.
-        processes = self._attempt.processes(other)
-        return bool(processes) and all(is_gone(process) for process in processes)
+    def _is_gone(self, other: int) -> bool:
+        if not self._processes.get(other):
+            self._processes = {other: self._attempt.processes(other)}
+        return bool(self._processes[other]) and all(is_gone(process) for process in self._processes[other])
 
 
 def _end(child: subprocess.Popen[bytes], *, seconds: float) -> None:
@@ -244,7 +269,15 @@ def supervise(
         attempt.rank_ended(rank, code=1, signal_number=None, stopped=False)
         return False
     attempt.rank_started(rank, process_id(child.pid), this_process(), node=node)
-    supervisor = _Supervisor(attempt, rank=rank, size=size, grace=grace, told=[] if told is None else told)
+    supervisor = _Supervisor(
+        attempt,
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        grace=grace,
+        told=[] if told is None else told,
+    )
     ended_well = supervisor.watch(child)
     if not ended_well:
         supervisor.wait_for_others()

@@ -200,6 +200,7 @@ FILES = (
     *("status.json", "metrics.jsonl", "timeline.json", "config.yaml", "attempts/1/attempt.json"),
     *("attempts/1/rank-0.json", "attempts/1/rank-0.end.json", "attempts/1/rank-0.error.json"),
     *("attempts/1/stop.json", "attempts/1/refused.json", "attempts/1/outcome.json"),
+    "attempts/1/fallen.json",
 )
 
 
