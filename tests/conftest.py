@@ -8,13 +8,15 @@ settings.register_profile("untimed", settings(), deadline=None, suppress_health_
 settings.load_profile("untimed")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """With several workers (`pytest -n 2`) the tests of a file stay together, and so do those of the cluster.
 
-    Those of the cluster come first: they wait more than they compute, and the others run beside them.
+    Here and not where the collection is over: by then xdist has read the groups.
     """
-    for item in items:
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder == "cluster" else item.path.stem))
+    folder = item.path.parent.name
+    item.add_marker(pytest.mark.xdist_group(folder if folder == "cluster" else item.path.stem))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of the cluster come first: they wait more than they compute, and the others run beside them."""
     items.sort(key=lambda item: item.path.parent.name != "cluster")
