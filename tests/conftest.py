@@ -1,5 +1,7 @@
 """What holds for all tests: no example has a time that it must take, and which may run beside which."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -8,13 +10,17 @@ settings.register_profile("untimed", settings(), deadline=None, suppress_health_
 settings.load_profile("untimed")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With several workers (`pytest -n 2`) the tests of a file stay together, and so do those of the cluster.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers (`pytest -n 2`) a file stays with one of them, and so do all of the cluster."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    Here and not where the collection is over: by then xdist has read the groups.
-    """
-    folder = item.path.parent.name
-    item.add_marker(pytest.mark.xdist_group(folder if folder == "cluster" else item.path.stem))
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "cluster" if "tests/cluster/" in file else file
+
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
