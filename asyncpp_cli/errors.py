@@ -5,6 +5,8 @@
 | a mistake of the user's; a file that the system refuses to read, write or make | 2 |
 | the system has run short of something, or an output is closed: the same command may succeed later | 1 |
 | a fault of asyncpp's: a traceback, and where to report it | 1 |
+
+All codes of the commands are in docs/index.md.
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ _ADVICE = {
     errno.EBADF: "it is closed",
 }
 """What the system runs short of, and what to do."""
+
+_NO_THREAD = "Resource temporarily unavailable"
+"""A panic of a library in Rust says so."""
 
 _DONE = {
     "read_text": "read",
@@ -110,6 +115,8 @@ def refusal_of(error: BaseException) -> Refusal | None:
         case MemoryError():
             return Refusal("there is not enough memory for it on this machine", FAILED)
         case RuntimeError() if "can't start new thread" in str(error):
+            return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]})", FAILED)
+        case _ if type(error).__name__ == "PanicException" and _NO_THREAD in str(error):
             return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]})", FAILED)
         case RuntimeError() if "determine home directory" in str(error):
             return Refusal("there is no home folder here: set HOME to a folder", WRONG)

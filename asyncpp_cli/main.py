@@ -96,16 +96,18 @@ def main() -> None:
             raise UserError(damage)
         code = app(prog_name="asyncpp", standalone_mode=False)
         sys.stdout.flush()
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no `Exception`
         _leave(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _leave(error: Exception) -> NoReturn:
+def _leave(error: BaseException) -> NoReturn:
     """End the process because of an error.
 
     Raises:
-        Exception: the error itself, where it is a fault of ours.
+        BaseException: the error itself, where it is a fault of ours.
     """
     if isinstance(error, _CommandLineError):
         _leave_command_line(error)
@@ -124,7 +126,7 @@ def _leave(error: Exception) -> NoReturn:
     sys.exit(refusal.code)
 
 
-def _leave_command_line(error: Exception) -> NoReturn:
+def _leave_command_line(error: BaseException) -> NoReturn:
     """End because the command line itself is wrong, or empty."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
@@ -136,7 +138,7 @@ def _leave_command_line(error: Exception) -> NoReturn:
     sys.exit(WRONG)
 
 
-def _nobody_reads(error: Exception) -> bool:
+def _nobody_reads(error: BaseException) -> bool:
     return isinstance(error, BrokenPipeError) and error.filename in (None, "standard output")
 
 

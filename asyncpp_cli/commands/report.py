@@ -83,6 +83,9 @@ def report(
 
     Works while runs go on. Failed, missing and damaged runs are shown with the reason.
     """
+    from asyncpp_cli.threads import need_polars
+
+    need_polars()
     from asyncpp_cli.report.making import Wanted, make, watch_and_make
     from asyncpp_cli.report.pivot import keys_of
 

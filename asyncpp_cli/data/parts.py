@@ -13,6 +13,7 @@ from typing import Any
 from asyncpp_cli.data.parquet_sizes import text_size
 from asyncpp_cli.data.sources import EXTRA, Source, opened
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.threads import need_polars
 
 READ = 1 << 20
 SMALLEST, LARGEST = 1 << 20, 1 << 27
@@ -174,6 +175,7 @@ def import_polars(source: Source) -> Any:
     Raises:
         UserError: it is not installed.
     """
+    need_polars()
     try:
         import polars
     except ImportError as error:

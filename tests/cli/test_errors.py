@@ -58,12 +58,17 @@ def test_what_was_being_done_is_told(tmp_path: Path) -> None:
     assert "shard cannot be written (No space left on device: free some space)" in told(write)
 
 
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
 def test_what_is_no_fault_of_ours() -> None:
     for error, words, code in (
         (UserError("wrong"), "wrong", 2),
         (DamagedError("damaged"), "damaged", 2),
         (MemoryError(), "memory", 1),
         (RuntimeError("can't start new thread"), "ulimit -u", 1),
+        (PanicException("Os { code: 11, message: 'Resource temporarily unavailable' }"), "ulimit -u", 1),
         (RuntimeError("Could not determine home directory."), "HOME", 2),
         (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), "a\\udcff", 2),
     ):
@@ -71,7 +76,12 @@ def test_what_is_no_fault_of_ours() -> None:
         assert refusal is not None
         assert words in refusal.message
         assert refusal.code == code
-    for error in (RuntimeError("boom"), KeyError("x"), UnicodeEncodeError("ascii", "ä", 0, 1, "no")):
+    for error in (
+        PanicException("boom"),
+        RuntimeError("boom"),
+        KeyError("x"),
+        UnicodeEncodeError("ascii", "ä", 0, 1, "no"),
+    ):
         assert refusal_of(error) is None
 
 
