@@ -9,6 +9,7 @@
     attempts/N/stop.json         its ranks are to end, and why
     attempts/N/refused.json      why its job would not begin it
     attempts/N/outcome.json      how it went
+    attempts/N/starting.err      what was printed by the process that starts the ranks on this machine
 
 Nobody has to watch an attempt: the last rank to end settles the run's status, and whoever looks at a run
 whose processes have all vanished settles it as well. Processes of another machine cannot be looked at: where
@@ -62,6 +63,11 @@ class Attempt:
     def rendezvous(self) -> Path:
         """Where the ranks of this attempt find each other."""
         return self.folder / "rendezvous"
+
+    @property
+    def starting(self) -> Path:
+        """What was printed by the process that starts the ranks on this machine."""
+        return self.folder / "starting.err"
 
     def read(self, name: str) -> dict[str, Any] | None:
         """One of the attempt's JSON files, if it is there and whole."""

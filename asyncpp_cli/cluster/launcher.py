@@ -6,6 +6,7 @@ Whoever launches takes runs one by one, each under its lock, so two launches of 
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import time
 from collections.abc import Container, Iterator, Sequence
@@ -179,7 +180,7 @@ class Launcher:
             if refusal is None:
                 raise
             self._give_back(run, attempt, refusal.message)
-            if refusal.code == FAILED:
+            if refusal.code == FAILED or getattr(error, "errno", None) == errno.EROFS:
                 self._run_short(run, others)
         del self._statuses[run.id]
 

@@ -47,7 +47,7 @@ class LocalSite:
         signals = {signal.SIGINT, signal.SIGHUP}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
-            with _our_packages_first():
+            with _our_packages_first(), _errors_into(attempt.starting):
                 job = executor.submit(
                     run_rank, str(attempt.run.folder.absolute()), str(attempt.number), ",".join(devices)
                 )
@@ -81,6 +81,23 @@ def _our_packages_first() -> Iterator[None]:
         PYTHONSAFEPATH="1", PYTHONPATH=root if before is None else f"{root}{os.pathsep}{before}"
     ):
         yield
+
+
+@contextmanager
+def _errors_into(file: Path) -> Iterator[None]:
+    """Processes started in this block write their errors into the file.
+
+    submitit's own process starts the ranks. Where it cannot, its traceback is nothing for people's terminals.
+    """
+    kept = os.dup(2)
+    try:
+        with file.open("ab") as errors:
+            sys.stderr.flush()
+            os.dup2(errors.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def check_folder(folder: Path) -> None:

@@ -77,11 +77,10 @@ def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tu
             # A signal to end that comes with another rank's failure comes of it: srun ends the others.
             (left if end["signal"] in SIGNALS else killed).append((end["time"], Cause.KILLED, how))
         elif end["code"] != 0:
-            how = (
-                "was made to end"
-                if end["stopped"]
-                else f"ended with exit code {end['code']}: {end.get('disk') or _last_line(log)}"
-            )
+            how = "was made to end"
+            if not end["stopped"]:
+                why = end.get("disk") or _last_line(log) or "it printed nothing"
+                how = f"ended with exit code {end['code']}: {why}"
             left.append((end["time"], Cause.ERROR, f"rank {rank} {how}{see}"))
     for causes in (no_memory, killed, erred, deserted, left):
         if causes:
@@ -102,7 +101,9 @@ def _silent(attempt: Attempt, rank: int) -> str:
     log = attempt.run.log_file(attempt=attempt.number, rank=rank)
     see = f" (logs/{log.name})" if log.exists() else ""
     started = bool(attempt.processes(rank))
-    how = "vanished: killed by SIGKILL, or its machine stopped" if started else "never started"
+    how = "vanished: killed by SIGKILL, or its machine stopped"
+    if not started:
+        how = "never started" + (f": {why}" if (why := _last_line(attempt.starting)) else "")
     if started and shutil.disk_usage(attempt.folder).free == 0:
         how = "ended without a word: no space is left on its disk"
     return f"rank {rank} {how}{see}"
@@ -138,7 +139,7 @@ def last_lines_of(log: Path) -> list[str]:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it printed nothing")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 
 def _signal_name(number: int) -> str:
