@@ -1,21 +1,40 @@
 """Runs the commands that people type, one after the other in this process, and writes down how each ended.
 
-python every_command.py EXPERIMENT RESULTS (full | closed | few | plain)
+python every_command.py EXPERIMENT RESULTS (plain | terminal | closed | few | full | read-only)
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
+import struct
 import sys
+import termios
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-def commands(folder: Path) -> list[list[str]]:
-    """The commands; some of them write below `folder`, which holds an experiment `e`."""
+def commands(folder: Path, *, kind: str) -> list[list[str]]:
+    """The commands; some of them write below `folder`, which holds the experiments `e` and `c`.
+
+    Args:
+        folder: where.
+        kind: of environment. What can be launched is left out where it would train.
+    """
+    # Where it would train it is given a file for a folder.
+    quick = str(folder / ("quick" if kind in ("few", "full", "read-only") else "text.txt"))
+    claims: list[list[str]] = []
+    if kind in ("few", "full", "read-only"):
+        claims.append(["launch", str(folder / "c")])
+    if kind in ("full", "read-only"):
+        claims.append(["train", str(folder / "c" / "runs" / "run-0"), "--replay"])
     experiment, new = str(folder / "e"), str(folder / "new")
     done = str(folder / "e" / "runs" / "run-0")
     return [
@@ -45,9 +64,46 @@ def commands(folder: Path) -> list[list[str]]:
         ["data", "inspect", f"{new}-data"],
         ["train", done],
         ["export", done, "--out", f"{new}-weights"],
+        ["quickstart", "--out", quick],
+        ["profile", "micro", "data.context=16", "--repeats", "1", "--out", f"{new}.profile"],
+        ["doctor", "--dir", str(folder)],
+        *claims,
         ["no-such-command"],
         ["status", str(folder / ("x" * 300))],
     ]
+
+
+@contextmanager
+def in_file(number: int, file: Path) -> Iterator[None]:
+    """A stream of this process goes into a file."""
+    opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(opened, number)
+    os.close(opened)
+    yield
+
+
+@contextmanager
+def on_terminal(number: int, file: Path) -> Iterator[None]:
+    """A stream of this process goes to a terminal of 80 columns, and what is seen there into a file."""
+    seen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    over = b"\0over\0"
+    text = bytearray()
+
+    def look() -> None:
+        while not text.endswith(over):
+            text.extend(os.read(seen, 4096))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    os.dup2(terminal, number)
+    try:
+        yield
+    finally:
+        os.write(terminal, over)
+        looking.join()
+        os.close(terminal)
+        file.write_bytes(text.removesuffix(over).replace(b"\r\n", b"\n"))
 
 
 def main(folder: Path, results: Path, kind: str) -> None:
@@ -60,28 +116,25 @@ def main(folder: Path, results: Path, kind: str) -> None:
                 filler.write(bytes(4096))
     ends: list[dict[str, Any]] = []
     out, err = results / "out", results / "err"
-    for arguments in commands(folder):
-        if kind == "few" and arguments[0] == "report":
-            continue  # polars ends in a panic of its own where it can start no thread
-        for number, file in ((1, out), (2, err)):
-            opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(opened, number)
-            os.close(opened)
-        if kind == "closed":
-            os.close(1)
+    for arguments in commands(folder, kind=kind):
         sys.argv = ["asyncpp", *arguments]
         code: object = 0
         fault = ""
-        try:
-            command_line.main()
-        except SystemExit as ended:
-            code = ended.code
-        except BaseException:
-            fault = traceback.format_exc()
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-        errors = err.read_text(errors="replace")
-        ends.append({"arguments": arguments, "code": code or 0, "errors": errors, "fault": fault})
+        into = on_terminal if kind == "terminal" else in_file
+        with into(1, out), into(2, err):
+            if kind == "closed":
+                os.close(1)
+            try:
+                command_line.main()
+            except SystemExit as ended:
+                code = ended.code
+            except BaseException:
+                fault = traceback.format_exc()
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+        end = {"arguments": arguments, "code": code or 0, "fault": fault}
+        end |= {"output": out.read_text(errors="replace"), "errors": err.read_text(errors="replace")}
+        ends.append(end)
         (results / "ends.json").write_text(json.dumps(ends))
 
 

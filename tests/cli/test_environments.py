@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from report_experiment import ExperimentFolder, settings
+from rich.text import Text
 from test_damaged_runs import begun
 
-from asyncpp_cli.runs import State, Status
+from asyncpp_cli.runs import Run, State, Status
 
 SCRIPT = Path(__file__).with_name("every_command.py")
 PRIVATE = "unshare -m --propagation private"
@@ -27,10 +28,10 @@ ENVIRONMENTS = {
     # name: what the folder goes through, what the commands run under, kind of `every_command`
     "plain": ("", "", "plain"),
     "ascii": ("", "env PYTHONIOENCODING=ascii LC_ALL=C", "plain"),
-    "80 columns": ("", "env COLUMNS=80 TERM=xterm", "plain"),
+    "80 columns": ("", "env -u COLUMNS -u LINES -u NO_COLOR TERM=xterm", "terminal"),
     "no home": ("", f"{NOBODY} env -u HOME -u USER -u LOGNAME -u XDG_CACHE_HOME -u XDG_CONFIG_HOME", "plain"),
     "closed": ("", "", "closed"),
-    "read-only": ("mount --bind {0} {0} && mount -o remount,bind,ro {0} && ", "", "plain"),
+    "read-only": ("mount --bind {0} {0} && mount -o remount,bind,ro {0} && ", "", "read-only"),
     "full": ("mount -t tmpfs -o size=2m none {0} && cp -r {0}.copy/. {0} && ", "", "full"),
     "no processes": ("", f"{NOBODY} prlimit --nproc=1", "few"),
 }
@@ -54,6 +55,9 @@ def filled(there: Path) -> Path:
     for run in made.cells[1:]:
         config = there / "e" / "runs" / run.id / "config.yaml"
         config.write_text(config.read_text().replace("path: null", "path: /no/such/text"))
+    waiting = ExperimentFolder(there / "c")
+    for seed in (0, 1):
+        waiting.add(settings("1f1b", "adamw", seed=seed), status=Status())
     (there / "text.txt").write_text("a line of text\n" * 2000)
     for path in (there, *there.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
@@ -104,6 +108,25 @@ def test_every_command(environment: str, folder: Path, tmp_path: Path) -> None:
     if environment in ("read-only", "full"):
         assert code["status DIR/e"] == 0
         assert code["report DIR/e"] == 0
+        assert code["launch DIR/c"] == 1
+        said = errors["launch DIR/c"].splitlines()
+        assert [line.partition(" could not be started")[0] for line in said] == ["run-0", said[1]]
         reason = "Read-only file system" if environment == "read-only" else "No space left on device"
         assert code["sweep quickstart --out DIR/new"] == (2 if environment == "read-only" else 1)
         assert reason in errors["sweep quickstart --out DIR/new"]
+        assert reason in errors["launch DIR/c"]
+        assert reason in errors["train DIR/c/runs/run-0 --replay"]
+    if environment == "no processes":
+        for words in ("report DIR/e", "launch DIR/c", "quickstart --out DIR/quick", "doctor --dir DIR"):
+            assert code[words] == 1
+            assert "no more processes or threads are allowed here" in errors[words]
+            assert len(errors[words].splitlines()) <= (1 if words.startswith(("report", "doctor")) else 8)
+        run = Run(folder / "c" / "runs" / "run-0")
+        assert run.status().state == State.INTERRUPTED
+        assert "could not be started" in run.status().reason
+    if environment == "80 columns":
+        for end in ends:
+            of_fixed_form = {"--json", "csv"} & set(end["arguments"])
+            if end["arguments"][0] in ("status", "report", "doctor", "optimizers") and not of_fixed_form:
+                wide = [line for line in end["output"].split("\n") if Text.from_ansi(line).cell_len > 80]
+                assert wide == [], end["arguments"]
