@@ -64,10 +64,10 @@ def retry(
     for where, ids in _by_site(chosen, site).items():
         place = find_site(where)
         if place.scheduler == LOCAL:
-            code |= launch_here(folder, replay=False, max_parallel=None, only=ids)
+            code = max(code, launch_here(folder, replay=False, max_parallel=None, only=ids))
         else:
             choices = Choices(replay=False, max_parallel=None, retries=retries, report=False)
-            code |= launch_there(experiment, place, choices, wait=wait, only=ids)
+            code = max(code, launch_there(experiment, place, choices, wait=wait, only=ids))
     raise typer.Exit(code)
 
 
