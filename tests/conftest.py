@@ -1,5 +1,6 @@
 """What holds for all tests: no example has a time that it must take, and which may run beside which."""
 
+import signal
 from typing import Any
 
 import pytest
@@ -8,6 +9,12 @@ from hypothesis import HealthCheck, settings
 # On a busy machine any example may take long.
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+# Under nohup, or behind a shell's `&`, Ctrl-C is ignored, and the processes of the tests would inherit that.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -64,7 +64,7 @@ def one_run(folder: Path, *changes: str) -> Experiment:
     return sweep(folder, *ONE_RUN, f"train.steps={STEPS}", *OFTEN, *changes)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_kill_9_at_a_random_step_and_launch_again(
     tmp_path: Path, undisturbed: Run, start_launch: StartLaunch
 ) -> None:
@@ -73,13 +73,13 @@ def test_kill_9_at_a_random_step_and_launch_again(
     chance = random.Random(time.time_ns())
     step, rank = chance.randrange(1, STEPS - 10), chance.randrange(2)
     launched = start_launch(experiment.folder)
-    wait_for(lambda: steps_written(run) >= step, seconds=60)
+    wait_for(lambda: steps_written(run) >= step, seconds=250)
     os.kill(run.status().pids[rank], signal.SIGKILL)
-    assert launched.finish(seconds=60) == 1, (step, rank, launched.errors)
+    assert launched.finish(seconds=250) == 1, (step, rank, launched.errors)
     assert (run.status().state, run.status().attempt) == (State.FAILED, 1)
     saved = run.saved_step
     launched = start_launch(experiment.folder)
-    assert launched.finish(seconds=100) == 0, (step, rank, launched.errors)
+    assert launched.finish(seconds=250) == 0, (step, rank, launched.errors)
     check_same(run, undisturbed)
     starts = [json.loads(line) for line in run.metrics_file.read_text().splitlines() if '"start"' in line]
     assert [(row["attempt"], row["step"]) for row in starts] == [(1, 0), (2, saved or 0)]
@@ -87,25 +87,25 @@ def test_kill_9_at_a_random_step_and_launch_again(
     assert (shown["state"], shown["saved_step"]) == ("completed", STEPS)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_ctrl_c_and_a_signal_to_one_rank_save_first(
     tmp_path: Path, undisturbed: Run, start_launch: StartLaunch
 ) -> None:
     experiment = one_run(tmp_path / "e")
     (run,) = experiment.runs
     launched = start_launch(experiment.folder)
-    wait_for(lambda: steps_written(run) >= 5, seconds=60)
+    wait_for(lambda: steps_written(run) >= 5, seconds=250)
     launched.ctrl_c()
-    assert launched.finish(seconds=40) == 130, launched.errors
+    assert launched.finish(seconds=250) == 130, launched.errors
     first = run.saved_step
     assert first is not None
     assert (run.status().state, run.status().reason) == (State.INTERRUPTED, "Ctrl-C in asyncpp launch")
     assert run.status().step == first == rows_of(run, "step")[-1]["step"]
 
     launched = start_launch(experiment.folder)
-    wait_for(lambda: steps_written(run) >= first + 3, seconds=60)
+    wait_for(lambda: steps_written(run) >= first + 3, seconds=250)
     os.kill(run.status().pids[0], signal.SIGUSR2)
-    assert launched.finish(seconds=40) == 1, launched.errors
+    assert launched.finish(seconds=250) == 1, launched.errors
     second = run.saved_step
     assert second is not None
     assert second > first
@@ -115,12 +115,12 @@ def test_ctrl_c_and_a_signal_to_one_rank_save_first(
     assert [end and end["code"] for end in ends] == [RESUMABLE, RESUMABLE]
 
     launched = start_launch(experiment.folder)
-    assert launched.finish(seconds=100) == 0, launched.errors
+    assert launched.finish(seconds=250) == 0, launched.errors
     # Where it was told to end a segment was cut in two, which changes no numbers.
     check_same(run, undisturbed, kinds=("step", "eval", "end"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
     tmp_path: Path, undisturbed: Run
 ) -> None:
@@ -128,7 +128,7 @@ def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
     command = [sys.executable, "-m", "asyncpp_cli", "train", str(run.folder), "--replay"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as training:
         try:
-            wait_for(lambda: steps_written(run) >= 45, seconds=60)
+            wait_for(lambda: steps_written(run) >= 45, seconds=250)
         finally:
             training.terminate()
         _, errors = training.communicate(timeout=40)
