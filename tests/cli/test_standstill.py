@@ -73,7 +73,7 @@ def signals() -> Iterator[None]:
 def test_a_rank_ends_whose_run_is_deleted(attempt: Attempt, children: list[subprocess.Popen[bytes]]) -> None:
     child = children[0]
     attempt.rank_started(0, process_id(child.pid), this_process())
-    supervisor = _Supervisor(attempt, rank=0, size=1, grace=1000.0, told=[])
+    supervisor = _Supervisor(attempt, rank=0, size=1, local_rank=0, local_size=1, grace=1e3, told=[])
     shutil.rmtree(attempt.run.folder)
     assert not supervisor.watch(child)
     assert child.returncode == -signal.SIGTERM
