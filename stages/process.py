@@ -56,7 +56,8 @@ class Process:
     connected: list[dist.ProcessGroupNCCL] = field(default_factory=list)
     """What is to be closed when the run ends."""
     devices: dict[bool, dist.ProcessGroupGloo.Device] = field(default_factory=dict)
-    """What gloo listens with, one for all communicators of a kind: whether they connect when first used."""
+    """What gloo listens with, by whether a communicator connects when first used: the newest of those that
+    do, one for all others."""
 
     @property
     def device_waits(self) -> bool:
@@ -111,7 +112,8 @@ class Process:
         # Two connect at once: a first message between them would wait for the other end. Of more, those who
         # have something to exchange connect when they do.
         lazy = size > 2
-        if lazy not in self.devices:
+        # Communicators that connect lazily and share a device wait for ever, where two are used by several.
+        if lazy or lazy not in self.devices:
             self.devices[lazy] = dist.ProcessGroupGloo.create_device(hostname=self.address, lazy_init=lazy)
         options: Any = getattr(dist.ProcessGroupGloo, "_Options")()  # noqa: B009  # not in torch's type stubs
         options._devices = [self.devices[lazy]]
