@@ -1,6 +1,7 @@
 """What holds for all tests: no example has a time that it must take, and which may run beside which."""
 
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,17 @@ settings.load_profile("untimed")
 # Behind a shell's `&` Ctrl-C is ignored, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers() -> Iterator[None]:
+    """What a test does to the handlers of signals, as commands run in this process do, ends with it."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(optionalhook=True)

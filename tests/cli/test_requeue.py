@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.cluster import batch, slurm
 from asyncpp_cli.cluster.jobs import Job
-from asyncpp_cli.runs import Cause, State, Status
+from asyncpp_cli.cluster.shapes import Shape
+from asyncpp_cli.cluster.table import ArrayTable
+from asyncpp_cli.runs import Cause, State, Status, open_experiment
 from stages.signals import RESUMABLE
 
 JOB = Job(cluster="c", name="a", index=0, id="7_0", restart=0, nodes="n1", submission="s")
+TABLE = ArrayTable(
+    name="a", submission="s", cluster="c", replay=True, retries=1, signal_lead=45,
+    network_interface=None, srun_flags=[], site_settings={}, code="", software={},
+    shape=Shape(nodes=1, tasks=1, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0), rows=[],
+)  # fmt: skip
 STOPPED = Status(state=State.INTERRUPTED, cause=Cause.STOPPED, attempt=1)
 
 
@@ -44,6 +52,9 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
     asked = commands / "asked"
     script(commands / "scontrol", f"touch {asked}", "echo Socket timed out >&2", "exit 1")
     script(commands / "squeue", f"test -e {asked} && s={state} || s=RUNNING", 'echo "7|7_0|$s|N/A"')
-    assert batch._requeue(STOPPED, JOB) == RESUMABLE
+    made = ExperimentFolder(commands / "experiment")
+    made.add(settings("1f1b", "muon"))
+    experiment = open_experiment(made.folder)
+    assert batch._requeue(STOPPED, experiment, TABLE, JOB) == RESUMABLE
     printed = capfd.readouterr().out.strip().splitlines()[-1]
     assert printed.partition(" ")[2].partition(" ")[2].startswith(said)

@@ -53,7 +53,6 @@ def test_a_profile_of_ones_own_is_found_by_name_and_by_path(own_profiles: Path, 
         ("partitoin: a", "partitoin: unknown key; did you mean partition?"),
         ("gpus_per_node: many", "gpus_per_node: must be an integer, not 'many'"),
         ("gpus_per_node: true", "gpus_per_node: must be an integer, not True"),
-        ("time: 1:30:00", "time: put it in quotes"),
         ("time: 'soon'", "time: 'soon' is no time"),
         ("memory: lots", "memory: 'lots' is no amount"),
         ("setup: module load cuda", "setup: must be a list"),
@@ -178,3 +177,12 @@ def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
     assert ran.stdout == "a b';$(touch x)"
     assert not (tmp_path / "x").exists()
     assert script.rstrip().endswith(" -m asyncpp_cli.cluster.array_task array-1.json")
+
+
+def test_a_time_without_quotes_is_refused_for_what_yaml_reads(own_profiles: Path) -> None:
+    file = own_profiles / "mine.yaml"
+    file.write_text("time: 1:30:00\n")
+    with pytest.raises(UserError) as refused:
+        read_site(file, name="mine")
+    assert str(refused.value).startswith(f"{file}, line 1: 1:30:00 would be read as")
+    assert "quotes" in str(refused.value)

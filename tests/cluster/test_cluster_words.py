@@ -16,8 +16,6 @@ from slurm_queue import set_partition, squeue
 from asyncpp_cli.cluster import batch
 from asyncpp_cli.cluster.ending import to_retry
 from asyncpp_cli.cluster.jobs import Job
-from asyncpp_cli.cluster.shapes import Shape
-from asyncpp_cli.cluster.table import ArrayTable
 from asyncpp_cli.runs import Experiment, open_experiment
 
 TWO = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
@@ -102,17 +100,12 @@ def test_the_end_that_a_preemption_sets_is_no_time_limit(slurm_conf: Path, tmp_p
         cluster="testcluster", name="x", index=0, id=f"{number}_0", restart=0, nodes="n1", submission="s"
     )
     wait_for(lambda: f"{job.id}|RUNNING" in squeue(), seconds=60, why=squeue)
-    table = ArrayTable(
-        name="x", submission="s", cluster="testcluster", replay=True, retries=1, signal_lead=45,
-        network_interface=None, srun_flags=[], site_settings={}, code="", software={},
-        shape=Shape(nodes=1, tasks=1, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0), rows=[],
-    )  # fmt: skip
     batch._first_end(job.id)
     # What SLURM does with the job's end as it preempts it.
     subprocess.run(["scontrol", "update", f"JobId={job.id}", "TimeLimit=1"], check=True, timeout=60)
-    near = batch._limit_near(table, job)
-    assert near is not None
-    assert near > time.time() + 600
+    limit = batch._limit(job)
+    assert limit is not None
+    assert limit > time.time() + 1200
 
 
 @pytest.mark.timeout(200)
