@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +23,10 @@ def test_a_run_asks_torch_for_it_and_computes_the_same(
     modes: list[tuple[int, bool]] = []
 
     class Watching(Rows):
-        def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
-            modes.append((len(ends), torch.are_deterministic_algorithms_enabled()))
+        def append(self, row: Mapping[str, Any]) -> None:
+            super().append(row)
+            if row["kind"] == "step":
+                modes.append((len(ends), torch.are_deterministic_algorithms_enabled()))
 
     for wanted in (False, True):
         config = small_config("2bw", text=text, precision=precision, recompute=True, optimizer="muon")
