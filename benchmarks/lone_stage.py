@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from schedules import Program
+from schedules.dependencies import Place
 from schedules.messages import Message
-from stages.groups import Exchange
+from stages.groups import Exchange, Reduction
+from stages.rounds import ReductionPlan
 from stages.transport import POSTED_AHEAD
 
 
@@ -37,8 +39,14 @@ class MadeUpNeighbours:
         self._given: set[int] = set()
         self.most_buffers = 0
 
+    def connect(self) -> None:
+        pass
+
     def begin(self, program: Program) -> None:
         self.most_buffers = 0
+
+    def passed(self, place: Place) -> None:
+        pass
 
     def send(self, message: Message, tensor: Tensor) -> None:
         pass
@@ -71,7 +79,7 @@ class MadeUpPipeline:
     def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: [numbers] * self.size)
 
-    def reduce(self, flat: Tensor, bounds: Sequence[int], *, stage: int) -> Exchange[None]:
+    def reduce(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
         raise NotImplementedError("gradients are added over data ranks, not along a pipeline")
 
     def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
