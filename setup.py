@@ -16,9 +16,7 @@ ROOT = Path(__file__).resolve().parent
 
 def _code_version() -> ModuleType:
     """The module that reads the stamp later; by its path, since the package is not installed yet."""
-    spec = importlib.util.spec_from_file_location(
-        "asyncpp_code_version", ROOT / "asyncpp_cli" / "code_version.py"
-    )
+    spec = importlib.util.spec_from_file_location("asyncpp_code_version", ROOT / "asyncpp_cli" / "version.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

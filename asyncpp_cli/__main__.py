@@ -1,18 +1,18 @@
-"""`asyncpp`, and `python -m asyncpp_cli` for jobs: that needs no console script on the path."""
+"""The commands `asyncpp` and `python -m asyncpp_cli`; jobs use the latter, which needs no console script."""
 
 import sys
 
 
 def main() -> None:
-    """Run the command line; an installation that is damaged is told in one line, with exit code 2."""
+    """Run the command line; a damaged installation is reported in one line, with exit code 2."""
     try:
         from asyncpp_cli.main import main as run
     except ImportError:
-        from asyncpp_cli.own_packages import what_happened
+        from asyncpp_cli.package_check import what_happened
 
-        if (told := what_happened()) is None:
+        if (problem := what_happened()) is None:
             raise
-        print(f"asyncpp: error: {told}", file=sys.stderr)
+        print(f"asyncpp: error: {problem}", file=sys.stderr)
         sys.exit(2)
     run()
 

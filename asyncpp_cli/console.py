@@ -1,4 +1,4 @@
-"""What people read: remarks go to standard error, what they asked to see to standard output."""
+"""Output for people: remarks go to standard error, results to standard output."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncpp_cli.plain_text import printable, printable_lines
-from asyncpp_cli.streams import steering
+from asyncpp_cli.standard_streams import steering
 from asyncpp_cli.tables import Narrow, compact, ruled_width
 
 
 def say(message: str, *, one_line: bool = False) -> None:
-    """A remark for people, on standard error. That nobody can be told is no reason to end.
+    """Print a remark on standard error; a closed standard error is ignored.
 
     Args:
-        message: may hold names and reasons of any kind; control characters in them are replaced.
-        one_line: put it on one line, whatever ends of lines it has.
+        message: may contain untrusted text; control characters are replaced.
+        one_line: join its lines.
     """
     text = printable(message) if one_line else printable_lines(message)
     with contextlib.suppress(OSError):
@@ -31,17 +31,17 @@ def say(message: str, *, one_line: bool = False) -> None:
 
 
 def console(*, errors: bool = False, **options: Any) -> Console:
-    """A console on standard output or error; it may steer the terminal, so its texts must be `printable`."""
+    """A console on standard output or error; control characters pass: texts must be `printable`."""
     return Console(file=steering(sys.stderr if errors else sys.stdout), highlight=False, **options)
 
 
 def command(*words: str | Path) -> str:
-    """A command of ours as one would type it, for hints: paths quoted, and never taken for an option."""
+    """An asyncpp command as typed in a shell, for hints; paths are quoted and cannot be taken for options."""
     return " ".join(["asyncpp", *(quoted(word) for word in words)])
 
 
 def quoted(word: str | Path) -> str:
-    """A word for a shell; a path that begins with a dash is no option then."""
+    """A word quoted for a shell; a path with a leading dash is made unlike an option."""
     dashed = isinstance(word, Path) and str(word).startswith("-")
     return shlex.quote(f"./{word}" if dashed else str(word))
 
@@ -49,18 +49,18 @@ def quoted(word: str | Path) -> str:
 def show_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str, narrow: Narrow | None = None
 ) -> None:
-    """A table on standard output: ruled on a terminal, in plain columns otherwise.
+    """Print a table: ruled on a terminal, in plain columns otherwise.
 
     Args:
         columns: headings.
         rows: one text for each column.
-        title: stands above it.
-        narrow: what may be left out on a terminal that is too narrow; None: cells are folded there.
+        title: printed above the table.
+        narrow: what to leave out on a terminal that is too narrow; None: fold cells.
     """
-    shown_on = console()
+    output = console()
     title = printable(title)
     rows = [[printable(cell) for cell in row] for row in rows]
-    if not shown_on.is_terminal:
+    if not output.is_terminal:
         widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -68,7 +68,7 @@ def show_table(
         ]
         print("\n".join([title, *(line.rstrip() for line in lines)]))
         return
-    shown_on.print(table_of(columns, rows, title=title, width=shown_on.width, narrow=narrow))
+    output.print(table_of(columns, rows, title=title, width=output.width, narrow=narrow))
 
 
 def table_of(
@@ -79,7 +79,7 @@ def table_of(
     width: int,
     narrow: Narrow | None = None,
 ) -> Table | Text:
-    """The same for a terminal: ruled, or compact where that is wider than `width` letters."""
+    """The table for a terminal: ruled, or compact if that is wider than `width` characters."""
     rows = [[printable(cell) for cell in row] for row in rows]
     if narrow is not None and ruled_width(columns, rows) > width:
         return Text(compact(columns, rows, width=width, title=printable(title), narrow=narrow), no_wrap=True)
@@ -87,13 +87,13 @@ def table_of(
     for column in columns:
         table.add_column(Text(column), overflow="fold")
     for row in rows:
-        # As Text: brackets in a user's text are no markup.
+        # As Text, so that brackets are not read as markup.
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
 def duration(seconds: float) -> str:
-    """`75 s` as `1:15`, with hours where there are any."""
+    """Seconds as minutes and seconds, `1:15`, with hours if there are any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

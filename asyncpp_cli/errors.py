@@ -1,12 +1,12 @@
-"""What goes wrong by a user's hand or the system's, as opposed to ours: how it is told, and the exit code.
+"""Errors of the user and of the system, their messages and exit codes.
 
-| what | exit code |
+| error | exit code |
 |---|---|
-| a mistake of the user's; a file that the system refuses to read, write or make | 2 |
-| the system has run short of something, or an output is closed: the same command may succeed later | 1 |
-| a fault of asyncpp's: a traceback, and where to report it | 1 |
+| a mistake of the user; a file that cannot be read, written or made | 2 |
+| a resource is exhausted or an output is closed: the same command may succeed later | 1 |
+| a bug of asyncpp: a traceback, and where to report it | 1 |
 
-All codes of the commands are in docs/index.md.
+docs/index.md lists the exit codes of all commands.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 WRONG = 2
-"""Exit code where the command must be changed, or what it works on."""
+"""Exit code if the command, or what it works on, must be changed."""
 
 FAILED = 1
-"""Exit code where the same command may succeed another time, and where runs have failed."""
+"""Exit code if the same command may succeed later, and if runs have failed."""
 
 
 class UserError(Exception):
-    """A mistake of the user's: one line on standard error, exit code 2."""
+    """A mistake of the user: one line on standard error, exit code 2."""
 
 
 class DamagedError(Exception):
-    """A file of a run that cannot be read: truncated, of another form, or of a newer asyncpp."""
+    """A file of a run cannot be read: it is truncated, malformed, or written by a newer asyncpp."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What is told of an error that is no fault of ours."""
+    """Message and exit code of an error that is not a bug of asyncpp."""
 
     message: str
     code: int
@@ -55,10 +55,10 @@ _ADVICE = {
     errno.EPIPE: "nobody reads it any more",
     errno.EBADF: "it is closed",
 }
-"""What the system runs short of, and what to do."""
+"""What is exhausted or unavailable, or what to do about it, by error number."""
 
 _NO_THREAD = "Resource temporarily unavailable"
-"""A panic of a library in Rust says so."""
+"""Text in the panic of a Rust library that cannot start a thread."""
 
 _DONE = {
     "read_text": "read",
@@ -84,16 +84,16 @@ _DONE = {
     "_execute_child": "started",
     "fork": "started",
 }
-"""What a function of Python's library does to a file, by the function's name."""
+"""Participle of what a function of Python's library does to a file, by the function's name."""
 
 
 @contextmanager
 def doing(done: str, what: str | os.PathLike[str]) -> Iterator[None]:
-    """Say of errors of the operating system what was being done, and to which file.
+    """Add to operating-system errors what was being done, and to which file.
 
     Args:
-        done: a participle: "written".
-        what: the file; it takes the place of a temporary one, or of none, that the system names.
+        done: a participle, such as "written".
+        what: the file; replaces a temporary file, or none, that the error names.
     """
     try:
         yield
@@ -105,39 +105,39 @@ def doing(done: str, what: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def refusal_of(error: BaseException) -> Refusal | None:
-    """What to tell of an error; None where it is a fault of ours."""
+    """Message and exit code for an error; None if it is a bug of asyncpp."""
     match error:
         case UserError() | DamagedError():
             return Refusal(str(error), WRONG)
         case OSError(errno=int()):
             code = FAILED if error.errno in _ADVICE else WRONG
-            return Refusal(_told(error), code)
+            return Refusal(_system_error_message(error), code)
         case MemoryError():
-            return Refusal("there is not enough memory for it on this machine", FAILED)
+            return Refusal("this machine has not enough memory for it", FAILED)
         case RuntimeError() if "can't start new thread" in str(error):
             return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]})", FAILED)
         case _ if type(error).__name__ == "PanicException" and _NO_THREAD in str(error):
             return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]})", FAILED)
         case RuntimeError() if "determine home directory" in str(error):
-            return Refusal("there is no home folder here: set HOME to a folder", WRONG)
+            return Refusal("the home folder is not known: set HOME to a folder", WRONG)
         case UnicodeEncodeError() if any("\ud800" <= character <= "\udfff" for character in error.object):
             return Refusal(f"{error.object!r} is not UTF-8: use another name", WRONG)
     return None
 
 
-def _told(error: OSError) -> str:
+def _system_error_message(error: OSError) -> str:
     reason = error.strerror or type(error).__name__
     advice = f": {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
     if error.filename is None:
-        doing_what = "a process cannot be started" if error.errno == errno.EAGAIN else "the system refuses"
-        return f"{doing_what} ({reason}{advice})"
+        problem = "a process cannot be started" if error.errno == errno.EAGAIN else "the system refuses"
+        return f"{problem} ({reason}{advice})"
     file = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
     return f"{file} cannot be {_done(error)} ({reason}{advice})"
 
 
 def _done(error: OSError) -> str:
-    """What was being done, as `doing` says or as the functions do that were called."""
-    if (said := getattr(error, "asyncpp_done", None)) is not None:
-        return str(said)
+    """The participle given by `doing`, or that of the innermost known function in the traceback."""
+    if (participle := getattr(error, "asyncpp_done", None)) is not None:
+        return str(participle)
     names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     return next((_DONE[name] for name in reversed(names) if name in _DONE), "opened")

@@ -1,4 +1,4 @@
-"""The command `asyncpp`: which sub-commands there are, and how it ends."""
+"""The command `asyncpp`: its sub-commands, and how errors end it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from asyncpp_cli.commands.sweep import sweep
 from asyncpp_cli.commands.train import train
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import FAILED, WRONG, UserError, refusal_of
-from asyncpp_cli.own_packages import what_happened
-from asyncpp_cli.streams import abandon_output, make_fit
+from asyncpp_cli.package_check import what_happened
+from asyncpp_cli.standard_streams import abandon_output, make_fit
 
-# Typer brings its own Click with it in some versions: the class that both name so.
+# Some versions of Typer vendor Click: find the class by its name.
 _CommandLineError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -44,7 +44,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from asyncpp_cli.code_version import asyncpp_version
+        from asyncpp_cli.version import asyncpp_version
 
         typer.echo(f"asyncpp {asyncpp_version()}")
         raise typer.Exit
@@ -57,7 +57,7 @@ def options(
         typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """What the command takes before a sub-command; its text is `help` above."""
+    """Options before the sub-command; their help text is `help` above."""
 
 
 for command in (
@@ -85,10 +85,10 @@ app.add_typer(templates.app, name="templates")
 
 
 def main() -> None:
-    """Run the command line, and end the process.
+    """Run the command line and exit the process.
 
-    Here, and nowhere else, an error becomes one line on standard error and an exit code
-    (`asyncpp_cli.errors`), or, if it is a fault of ours, a traceback that says where to report it.
+    The only place where an error becomes one line on standard error and an exit code (`asyncpp_cli.errors`)
+    or, for a bug of asyncpp, a traceback that says where to report it.
     """
     make_fit()
     try:
@@ -98,21 +98,21 @@ def main() -> None:
         sys.stdout.flush()
     except (SystemExit, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a panic of a library in Rust is no `Exception`
-        _leave(error)
+    except BaseException as error:  # a panic of a Rust library is not an `Exception`
+        _exit_for(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _leave(error: BaseException) -> NoReturn:
-    """End the process because of an error.
+def _exit_for(error: BaseException) -> NoReturn:
+    """Exit the process because of an error.
 
     Raises:
-        BaseException: the error itself, where it is a fault of ours.
+        BaseException: the error itself, if it is a bug of asyncpp.
     """
     if isinstance(error, _CommandLineError):
-        _leave_command_line(error)
-    if _nobody_reads(error):
-        # As of `asyncpp status ... | head`: it has seen enough.
+        _exit_for_command_line(error)
+    if _is_closed_pipe(error):
+        # As in `asyncpp status ... | head`.
         abandon_output()
         sys.exit(FAILED)
     refusal = refusal_of(error)
@@ -126,30 +126,30 @@ def _leave(error: BaseException) -> NoReturn:
     sys.exit(refusal.code)
 
 
-def _leave_command_line(error: BaseException) -> NoReturn:
-    """End because the command line itself is wrong, or empty."""
+def _exit_for_command_line(error: BaseException) -> NoReturn:
+    """Exit because the command line is invalid or empty."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
     else:
         context = getattr(error, "ctx", None)
-        hint = f" ({context.command_path} --help shows what there is)" if context is not None else ""
+        hint = f" ({context.command_path} --help shows what is accepted)" if context is not None else ""
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         say(f"asyncpp: error: {message}{hint}", one_line=True)
     sys.exit(WRONG)
 
 
-def _nobody_reads(error: BaseException) -> bool:
+def _is_closed_pipe(error: BaseException) -> bool:
     return isinstance(error, BrokenPipeError) and error.filename in (None, "standard output")
 
 
 def _where_to_report() -> str:
     from importlib.metadata import metadata
 
-    from asyncpp_cli.code_version import asyncpp_version
+    from asyncpp_cli.version import asyncpp_version
 
     urls = dict(url.split(", ", 1) for url in metadata("asyncpp").get_all("Project-URL") or [])
-    where = urls.get("Issues", "the maintainers")
+    recipient = urls.get("Issues", "the maintainers")
     return (
-        f"This is a fault of asyncpp {asyncpp_version()} and not yours. "
-        f"Please report it to {where}, with the lines above and the command."
+        f"This is a bug of asyncpp {asyncpp_version()}. "
+        f"Please report it to {recipient}, with the lines above and the command."
     )

@@ -1,4 +1,4 @@
-"""Text of others' making (names, reasons, logs) without the characters that steer a terminal."""
+"""Removes control characters from untrusted text (names, error reasons, logs)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _LINE_END = re.compile(r"\r\n?")
 
 
 def encodable(text: str) -> str:
-    """`text` as UTF-8 can have it: without lone surrogates, which stand for bytes of a name that is not."""
+    """`text` without lone surrogates (bytes of names that are not UTF-8), so that UTF-8 can encode it."""
     return _SURROGATE.sub(REPLACEMENT, text)
 
 
 def printable(text: object) -> str:
-    """`text` on one line without control characters: a name cannot steer a terminal or break a row."""
+    """`text` on one line without control characters, so that it cannot control a terminal or break a row."""
     return printable_lines(" ".join(str(text).split()))
 
 
 def printable_lines(text: str) -> str:
-    """`text` without control characters but ends of lines and tabs; a carriage return ends a line."""
+    """`text` without control characters except line ends and tabs; a carriage return becomes a line end."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(

@@ -1,4 +1,4 @@
-"""Tables for narrow terminals: a row stays a line; what there is no room for is told once, or left out."""
+"""Tables for narrow terminals: a row stays one line; columns are moved above the table or left out."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 
 _GAP = 2
 _SHORTEST = 24
-"""Letters that are left of the first column at least."""
+"""Least number of characters to keep of the first column."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Narrow:
-    """What a table does where it is too wide."""
+    """How to narrow a table that is too wide."""
 
     optional: Sequence[str] = ()
-    """Columns to leave out, the first first, until the others fit."""
+    """Columns to leave out, in this order, until the others fit."""
     shared: Collection[str] = ()
-    """Columns that are told once, above the table, if all rows have the same there."""
+    """Columns to move above the table if all rows have the same value."""
     beneath: str | None = None
-    """A column whose texts stand behind their rows where there is room, and otherwise below."""
+    """Column printed after each row if there is room, else on the next line."""
 
 
 def ruled_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """Of a table with rules between its columns, no cell folded."""
+    """Width of a table with rules between its columns and no folded cell."""
     return sum(width + 3 for width in _widths(columns, rows)) + 1
 
 
@@ -41,23 +41,23 @@ def compact(
     """A table without rules, no wider than `width`.
 
     Args:
-        columns: headings; they are broken at blanks and underscores.
-        rows: one text for each column. The first, an id, is cut in its middle where nothing else helps.
-        width: letters of a line.
-        title: stands above it.
+        columns: headings; they are wrapped at spaces and underscores.
+        rows: one text for each column. The first, an id, is shortened in the middle if nothing else helps.
+        width: characters on a line.
+        title: printed above the table.
         narrow: what may be left out or moved.
     """
     table = [list(columns), *(list(row) for row in rows)]
     notes = _take(table, narrow.beneath) if narrow.beneath in columns else [""] * len(rows)
     for column in columns:
-        # What is empty in every row tells nothing.
+        # A column that is empty in every row.
         if column in table[0] and not any(row[table[0].index(column)] for row in table[1:]):
             _take(table, column)
-    told_once = []
+    shared_values = []
     if len(rows) > 1:
         for column in [column for column in table[0] if column in narrow.shared]:
             if len({row[table[0].index(column)] for row in table[1:]}) == 1:
-                told_once.append(f"{column} {_take(table, column)[0]}")
+                shared_values.append(f"{column} {_take(table, column)[0]}")
     for column in narrow.optional:
         if _width(table) <= width:
             break
@@ -68,17 +68,17 @@ def compact(
         for row in table[1:]:
             row[0] = shortened(row[0], widest)
     lines = textwrap.wrap(title, width) or [""]
-    lines += textwrap.wrap(f"in all: {', '.join(told_once)}", width) if told_once else []
+    lines += textwrap.wrap(f"in all: {', '.join(shared_values)}", width) if shared_values else []
     widths = _widths([_broken(heading) for heading in table[0]], table[1:])
     heads = [_joined(_broken(heading), width) for heading, width in zip(table[0], widths, strict=True)]
     tallest = max(len(head) for head in heads)
-    for at in range(tallest):
-        # Headings stand on their column.
-        cells = [head[at - tallest + len(head)] if at >= tallest - len(head) else "" for head in heads]
+    for index in range(tallest):
+        # Headings are aligned at the bottom.
+        cells = [head[index - tallest + len(head)] if index >= tallest - len(head) else "" for head in heads]
         lines.append(_line(cells, widths))
-    beside = width - sum(widths) - _GAP * len(widths)
+    note_width = width - sum(widths) - _GAP * len(widths)
     for row, note in zip(table[1:], notes, strict=True):
-        if len(note) <= beside:
+        if len(note) <= note_width:
             lines.append(_line([*row, note], [*widths, 0]))
             continue
         lines.append(_line(row, widths))
@@ -87,7 +87,7 @@ def compact(
 
 
 def shortened(text: str, length: int) -> str:
-    """A text cut in its middle; its end tells ids apart that begin alike."""
+    """A text shortened in the middle; its end distinguishes ids that begin alike."""
     if len(text) <= length:
         return text
     end = (length - 1) // 2
@@ -95,7 +95,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def _take(table: list[list[str]], column: str | None) -> list[str]:
-    """Take a column out of a table. Its texts."""
+    """Remove a column from a table; returns its texts."""
     index = table[0].index(str(column))
     _, *texts = [row.pop(index) for row in table]
     return texts
@@ -106,7 +106,7 @@ def _broken(heading: str) -> list[str]:
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:
-    """The parts of a heading on as few lines as they take."""
+    """The parts of a heading on as few lines as possible."""
     lines = [parts[0]]
     for part in parts[1:]:
         gap = "" if lines[-1].endswith(("_", ".")) else " "
@@ -135,7 +135,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def printed(axis: str, value: Any) -> str:
-    """A value of the matrix, for people."""
+    """A value of an axis, for display."""
     if axis == "error_feedback":
         return f"{value:g}" if value else "off"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Threads that a library will start: looked for beforehand, where the library panics for want of them."""
+"""Checks that threads can be started before a library that panics without them is used."""
 
 from __future__ import annotations
 
@@ -6,39 +6,37 @@ import os
 import threading
 
 _POOLS_OF_POLARS = 3
-"""Each has a thread a core: for columns, for files, for what waits."""
+"""Thread pools of polars; each has a thread per core."""
 
 _BESIDE_POOLS = 10
-"""Of polars, of its allocator, and those that read files for a report."""
+"""Other threads: of polars, of its allocator, and for reading files in a report."""
 
 
 def need_polars() -> None:
-    """Make sure that polars can start its threads.
-
-    Without them its Rust prints a backtrace and ends the command by an exception that is no `Exception`.
+    """Check that polars can start its threads; if it cannot, it panics with a `BaseException`.
 
     Raises:
-        RuntimeError: "can't start new thread", as of Python.
+        RuntimeError: "can't start new thread", as raised by Python.
     """
-    cores = os.environ.get("POLARS_MAX_THREADS", "")
-    each = int(cores) if cores.isascii() and cores.isdigit() else len(os.sched_getaffinity(0))
-    need_threads(_POOLS_OF_POLARS * each + _BESIDE_POOLS)
+    limit = os.environ.get("POLARS_MAX_THREADS", "")
+    pool_size = int(limit) if limit.isascii() and limit.isdigit() else len(os.sched_getaffinity(0))
+    need_threads(_POOLS_OF_POLARS * pool_size + _BESIDE_POOLS)
 
 
 def need_threads(number: int) -> None:
-    """Start so many threads at once, and let them end.
+    """Check that this number of threads can run at once.
 
     Raises:
-        RuntimeError: "can't start new thread", as of Python.
+        RuntimeError: "can't start new thread", as raised by Python.
     """
-    over = threading.Event()
-    threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(number)]
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait, daemon=True) for _ in range(number)]
     started = []
     try:
         for thread in threads:
             thread.start()
             started.append(thread)
     finally:
-        over.set()
+        done.set()
         for thread in started:
             thread.join()

@@ -34,8 +34,9 @@ from torch import Tensor, nn
 
 from optimizers.build import build_optimizer
 from schedules import Program, build
-from stages.assemble import build_ranks
-from stages.clock import HostClock
+from stages.comm.collectives import Group
+from stages.comm.process import Process, connected
+from stages.comm.topology import Connection, connect, connect_in_process
 from stages.config import (
     DataConfig,
     ModelConfig,
@@ -45,21 +46,21 @@ from stages.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from stages.connection import Connection, connect, connect_in_process
-from stages.corpus import prepare
-from stages.data import Batches
-from stages.executor import RankExecutor
-from stages.groups import Group
-from stages.model import Stage, initialise, next_token_loss
-from stages.partition import cut_model
-from stages.process import Process, connected
-from stages.record import step_row
-from stages.signals import never
-from stages.streams import OneStream
-from stages.trace import StepResult
-from stages.turns import drive
-from stages.update import StageState, learning_rate_factor
-from stages.verdict import UpdateRules
+from stages.data.batches import Batches
+from stages.data.dataset import prepare
+from stages.liveness.stop_signal import never
+from stages.metrics.rows import step_row
+from stages.model.decoder import Stage, initialise, next_token_loss
+from stages.model.partition import cut_model
+from stages.pipeline.build import build_ranks
+from stages.pipeline.clock import HostClock
+from stages.pipeline.executor import RankExecutor
+from stages.pipeline.rank_stats import StepResult
+from stages.pipeline.replay import drive
+from stages.update.lr_schedule import learning_rate_factor
+from stages.update.optimizer_step import StageState
+from stages.update.step_decision import UpdateRules
+from stages.update.update_stream import OneStream
 
 RANKS = 2
 MICROBATCHES = 4

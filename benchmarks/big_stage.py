@@ -30,24 +30,25 @@ import torch
 from dated import write_dated
 from lone_stage import MadeUpNeighbours, MadeUpPipeline
 
-from asyncpp_cli.planner.base import base_of
+from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import OF_THE_DEVICE, estimate
 from asyncpp_cli.planner.layouts import layout
-from asyncpp_cli.planner.parts import Roofline
-from asyncpp_cli.report.utilisation import flops_per_token, peak_tflops
+from asyncpp_cli.planner.roofline import Roofline
+from asyncpp_cli.report.load.utilisation import peak_tflops
 from schedules import analyze
-from stages.assemble import Rank, activation_shape, build_ranks, dtypes, segment_lengths
-from stages.check import ConfigError, check
+from stages.comm.collectives import SingleRankGroup
+from stages.comm.topology import Connection
 from stages.config import RunConfig, tokens_per_step
-from stages.connection import Connection
-from stages.corpus import prepare
-from stages.groups import Alone
-from stages.partition import cut_of
-from stages.programs import segment_program
-from stages.signals import never
-from stages.trace import check_staleness
-from stages.weigh import Weigher
+from stages.data.dataset import prepare
+from stages.liveness.stop_signal import never
+from stages.memory.measure import MemoryMeter
+from stages.model.families import describe
+from stages.model.partition import cut_of
+from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
+from stages.pipeline.rank_stats import staleness_problem
+from stages.pipeline.segments import segment_program
+from stages.validation import ConfigError, check
 
 GB = 1e9
 
@@ -101,7 +102,7 @@ def lone_rank(config: RunConfig, *, stage: int, device: torch.device) -> Rank:
         device=device,
     )
     connection = Connection(
-        rank=stage, links=links, pipeline=MadeUpPipeline(rank=stage, size=stages), data=Alone()
+        rank=stage, links=links, pipeline=MadeUpPipeline(rank=stage, size=stages), data=SingleRankGroup()
     )
     (rank,) = build_ranks(
         config,
@@ -117,19 +118,20 @@ def lone_rank(config: RunConfig, *, stage: int, device: torch.device) -> Rank:
 def measure(config: RunConfig, *, stage: int, device: torch.device, peak: float | None) -> Row:
     """Train one stage, segment after segment; the first warms up."""
     rank = lone_rank(config, stage=stage, device=device)
-    weigher = Weigher(config, rank_of_stage=range(config.parallel.stages), device=device)
+    meter = MemoryMeter(config, rank_of_stage=range(config.parallel.stages), device=device)
     rates = []
     for first, steps in segment_lengths(config):
         program = segment_program(config, first_step=first, steps=steps)
-        weigher.begin()
+        meter.begin()
         wait_for(device)
         started = time.perf_counter()
         for _ in rank.executor.run(program):
             raise RuntimeError("a stage waits, and its neighbours are always ready")
         wait_for(device)
         rates.append(steps * tokens_per_step(config) / (time.perf_counter() - started))
-        check_staleness([rank.executor.trace], analyze(program))
-    held = weigher.weigh(rank)
+        if problem := staleness_problem([rank.executor.trace], analyze(program)):
+            raise RuntimeError(problem)
+    held = meter.measure(rank)
     lower, median, upper = statistics.quantiles(rates[1:], n=4, method="inclusive")
     measured = held.total if held.device is None else held.device.peak
     return Row(
@@ -148,18 +150,9 @@ def measure(config: RunConfig, *, stage: int, device: torch.device, peak: float 
 
 def flops_of_stage(config: RunConfig, stage: int) -> float:
     """Floating-point operations of a token's forward and backward, recomputation left out."""
-    cut = cut_of(config)[stage]
-    model = config.model
-    kv_width = model.kv_heads * (model.width // model.heads)
-    block = 2 * model.width * (model.width + kv_width) + 3 * model.width * model.mlp_width
-    multiplied = len(cut.blocks) * block + cut.has_head * model.vocab_size * model.width
-    settings = {
-        "model.width": model.width,
-        "model.vocab_size": 0,
-        "model.layers": len(cut.blocks),
-        "data.context": config.data.context,
-    }
-    return flops_per_token(settings, multiplied)
+    cut, spec, context = cut_of(config)[stage], describe(config.model), config.data.context
+    head = spec.head.training_flops(context=context) if cut.has_head else 0
+    return float(len(cut.blocks) * spec.block.training_flops(context=context) + head)
 
 
 def planned_gb(config: RunConfig, stage: int, *, whole: bool) -> float:

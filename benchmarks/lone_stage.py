@@ -10,9 +10,9 @@ from torch import Tensor
 from schedules import Program
 from schedules.dependencies import Place
 from schedules.messages import Message
-from stages.groups import Exchange, Reduction
-from stages.rounds import ReductionPlan
-from stages.transport import POSTED_AHEAD
+from stages.comm.collectives import Exchange, Reduction
+from stages.comm.p2p import POSTED_AHEAD
+from stages.update.reduction_rounds import ReductionPlan
 
 
 class MadeUpNeighbours:
@@ -76,11 +76,11 @@ class MadeUpPipeline:
         self.rank = rank
         self.size = size
 
-    def share(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+    def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: [numbers] * self.size)
 
-    def reduce(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
         raise NotImplementedError("gradients are added over data ranks, not along a pipeline")
 
-    def spread(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
         raise NotImplementedError("weights are spread over data ranks, not along a pipeline")

@@ -26,9 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.cluster.processes import this_process
-from asyncpp_cli.runs import Run, open_experiment
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.processes import this_process
+from asyncpp_cli.runs.run_folder import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = """\
@@ -139,7 +140,7 @@ def go_on(run: Run) -> None:
     for name in ("rank-0.end.json", "outcome.json"):
         (attempt.folder / name).unlink()
     # Their files are links to one: replaced, not written into.
-    attempt.rank_started(0, this_process())
+    attempt.record_start(0, this_process())
     status = json.loads(run.status_file.read_text()) | {"state": "running"}
     run.status_file.write_text(json.dumps(status))
 

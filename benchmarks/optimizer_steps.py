@@ -36,6 +36,7 @@ from torch.optim import Optimizer
 Weights = dict[str, torch.nn.Parameter]
 
 SHAPES = {
+    "micro": {"width": 32, "kv_width": 16, "mlp_width": 64},
     "135m": {"width": 576, "kv_width": 192, "mlp_width": 1536},
     "360m": {"width": 960, "kv_width": 320, "mlp_width": 2560},
     "10b": {"width": 4096, "kv_width": 1024, "mlp_width": 14336},

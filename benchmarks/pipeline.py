@@ -39,20 +39,21 @@ from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights, Sl
 from torch_1f1b import torchs
 
 from schedules import Program, build
-from stages.assemble import build_ranks
-from stages.clock import HostClock
+from stages.comm.collectives import DistributedGroup
+from stages.comm.process import Process, connected
+from stages.comm.topology import connect
 from stages.config import RunConfig
-from stages.connection import connect
-from stages.corpus import prepare
-from stages.data import Batches
-from stages.executor import RankExecutor
-from stages.groups import DistributedGroup
-from stages.model import next_token_loss
-from stages.process import Process, connected
-from stages.signals import never
-from stages.streams import OneStream
-from stages.update import StageState
-from stages.verdict import UpdateRules
+from stages.data.batches import Batches
+from stages.data.dataset import prepare
+from stages.liveness.stop_signal import never
+from stages.model.decoder import next_token_loss
+from stages.pipeline.build import build_ranks
+from stages.pipeline.clock import HostClock
+from stages.pipeline.executor import RankExecutor
+from stages.pipeline.initial_broadcast import broadcast_initial_weights
+from stages.update.optimizer_step import StageState
+from stages.update.step_decision import UpdateRules
+from stages.update.update_stream import OneStream
 
 STEPS = 8
 """Steps of a timed segment; those between the first update and the last count."""
@@ -83,6 +84,7 @@ def ours(
             on_step=lambda result: None,
             stop=never,
         )
+        broadcast_initial_weights([rank], in_process=False)
         executor = rank.executor
     else:
         weights = SleepingWeights(options.forward_ms / 1e3, data=connection.data)

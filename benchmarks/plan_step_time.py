@@ -33,7 +33,8 @@ import torch
 from dated import write_dated
 
 from asyncpp_cli.planner.estimate import estimate
-from asyncpp_cli.planner.measured import FORMAT, Measured, conditions
+from asyncpp_cli.planner.profile_costs import FORMAT, Measured, conditions
+from stages.comm.process import Communicator, Process, connected
 from stages.config import (
     DataConfig,
     ModelConfig,
@@ -43,7 +44,6 @@ from stages.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from stages.process import Communicator, Process, connected
 from stages.profile import measure
 from stages.trainer import train
 

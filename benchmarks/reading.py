@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from dated import today, write_dated
 
-from asyncpp_cli.settings import assign
-from asyncpp_cli.templates import model_settings
-from stages.check import check
+from asyncpp_cli.experiment.settings import assign
+from asyncpp_cli.experiment.shipped import model_settings
 from stages.config import RunConfig
-from stages.corpus import prepare
-from stages.data import Batches
-from stages.shards import count
+from stages.data.batches import Batches
+from stages.data.dataset import prepare
+from stages.data.shards import count
 from stages.trainer import replay
+from stages.validation import check
 
 CONTEXTS = (128, 512)
 WARM_UP = 3

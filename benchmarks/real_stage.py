@@ -6,6 +6,7 @@ import argparse
 
 import torch
 
+from stages.comm.process import Process
 from stages.config import (
     DataConfig,
     ModelConfig,
@@ -15,9 +16,8 @@ from stages.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from stages.model import Stage, initialise
-from stages.partition import StageCut
-from stages.process import Process
+from stages.model.decoder import Stage, initialise
+from stages.model.partition import StageCut
 
 
 def real_config(options: argparse.Namespace, schedule: str) -> RunConfig:

@@ -52,8 +52,10 @@ print(json.dumps(measured), file=sys.stderr)
 
 def write_experiment(folder: Path, *, runs: int, rows: int) -> int:
     """Make an experiment with completed runs; returns the bytes of their metrics."""
-    from asyncpp_cli.runs import Cell, Experiment, State, Status, write_experiment
-    from asyncpp_cli.settings import assign, config_text
+    from asyncpp_cli.experiment.config_file import config_text
+    from asyncpp_cli.experiment.settings import assign
+    from asyncpp_cli.runs.experiment_folder import Cell, Experiment, write_experiment
+    from asyncpp_cli.runs.status import State, Status
     from stages.config import RunConfig
 
     cells, size = [], 0
@@ -112,7 +114,7 @@ def timeline(schedule: str, *, rows: int) -> dict[str, Any]:
     from schedules import build
     from schedules.costs import uniform_costs
     from schedules.simulate import simulate
-    from stages.timeline import STEPS, kept_actions
+    from stages.pipeline.timeline import STEPS, kept_actions
 
     steps = min(rows, 2 * STEPS)
     program = build(schedule, stages=STAGES, microbatches=MICROBATCHES, steps=steps, first_step=rows - steps)
@@ -219,7 +221,7 @@ def report(folder: Path, output_format: str) -> dict[str, Any]:
     code, wall, processor, memory = json.loads(done.stderr.splitlines()[-1])
     if code:
         raise SystemExit(done.stderr)
-    beside = out.with_suffix(".parquet")
+    beside = out.with_suffix(".steps.parquet")
     return {
         "format": output_format,
         "seconds": wall,

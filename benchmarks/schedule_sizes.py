@@ -57,7 +57,7 @@ def measure(name: str, stages: int, microbatches: int, steps: int) -> dict[str, 
 def measure_torch(ranks: int, microbatches: int) -> dict[str, float]:
     """Processor seconds that torch and we take for the lists of interleaved 1F1B, and to check them."""
     from schedules import build, verify
-    from schedules.torch_lists import from_torch
+    from schedules.io.torch_lists import from_torch
 
     from_torch("GPipe", stages=1, microbatches=1, chunks=1, steps=1)
     start = time.process_time()

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.communicator import Communicator, Work
-from stages.groups import Group
-from stages.ownership import share_out
-from stages.rounds import reduction_plan
-from stages.update import UpdateResult
+from stages.comm.collectives import Group
+from stages.comm.communicator import Communicator, Work
+from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_step import UpdateResult
+from stages.update.reduction_rounds import reduction_plan
 
 SHAPE = (1, 8, 64)
 """Of every activation."""

@@ -31,8 +31,10 @@ from typing import Any
 
 from soak_attempt import LONGEST_ATTEMPT, Attempt, forkserver
 
-from asyncpp_cli.runs import Run, State, open_experiment
-from stages import checkpoint_files
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+from stages.checkpoint import layout as checkpoint_files
 
 RANKS = 2
 SAVED_EVERY = 12
@@ -204,7 +206,7 @@ def soak(folder: Path, cells: str, *, kills: int, steps: int, seed: int) -> Tall
         stdout=subprocess.DEVNULL,
     )
     forkserver.set_forkserver_preload(
-        ["asyncpp_cli.commands.train", "asyncpp_cli.recorder", "stages.trainer"]
+        ["asyncpp_cli.commands.train", "asyncpp_cli.runs.recorder", "stages.trainer"]
     )
     chance, tally = random.Random(seed), Tally()
     runs = open_experiment(folder / "e").runs

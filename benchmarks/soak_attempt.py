@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from asyncpp_cli.runs import Run
+from asyncpp_cli.runs.run_folder import Run
 
 LONGEST_ATTEMPT = 200.0
 """Seconds."""

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 from dated import today, write_dated
 
-from asyncpp_cli.cluster.resources import this_machine
 from asyncpp_cli.data.documents import documents
 from asyncpp_cli.data.parts import part_size, parts
 from asyncpp_cli.data.sources import find_sources
 from asyncpp_cli.data.tokenizers import BATCH, read_tokenizer
+from asyncpp_cli.launch.resources import this_machine
 
 SEPARATOR = "<|endoftext|>"
 

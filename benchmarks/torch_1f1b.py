@@ -12,10 +12,10 @@ from real_stage import real_config, real_stage
 from sleeping_stage import SHAPE, SleepingStage
 from torch import nn
 
-from stages.corpus import prepare
-from stages.data import Batches
-from stages.model import next_token_loss
-from stages.process import Process
+from stages.comm.process import Process
+from stages.data.batches import Batches
+from stages.data.dataset import prepare
+from stages.model.decoder import next_token_loss
 
 
 def torchs(process: Process, options: argparse.Namespace, *, steps: int) -> Callable[[], float]:
@@ -36,7 +36,7 @@ def torchs(process: Process, options: argparse.Namespace, *, steps: int) -> Call
         given = data.tokens(0) if first else activation
         out = torch.zeros((options.batch, options.context, 256), requires_grad=True) if last else activation
     else:
-        module = SleepingStage(options.forward_ms / 1e3)
+        module = SleepingStage(options.forward_ms / 1e3, data=1)
         activation = torch.zeros(SHAPE, requires_grad=True)
         tokens = torch.zeros((count, *SHAPE[1:]), requires_grad=True)
         targets = torch.zeros((count, SHAPE[1]), dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md, the reference of all configuration keys, from stages/config.py:
+"""Generates docs/configuration.md, the reference of all configuration keys, from stages/config.py:
 
 python docs/make_configuration.py
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,20 +16,30 @@ from pathlib import Path
 import yaml
 from omegaconf import MISSING
 
-from stages.config import RunConfig
+from optimizers import CORRECTIONS, METHODS, CorrectionMethod, Method
+from stages.config import CORRECTION_NAMES, RunConfig
+
+DECLARED: dict[str, list[Method] | list[CorrectionMethod]] = {
+    "optimizer": list(METHODS.values()),
+    "correction": [CORRECTIONS[name] for name in CORRECTION_NAMES],
+}
+"""The methods whose options are keys of a section."""
 
 FILE = Path(__file__).with_name("configuration.md")
 
 HEAD = """\
 # Configuration keys
 
-Every setting of a run, as it stands in a run's `config.yaml` and may stand in a template or behind
-`asyncpp sweep` (`train.steps=1000`). [templates.md](templates.md) says how to write them, `asyncpp optimizers
-show NAME` and `asyncpp schedule list` which of them an optimizer or a schedule takes.
+All settings of a run, by key. They are the content of a run's `config.yaml`, and can be set in a template
+or on the command line (`asyncpp sweep mine.yaml train.steps=1000`). See [templates.md](templates.md) for
+how to write them. `asyncpp optimizers show NAME` and `asyncpp schedule list` show which options an
+optimizer or a schedule takes.
 
-A key without a default must be given; a size's template (`model: nano`) gives all of `model`. `site` holds
-what may differ from machine to machine without making it another run. This page is made from
-`stages/config.py` by `make docs`.
+A key without a default is required; a model size (`model: nano`) sets all of `model`. Settings in `site`
+may differ from machine to machine. All others are part of the run's id, except `data.path` and
+`model.init`, which count by their content. `null` means unset.
+
+This page is generated from `stages/config.py` by `make docs`.
 """
 
 
@@ -57,12 +68,13 @@ def _table(rows: Iterator[tuple[str, ...]]) -> str:
 
 def _rows(section: type, *, prefix: str, only: list[str] | None = None) -> Iterator[tuple[str, ...]]:
     meanings, types = _meanings(section), _types(section)
+    meanings |= _declared(prefix.rstrip("."))
     for entry in dataclasses.fields(section):
         if only is None or entry.name in only:
             yield (
                 f"`{prefix}{entry.name}`",
-                types[entry.name].replace("|", "or").replace("None", "null"),
-                _default(entry.default),
+                types.get(entry.name, str(entry.type)).replace("|", "or").replace("None", "null"),
+                "{}" if entry.default is dataclasses.MISSING else _default(entry.default),
                 meanings.get(entry.name, "").replace("|", r"\|"),
             )
 
@@ -73,8 +85,27 @@ def _default(value: object) -> str:
     return str(yaml.safe_dump(value)).partition("\n")[0]
 
 
+def _declared(section: str) -> dict[str, str]:
+    """What each option of a section's methods means, to which of them, and its default."""
+    methods = DECLARED.get(section, [])
+    meanings = {}
+    for name in dict.fromkeys(name for method in methods for name in method.options):
+        options = {method.name: method.options[name] for method in methods if name in method.options}
+        owners: dict[str, list[str]] = {}
+        for owner, option in options.items():
+            choices = f" ({', '.join(f'`{choice}`' for choice in option.choices)})" if option.choices else ""
+            owners.setdefault(option.meaning + choices, []).append(owner)
+        defaults = {_default(option.default) for option in options.values()}
+        default = defaults.pop() if len(defaults) == 1 else "the optimizer's default"
+        said = "; ".join(f"{', '.join(names)}: {meaning}" for meaning, names in owners.items())
+        meanings[name] = f"{said}; null: {default}."
+    return meanings
+
+
 def _class(section: type) -> ast.ClassDef:
-    tree = ast.parse(inspect.getsource(section))
+    if section.__name__ in ("OptimizerConfig", "CorrectionConfig"):
+        section = section.__mro__[1]  # the class as it is written, without the options
+    tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
     [found] = tree.body
     assert isinstance(found, ast.ClassDef)
     return found

@@ -1,8 +1,9 @@
 """Optimizers by name and the corrections for stale gradients. Importing this imports no torch."""
 
-from optimizers.catalogue import METHODS, NAMES, Method, check_options, method_named
-from optimizers.correction_catalogue import CORRECTIONS, CorrectionMethod, check_correction, refusal
-from optimizers.grouping import ParameterGroup, Role, assign, describe, role_of
+from optimizers.catalogue import METHODS, NAMES, check_options, method_named
+from optimizers.corrections.catalogue import CORRECTIONS, CorrectionMethod, check_correction, refusal
+from optimizers.declaration import Method, Rule, is_custom
+from optimizers.grouping import ParameterGroup, Role, assign, role_of
 from optimizers.options import Option
 
 __all__ = [
@@ -14,10 +15,11 @@ __all__ = [
     "Option",
     "ParameterGroup",
     "Role",
+    "Rule",
     "assign",
     "check_correction",
     "check_options",
-    "describe",
+    "is_custom",
     "method_named",
     "refusal",
     "role_of",

@@ -2,71 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from optimizers.adan import Adan
-from optimizers.basis_rotation import BasisRotation, stage_aware_intervals
-from optimizers.catalogue import check_options
-from optimizers.composite import Composite
-from optimizers.grouping import ParameterGroup, assign
-from optimizers.lion import Lion
-from optimizers.mars import Mars
-from optimizers.muon import Muon
-from optimizers.normuon import NorMuon
+from optimizers.catalogue import check_options, method_named
+from optimizers.custom import build_custom
+from optimizers.declaration import Rule, import_named, is_custom
+from optimizers.grouping import ParameterGroup, Role, assign, role_of
 from optimizers.options import Value
-from optimizers.scion import ScionSign, ScionSpectral
-from optimizers.sgd import SGD
-from optimizers.soap import Soap
-
-Groups = list[dict[str, Any]]
-Settings = Mapping[str, Any]
-
-
-def _adamw(groups: Groups, settings: Settings) -> torch.optim.Optimizer:
-    # MARS has rates of its own for the vectors, which it leaves to AdamW.
-    betas = (
-        settings.get("vector_beta1", settings["beta1"]),
-        settings.get("vector_beta2", settings["beta2"]),
-    )
-    return torch.optim.AdamW(groups, betas=betas, eps=settings["eps"], fused=True)
-
-
-def _nadamw(groups: Groups, settings: Settings) -> torch.optim.Optimizer:
-    return torch.optim.NAdam(
-        groups,
-        betas=(settings["beta1"], settings["beta2"]),
-        eps=settings["eps"],
-        momentum_decay=settings["momentum_decay"],
-        decoupled_weight_decay=True,
-        foreach=True,
-    )
-
-
-def _scion(groups: Groups, settings: Settings, *, rule: type[torch.optim.Optimizer], radius: str) -> Any:
-    if settings["constrained"]:
-        groups = [{**group, "weight_decay": 1.0} for group in groups]
-    return rule(groups, {**settings, "radius": settings[radius]})
-
-
-_RULES: Mapping[str, Callable[[Groups, Settings], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "adan": Adan,
-    "basis-rotation": BasisRotation,
-    "lion": Lion,
-    "mars": Mars,
-    "muon": Muon,
-    "nadamw": _nadamw,
-    "normuon": NorMuon,
-    "scion-sign": partial(_scion, rule=ScionSign, radius="sign_radius"),
-    "scion-spectral": partial(_scion, rule=ScionSpectral, radius="radius"),
-    "sgd": SGD,
-    "soap": Soap,
-}
-"""How each rule of the catalogue is built from groups and the method's settings."""
+from optimizers.rules.basis_rotation import stage_aware_intervals
+from optimizers.rules.composite import Composite
 
 
 def build_optimizer(
@@ -76,23 +23,24 @@ def build_optimizer(
     lr: float,
     weight_decay: float,
     options: Mapping[str, Value],
+    roles: Mapping[str, Role] | None = None,
     stage: int = 0,
     delays: Sequence[int] = (0,),
 ) -> torch.optim.Optimizer:
-    """The optimizer `name` over the parameters of one stage.
+    """The optimizer `name` for the parameters of one stage.
 
-    Every group of its `param_groups` carries `lr` and `peak_lr` (a learning-rate schedule sets the first to
-    a share of the second), `role`, `rule` and `param_names`. A stage without parameters for the main rule
-    works. Gradients are only read.
+    Its `param_groups` have `lr` and `peak_lr` (the learning-rate schedule sets the first to a share of the
+    second). A stage may have no parameters for the main rule. Gradients are only read.
 
     Args:
-        parameters: By full name, such as `blocks.3.mlp.up.weight`; names decide the rule.
-        name: One of `optimizers.NAMES`.
+        parameters: By full name, such as `blocks.3.mlp.up.weight`.
+        name: One of `optimizers.NAMES`, or `package.module:name` for one of a user's own.
         lr: Peak learning rate.
         weight_decay: Decoupled; on matrices in blocks and on the head.
-        options: What differs from the method's defaults.
-        stage: Which of the pipeline's stages the parameters are of.
-        delays: Each stage's delay in updates; for methods that treat stages differently.
+        options: Values of options that differ from the defaults.
+        roles: Of the parameters, by name; None: by their names and dimensions.
+        stage: Number of the stage.
+        delays: Each stage's delay in updates, for options that depend on it.
 
     Raises:
         ValueError: Unknown optimizer or option, value out of range, no parameters, or one without a rule.
@@ -100,19 +48,20 @@ def build_optimizer(
     settings = check_options(name, options)
     if settings.get("stage_aware"):
         settings["refresh_interval"] = stage_aware_intervals(int(settings["refresh_interval"]), delays)[stage]
-    assigned = assign(name, [(key, parameter.ndim) for key, parameter in parameters.items()])
+    if roles is None:
+        roles = {key: role_of(key, parameter.ndim) for key, parameter in parameters.items()}
+    assigned = assign(name, {key: roles[key] for key in parameters})
     if not assigned:
         raise ValueError("no parameters to optimize")
-    by_rule: dict[str, list[ParameterGroup]] = {}
+    if is_custom(name):
+        groups = [_torch_group(group, parameters, lr, weight_decay) for group in assigned]
+        return build_custom(name, groups, lr=lr, weight_decay=weight_decay, options=options)
+    by_rule: dict[Rule, list[dict[str, Any]]] = {}
     for group in assigned:
-        by_rule.setdefault(group.rule, []).append(group)
-    members = []
-    for rule, groups in by_rule.items():
-        peak = lr * float(settings.get("auxiliary_lr_ratio", 1.0)) if rule == "adamw" else lr
-        members.append(
-            _RULES[rule]([_torch_group(g, parameters, peak, weight_decay) for g in groups], settings)
-        )
-    return Composite(members)
+        rule = method_named(name).rule(group.role.value)
+        peak = lr * float(settings.get("auxiliary_lr_ratio", 1.0)) if rule.name == "adamw" else lr
+        by_rule.setdefault(rule, []).append(_torch_group(group, parameters, peak, weight_decay))
+    return Composite([import_named(rule.factory)(groups, settings) for rule, groups in by_rule.items()])
 
 
 def _torch_group(

@@ -1,45 +1,14 @@
-"""The optimizers by name: what each is, its settings with their defaults, what it keeps, and where it is
-from.
+"""The optimizers by name: each declared once. Imports no torch, so that the command line starts quickly.
 
-Imports no torch, so that the command line can list and check optimizers quickly.
+To add one, write its update rule as a file in `optimizers/rules/` and declare it here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from optimizers.declaration import Method, Rule, Settings, custom_method, is_custom
 from optimizers.options import Option, Value, settled
-
-
-def _everywhere(rule: str) -> Mapping[str, str]:
-    return {"matrix": rule, "embedding": rule, "head": rule, "vector": rule}
-
-
-def _on_matrices(rule: str) -> Mapping[str, str]:
-    return {"matrix": rule, "embedding": "adamw", "head": "adamw", "vector": "adamw"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """One optimizer."""
-
-    name: str
-    summary: str
-    reference: str
-    rules: Mapping[str, str]
-    """Which rule updates each role of `optimizers.grouping.Role`."""
-    options: Mapping[str, Option] = field(default_factory=dict)
-    matrix_state: str
-    """Values kept for a matrix of `rows` x `columns` under the main rule, as a formula for people."""
-    values_per_parameter: float
-    """The same for a square matrix, divided by its entries; step counters (one number a tensor) are not
-    counted."""
-
-    @property
-    def state_bytes_per_parameter(self) -> float:
-        """Bytes kept for each entry of a square float32 matrix."""
-        return 4 * self.values_per_parameter
 
 
 def _decay_rate(default: float, meaning: str) -> Option:
@@ -89,49 +58,64 @@ _ORTHOGONAL = {
     ),
 }
 
+
+def _rotation_state(settings: Settings) -> str:
+    copies = 2 if settings["source"] == "second-moment" else 1
+    sides = ("rows", "columns") if settings["geometry"] == "bilateral" else ("smaller",)
+    return " + ".join(["2 rows columns", *(f"{copies} {side}^2" for side in sides)])
+
+
+_ADAMW = Rule(name="adamw", factory="optimizers.rules.adam:adamw", state="2 rows columns")
+
+_AUXILIARY_ADAMW = {"embedding": _ADAMW, "head": _ADAMW, "vector": _ADAMW}
+"""Roles that the optimizers of matrices leave to AdamW."""
+
+_SCION_SIGN = Rule(name="scion-sign", factory="optimizers.rules.scion:ScionSign", state="rows columns")
+
 _METHODS = (
     Method(
         name="sgd",
         summary="gradient descent with averaged momentum",
         reference="Polyak 1964; Nesterov 1983",
-        rules=_everywhere("sgd"),
+        main=Rule(
+            name="sgd",
+            factory="optimizers.rules.sgd:SGD",
+            state=lambda settings: "rows columns" if settings["momentum"] else "0",
+        ),
         options={
             "momentum": _decay_rate(0.9, "decay of the averaged gradient; 0: none is kept"),
             "nesterov": Option(
                 default=False, meaning="step along the look-ahead (1 - momentum) G + momentum M"
             ),
         },
-        matrix_state="rows columns",
-        values_per_parameter=1,
     ),
     Method(
         name="adamw",
         summary="Adam with decoupled weight decay",
         reference="arXiv 1711.05101",
-        rules=_everywhere("adamw"),
+        main=_ADAMW,
         options=_adam_options(0.9, 0.95),
-        matrix_state="2 rows columns",
-        values_per_parameter=2,
     ),
     Method(
         name="nadamw",
         summary="Nesterov Adam with decoupled decay: asynchronous Nesterov",
         reference="arXiv 2505.01099",
-        rules=_everywhere("nadamw"),
+        main=Rule(name="nadamw", factory="optimizers.rules.adam:nadamw", state="2 rows columns"),
         options={
             **_adam_options(0.99, 0.999),
             "momentum_decay": Option(
                 default=0.004, low=0.0, meaning="how fast the momentum warms up to beta1"
             ),
         },
-        matrix_state="2 rows columns",
-        values_per_parameter=2,
     ),
     Method(
         name="muon",
         summary="orthogonalized momentum on matrices, AdamW for the rest",
         reference="Jordan 2024; arXiv 2502.16982",
-        rules=_on_matrices("muon"),
+        main=Rule(
+            name="muon", factory="optimizers.rules.muon:Muon", state="rows columns", matrix_iterations=5
+        ),
+        others=_AUXILIARY_ADAMW,
         options={
             **_MOMENTUM,
             "scale": Option(
@@ -142,14 +126,18 @@ _METHODS = (
             **_ORTHOGONAL,
             **_AUXILIARY,
         },
-        matrix_state="rows columns",
-        values_per_parameter=1,
     ),
     Method(
         name="normuon",
         summary="Muon with a second moment for each row",
         reference="arXiv 2510.05491",
-        rules=_on_matrices("normuon"),
+        main=Rule(
+            name="normuon",
+            factory="optimizers.rules.normuon:NorMuon",
+            state="rows columns + rows",
+            matrix_iterations=5,
+        ),
+        others=_AUXILIARY_ADAMW,
         options={
             **_MOMENTUM,
             "row_beta2": _decay_rate(0.95, "decay of the row-wise second moment"),
@@ -162,67 +150,65 @@ _METHODS = (
             **_ORTHOGONAL,
             **_AUXILIARY,
         },
-        matrix_state="rows columns + rows",
-        values_per_parameter=1,
     ),
     Method(
         name="soap",
         summary="Adam in the eigenbasis of Shampoo's preconditioner; AdamW for the rest",
         reference="arXiv 2409.11321",
-        rules=_on_matrices("soap"),
+        main=Rule(
+            name="soap", factory="optimizers.rules.soap:Soap", state="2 rows columns + 2 rows^2 + 2 columns^2"
+        ),
+        others=_AUXILIARY_ADAMW,
         options={**_adam_options(0.95, 0.95), **_REFRESH},
-        matrix_state="2 rows columns + 2 rows^2 + 2 columns^2",
-        values_per_parameter=6,
+        step_copies=4,
     ),
     Method(
         name="adan",
         summary="Adam with a Nesterov look-ahead from gradient differences",
         reference="arXiv 2208.06677",
-        rules=_everywhere("adan"),
+        main=Rule(name="adan", factory="optimizers.rules.adan:Adan", state="4 rows columns"),
         options={
             **_adam_options(0.98, 0.92),
             "beta2": _decay_rate(0.92, "decay of the gradient's change"),
             "beta3": _decay_rate(0.99, "decay of the second moment"),
         },
-        matrix_state="4 rows columns",
-        values_per_parameter=4,
+        step_copies=4,
     ),
     Method(
         name="lion",
         summary="sign of an interpolated momentum; wants 3 to 10 times smaller learning rates",
         reference="arXiv 2302.06675",
-        rules=_everywhere("lion"),
+        main=Rule(name="lion", factory="optimizers.rules.lion:Lion", state="rows columns"),
         options={
             "beta1": _decay_rate(0.9, "interpolation between momentum and gradient in the step"),
             "beta2": _decay_rate(0.99, "decay of the momentum"),
         },
-        matrix_state="rows columns",
-        values_per_parameter=1,
     ),
     Method(
         name="mars",
         summary="Adam on a variance-reduced gradient; AdamW for vectors",
         reference="arXiv 2411.10438",
-        rules={**_everywhere("mars"), "vector": "adamw"},
+        main=Rule(name="mars", factory="optimizers.rules.mars:Mars", state="3 rows columns"),
+        others={"vector": _ADAMW},
         options={
             **_adam_options(0.95, 0.99),
             "gamma": Option(default=0.025, low=0.0, meaning="weight of the gradient's change"),
             "vector_beta1": _decay_rate(0.9, "AdamW part (vectors): decay of the first moment"),
             "vector_beta2": _decay_rate(0.95, "AdamW part: decay of the second moment"),
         },
-        matrix_state="3 rows columns",
-        values_per_parameter=3,
+        step_copies=3,
     ),
     Method(
         name="scion",
         summary="steps of fixed norm: spectral on matrices, sign on embedding and head, AdamW on vectors",
         reference="arXiv 2502.07529",
-        rules={
-            "matrix": "scion-spectral",
-            "embedding": "scion-sign",
-            "head": "scion-sign",
-            "vector": "adamw",
-        },
+        main=Rule(
+            name="scion-spectral",
+            factory="optimizers.rules.scion:ScionSpectral",
+            state="rows columns",
+            matrix_iterations=5,
+        ),
+        others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW},
         options={
             "momentum": _decay_rate(0.9, "decay of the averaged gradient"),
             "radius": Option(default=50.0, low=0.0, meaning="size of a step on matrices in blocks"),
@@ -233,14 +219,17 @@ _METHODS = (
             **_ORTHOGONAL,
             **_AUXILIARY,
         },
-        matrix_state="rows columns",
-        values_per_parameter=1,
     ),
     Method(
         name="basis-rotation",
         summary="Adam in a rotated basis; AdamW for the rest",
         reference="arXiv 2602.03515",
-        rules=_on_matrices("basis-rotation"),
+        main=Rule(
+            name="basis-rotation",
+            factory="optimizers.rules.basis_rotation:BasisRotation",
+            state=_rotation_state,
+        ),
+        others=_AUXILIARY_ADAMW,
         options={
             **_adam_options(0.95, 0.95),
             "source": Option(
@@ -255,11 +244,10 @@ _METHODS = (
             ),
             **_REFRESH,
             "stage_aware": Option(
-                default=False, meaning="spend the same refreshes in all, more often where the delay is larger"
+                default=False, meaning="refresh more often on stages with a larger delay, with the same total"
             ),
         },
-        matrix_state="2 rows columns + 2 rows^2 + 2 columns^2",
-        values_per_parameter=6,
+        step_copies=4,
     ),
 )
 
@@ -268,20 +256,26 @@ NAMES: tuple[str, ...] = tuple(METHODS)
 
 
 def method_named(name: str) -> Method:
-    """The optimizer called `name`.
+    """The optimizer called `name`; of a user's own where that is `package.module:name`.
 
     Raises:
-        ValueError: There is none; the message lists those there are.
+        ValueError: Unknown optimizer; the message lists those accepted.
     """
+    if is_custom(name):
+        return custom_method(name)
     if name not in METHODS:
         raise ValueError(f"unknown optimizer {name!r}; accepted: {', '.join(NAMES)}")
     return METHODS[name]
 
 
-def check_options(name: str, options: Mapping[str, object]) -> dict[str, Value]:
+def check_options(name: str, options: Mapping[str, Value]) -> dict[str, Value]:
     """The settings of optimizer `name`: `options` over its defaults.
+
+    A user's own optimizer checks its options itself.
 
     Raises:
         ValueError: Unknown optimizer or option, or a value not accepted; the message says what would be.
     """
+    if is_custom(name):
+        return dict(options)
     return settled(f"optimizer {name!r}", method_named(name).options, options)

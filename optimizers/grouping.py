@@ -1,16 +1,16 @@
-"""Which parameter goes to which rule: the one place that decides it. Imports no torch."""
+"""Roles of parameters, and the groups that an optimizer updates by one rule. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from optimizers.catalogue import METHODS
+from optimizers.catalogue import method_named
 
 
 class Role(StrEnum):
-    """What a parameter is to an optimizer."""
+    """Decides a parameter's update rule and weight decay."""
 
     MATRIX = "matrix"
     """A weight matrix inside a block (attention or MLP)."""
@@ -23,13 +23,12 @@ class Role(StrEnum):
 
 
 DECAYED = frozenset({Role.MATRIX, Role.HEAD})
-"""Roles under weight decay. Not vectors, whose size is a meaning and not a capacity, and not the embedding,
-most rows of which have no gradient in a step and would only shrink (as in PACI's recipe, arXiv
-2606.07881)."""
+"""Roles under weight decay. Not vectors, whose norm is no measure of capacity, and not the embedding, most
+rows of which have no gradient in a step and would only shrink (as in PACI's recipe, arXiv 2606.07881)."""
 
 
 def role_of(name: str, dimensions: int) -> Role:
-    """The role of the parameter called `name`, such as `blocks.3.mlp.up.weight`.
+    """The role of a parameter in a model without a description, by its name and number of dimensions.
 
     Raises:
         ValueError: No rule is known for such a parameter.
@@ -58,33 +57,22 @@ class ParameterGroup:
     names: tuple[str, ...]
 
 
-def assign(method: str, dimensions: Iterable[tuple[str, int]]) -> list[ParameterGroup]:
+def assign(method: str, roles: Mapping[str, Role]) -> list[ParameterGroup]:
     """Group parameters for the optimizer `method`.
 
     Args:
         method: A name of `optimizers.NAMES`.
-        dimensions: (name, number of dimensions) of each parameter.
+        roles: Of the parameters, by name.
 
     Returns:
         The groups that have members, main rule first, names in the order given.
     """
-    rules = METHODS[method].rules
+    rules = method_named(method).rules
     members: dict[Role, list[str]] = {role: [] for role in Role}
-    for name, count in dimensions:
-        members[role_of(name, count)].append(name)
+    for name, role in roles.items():
+        members[role].append(name)
     return [
         ParameterGroup(role=role, rule=rules[role.value], decayed=role in DECAYED, names=tuple(names))
         for role, names in members.items()
         if names
     ]
-
-
-def describe(groups: Iterable[ParameterGroup]) -> list[str]:
-    """One line a group, for people: the rule, whether it decays, how many parameter tensors, and the first
-    names."""
-    lines = []
-    for group in groups:
-        first = ", ".join(group.names[:3]) + (", ..." if len(group.names) > 3 else "")
-        decayed = "decayed" if group.decayed else "not decayed"
-        lines.append(f"{group.rule}: {len(group.names)} x {group.role.value} ({decayed}): {first}")
-    return lines

@@ -1,4 +1,4 @@
-"""Settings that a user may change: their defaults, what is accepted, and what is said about the rest."""
+"""Options of optimizers and corrections: defaults, accepted values and messages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ Value = float | bool | str
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A setting of an optimizer that a user may change."""
+    """An option of an optimizer or a correction."""
 
     default: Value
     meaning: str
     low: float | None = None
-    """Smallest accepted number (itself accepted)."""
+    """Smallest accepted number."""
     high: float | None = None
-    """Accepted numbers are below it."""
+    """Accepted numbers are smaller."""
     choices: tuple[str, ...] = ()
-    """Accepted words, where the setting is a word."""
+    """Accepted values of an option that is text."""
 
     def accepts(self) -> str:
-        """What is accepted, in words."""
+        """Description of the accepted values."""
         if self.choices:
             return " | ".join(self.choices)
         if isinstance(self.default, bool):
@@ -49,12 +49,12 @@ def settled(owner: str, accepted: Mapping[str, Option], options: Mapping[str, ob
     """`options` over the defaults of `accepted`.
 
     Args:
-        owner: What the options belong to, for messages.
-        accepted: The options that there are.
-        options: Those given.
+        owner: Optimizer or correction, for messages.
+        accepted: Its options.
+        options: The given values.
 
     Raises:
-        ValueError: An option that there is not, or a value not accepted; the message says what would be.
+        ValueError: An unknown option, or a value that is not accepted; the message says what is.
     """
     settings: dict[str, Value] = {key: option.default for key, option in accepted.items()}
     for key, value in options.items():

@@ -11,26 +11,32 @@ Actions of a program: `schedules.actions`. What stages send each other: `schedul
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program, parse_action
 from schedules.analyze import Analysis, analyze
+from schedules.catalogue import FAMILY, NAMES, build, find, is_synchronous, options_taken, smallest_delay
+from schedules.custom import is_custom
 from schedules.errors import ScheduleError
-from schedules.family import FAMILY, NAMES, Schedule, build, find, is_synchronous
-from schedules.two_bw import smallest_delay
+from schedules.schedule import OPTIONS, Schedule
+from schedules.segment import Segment
 from schedules.verify import find_problems, verify
 
 __all__ = [
     "FAMILY",
     "NAMES",
     "NO_MICROBATCH",
+    "OPTIONS",
     "Action",
     "Analysis",
     "Op",
     "Program",
     "Schedule",
     "ScheduleError",
+    "Segment",
     "analyze",
     "build",
     "find",
     "find_problems",
+    "is_custom",
     "is_synchronous",
+    "options_taken",
     "parse_action",
     "smallest_delay",
     "verify",

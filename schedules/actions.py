@@ -1,13 +1,13 @@
-"""What a schedule returns: a program, which is for each rank the list of actions that it performs, in order.
+"""Programs: for each rank, the ordered list of actions that it performs. Schedules return them.
 
-The printable form extends that of `torch.distributed.pipelining` (`2F0`, `1B3`, `0I4`, `0W4`) with the weight
-version that an action reads, and with the optimizer step, which writes one:
+The printable form extends that of `torch.distributed.pipelining` (`2F0`, `1B3`, `0I4`, `0W4`) by the weight
+version that an action reads, and by the optimizer step, which writes one:
 
     0F5@3     stage 0, forward of micro-batch 5, with weights that have seen 3 updates
     0B5@3     its backward (I and W: the input half and the weight half of a split backward)
     0U4       stage 0 applies the gradient gathered since its last update; the result is version 4
 
-Micro-batches are numbered through the whole run. Sends and receives are no actions: they follow from F and B.
+Micro-batches are numbered through the whole run. Sends and receives are not listed: they follow from F and B.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 
 class Op(StrEnum):
-    """What an action does."""
+    """The operation of an action."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -30,11 +31,11 @@ class Op(StrEnum):
 
 
 NO_MICROBATCH = -1
-"""The `microbatch` of an update, which belongs to no single one."""
+"""The `microbatch` of an update, which belongs to no single micro-batch."""
 
 
 class Action(NamedTuple):
-    """One thing that a rank does: `(stage, op, microbatch, version)`.
+    """One operation of a rank: `(stage, op, microbatch, version)`.
 
     `version` is the version read, or for an update the version written. `microbatch` of an update is
     `NO_MICROBATCH`.
@@ -70,14 +71,14 @@ def parse_action(text: str) -> Action:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank does in one segment of a run: from a start to the next drain.
+    """The actions of every rank in one segment of a run: from a start to the next drain.
 
     The segment covers steps `first_step .. first_step + steps - 1`, so micro-batches
     `first_step * microbatches .. (first_step + steps) * microbatches - 1`.
     """
 
     schedule: str
-    """Name of the schedule, for people: no reader decides anything by it."""
+    """Name of the schedule, for display only: no reader decides anything by it."""
     microbatches: int
     """Micro-batches a step."""
     update_interval: int
@@ -92,6 +93,9 @@ class Program:
     """Versions that every stage still holds at the drain, for the next segment to start with; ascending."""
     actions: tuple[tuple[Action, ...], ...]
     """For each rank, its actions in order."""
+    updates_together: bool = True
+    """Whether all stages update once a step, with one gradient norm and one verdict on non-finite gradients.
+    If not, each stage updates on its own."""
 
     @property
     def num_stages(self) -> int:
@@ -101,10 +105,15 @@ class Program:
     def num_ranks(self) -> int:
         return len(self.actions)
 
+    @cached_property
+    def split_backward(self) -> bool:
+        """Whether some backward comes as an input half and a weight half."""
+        return any(action.op is Op.BACKWARD_INPUT for action in self.all_actions())
+
     def all_actions(self) -> Iterator[Action]:
         """Every action, rank by rank."""
-        for of_rank in self.actions:
-            yield from of_rank
+        for actions in self.actions:
+            yield from actions
 
     def actions_by_stage(self) -> list[list[Action]]:
         """For each stage, its actions in the order in which its rank performs them."""

@@ -1,4 +1,4 @@
-"""What a program costs in staleness and memory, counted exactly from its version numbers, stage by stage."""
+"""Staleness and memory of a program, counted exactly from its version numbers, stage by stage."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ from schedules.actions import Action, Op, Program
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """The properties of a program. Tuples are indexed by stage (`rank_activations` by rank)."""
+    """Properties of a program. Tuples are indexed by stage, `rank_activations` by rank."""
 
     delay_min: tuple[int, ...]
-    """Least updates, over all gradients, between the weights of the forward and those applied to."""
+    """Minimum over gradients of the updates between the weights of the forward and those updated."""
     delay_max: tuple[int, ...]
-    """Most updates, over all gradients, between the weights of the forward and those applied to."""
+    """Maximum over gradients of the updates between the weights of the forward and those updated."""
     mismatch_max: tuple[int, ...]
-    """Most versions, over all micro-batches, between the weights of forward and backward."""
+    """Maximum over micro-batches of the versions between the weights of forward and backward."""
     versions: tuple[int, ...]
-    """Most weight versions alive at once: the replicas that the stage needs."""
+    """Maximum number of live weight versions: the replicas that the stage needs."""
     activations: tuple[int, ...]
-    """Most micro-batches in flight at once: forwarded, with (half of) their backward still to come."""
+    """Maximum number of micro-batches in flight: forwarded, and the backward or half of it still to come."""
     rank_activations: tuple[int, ...]
-    """The same, summed over the stages of each rank; a rank of several chunks counts each of them."""
+    """The same for a rank: each of its stages counts."""
     slack: tuple[int | None, ...]
-    """Fewest forwards, over all updates, between an update and the first reader of its version.
+    """Minimum over updates of the forwards between an update and the first reader of its version.
 
     None where no update of the segment has a reader in it.
     """
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether every gradient is applied to the weights that it was computed at."""
+        return max(self.delay_max) == 0 and max(self.mismatch_max) == 0
+
 
 def analyze(program: Program) -> Analysis:
-    """The properties of `program`, which must be right (see `verify`)."""
+    """The properties of `program`, which must be valid (see `verify`)."""
     by_stage = program.actions_by_stage()
     delays = [_delays(program, actions) for actions in by_stage]
     return Analysis(
-        delay_min=tuple(least for least, _, _ in delays),
+        delay_min=tuple(smallest for smallest, _, _ in delays),
         delay_max=tuple(largest for _, largest, _ in delays),
         mismatch_max=tuple(mismatch for _, _, mismatch in delays),
         versions=tuple(_versions(program, actions) for actions in by_stage),
@@ -46,7 +51,7 @@ def analyze(program: Program) -> Analysis:
 
 
 def _delays(program: Program, actions: list[Action]) -> tuple[int, int, int]:
-    """Least delay, largest delay and largest mismatch of one stage."""
+    """Minimum delay, maximum delay and maximum mismatch of one stage."""
     forward, update = Op.FORWARD, Op.UPDATE
     forwarded_at: dict[int, int] = {}
     delays: set[int] = set()
@@ -63,7 +68,7 @@ def _delays(program: Program, actions: list[Action]) -> tuple[int, int, int]:
 
 
 def _versions(program: Program, actions: list[Action]) -> int:
-    """Most versions alive at once; one dies with its last reader, before the next update is written."""
+    """Maximum number of live versions; a version dies after its last reader, before the next update."""
     update = Op.UPDATE
     last_read = {version: place for place, (_, op, _, version) in enumerate(actions) if op is not update}
     kept = set(program.final_versions)
@@ -78,7 +83,7 @@ def _versions(program: Program, actions: list[Action]) -> int:
 
 
 def _in_flight(actions: tuple[Action, ...] | list[Action]) -> int:
-    """Most micro-batches in flight over a stage's or a rank's actions."""
+    """Maximum number of micro-batches in flight over the actions of a stage or rank."""
     forward, backward, weight_half = Op.FORWARD, Op.BACKWARD, Op.BACKWARD_WEIGHT
     now = most = 0
     for action in actions:
@@ -93,7 +98,7 @@ def _in_flight(actions: tuple[Action, ...] | list[Action]) -> int:
 
 
 def _slack(actions: list[Action]) -> int | None:
-    """Fewest forwards between an update and the first reader of its version."""
+    """Minimum number of forwards between an update and the first reader of its version."""
     forward, update = Op.FORWARD, Op.UPDATE
     forwards = 0
     forwards_at_update: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""How long things take: the simulator's cost model, in any one unit of time."""
+"""The simulator's cost model: times of actions and messages, in any one unit."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Costs:
     reduction: tuple[float, ...]
     """The gradient all-reduce over data-parallel ranks, which runs beside the rank's other work."""
     norm: float | None
-    """All-reduce of the gradient norm, which every stage's update waits for; None: there is none."""
+    """Time of the gradient norm's all-reduce, which every stage's update waits for; None: no norm."""
     latency: float
     """From the end of a message's sending to its arrival."""
     transfer: float
-    """A message's size over the bandwidth: how long it occupies its channel."""
+    """Time that a message occupies its channel: its size over the bandwidth."""
     jitter: float
     """Standard deviation of the log-normal factor (mean 1) that each computation's time has."""
     seed: int
@@ -55,7 +55,7 @@ def uniform_costs(
     chunks are compared on one model: a stage takes the chunk's part of them.
 
     Args:
-        program: The program, for its numbers of stages and ranks.
+        program: Says how many stages and ranks there are.
         forward: One micro-batch's forward through a rank's share.
         backward: Its backward; where the halves are given, their sum counts instead.
         input_half: The input half of a split backward; None: half of `backward`.
@@ -111,7 +111,7 @@ def uniform_costs(
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimes:
-    """What was measured of each rank's share of the model, in seconds. Tuples are indexed by rank."""
+    """Measured times of each rank's share of the model, in seconds. Tuples are indexed by rank."""
 
     forward: tuple[float, ...]
     """One micro-batch's forward."""
@@ -124,12 +124,12 @@ class RankTimes:
 
 
 def with_measured_ranks(costs: Costs, program: Program, measured: RankTimes) -> Costs:
-    """`costs` with computation as measured. A rank's stages share its times equally.
+    """`costs` with measured times of computation. A rank's stages share its times equally.
 
     Args:
-        costs: What else takes time.
-        program: The program that they are for.
-        measured: Of every rank.
+        costs: Keeps the times of everything else.
+        program: To simulate.
+        measured: Times of every rank.
 
     Raises:
         ScheduleError: There are more or fewer ranks than measurements.
@@ -141,8 +141,8 @@ def with_measured_ranks(costs: Costs, program: Program, measured: RankTimes) -> 
         )
     share = program.num_ranks / program.num_stages
 
-    def of_stages(of_ranks: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(of_ranks[rank] * share for rank in program.rank_of_stage)
+    def of_stages(times_by_rank: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(times_by_rank[rank] * share for rank in program.rank_of_stage)
 
     input_half, weight_half = of_stages(measured.input_half), of_stages(measured.weight_half)
     return replace(

@@ -1,11 +1,11 @@
-"""What of a rank's own work does a message to it depend on, and which of its messages does it acknowledge?
+"""When a rank may post its receives, and which of its sends a message acknowledges.
 
-On a GPU an open receive is a kernel that runs until its message comes, and a host that waits for its whole
-device waits for that kernel, too. If the message depends on what this host has not launched yet, it waits for
-ever. So a receive is posted once everything of the same rank that its message depends on has been launched.
-That follows from the program, whatever the ranks' speed.
+On a GPU an open receive is a kernel that runs until its message arrives, and a host that synchronizes with
+its device waits for that kernel too. If the message depends on work that this host has not launched yet, that
+is a deadlock. So a receive is posted once everything of the same rank that its message depends on has been
+launched. That follows from the program, whatever the ranks' speed.
 
-How far a rank has come is a `Place`: `launched(k)` once its first k actions have been launched, and
+A rank's progress is a `Place`: `launched(k)` once its first k actions have been launched, and
 `updated(k)` once the updates that action k needs have been finished as well.
 """
 
@@ -18,7 +18,7 @@ from schedules.actions import Action, Op, Program
 from schedules.messages import Message, destination, is_local, received, sent, source
 
 Place = int
-"""How far a rank has come in its actions; comparable."""
+"""Progress of a rank through its actions; comparable."""
 
 
 def launched(actions: int) -> Place:
@@ -27,13 +27,13 @@ def launched(actions: int) -> Place:
 
 
 def updated(action: int) -> Place:
-    """The place of a rank that is about to launch its action number `action`, and has finished the updates
-    that this action needs."""
+    """The place of a rank that has finished the updates that its action number `action` needs, and launches
+    that action next."""
     return 2 * action + 1
 
 
 def steps_to_agree(program: Program) -> int:
-    """Steps after which all ranks know what they told each other at the end of a step, so that none waits.
+    """Steps after which all ranks know, without waiting, what they sent each other at the end of a step.
 
     Where stages update on their own, stage 0 ends a step last; the last stage is less than 2 p micro-batches
     ahead of it.
@@ -42,22 +42,22 @@ def steps_to_agree(program: Program) -> int:
 
 
 def places_to_post(program: Program, rank: int, *, common_step: bool) -> dict[Message, Place]:
-    """For each message to `rank` from another one: the place from which on nothing that it depends on is
-    still to be launched by `rank` itself.
+    """For each message from another rank: the place at which `rank` has launched everything of its own that
+    the message depends on.
 
-    It depends on what leads to it through messages, and through updates: where all stages update together,
-    who reads a version has heard of the gradient's norm from every rank.
+    Dependencies go through messages and updates: where all stages update together, whoever reads a version
+    has received every rank's part of the gradient norm.
 
     Args:
-        program: its forwards and backwards are complete, and no rank waits for ever.
-        rank: that receives.
-        common_step: whether all stages update together.
+        program: With complete forwards and backwards, and without deadlock.
+        rank: Receives the messages.
+        common_step: Whether all stages update together.
     """
     rank_of_stage, num_stages = program.rank_of_stage, program.num_stages
     finished = _finished_updates(program, rank)
     lag = steps_to_agree(program)
-    # For each rank, the last place of `rank` that what it does depends on; for each channel, those of its
-    # messages. Messages of a channel come in one order at both ends.
+    # For each rank, the last place of `rank` that its work depends on; for each channel, those of its
+    # messages, which are in one order at both ends.
     depends = [0] * program.num_ranks
     channels: dict[tuple[int, int], deque[Place]] = {
         (stage, stage + way): deque() for stage in range(num_stages) for way in (-1, 1)
@@ -76,11 +76,11 @@ def places_to_post(program: Program, rank: int, *, common_step: bool) -> dict[Me
                 channel = channels[sender, action.stage]
                 if not channel:
                     break
-                came = channel.popleft()
-                depends[current] = max(depends[current], came)
+                dependency = channel.popleft()
+                depends[current] = max(depends[current], dependency)
                 if current == rank:
-                    places[Message(sender, action.stage, action.microbatch)] = came
-            needed = _version_awaited(action, program, common_step=common_step, lag=lag)
+                    places[Message(sender, action.stage, action.microbatch)] = dependency
+            needed = version_awaited(action, program, common_step=common_step, lag=lag)
             depends[current] = max(depends[current], finished.get(needed, 0))
             place += 1
             if current == rank:
@@ -93,20 +93,27 @@ def places_to_post(program: Program, rank: int, *, common_step: bool) -> dict[Me
     return places
 
 
-def _version_awaited(action: Action, program: Program, *, common_step: bool, lag: int) -> int:
-    """The latest version about which `action` must have heard from all ranks of the pipeline."""
+def version_awaited(action: Action, program: Program, *, common_step: bool, lag: int) -> int:
+    """The version whose update all ranks must have begun before `action` can be performed.
+
+    Args:
+        action: To be performed.
+        program: Its program.
+        common_step: Whether all stages update together.
+        lag: `steps_to_agree` of the program.
+    """
     if common_step:
         # A rank has one update under way at a time.
         return action.version - (action.op is Op.UPDATE)
     if action.op is not Op.FORWARD:
         return -1
-    # Whether a rank is to end: told with the last update of a step, known some steps later.
+    # Ranks exchange whether to stop with the last update of a step, and use the answer `lag` steps later.
     step = action.microbatch // program.microbatches - lag
     return step * program.microbatches // program.update_interval
 
 
 def _finished_updates(program: Program, rank: int) -> dict[int, Place]:
-    """For each version that `rank` writes, the place at which it has finished that update at the latest."""
+    """For each version that `rank` writes, the place by which it has finished that update."""
     stages = {stage for stage, holder in enumerate(program.rank_of_stage) if holder == rank}
     finished: dict[int, Place] = {}
     written: set[int] = set()
@@ -125,10 +132,10 @@ def _finished_updates(program: Program, rank: int) -> dict[int, Place]:
 
 
 def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[bool, int]]]:
-    """What a message from a neighbour says of those that `rank` has sent to it: they have arrived.
+    """For each message to `rank`, the sends of `rank` that its arrival shows to have been received.
 
-    Gives for each message to `rank`, where it says something new, (whether these are activations, how many of
-    them have arrived), counted in the order in which `rank` sends them to that neighbour.
+    Each entry is (whether activations, number received so far), counted in the order in which `rank` sends
+    them to that neighbour; messages that show nothing new have none.
     """
     rank_of_stage, num_stages = program.rank_of_stage, program.num_stages
     numbers: dict[Message, int] = {}
@@ -140,18 +147,18 @@ def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[bool, 
     known: dict[Message, list[tuple[bool, int]]] = {}
     for other in {neighbour for neighbour, _ in counts}:
         arrived = {True: 0, False: 0}
-        told = dict(arrived)
+        reported = dict(arrived)
         for action in program.actions[other]:
             incoming = received(action, num_stages)
             if incoming in numbers:
                 forward = _is_activation(incoming)
                 arrived[forward] = max(arrived[forward], numbers[incoming])
             outgoing = sent(action, num_stages)
-            if outgoing is not None and rank_of_stage[outgoing.destination] == rank and told != arrived:
+            if outgoing is not None and rank_of_stage[outgoing.destination] == rank and reported != arrived:
                 known[outgoing] = [
-                    (forward, count) for forward, count in arrived.items() if count > told[forward]
+                    (forward, count) for forward, count in arrived.items() if count > reported[forward]
                 ]
-                told = dict(arrived)
+                reported = dict(arrived)
     return known
 
 

@@ -1,8 +1,7 @@
-"""What a schedule is asked for, and the two ways of turning an order into a program.
+"""The segment that a schedule builds a program for, and two builders.
 
-`flushed` repeats the order of one step and lets every stage update when its last backward is done: nothing of
-a step is left when the next begins. `unflushed` runs through all micro-batches of the segment and names
-versions as it goes.
+`flushed` repeats the order of one step; every stage updates after its last backward, and nothing of a step is
+left when the next begins. `unflushed` runs 1F1B through all micro-batches of the segment.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
+from schedules.errors import ScheduleError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """The part of a run that a program is wanted for: steps `first_step .. first_step + steps - 1`."""
+    """The part of a run that a program covers: steps `first_step .. first_step + steps - 1`."""
 
     ranks: int
     """Pipeline ranks p."""
@@ -63,10 +63,10 @@ def flushed(
     """The synchronous program that performs `order` in every step.
 
     Args:
-        segment: What is asked for.
+        segment: To build the program for.
         schedule: The program's name.
         rank_of_stage: Which rank performs each stage's actions.
-        order: For each rank, what it does in one step, updates left out: they follow a stage's last backward.
+        order: For each rank, its order within one step, without updates.
     """
     return Program(
         schedule=schedule,
@@ -77,30 +77,30 @@ def flushed(
         rank_of_stage=tuple(rank_of_stage),
         initial_versions=(segment.first_step,),
         final_versions=(segment.first_step + segment.steps,),
-        actions=tuple(_repeat(_with_updates(of_rank), segment) for of_rank in order),
+        actions=tuple(_repeat(_with_updates(rank_order), segment) for rank_order in order),
     )
 
 
-def _with_updates(of_rank: Sequence[Slot]) -> list[Slot]:
+def _with_updates(rank_order: Sequence[Slot]) -> list[Slot]:
     last_backward = {
         slot.stage: place
-        for place, slot in enumerate(of_rank)
+        for place, slot in enumerate(rank_order)
         if slot.op is Op.BACKWARD or slot.op is Op.BACKWARD_WEIGHT
     }
     slots = []
-    for place, slot in enumerate(of_rank):
+    for place, slot in enumerate(rank_order):
         slots.append(slot)
         if last_backward.get(slot.stage) == place:
             slots.append(Slot(slot.stage, Op.UPDATE, 0))
     return slots
 
 
-def _repeat(of_rank: list[Slot], segment: Segment) -> tuple[Action, ...]:
+def _repeat(rank_order: list[Slot], segment: Segment) -> tuple[Action, ...]:
     update = Op.UPDATE
     actions = []
     for step in range(segment.first_step, segment.first_step + segment.steps):
         offset = step * segment.microbatches
-        for stage, op, microbatch in of_rank:
+        for stage, op, microbatch in rank_order:
             if op is update:
                 actions.append(Action(stage, op, NO_MICROBATCH, step + 1))
             else:
@@ -108,11 +108,34 @@ def _repeat(of_rank: list[Slot], segment: Segment) -> tuple[Action, ...]:
     return tuple(actions)
 
 
+def delay_for_lead(*, lead: int, microbatches: int) -> int:
+    """The smallest delay d with d m >= `lead`, at least 1."""
+    return max(1, -(-lead // microbatches))
+
+
+def legal_delay(segment: Segment, *, schedule: str, delay: int | None, lead: int) -> int:
+    """`delay`, or the smallest legal one for None.
+
+    Raises:
+        ScheduleError: `delay` is smaller than the order allows.
+    """
+    smallest = delay_for_lead(lead=lead, microbatches=segment.microbatches)
+    if delay is None:
+        return smallest
+    if delay < smallest:
+        raise ScheduleError(
+            f"{schedule} on {segment.ranks} ranks with {segment.microbatches} micro-batches a step needs a "
+            f"delay of at least {smallest}, and {delay} is asked for"
+        )
+    return delay
+
+
 def unflushed(
     segment: Segment,
     *,
     schedule: str,
     update_interval: int,
+    updates_together: bool = True,
     stashed: bool,
     ahead: int,
     read: Callable[[int, int], int],
@@ -122,11 +145,12 @@ def unflushed(
     """The program that runs through the segment in 1F1B order, one stage a rank, and drains at its end.
 
     Args:
-        segment: What is asked for.
+        segment: To build the program for.
         schedule: The program's name.
         update_interval: Backwards after which a stage updates.
-        stashed: Whether a backward reads the version that its forward read; if not, it reads the newest.
-        ahead: Forwards that a stage runs ahead of its backwards, for each stage behind it.
+        updates_together: See `Program`.
+        stashed: Whether a backward reads the version that its forward read; otherwise it reads the newest.
+        ahead: Forwards that a stage runs ahead of its backwards, for each stage after it.
         read: The version that a forward reads, from its micro-batch and the newest version of the stage.
         initial_versions: Versions held at the start; the last is the newest.
         final_versions: Versions that must still be held at the drain.
@@ -135,6 +159,7 @@ def unflushed(
         schedule=schedule,
         microbatches=segment.microbatches,
         update_interval=update_interval,
+        updates_together=updates_together,
         steps=segment.steps,
         first_step=segment.first_step,
         rank_of_stage=tuple(range(segment.ranks)),

@@ -1,13 +1,13 @@
-"""When does everything happen? A program played through under a cost model.
+"""Simulates a program under a cost model: when every action starts and ends.
 
-Each rank performs its list in order and starts an action when the rank is free and the action's message is
-there. A message occupies its channel for `costs.transfer`, after the one before it, and arrives
-`costs.latency` later; nothing that a rank waits for depends on anything but what other ranks have done
-before, so each rank is played as far as it can go, again and again, and every action is looked at once.
+Each rank performs its list in order and starts an action when the rank is free and the action's message has
+arrived. A message occupies its channel for `costs.transfer`, after the one before it, and arrives
+`costs.latency` later. Each rank is advanced as far as it can go, again and again, so that every action is
+looked at once.
 
 An update that waits for a collective (the data-parallel reduction, the gradient norm over the stages) is
-performed just before the first reader of its version, or before the stage's next update: what lies between
-hides the collective.
+performed just before the first reader of its version, or before the stage's next update: the actions between
+hide the collective.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Timeline:
     @property
     def makespan(self) -> float:
         """The time from the first action's start to the last one's end."""
-        return max(max(of_rank, default=0.0) for of_rank in self.ends)
+        return max(max(rank_ends, default=0.0) for rank_ends in self.ends)
 
 
 def simulate(program: Program, costs: Costs) -> Timeline:
-    """The timeline of `program`, which must be right (see `verify`), under `costs`."""
+    """The timeline of `program`, which must be valid (see `verify`), under `costs`."""
     return _Simulation(program, costs).run()
 
 
 class _Simulation:
-    """The state of a simulation: what each rank has done, and when each message arrives."""
+    """The state of a simulation: progress of each rank, and arrival of each message."""
 
     def __init__(self, program: Program, costs: Costs) -> None:
         count = program.steps * program.microbatches
@@ -56,7 +56,7 @@ class _Simulation:
         self.clock = [0.0] * program.num_ranks
         self.starts = [array("d", bytes(8 * len(actions))) for actions in program.actions]
         self.ends = [array("d", bytes(8 * len(actions))) for actions in program.actions]
-        # When the activations and the gradient that a micro-batch needs at a stage are there; -1: unknown.
+        # When the activations and the gradient that a micro-batch needs at a stage arrive; -1: unknown.
         self.activations_at = [[-1.0] * count for _ in range(stages)]
         self.gradient_at = [[-1.0] * count for _ in range(stages)]
         self.activations_at[0] = [0.0] * count
@@ -78,7 +78,7 @@ class _Simulation:
         return Timeline(program=self.program, starts=tuple(self.starts), ends=tuple(self.ends))
 
     def _play(self, rank: int) -> None:
-        """Let `rank` go on until it waits for another rank or is done."""
+        """Advance `rank` until it waits for another rank or is done."""
         forward, weight_half, update = Op.FORWARD, Op.BACKWARD_WEIGHT, Op.UPDATE
         forward_time, weight_time = self.durations[forward], self.durations[weight_half]
         actions = self.program.actions[rank]
@@ -172,9 +172,9 @@ class _Simulation:
         return end
 
     def _finish_all(self, rank: int, now: float) -> float:
-        """At the end of a rank's list, perform what is pending on its stages, as far as it can be."""
-        for stage, placed_on in enumerate(self.program.rank_of_stage):
-            if placed_on == rank and self.pending_version[stage] != _NONE_PENDING:
+        """At the end of a rank's list, perform the pending updates of its stages, as far as possible."""
+        for stage, holder in enumerate(self.program.rank_of_stage):
+            if holder == rank and self.pending_version[stage] != _NONE_PENDING:
                 done = self._finish_update(rank, stage, now)
                 if done >= 0:
                     now = done
@@ -183,14 +183,14 @@ class _Simulation:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What a timeline amounts to. Times are in the unit of the costs."""
+    """Throughput of a timeline. Times are in the unit of the costs."""
 
     step_time: float
-    """Time a step takes when the pipeline is running: from one step's last backward to the next one's."""
+    """Time of a step in the steady state: from one step's last backward to the next one's."""
     busy: tuple[float, ...]
     """For each rank, the share of that time in which it computes."""
     drain_time: float
-    """What the fill at the start and the drain at the end of a segment add to its steps."""
+    """Time that filling at the start and draining at the end of a segment add to its steps."""
 
     @property
     def bubble(self) -> float:
@@ -212,7 +212,7 @@ def measured_steps(program: Program) -> tuple[int, int]:
 
 
 def _lead(program: Program) -> int:
-    """Micro-batches that enter the pipeline before the first comes back: so many it takes to run evenly."""
+    """Micro-batches that enter the pipeline before the first comes back."""
     ops = (action.op for action in program.stage_actions(0))
     return sum(1 for _ in takewhile(lambda op: op is Op.FORWARD, ops))
 
@@ -223,7 +223,7 @@ def steps_to_measure(*, stages: int, microbatches: int, ahead: int = 1) -> int:
 
 
 def throughput(timeline: Timeline) -> Throughput:
-    """What `timeline` amounts to between the fill and the drain.
+    """The throughput of `timeline` between the fill and the drain.
 
     Raises:
         ValueError: The segment is too short (see `steps_to_measure`).
@@ -246,7 +246,7 @@ def throughput(timeline: Timeline) -> Throughput:
 
 
 def _ends_of_steps(program: Program, actions: tuple[Action, ...]) -> list[int]:
-    """For each step of the segment, the place of the rank's last action of that step that is no update."""
+    """For each step of the segment, the place of the rank's last action of that step, updates aside."""
     marks = [0] * program.steps
     for place, action in enumerate(actions):
         if action.op is not Op.UPDATE:

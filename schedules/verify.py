@@ -1,4 +1,4 @@
-"""Is a program right? Everything that a reader may rely on is checked here, for hand-written programs too.
+"""Verifies programs, hand-written ones too: everything that a reader may rely on is checked here.
 
 - Every stage belongs to one rank, and forwards and backwards (whole, or both halves) every micro-batch
   exactly once, in that order.
@@ -6,7 +6,7 @@
   is there. A backward reads its forward's version (stashed) or the newest one (unstashed).
 - At the end nothing is in flight, no gradient is left over, and the versions that the next segment starts
   with exist.
-- The messages of a channel are received in the order in which they are sent, and no rank waits for ever.
+- The messages of a channel are received in the order in which they are sent, and there is no deadlock.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def verify(program: Program, *, channel_capacity: int | None = None) -> None:
     """Check `program`.
 
     Args:
-        program: What to check.
+        program: To check.
         channel_capacity: Messages that a channel holds before its sender must wait; None: any number, as in
             our executor, whose sends never wait.
 
     Raises:
-        ScheduleError: The program is wrong; the message names each place, one a line.
+        ScheduleError: The program is invalid; the message has a line for each problem.
     """
     problems = find_problems(program, channel_capacity=channel_capacity)
     if problems:
@@ -37,10 +37,10 @@ def verify(program: Program, *, channel_capacity: int | None = None) -> None:
 
 
 def find_problems(program: Program, *, channel_capacity: int | None = None) -> list[str]:
-    """Everything that is wrong with `program`, one sentence each; empty if it is right.
+    """Every problem of `program`, one sentence each; empty if it is valid.
 
-    Later checks rest on earlier ones: where the ranks do not fit the stages, only that is reported, and
-    whether ranks wait for ever is asked only of a program that is otherwise right.
+    Later checks rely on earlier ones: where ranks do not fit the stages, only that is reported, and deadlocks
+    are looked for only in a program that is valid otherwise.
     """
     problems = list(_outline_problems(program)) or list(_place_problems(program))
     if problems:
@@ -73,6 +73,11 @@ def _outline_problems(program: Program) -> Iterator[str]:
             yield f"stage {stage} is placed on rank {rank}, but there are ranks 0 to {program.num_ranks - 1}"
     for rank in set(range(program.num_ranks)) - set(program.rank_of_stage):
         yield f"rank {rank} has no stage"
+    if program.updates_together and program.update_interval != program.microbatches:
+        yield (
+            f"update_interval is {program.update_interval}, but stages that update together do so after each "
+            f"step of {program.microbatches} micro-batches; accepted: updates_together=False"
+        )
     for label, versions in (("initial", program.initial_versions), ("final", program.final_versions)):
         if not versions or list(versions) != sorted(set(versions)) or versions[0] < 0:
             yield f"the {label} versions must be ascending and at least one, not {list(versions)}"
@@ -94,8 +99,8 @@ def _place_problems(program: Program) -> Iterator[str]:
             if not 0 <= stage < program.num_stages:
                 yield f"{_where(rank, place, action)}: there is no stage {stage}"
             elif program.rank_of_stage[stage] != rank:
-                right = program.rank_of_stage[stage]
-                yield f"{_where(rank, place, action)}: stage {stage} is on rank {right}"
+                holder = program.rank_of_stage[stage]
+                yield f"{_where(rank, place, action)}: stage {stage} is on rank {holder}"
             elif op is not update and not first <= microbatch < end:
                 yield f"{_where(rank, place, action)}: the segment has micro-batches {first} to {end - 1}"
 
@@ -111,7 +116,7 @@ def _microbatch_range(program: Program) -> tuple[int, int]:
 
 @dataclass
 class _StageState:
-    """What a stage has done so far."""
+    """The progress of one stage."""
 
     newest: int
     forwards: dict[int, int] = field(default_factory=dict)

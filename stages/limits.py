@@ -1,8 +1,7 @@
-"""The numbers of a configuration by themselves: how small and how large each may be. Imports no torch.
+"""Bounds of the numbers in a configuration. Imports no torch.
 
-The largest are far beyond what anybody trains. They keep `sweep` from working for minutes on a slip of the
-finger, and a run from ending where a number leaves the range of what it is computed with: float32, signed
-64-bit counts, and the clocks of the system.
+Upper bounds are far beyond any real run. They keep `sweep` from spending minutes on a typo, and a run from
+failing where a number leaves the range of float32, signed 64-bit integers, or the system's clocks.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from stages.config import RunConfig, tokens_per_step
 
 
 class ConfigError(ValueError):
-    """A value that cannot be: which key, and what would be accepted."""
+    """A value that is not accepted; names the key and what is accepted."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")
@@ -23,10 +22,10 @@ class ConfigError(ValueError):
 
 
 def check_limits(config: RunConfig) -> None:
-    """Refuse a number that no run can have, before anything is computed with it.
+    """Check every number of a configuration against its bounds.
 
     Raises:
-        ConfigError: names the first such key.
+        ConfigError: names the first key out of bounds.
     """
     for key, value in _numbers(config):
         largest = LARGEST.get(key, LARGEST_OF_OTHERS)
@@ -100,6 +99,7 @@ LARGEST: dict[str, float] = {
     "model.width": 10**6,
     "model.heads": 10**5,
     "model.kv_heads": 10**5,
+    "model.head_dim": 10**5,
     "model.mlp_width": 10**7,
     "model.vocab_size": 2**31 - 1,
     "model.rope_base": 1e15,
@@ -117,16 +117,16 @@ LARGEST: dict[str, float] = {
     "site.threads": 10_000,
     "seed": 2**63 - 1,
 }
-"""Accepted at most, by key."""
+"""Upper bound by key."""
 
 LARGEST_OF_OTHERS = 1e9
-"""Of every other key that holds a number: products of three stay within float32."""
+"""Upper bound of all other numbers: products of three stay within float32."""
 
 MOST_SLOTS = 100_000
-"""Stages times micro-batches of a step: what a program of one step is made of."""
+"""Upper bound of stages times micro-batches in a step, the size of a step's program."""
 
 MOST_SEQUENCES = 10**7
-"""In a step, and in an evaluation."""
+"""Upper bound of sequences in a step, and in an evaluation."""
 
 
 def _check_together(config: RunConfig) -> None:
@@ -156,15 +156,15 @@ def _check_together(config: RunConfig) -> None:
 
 
 def _numbers(config: Any, prefix: str = "") -> list[tuple[str, float]]:
-    """Every dotted key that holds a number, in order."""
-    found: list[tuple[str, float]] = []
+    """Every dotted key whose value is a number, in order."""
+    numbers: list[tuple[str, float]] = []
     for entry in fields(config):
         value = getattr(config, entry.name)
         if is_dataclass(value):
-            found += _numbers(value, f"{prefix}{entry.name}.")
+            numbers += _numbers(value, f"{prefix}{entry.name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found.append((f"{prefix}{entry.name}", value))
-    return found
+            numbers.append((f"{prefix}{entry.name}", value))
+    return numbers
 
 
 def _shown(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What the parts of a model cost on the hardware at hand: embedding, block, head, and the optimizer step."""
+"""Measures the seconds of a model's parts on this machine: embedding, block, head, and optimizer step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.assemble import dtypes
-from stages.blocks import block_runner
 from stages.config import RunConfig
-from stages.model import Stage, next_token_loss
-from stages.partition import StageCut
-from stages.split_backward import DeferredGradients, deferring
-from stages.update import StageUpdate, squared_norm
-from stages.weights import WeightVersions
+from stages.model.block_runner import block_runner
+from stages.model.decoder import Stage, next_token_loss
+from stages.model.partition import StageCut
+from stages.model.split_backward import DeferredGradients, deferring
+from stages.pipeline.build import dtypes
+from stages.pipeline.weight_versions import WeightVersions
+from stages.update.optimizer_step import StageUpdate, squared_norm
 
 BLOCKS = 2
-"""Blocks that are measured together; a block costs its share of them."""
+"""Blocks measured together; a block's cost is its share."""
 PARTS = {
     "embedding": StageCut(blocks=range(0), has_embedding=True, has_head=False),
     "block": StageCut(blocks=range(BLOCKS), has_embedding=False, has_head=False),
@@ -40,18 +40,18 @@ def measure(
     repeats: int,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Seconds of each part, the median over `repeats`, for micro-batches of several sizes.
+    """Median seconds of each part for several micro-batch sizes.
 
     Args:
-        config: of the model, its context, precision and optimizer.
-        device: that is measured.
-        microbatch_sizes: sequences in a micro-batch.
-        repeats: measurements of each.
-        progress: told what is being measured.
+        config: model, context, precision and optimizer.
+        device: the device to measure.
+        microbatch_sizes: sequences per micro-batch.
+        repeats: measurements per median.
+        progress: called with the name of each measurement.
 
     Returns:
         By part: `update` (its optimizer step), and by micro-batch size `forward`, `backward`, and the halves
-        of a split backward, `input_half` and `weight_half`: together they may take longer than the whole.
+        of a split backward, `input_half` and `weight_half`, which together may take longer than `backward`.
     """
     measured: dict[str, Any] = {}
     for name, cut in PARTS.items():
@@ -73,8 +73,8 @@ def measure(
         part: dict[str, Any] = {"microbatch": {}}
         for size in microbatch_sizes:
             progress(f"{name}, {size} sequences")
-            of_size = replace(config, train=replace(config.train, microbatch_size=size))
-            times = _microbatch(weights.replicas[0].module, of_size, device=device, repeats=repeats)
+            sized = replace(config, train=replace(config.train, microbatch_size=size))
+            times = _microbatch(weights.replicas[0].module, sized, device=device, repeats=repeats)
             part["microbatch"][str(size)] = {key: seconds / share for key, seconds in times.items()}
         progress(f"{name}, update")
         part["update"] = _update(config, weights, device=device, repeats=repeats) / share
@@ -83,37 +83,37 @@ def measure(
 
 
 def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repeats: int) -> dict[str, float]:
-    """A micro-batch's forward, its backward, and the halves of a split one, through what `module` holds."""
+    """Seconds of a micro-batch's forward, backward, and the halves of a split backward through `module`."""
     shape = (config.train.microbatch_size, config.data.context)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.model.vocab_size, shape, generator=generator).to(device)
     dtype = dtypes(config).replica
-    given = tokens
+    inputs = tokens
     if module.embedding is None:
         activation = torch.randn((*shape, config.model.width), generator=generator)
-        given = activation.to(device=device, dtype=dtype).requires_grad_()
+        inputs = activation.to(device=device, dtype=dtype).requires_grad_()
     gradient = torch.randn((*shape, config.model.width), generator=generator).to(device=device, dtype=dtype)
 
     def forward() -> Tensor:
-        output: Tensor = module(given)
+        output: Tensor = module(inputs)
         return output if module.head is None else next_token_loss(output, tokens)
 
-    sent = None if module.head is not None else gradient
+    output_gradient = None if module.head is not None else gradient
 
     def median_times(*, split: bool) -> tuple[float, float, float]:
-        """Of the forward, the backward or its first half, and the second half."""
+        """Seconds of the forward, of the backward or its input half, and of the weight half."""
         times = []
         waiting: tuple[Tensor, DeferredGradients | None] | None = None
         for _ in range(1 + WARM_UP + repeats):
             deferred = DeferredGradients() if split else None
             with deferring(deferred):
-                output, first = _clocked(forward, device)
+                output, first = _timed(forward, device)
             if waiting is not None:
-                # As in a pipeline, the next micro-batch's forward comes before this one's backward: with the
-                # memory of two, less of it is in the processor's cache.
-                ready, put_off = waiting
-                _, second = _clocked(partial(ready.backward, sent), device)
-                _, third = _clocked(put_off.compute if put_off is not None else lambda: None, device)
+                # As in a pipeline, the next micro-batch's forward runs before this one's backward, so less of
+                # its memory is in the cache.
+                ready, weight_half = waiting
+                _, second = _timed(partial(ready.backward, output_gradient), device)
+                _, third = _timed(weight_half.compute if weight_half is not None else lambda: None, device)
                 times.append((first, second, third))
             waiting = output, deferred
         medians = [statistics.median(column) for column in zip(*times[WARM_UP:], strict=True)]
@@ -121,7 +121,7 @@ def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repea
 
     forwards, backwards, _ = median_times(split=False)
     if module.embedding is not None or config.train.compile:
-        # A look-up has nothing to put off, and a compiled block's backward is one piece.
+        # An embedding's backward defers nothing, and a compiled block's backward cannot be split.
         first = second = backwards / 2
     else:
         _, first, second = median_times(split=True)
@@ -140,20 +140,20 @@ def _update(config: RunConfig, weights: WeightVersions, *, device: torch.device,
             norm = float(squared_norm(gradient))
             update.apply(gradient, version=step + 1, step=0, clip_by=norm, finite=math.isfinite(norm))
 
-        (_, seconds) = _clocked(apply, device)
+        (_, seconds) = _timed(apply, device)
         times.append(seconds)
     return statistics.median(times[WARM_UP:])
 
 
-def _clocked(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """What `work` returns, and the seconds until the device had done it."""
-    _wait_for(device)
+def _timed(work: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
+    """The result of `work`, and the seconds until the device has completed it."""
+    _synchronize(device)
     started = time.perf_counter()
     result = work()
-    _wait_for(device)
+    _synchronize(device)
     return result, time.perf_counter() - started
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

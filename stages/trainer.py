@@ -1,19 +1,20 @@
-"""Training a run: as one of its processes, or with all ranks in one."""
+"""Trains a run: as one of its processes, or with all ranks in one process (replay)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from stages.assemble import activation_shape, dtypes, has_common_step, representative_programs
+from stages.comm.process import Process, choose_device
+from stages.comm.topology import connect, connect_in_process
 from stages.config import RunConfig
-from stages.connection import connect, connect_in_process
 from stages.determinism import deterministic
-from stages.metrics import Recorder
-from stages.process import Process, choose_device
-from stages.run import Run, RunResult
-from stages.signals import never
-from stages.watchdog import Doing, watching
+from stages.liveness.stop_signal import never
+from stages.liveness.watchdog import ActivityTracker, watching
+from stages.metrics.recorder import Recorder
+from stages.pipeline.build import activation_shape, dtypes, representative_programs
+from stages.pipeline.segments import schedule_facts
+from stages.training_loop import TrainingLoop, TrainingResult
 
 
 def train(
@@ -25,39 +26,40 @@ def train(
     text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
-) -> RunResult:
-    """Train as one process of the run's, a rank each. All call this with the same configuration.
+) -> TrainingResult:
+    """Train as one process of the run, which performs one rank. All processes pass the same configuration.
 
-    Only the rank of the last stage of data rank 0, which knows the loss, writes to `recorder`.
+    Only the rank of the last stage of data rank 0, where the loss is computed, writes to `recorder`.
 
     Args:
-        config: the run's.
-        process: this rank's.
-        recorder: keeps the run's measurements.
-        checkpoints: folder to go on from, and to save into; None: the run starts anew and saves nothing.
-        text_folder: where text is split if the user's cache folder cannot be written.
-        stop: whether this rank has been told to end. If any has, all end after the same step, and save.
-        on_stall: called, in another thread, when this process has begun nothing new for twice `site.timeout`;
-            while it reads text or a checkpoint, or writes one, for twice `site.save_timeout`; while it builds
-            the model, with a factory of the user's own for example, for ten times `site.timeout`.
+        config: of the run.
+        process: this one.
+        recorder: keeps the measurements.
+        checkpoints: folder to resume from and save into; None: start anew and save nothing.
+        text_folder: where text is split if the user's cache folder is not writable.
+        stop: whether a stop has been requested. If any process returns true, all stop after the same step,
+            and save.
+        on_stall: called in another thread after a stall: no progress for twice `site.timeout`, while reading
+            or writing text or checkpoints for twice `site.save_timeout`, while building the model for ten
+            times `site.timeout`.
 
     Raises:
-        RuntimeError: a measured delay is not the program's, or another rank is gone.
-        stages.run.SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
-        stages.checkpoint_files.CheckpointError: a checkpoint cannot be written, or is of another run.
-        stages.corpus.DataError: the text cannot be trained on.
+        RuntimeError: a measured delay is not the program's, or another rank has ended.
+        stages.training_loop.SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
+        stages.checkpoint.layout.CheckpointError: a checkpoint cannot be written, or belongs to another run.
+        stages.data.dataset.DataError: the text cannot be trained on.
     """
     doing = _doing(config)
-    with deterministic(config.train.deterministic), watching(doing.last_sign, on_stall=on_stall):
+    with deterministic(config.train.deterministic), watching(doing.last_activity, on_stall=on_stall):
         connection = connect(
             process,
             rank_of_stage=representative_programs(config)[0].rank_of_stage,
             data_ranks=config.parallel.data,
             shape=activation_shape(config),
             dtype=dtypes(config).replica,
-            common_step=has_common_step(config),
+            common_step=schedule_facts(config).updates_together,
         )
-        run = Run(
+        loop = TrainingLoop(
             config,
             connections=[connection],
             device=process.device,
@@ -68,7 +70,7 @@ def train(
             stop=stop,
             doing=doing,
         )
-        return run.run()
+        return loop.run()
 
 
 def replay(
@@ -79,14 +81,14 @@ def replay(
     text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
-) -> RunResult:
-    """Train with all ranks taking turns in this process: the same numbers, bit for bit, without a cluster.
+) -> TrainingResult:
+    """Train with all ranks taking turns in this process, to the same numbers bit for bit as `train`.
 
     Arguments and errors are those of `train`.
     """
     doing = _doing(config)
-    with deterministic(config.train.deterministic), watching(doing.last_sign, on_stall=on_stall):
-        run = Run(
+    with deterministic(config.train.deterministic), watching(doing.last_activity, on_stall=on_stall):
+        loop = TrainingLoop(
             config,
             connections=connect_in_process(
                 rank_of_stage=representative_programs(config)[0].rank_of_stage,
@@ -100,9 +102,11 @@ def replay(
             stop=stop,
             doing=doing,
         )
-        return run.run()
+        return loop.run()
 
 
-def _doing(config: RunConfig) -> Doing:
+def _doing(config: RunConfig) -> ActivityTracker:
     site = config.site
-    return Doing(timeout=site.timeout, save_timeout=site.save_timeout, start_timeout=site.start_timeout)
+    return ActivityTracker(
+        timeout=site.timeout, save_timeout=site.save_timeout, start_timeout=site.start_timeout
+    )

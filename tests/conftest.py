@@ -1,24 +1,67 @@
-"""What holds for all tests: no example has a time that it must take, and which may run beside which."""
+"""Settings of the suite: random seed, hypothesis, markers, and the distribution of tests over workers."""
 
+from __future__ import annotations
+
+import os
+import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# On a busy machine any example may take long.
+SEED = "ASYNCPP_TEST_SEED"
+"""Environment variable with the seed of an earlier session, to repeat it."""
+
+# On a busy machine any example may be slow.
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# Behind a shell's `&` Ctrl-C is ignored, and the processes that tests start would inherit that.
+# A shell starts jobs behind `&` with SIGINT ignored, and processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the session's seed. Workers inherit it, and hypothesis draws its examples from it."""
+    seed = os.environ.setdefault(SEED, str(random.SystemRandom().randrange(2**32)))
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = seed
+
+
+def without_surrogates(value: Any) -> Any:
+    """A report's data with lone surrogates, as in undecodable file names, replaced by their escapes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(without_surrogates(item) for item in value)
+    return value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Under `pytest -n`, a worker sends its reports as UTF-8, which has no lone surrogates."""
+    return without_surrogates((yield))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.stats.keys() & {"failed", "error"}:
+        terminalreporter.write_line(f"To repeat the random choices: {SEED}={os.environ[SEED]}")
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """Random numbers from the session's seed and the test's name."""
+    return random.Random(f"{os.environ[SEED]} {request.node.nodeid}")
+
+
 @pytest.fixture(autouse=True)
 def own_signal_handlers() -> Iterator[None]:
-    """What a test does to the handlers of signals, as commands run in this process do, ends with it."""
+    """Restore the signal handlers that a test, or a command run in this process, replaced."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -29,7 +72,7 @@ def own_signal_handlers() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers (`pytest -n 2`) a file stays with one of them, and so do all of the cluster."""
+    """Under `pytest -n`, a file's tests run on one worker, as do all tests of the SLURM cluster."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -41,5 +84,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of the cluster come first: they wait more than they compute, and the others run beside them."""
-    items.sort(key=lambda item: item.path.parent.name != "cluster")
+    """Mark the tests of the cluster and put them first: they mostly wait while the others run."""
+    for item in items:
+        if item.path.parent.name == "cluster":
+            item.add_marker(pytest.mark.slurm)
+    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)

@@ -1,4 +1,4 @@
-"""`asyncpp cancel`: end an experiment's runs, wherever they are."""
+"""`asyncpp cancel`: ends an experiment's runs, wherever they run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ def cancel(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Ids of runs, or their beginnings; without: all."),
+        typer.Argument(metavar="[RUN]...", help="Ids of runs, or their beginnings; default: all."),
     ] = None,
 ) -> None:
-    """End runs that are queued or going on. Those that train save first; launch again to go on with them.
+    """Cancel queued and running runs. Running ones save first; launch again to resume them.
 
-    A launch that is still open, here or elsewhere, starts none of these runs that it has not begun.
+    An open launch, here or elsewhere, does not start any of them afterwards.
 
-    It returns when nothing of them is left, so that a launch right after it submits them again.
+    Returns when all of them have ended, so that they can be launched again at once.
     """
-    from asyncpp_cli.cluster.ending import cancel_runs
     from asyncpp_cli.console import say
-    from asyncpp_cli.runs import chosen_runs, open_experiment
+    from asyncpp_cli.launch.cancel import cancel_runs
+    from asyncpp_cli.runs.experiment_folder import open_experiment, select_runs
 
     experiment = open_experiment(folder)
-    waiting, running = cancel_runs(experiment, chosen_runs(experiment, runs or []))
-    say(f"Cancelled: {waiting} that waited, {running} that ran.")
+    queued, running = cancel_runs(experiment, select_runs(experiment, runs or []))
+    say(f"Cancelled: {queued} queued, {running} running.")

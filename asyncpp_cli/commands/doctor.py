@@ -1,4 +1,4 @@
-"""`asyncpp doctor`: is this machine, or this cluster, fit for it? And if not, what to change."""
+"""`asyncpp doctor`: checks this machine or a cluster, with advice on what to change."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ import typer
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from asyncpp_cli.cluster.sites import Site
     from asyncpp_cli.doctor.checks import Check
+    from asyncpp_cli.launch.sites import Site
 
 
 def doctor(
     site: Annotated[
         str,
-        typer.Option("--site", metavar="NAME", help="Look at this cluster too; `local`: this machine alone."),
+        typer.Option("--site", metavar="NAME", help="Also check this cluster; `local`: only this machine."),
     ] = "local",
     folder: Annotated[
-        Path, typer.Option("--dir", metavar="DIR", help="Where experiments are to lie; without: here.")
+        Path, typer.Option("--dir", metavar="DIR", help="Folder for experiments; default: the current one.")
     ] = Path(),
     job: Annotated[
         bool,
-        typer.Option("--job", help="On a cluster: also run a short job, to see whether two nodes meet."),
+        typer.Option("--job", help="On a cluster: also run a short job on two nodes."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A list of check, ok, detail and advice, on standard output.")
+        bool, typer.Option("--json", help="Print a JSON list of check, ok, detail and advice.")
     ] = False,
 ) -> None:
-    """Check what runs need, and say what to change: Python, torch, GPUs, processes that talk to each other, a
-    compiler, the folder; with --site also what the cluster has and allows, beside the site's profile.
+    """Check whether runs will work here, and advise.
 
-    Nothing is queued without --job. A `note` is something that runs can do without. Exit code 0 if nothing
-    is wrong, 1 otherwise.
+    Checks Python, torch, GPUs, communication between processes, the compiler and the folder; with --site also
+    the cluster, against the site profile.
+
+    Nothing is queued without --job. A `note` is something that runs work without. Exit code 0 if nothing is
+    wrong, 1 otherwise.
     """
-    from asyncpp_cli.cluster.sites import LOCAL, find_site
+    from asyncpp_cli.launch.sites import LOCAL, find_site
 
     chosen = find_site(site)
     if job and chosen.scheduler == LOCAL:
-        raise UserError("--job is for clusters: name one by --site")
+        raise UserError("--job is for clusters: choose one with --site")
     if not folder.is_dir():
-        raise UserError(f"--dir {folder}: there is no such folder")
+        raise UserError(f"--dir {folder}: no such folder")
     checks = list(_checks(chosen, folder, job=job))
     if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
@@ -55,10 +57,10 @@ def doctor(
 
 
 def _checks(site: Site, folder: Path, *, job: bool) -> Iterator[Check]:
-    from asyncpp_cli.cluster.sites import LOCAL
     from asyncpp_cli.doctor.cluster import cluster_checks
     from asyncpp_cli.doctor.job import job_checks
     from asyncpp_cli.doctor.machine import machine_checks
+    from asyncpp_cli.launch.sites import LOCAL
 
     yield from machine_checks(folder)
     if site.scheduler != LOCAL:
@@ -71,7 +73,9 @@ def _checks(site: Site, folder: Path, *, job: bool) -> Iterator[Check]:
 def _show(checks: list[Check], *, title: str) -> None:
     from asyncpp_cli.console import show_table
 
-    rows = [[check.check, check.word, check.detail, check.advice] for check in checks]
-    counts = {word: sum(check.word == word for check in checks) for word in ("ok", "note", "wrong")}
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    rows = [[check.check, check.verdict, check.detail, check.advice] for check in checks]
+    counts = {
+        verdict: sum(check.verdict == verdict for check in checks) for verdict in ("ok", "note", "wrong")
+    }
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     show_table(["check", "", "found", "what to change"], rows, title=f"{title}: {said}")

@@ -1,4 +1,4 @@
-"""`asyncpp export`: a run's weights, to be used elsewhere."""
+"""`asyncpp export`: writes a run's weights as safetensors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from stages.config import RunConfig
 
 
-class Format(StrEnum):
-    """What is written; `stages.export.Layout`, which is only imported with torch."""
+class ExportFormat(StrEnum):
+    """Output format; mirrors `stages.checkpoint.export.Layout`, whose module imports torch."""
 
     HF = "hf"
     SAFETENSORS = "safetensors"
 
 
 class Which(StrEnum):
-    """Which weights; `stages.saved_weights.Weights`, likewise."""
+    """Which weights to export; mirrors `stages.checkpoint.saved_weights.Weights`, likewise."""
 
     MASTER = "master"
     WORKING = "working"
@@ -34,32 +34,32 @@ def export(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: new, or empty.")],
     layout: Annotated[
-        Format,
+        ExportFormat,
         typer.Option(
             "--format",
-            help="hf: a Llama with its config.json, for transformers; safetensors: weights alone, our names.",
+            help="hf: weights and config.json for transformers; safetensors: weights only, own names.",
         ),
-    ] = Format.HF,
+    ] = ExportFormat.HF,
     which: Annotated[
         Which,
-        typer.Option(
-            "--weights", help="master: what is evaluated; working: what the pipeline computes with."
-        ),
+        typer.Option("--weights", help="master: used for evaluation; working: used by the pipeline."),
     ] = Which.MASTER,
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="Checkpoint of step N instead of the newest.")
     ] = None,
 ) -> None:
-    """Write a run's weights as safetensors, whatever the number of its stages.
+    """Write a run's weights as safetensors.
 
-    The folder is what `model.init` of another run starts from, and with --format hf what
-    AutoModelForCausalLM.from_pretrained of Hugging Face transformers loads.
+    The number of its stages does not matter.
+
+    Another run can start from the folder (`model.init`); with --format hf, Hugging Face transformers loads it
+    with AutoModelForCausalLM.from_pretrained.
     """
+    from asyncpp_cli.atomic_files import new_folder, usual_mask
     from asyncpp_cli.errors import DamagedError
-    from asyncpp_cli.files import new_folder, usual_mask
-    from asyncpp_cli.run_data import config_to_train
-    from asyncpp_cli.runs import open_run
-    from stages.checkpoint_files import CheckpointError
+    from asyncpp_cli.experiment.run_data import config_to_train
+    from asyncpp_cli.runs.run_folder import open_run
+    from stages.checkpoint.layout import CheckpointError
 
     run = open_run(run_folder)
     try:
@@ -67,15 +67,15 @@ def export(
         if run.saved_step is None:
             raise UserError(f"{run_folder} has no checkpoint yet: there are no weights to export")
         with new_folder(out) as folder:
-            from stages.export import Layout, write_weights
-            from stages.saved_weights import SavedWeights, Weights, newest_checkpoint
+            from stages.checkpoint.export import Layout, write_weights
+            from stages.checkpoint.saved_weights import SavedWeights, Weights, newest_checkpoint
 
             saved = SavedWeights(newest_checkpoint(run.checkpoints, step=step), config)
-            end = _write_tokenizer(config, folder) if layout is Format.HF else None
+            end = _write_tokenizer(config, folder) if layout is ExportFormat.HF else None
             count = write_weights(
                 saved, config, folder, layout=Layout(layout), weights=Weights(which), end_of_document=end
             )
-            # safetensors makes files that only their owner reads.
+            # safetensors makes files that only their owner can read.
             for file in folder.iterdir():
                 file.chmod(0o666 & ~usual_mask())
     except (DamagedError, CheckpointError) as error:
@@ -84,16 +84,16 @@ def export(
 
 
 def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
-    """Put the tokenizer of prepared data beside the weights; returns the token that ends a document.
+    """Copy the tokenizer of prepared data beside the weights; returns the end-of-document token.
 
-    None where the data is of another kind, or is not here.
+    None if the data is not a prepared folder or not available.
     """
     import json
     import shutil
 
     from asyncpp_cli.console import say
-    from stages.prepared import MANIFEST, read_prepared
-    from stages.shards import DataError
+    from stages.data.prepared import MANIFEST, read_prepared
+    from stages.data.shards import DataError
 
     if config.data.path is None or not (Path(config.data.path) / MANIFEST).is_file():
         return None
@@ -104,6 +104,9 @@ def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
         return None
     if prepared.tokenizer_file is not None:
         shutil.copyfile(prepared.tokenizer_file, folder / "tokenizer.json")
-        described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.data.context}
-        (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n")
+        tokenizer_config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.data.context,
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
     return prepared.end_of_document

@@ -1,4 +1,4 @@
-"""`asyncpp launch`: run what an experiment still lacks."""
+"""`asyncpp launch`: runs the cells of an experiment that are not completed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from asyncpp_cli.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from asyncpp_cli.cluster.sites import Site
-    from asyncpp_cli.cluster.submit import Choices
-    from asyncpp_cli.runs import Experiment, Run
+    from asyncpp_cli.launch.sites import Site
+    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
+    from asyncpp_cli.runs.experiment_folder import Experiment
+    from asyncpp_cli.runs.run_folder import Run
 
 INTERRUPTED_CODE = 130
 
@@ -22,11 +23,11 @@ INTERRUPTED_CODE = 130
 def launch(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
     site: Annotated[
-        str, typer.Option("--site", metavar="NAME", help="Where to run; `local`: here.")
+        str, typer.Option("--site", metavar="NAME", help="Site profile; `local`: this machine.")
     ] = "local",
     replay: Annotated[
         bool,
-        typer.Option("--replay", help="Each run in one process, its ranks taking turns: the same numbers."),
+        typer.Option("--replay", help="Each run in one process, its ranks taking turns; same numbers."),
     ] = False,
     dry_run: Annotated[
         bool,
@@ -35,128 +36,132 @@ def launch(
     max_parallel: Annotated[
         int | None,
         typer.Option(
-            "--max-parallel", metavar="N", min=1, help="Runs at once; without: as many as have a core a rank."
+            "--max-parallel", metavar="N", min=1, help="Runs at a time; default: one core per rank."
         ),
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="On a cluster: stay, and show how the runs go. Leaving ends none.")
+        bool,
+        typer.Option("--wait", help="On a cluster: show progress until all have ended; Ctrl-C ends no run."),
     ] = False,
     retries: Annotated[
         int | None,
         typer.Option(
-            "--retries", metavar="N", min=0, help="On a cluster: how often a run that fails is started again."
+            "--retries", metavar="N", min=0, help="On a cluster: how often a failed run is started again."
         ),
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="On a cluster: a job that writes the report when all have ended.")
+        bool,
+        typer.Option("--report", help="On a cluster: add a job that writes the report at the end."),
     ] = False,
 ) -> None:
-    """Run what an experiment still lacks, and show how it goes. Launching again is safe.
+    """Run the cells of an experiment that are not completed.
 
-    Completed runs are left alone, and so are those that somebody else is running. Failed and interrupted
-    ones go on from their newest valid checkpoint. Ctrl-C lets the runs that this launch has started save,
-    ends them and marks them interrupted; launch again to go on. Exit code 0 if all runs are completed, 1 if
-    one is not, 130 after Ctrl-C.
+    Shows progress. Launching again is safe.
 
-    On a cluster (see docs/slurm.md) it submits and returns: what is completed, running or queued is left
-    alone. With --wait it stays; Ctrl-C then only ends the watching.
+    Completed runs, and runs of another launch, are left alone. Failed and interrupted runs resume from their
+    newest valid checkpoint. On Ctrl-C the runs started here save and end as interrupted; launch again to
+    resume. Exit code 0 if all runs are completed, 1 if not, 130 after Ctrl-C.
+
+    On a cluster (see docs/slurm.md) the runs are submitted as jobs, except those that are completed, running
+    or queued. With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
     """
-    from asyncpp_cli.cluster.sites import LOCAL, find_site
-    from asyncpp_cli.runs import open_experiment
+    from asyncpp_cli.launch.sites import LOCAL, find_site
+    from asyncpp_cli.runs.experiment_folder import open_experiment
 
-    chosen = find_site(site)
+    profile = find_site(site)
     experiment = open_experiment(folder)
-    if chosen.scheduler == LOCAL:
+    if profile.scheduler == LOCAL:
         if wait or report or retries is not None:
             raise UserError(f"--wait, --report and --retries are for clusters, and {site} is this machine")
         if dry_run:
             raise typer.Exit(_rehearse(experiment, replay=replay))
-        raise typer.Exit(launch_here(folder, replay=replay, max_parallel=max_parallel))
-    from asyncpp_cli.cluster.submit import Choices
+        raise typer.Exit(launch_locally(folder, replay=replay, max_parallel=max_parallel))
+    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
 
-    choices = Choices(replay=replay, max_parallel=max_parallel, retries=retries, report=report)
+    options = LaunchOptions(replay=replay, max_parallel=max_parallel, retries=retries, report=report)
     if dry_run:
-        from asyncpp_cli.cluster.remote import show_scripts
+        from asyncpp_cli.launch.slurm.launcher import show_scripts
 
-        show_scripts(experiment, chosen, choices)
+        show_scripts(experiment, profile, options)
         raise typer.Exit(_rehearse(experiment, replay=replay))
-    raise typer.Exit(launch_there(experiment, chosen, choices, wait=wait, only=None))
+    raise typer.Exit(launch_on_cluster(experiment, profile, options, wait=wait, only=None))
 
 
 def _rehearse(experiment: Experiment, *, replay: bool) -> int:
-    from asyncpp_cli.cluster.launcher import Interrupted
     from asyncpp_cli.console import say
-    from asyncpp_cli.dry_run import dry_run_of
+    from asyncpp_cli.launch.local.dry_run import dry_run
+    from asyncpp_cli.launch.local.launcher import Interrupted
 
     try:
-        return 0 if dry_run_of(experiment, replay=replay) else 1
+        return 0 if dry_run(experiment, replay=replay) else 1
     except Interrupted as interrupted:
         say(f"{interrupted}: the dry run is ended, and what it wrote is removed.")
         return INTERRUPTED_CODE
 
 
-def launch_there(
-    experiment: Experiment, site: Site, choices: Choices, *, wait: bool, only: Collection[str] | None
+def launch_on_cluster(
+    experiment: Experiment, site: Site, options: LaunchOptions, *, wait: bool, only: Collection[str] | None
 ) -> int:
-    """Submit what is missing to a cluster, and follow it if told to. The command's exit code.
+    """Submit the missing runs, and follow them if `wait`; returns the command's exit code.
 
     Raises:
-        UserError: something is wrong with a run or the site, or SLURM refuses; nothing is queued then.
+        UserError: a run or the profile is invalid, or SLURM refuses; nothing is queued.
     """
-    from asyncpp_cli.cluster.cancellations import Cancellations
-    from asyncpp_cli.cluster.local import check_folder
-    from asyncpp_cli.cluster.remote import follow, submit_missing
     from asyncpp_cli.console import command, say
+    from asyncpp_cli.launch.cancellations import Cancellations
+    from asyncpp_cli.launch.local.executor import check_folder_name
+    from asyncpp_cli.launch.slurm.launcher import follow, submit_missing
 
-    check_folder(experiment.folder)
+    check_folder_name(experiment.folder)
     cancelled = Cancellations(experiment)
-    submit_missing(experiment, site, choices, only=only, cancelled=cancelled)
+    submit_missing(experiment, site, options, only=only, cancelled=cancelled)
     if not wait:
         return 0
     try:
-        return follow(experiment, site, choices, cancelled=cancelled)
+        return follow(experiment, site, options, cancelled=cancelled)
     except KeyboardInterrupt:
-        look, end = command("status", experiment.folder), command("cancel", experiment.folder)
-        say(f"The jobs go on without this: {look}; to end them: {end}")
+        status, cancel = command("status", experiment.folder), command("cancel", experiment.folder)
+        say(f"The jobs are not affected: {status}; to cancel them: {cancel}")
         return INTERRUPTED_CODE
 
 
-def launch_here(
+def launch_locally(
     folder: Path, *, replay: bool, max_parallel: int | None, only: Collection[str] | None = None
 ) -> int:
-    """Launch an experiment on this machine. The command's exit code.
+    """Launch an experiment on this machine; returns the command's exit code.
 
     Args:
-        folder: of the experiment.
-        replay: each run in one process.
-        max_parallel: runs at once.
-        only: ids of the runs that are meant; None: all.
+        folder: the experiment's folder.
+        replay: run each in one process.
+        max_parallel: number of runs at a time; None: one core per rank.
+        only: ids of the runs to consider; None: all.
 
     Raises:
-        UserError: there is no experiment, or a run asks for what this machine lacks.
+        UserError: there is no experiment, or a run needs more than this machine has.
     """
-    from asyncpp_cli.cluster.attempts import look
-    from asyncpp_cli.cluster.cancellations import Cancellations
-    from asyncpp_cli.cluster.launcher import Interrupted, Launcher, tasks_of
-    from asyncpp_cli.cluster.local import check_folder
-    from asyncpp_cli.cluster.queue import Queue
-    from asyncpp_cli.cluster.resources import this_machine
     from asyncpp_cli.console import say
-    from asyncpp_cli.progress import shown_progress
-    from asyncpp_cli.runs import Cause, State, open_experiment
+    from asyncpp_cli.launch.cancellations import Cancellations
+    from asyncpp_cli.launch.local.executor import check_folder_name
+    from asyncpp_cli.launch.local.launcher import Interrupted, Launcher, tasks_of
+    from asyncpp_cli.launch.progress import shown_progress
+    from asyncpp_cli.launch.resources import this_machine
+    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+    from asyncpp_cli.runs.attempts.settle import current_status
+    from asyncpp_cli.runs.experiment_folder import open_experiment
+    from asyncpp_cli.runs.status import Cause, State
 
     experiment = open_experiment(folder)
     cancelled = Cancellations(experiment)
-    check_folder(folder)
+    check_folder_name(folder)
     machine = this_machine()
     runs = [run for run in experiment.runs if only is None or run.id in only]
-    # Of a thousand completed runs not even the configurations are read.
-    missing = [run for run in runs if look(run).state != State.COMPLETED]
+    # Configurations of completed runs are not read: there may be a thousand.
+    missing = [run for run in runs if current_status(run).state != State.COMPLETED]
     tasks, damaged = tasks_of(missing, replay=replay, machine=machine)
     for message in damaged:
         say(f"left out: {message}")
     if machine.gpus and any(not task.resources.gpus and task.wants_gpus for task in tasks):
-        say(f"{len(machine.gpus)} GPU here, and runs of more processes: on the CPU (--replay needs one GPU)")
+        say(f"{len(machine.gpus)} GPU here: runs of more processes train on the CPU (--replay needs one GPU)")
     try:
         with shown_progress(done_before=len(runs) - len(missing)) as progress:
             statuses = Launcher(
@@ -165,12 +170,12 @@ def launch_here(
                 max_parallel=max_parallel,
                 replay=replay,
                 progress=progress,
-                scheduler=Queue(experiment),
+                scheduler=SlurmQueue(experiment),
                 cancelled=cancelled,
             ).run()
     except Interrupted as interrupted:
         say(f"{interrupted}: ended the runs that this launch had started.")
-        say(f"To go on: {again(runs, folder, replay=replay, max_parallel=max_parallel, only=only)}")
+        say(f"To resume: {resume_command(runs, folder, replay=replay, max_parallel=max_parallel, only=only)}")
         return INTERRUPTED_CODE
     completed = len(runs) - len(missing) + sum(status.state == State.COMPLETED for status in statuses)
     ended = (State.COMPLETED, State.RUNNING)
@@ -178,12 +183,12 @@ def launch_here(
         task.run.id in cancelled and status.state not in ended and status.cause != Cause.CANCELLED
         for task, status in zip(tasks, statuses, strict=True)
     )
-    beside = f"; {left_out} were cancelled before they began" if left_out else ""
-    say(f"{completed} of {len(runs)} runs completed in {folder}{beside}")
+    cancelled_note = f"; {left_out} were cancelled before they began" if left_out else ""
+    say(f"{completed} of {len(runs)} runs completed in {folder}{cancelled_note}")
     return 0 if completed == len(runs) else 1
 
 
-def again(
+def resume_command(
     runs: Sequence[Run],
     folder: Path,
     *,
@@ -191,13 +196,15 @@ def again(
     max_parallel: int | None,
     only: Collection[str] | None,
 ) -> str:
-    """The command that goes on with what this one has not done, in the same way."""
-    from asyncpp_cli.cluster.attempts import look
+    """The command that resumes what this one has not completed."""
     from asyncpp_cli.console import command
-    from asyncpp_cli.runs import State
+    from asyncpp_cli.runs.attempts.settle import current_status
+    from asyncpp_cli.runs.status import State
 
     if only is not None:
-        return command("retry", folder, *(run.id for run in runs if look(run).state != State.COMPLETED))
+        return command(
+            "retry", folder, *(run.id for run in runs if current_status(run).state != State.COMPLETED)
+        )
     flags = ["--replay"] if replay else []
     flags += ["--max-parallel", str(max_parallel)] if max_parallel is not None else []
     return command("launch", folder, *flags)

@@ -1,4 +1,4 @@
-"""`asyncpp optimizers`: what can be put into a cell, and what it costs."""
+"""`asyncpp optimizers`: the optimizers and corrections, with their memory and options."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def show(
 
 
 def _shown(value: float | bool | str) -> str:
-    """As it would be written in a template."""
+    """As written in a template."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else f"{value:g}"

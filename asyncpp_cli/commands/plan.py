@@ -1,4 +1,4 @@
-"""`asyncpp plan`: the ways to lay a model out over GPUs, and what each takes."""
+"""`asyncpp plan`: ranks pipeline layouts of a model by memory and step time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from asyncpp_cli.planner.estimate import Costs, Estimate
+    from asyncpp_cli.planner.estimate import CostModel, Estimate
     from stages.config import ScheduleConfig
 
 
@@ -25,26 +25,28 @@ def plan(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Changes, as in optimizer=muon or data.context=4096."),
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="GPUs in all.")] = 1,
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="Total number of GPUs.")] = 1,
     memory: Annotated[
         float | None,
-        typer.Option("--memory", metavar="GB", help="Memory of a GPU, 10^9 bytes; otherwise the device's."),
+        typer.Option("--memory", metavar="GB", help="Memory of a GPU, 10^9 bytes; default: the device's."),
     ] = None,
     site: Annotated[
-        str | None, typer.Option("--site", metavar="NAME", help="Site profile that says what its GPUs are.")
+        str | None, typer.Option("--site", metavar="NAME", help="Site profile that names its GPUs.")
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", help="GPU for the estimated times; else h100."),
+        typer.Option("--device", metavar="NAME", help="GPU for the estimated times; default: h100."),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option("--profile", metavar="FILE", help="Times measured by `asyncpp profile`, not estimated."),
+        typer.Option(
+            "--profile", metavar="FILE", help="Use times measured by `asyncpp profile` instead of estimates."
+        ),
     ] = None,
     tokens_per_step: Annotated[
         int | None,
         typer.Option(
-            "--tokens-per-step", metavar="T", help="Tokens a step; else the template's, or 524,288."
+            "--tokens-per-step", metavar="T", help="Tokens per step; default: the template's, or 524,288."
         ),
     ] = None,
     schedule: Annotated[
@@ -53,18 +55,18 @@ def plan(
     ] = None,
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Layouts to show.")] = 20,
     as_json: Annotated[
-        bool, typer.Option("--json", help="All of them, as a list on standard output, best first.")
+        bool, typer.Option("--json", help="Print all layouts as a JSON list, best first.")
     ] = False,
 ) -> None:
-    """Show which layouts fit, the memory they take by kind, and how fast they are; best first.
+    """Show which layouts fit, their memory and speed, best first.
 
     A layout is a schedule with its stages, pipelines, micro-batches, their size, and recomputation;
-    interleaved-1f1b with "x 2" is the one of two stages a rank.
-    Times are estimates from data sheets unless --profile gives measured ones: good for comparing layouts.
+    "interleaved-1f1b x 2" has two stages on each rank.
+    Times are estimates from data sheets, for comparing layouts, unless --profile gives measured ones.
     """
     import schedules
     from asyncpp_cli.console import say
-    from asyncpp_cli.planner.base import base_of
+    from asyncpp_cli.planner.base_config import base_of
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
 
@@ -74,11 +76,11 @@ def plan(
     base = base_of(what, changes or [])
     if base.config.model.factory is not None:
         raise UserError(
-            f"{what}: model.factory: what a model of your own takes is not known; train it and see"
+            f"{what}: model.factory: the costs of a user's own model are unknown; train it to measure them"
         )
     costs, limit = _costs_and_limit(site=site, device=device, profile=profile, memory=memory)
     tokens = tokens_per_step if tokens_per_step is not None else base.tokens_per_step
-    found = ranked(
+    estimates = ranked(
         base.config,
         gpus=gpus,
         tokens_per_step=tokens,
@@ -90,15 +92,18 @@ def plan(
         say(base.note)
     if as_json:
         json.dump(
-            [_record(one, limit_gb=limit, budget=base.token_budget, source=costs.source) for one in found],
+            [
+                _record(estimate, limit_gb=limit, budget=base.token_budget, source=costs.source)
+                for estimate in estimates
+            ],
             sys.stdout,
             indent=1,
         )
         print()
         return
     _show(
-        found[:rows],
-        total=len(found),
+        estimates[:rows],
+        total=len(estimates),
         limit_gb=limit,
         budget=base.token_budget,
         gpus=gpus,
@@ -109,26 +114,26 @@ def plan(
 
 def _costs_and_limit(
     *, site: str | None, device: str | None, profile: Path | None, memory: float | None
-) -> tuple[Costs, float]:
-    from asyncpp_cli.cluster.sites import find_site
+) -> tuple[CostModel, float]:
+    from asyncpp_cli.launch.sites import find_site
     from asyncpp_cli.planner.cells import device_of
     from asyncpp_cli.planner.devices import USABLE, find_device
-    from asyncpp_cli.planner.measured import read_profile
-    from asyncpp_cli.planner.parts import Roofline
+    from asyncpp_cli.planner.profile_costs import read_profile
+    from asyncpp_cli.planner.roofline import Roofline
 
-    said = {} if site is None else device_of(find_site(site))
-    known = find_device(
-        device or said.get("gpu") or "h100", key="--device" if device else f"--site {site}: gpu"
+    site_device = {} if site is None else device_of(find_site(site))
+    gpu = find_device(
+        device or site_device.get("gpu") or "h100", key="--device" if device else f"--site {site}: gpu"
     )
-    costs: Costs = Roofline(known) if profile is None else read_profile(profile)
-    limit = memory if memory is not None else said.get("memory_gb", known.memory_gb * USABLE)
+    costs: CostModel = Roofline(gpu) if profile is None else read_profile(profile)
+    limit = memory if memory is not None else site_device.get("memory_gb", gpu.memory_gb * USABLE)
     if not limit > 0:
-        raise UserError(f"--memory {limit:g}: accepted: a number of 10^9 bytes above 0")
+        raise UserError(f"--memory {limit:g}: accepted: a positive number, 10^9 bytes")
     return costs, float(limit)
 
 
-def _record(one: Estimate, *, limit_gb: float, budget: float, source: str) -> dict[str, Any]:
-    config = one.config
+def _record(estimate: Estimate, *, limit_gb: float, budget: float, source: str) -> dict[str, Any]:
+    config = estimate.config
     return {
         "schedule": config.schedule.name,
         "stages": config.parallel.stages,
@@ -136,18 +141,18 @@ def _record(one: Estimate, *, limit_gb: float, budget: float, source: str) -> di
         "microbatches": config.schedule.microbatches,
         "microbatch_size": config.train.microbatch_size,
         "recompute": config.train.recompute,
-        "fits": one.memory_gb <= limit_gb,
-        "memory_gb": round(one.memory_gb, 3),
-        "step_time": one.step.seconds,
-        "tokens_per_second": one.tokens_per_second,
-        "bubble": one.step.bubble,
-        "delay": one.delay,
-        "days": budget / one.tokens_per_second / 86400,
+        "fits": estimate.memory_gb <= limit_gb,
+        "memory_gb": round(estimate.memory_gb, 3),
+        "step_time": estimate.step.seconds,
+        "tokens_per_second": estimate.tokens_per_second,
+        "bubble": estimate.step.bubble,
+        "delay": estimate.delay,
+        "days": budget / estimate.tokens_per_second / 86400,
         "chunks": config.schedule.chunks,
         "ahead": config.schedule.ahead,
         "times_of": source,
-        "cut": list(one.cut),
-        "memory": list(one.memory),
+        "cut": list(estimate.cut),
+        "memory": list(estimate.memory),
     }
 
 
@@ -158,7 +163,7 @@ def _named(schedule: ScheduleConfig) -> str:
 
 
 def _show(
-    found: list[Estimate],
+    estimates: list[Estimate],
     *,
     total: int,
     limit_gb: float,
@@ -183,40 +188,40 @@ def _show(
     columns += ["tokens/s", "bubble", "delay", "days"]
     table = [
         [
-            _named(one.config.schedule),
-            str(one.config.parallel.stages),
-            str(one.config.parallel.data),
-            str(one.config.schedule.microbatches),
-            str(one.config.train.microbatch_size),
-            "yes" if one.config.train.recompute else "no",
-            "yes" if one.memory_gb <= limit_gb else f"no ({one.memory_gb:.1f} > {limit_gb:.1f})",
-            f"{min(one.rank_gb):.1f} - {max(one.rank_gb):.1f}",
-            f"{one.step.seconds:.3g}",
-            f"{one.tokens_per_second:,.0f}",
-            f"{one.step.bubble:.1%}",
-            str(one.delay),
-            f"{budget / one.tokens_per_second / 86400:.3g}",
+            _named(estimate.config.schedule),
+            str(estimate.config.parallel.stages),
+            str(estimate.config.parallel.data),
+            str(estimate.config.schedule.microbatches),
+            str(estimate.config.train.microbatch_size),
+            "yes" if estimate.config.train.recompute else "no",
+            "yes" if estimate.memory_gb <= limit_gb else f"no ({estimate.memory_gb:.1f} > {limit_gb:.1f})",
+            f"{min(estimate.rank_gb):.1f} - {max(estimate.rank_gb):.1f}",
+            f"{estimate.step.seconds:.3g}",
+            f"{estimate.tokens_per_second:,.0f}",
+            f"{estimate.step.bubble:.1%}",
+            str(estimate.delay),
+            f"{budget / estimate.tokens_per_second / 86400:.3g}",
         ]
-        for one in found
+        for estimate in estimates
     ]
-    model = found[0].config.model.name
+    model = estimates[0].config.model.name
     title = (
-        f"{model} on {gpus} GPUs, times of {source}, {tokens:,} tokens a step: "
-        f"{len(found)} of {total} layouts, best first"
+        f"{model} on {gpus} GPUs, times of {source}, {tokens:,} tokens per step: "
+        f"{len(estimates)} of {total} layouts, best first"
     )
     show_table(columns, table, title=title)
-    best = found[0]
+    best = estimates[0]
     if not best.own_cut:
         say(f"The first needs parallel.cut: {list(best.cut)}")
     kinds = list(best.memory[0])
     rows = [
-        [str(stage), str(size), *(f"{of_stage[kind] / 1e9:.2f}" for kind in kinds), f"{total_gb:.2f}"]
-        for stage, (size, of_stage, total_gb) in enumerate(
+        [str(stage), str(size), *(f"{stage_bytes[kind] / 1e9:.2f}" for kind in kinds), f"{total_gb:.2f}"]
+        for stage, (size, stage_bytes, total_gb) in enumerate(
             zip(best.cut, best.memory, best.stage_gb, strict=True)
         )
     ]
     show_table(
         ["stage", "blocks", *kinds, "all"],
         rows,
-        title=f"The first of them, GB a stage (limit {limit_gb:.1f})",
+        title=f"The first of them, GB per stage (limit {limit_gb:.1f})",
     )

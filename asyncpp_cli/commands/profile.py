@@ -1,4 +1,4 @@
-"""`asyncpp profile`: what the parts of a model cost on this machine."""
+"""`asyncpp profile`: measures the parts of a model on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def profile(
         typer.Argument(metavar="MODEL|TEMPLATE", help="Template of a model or an experiment, or its file."),
     ],
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="File to write, for plan --profile FILE.")
+        Path, typer.Option("--out", metavar="FILE", help="File to write, for `asyncpp plan --profile`.")
     ],
     changes: Annotated[
         list[str] | None,
@@ -25,26 +25,32 @@ def profile(
     ] = None,
     microbatch_sizes: Annotated[
         list[int] | None,
-        typer.Option("--microbatch-size", metavar="N", min=1, help="Sequences; can be repeated."),
+        typer.Option(
+            "--microbatch-size", metavar="N", min=1, help="Sequences per micro-batch; can be repeated."
+        ),
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Measurements of each.")] = 20,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", min=1, help="Measurements of each part.")
+    ] = 20,
 ) -> None:
-    """Measure the forward and backward of embedding, block and head, and their optimizer step.
+    """Measure what the parts of a model cost on this machine.
 
-    On the GPU if there is one, else on `site.threads` CPU threads. `asyncpp plan --profile FILE` then plans
-    with these times instead of estimates.
+    Forward and backward of embedding, block and head, and their optimizer step.
+
+    Uses the GPU if there is one, else `site.threads` CPU threads. `asyncpp plan --profile FILE` then uses
+    these times instead of estimates.
     """
+    from asyncpp_cli.atomic_files import write_json
     from asyncpp_cli.console import say
-    from asyncpp_cli.files import write_json
-    from asyncpp_cli.planner.base import base_of
-    from asyncpp_cli.planner.measured import FORMAT, conditions
+    from asyncpp_cli.planner.base_config import base_of
+    from asyncpp_cli.planner.profile_costs import FORMAT, conditions
 
     config = base_of(what, changes or []).config
     if out.is_dir():
-        raise UserError(f"--out {out}: a folder; give the name of a file")
+        raise UserError(f"--out {out} is a folder; give the name of a file")
     import torch
 
-    from stages.process import choose_device
+    from stages.comm.process import choose_device
     from stages.profile import measure
 
     torch.set_num_threads(config.site.threads)
@@ -54,7 +60,7 @@ def profile(
         device=device,
         microbatch_sizes=microbatch_sizes or [config.train.microbatch_size],
         repeats=repeats,
-        progress=lambda measured: say(f"measuring {measured}"),
+        progress=lambda part: say(f"measuring {part}"),
     )
     content = {
         "format": FORMAT,

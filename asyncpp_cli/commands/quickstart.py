@@ -1,4 +1,4 @@
-"""`asyncpp quickstart`: the main job in one command."""
+"""`asyncpp quickstart`: sweep, launch and report of a small experiment in one command."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ _FOLDER = "asyncpp-quickstart"
 def quickstart(
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Folder of the experiment; an earlier quickstart's: go on with it."
-        ),
+        typer.Option("--out", metavar="DIR", help="Folder of the experiment; an existing one is resumed."),
     ] = None,
 ) -> None:
-    """Train six small pipelines on this machine and report: what delay costs in loss, and wins in throughput.
+    """Train six small pipelines and report on them.
 
-    It is `sweep`, `launch` and `report` of the template `quickstart`. Nothing is downloaded.
+    The report says what delay costs in loss and gains in throughput on this machine.
+
+    Same as `sweep`, `launch` and `report` with the template `quickstart`. Nothing is downloaded.
     """
-    from asyncpp_cli.commands.launch import INTERRUPTED_CODE, launch_here
+    from asyncpp_cli.commands.launch import INTERRUPTED_CODE, launch_locally
     from asyncpp_cli.commands.report import report
     from asyncpp_cli.console import command, quoted, say
-    from asyncpp_cli.experiments import render
-    from asyncpp_cli.matrix import check, expand
-    from asyncpp_cli.template_file import load
+    from asyncpp_cli.experiment.matrix import check_cells, expand
+    from asyncpp_cli.experiment.render import render
+    from asyncpp_cli.experiment.template import load
 
     folder = out if out is not None else _new_folder()
     template = load(TEMPLATE, [])
     cells = expand(template)
-    check(template, cells)
+    check_cells(template, cells)
     rendered = render(template, cells, template_name=TEMPLATE, folder=folder)
     say(
         f"{len(cells)} runs of a small language model over a pipeline of two processes, on the text of the\n"
         "Python standard library: the synchronous schedule 1f1b beside the asynchronous 2bw, AdamW beside\n"
         "Muon, with and without error feedback. About five minutes on two cores.\n"
-        f"Ctrl-C ends it; to go on then: {command('quickstart', '--out', folder)}"
+        f"To resume after Ctrl-C: {command('quickstart', '--out', folder)}"
     )
     if rendered.added < len(cells):
-        say(f"{folder} is there already: going on with what it lacks.")
-    code = launch_here(folder, replay=False, max_parallel=None)
+        say(f"{folder} exists already: running what is missing.")
+    code = launch_locally(folder, replay=False, max_parallel=None)
     if code == INTERRUPTED_CODE:
         raise typer.Exit(code)
     report([folder])
@@ -61,7 +61,7 @@ def quickstart(
 
 
 def _new_folder() -> Path:
-    """The first of asyncpp-quickstart, asyncpp-quickstart-2, ... that is not there."""
+    """The first of asyncpp-quickstart, asyncpp-quickstart-2, ... that does not exist."""
     folder = Path(_FOLDER)
     number = 1
     while folder.exists():

@@ -1,4 +1,4 @@
-"""`asyncpp report`: what the runs of an experiment measured."""
+"""`asyncpp report`: tables, figures and pages of what the runs of experiments measured."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from asyncpp_cli.errors import UserError
 _NARROWEST, _WIDEST = 2.0, 14.0
 
 
-class Format(StrEnum):
-    """What a report is written as."""
+class ReportFormat(StrEnum):
+    """Output format of a report."""
 
     TABLE = "table"
     MARKDOWN = "markdown"
@@ -31,33 +31,34 @@ class Format(StrEnum):
 def report(
     experiments: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Folders of experiments, taken together."),
+        typer.Argument(metavar="DIR...", help="Folders of experiments to report together."),
     ],
     output_format: Annotated[
-        Format,
+        ReportFormat,
         typer.Option(
             "--format",
-            help="What to write; json: a list of cells; steps: every step, as Parquet; html: one page.",
+            help="Output format; json: a list of cells; steps: every step, as Parquet; html: one page.",
         ),
-    ] = Format.TABLE,
+    ] = ReportFormat.TABLE,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write into this file instead of standard output."),
     ] = None,
     rows: Annotated[
-        str | None, typer.Option("--rows", metavar="KEY,..", help="Configuration keys that lead the rows.")
+        str | None,
+        typer.Option("--rows", metavar="KEY,..", help="Configuration keys that identify the rows."),
     ] = None,
     cols: Annotated[
         str | None,
-        typer.Option("--cols", metavar="KEY,..", help="Configuration keys whose values stand side by side."),
+        typer.Option("--cols", metavar="KEY,..", help="Configuration keys whose values become columns."),
     ] = None,
     value: Annotated[
         str,
-        typer.Option("--value", metavar="NAME,..", help="With --cols: what to show, by JSON key."),
+        typer.Option("--value", metavar="NAME,..", help="With --cols: values to show, by JSON key."),
     ] = "val_loss",
     target: Annotated[
         float | None,
-        typer.Option("--target", metavar="LOSS", help="Steps, tokens and time to this validation loss."),
+        typer.Option("--target", metavar="LOSS", help="Show steps, tokens and time to this validation loss."),
     ] = None,
     best_over: Annotated[
         str | None,
@@ -65,39 +66,39 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(
-            "--figures", metavar="DIR", help="Write the plots into this folder, as SVG, PDF and PNG."
-        ),
+        typer.Option("--figures", metavar="DIR", help="Write the plots to this folder as SVG, PDF and PNG."),
     ] = None,
     figure_width: Annotated[
         float,
         typer.Option(
-            "--figure-width", metavar="INCHES", help="Of the plots; a column of two on a page has about 3.3."
+            "--figure-width",
+            metavar="INCHES",
+            help="Width of the plots; a column of a two-column page is about 3.3.",
         ),
     ] = 5.5,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Again and again while runs go on; Ctrl-C ends it.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh while runs go on, until Ctrl-C.")] = False,
 ) -> None:
-    """Show loss, gap to synchronous training, throughput, delay and bubble of every cell, seeds averaged.
+    """Show loss, gap to synchronous training, and throughput.
 
-    Works while runs go on. Failed, missing and damaged runs are shown with the reason.
+    Also delay, bubble and memory of every cell, averaged over seeds.
+
+    Works while runs are training. Failed, missing and damaged runs are shown with the reason.
     """
     from asyncpp_cli.threads import need_polars
 
     need_polars()
-    from asyncpp_cli.report.making import Wanted, make, watch_and_make
-    from asyncpp_cli.report.pivot import keys_of
+    from asyncpp_cli.report.build import ReportOptions, watch_report, write_report
+    from asyncpp_cli.report.layout.pivot import keys_of
 
     if out is not None and out.is_dir():
-        raise UserError(f"--out {out}: a folder; give the name of a file")
-    if out is None and output_format in (Format.HTML, Format.PARQUET, Format.STEPS):
+        raise UserError(f"--out {out} is a folder; give the name of a file")
+    if out is None and output_format in (ReportFormat.HTML, ReportFormat.PARQUET, ReportFormat.STEPS):
         raise UserError(f"--format {output_format} needs a file: --out FILE")
     if not _NARROWEST <= figure_width <= _WIDEST:
         raise UserError(f"--figure-width {figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)")
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target}: must be a finite number, nats a token")
-    wanted = Wanted(
+    options = ReportOptions(
         folders=tuple(experiments),
         output_format=str(output_format),
         out=out,
@@ -110,6 +111,6 @@ def report(
         figure_width=figure_width,
     )
     if watch:
-        watch_and_make(wanted, to_terminal=sys.stdout.isatty())
+        watch_report(options, to_terminal=sys.stdout.isatty())
     else:
-        make(wanted)
+        write_report(options)

@@ -1,4 +1,4 @@
-"""`asyncpp schedule`: pipeline schedules shown, compared, checked and turned into other forms."""
+"""`asyncpp schedule`: show, compare, verify and convert pipeline schedules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from asyncpp_cli.commands import schedule_files
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.schedule_options import (
+from asyncpp_cli.schedule_tools.options import (
     Ahead,
     Backward,
     Bandwidth,
@@ -31,6 +31,7 @@ from asyncpp_cli.schedule_options import (
     Norm,
     Reduction,
     Seed,
+    Split,
     Stages,
     Steps,
     UpdateTime,
@@ -38,7 +39,7 @@ from asyncpp_cli.schedule_options import (
 )
 
 app = typer.Typer(
-    help="Pipeline schedules: list, show, compare, check, draw, import and export them. Needs no GPU.",
+    help="Show, compare, check, draw and convert pipeline schedules.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -52,14 +53,14 @@ app.command()(schedule_files.export)
 def list_(
     stages: Annotated[int, typer.Option("--stages", metavar="P", help="Pipeline ranks.")] = 4,
     microbatches: Annotated[
-        int, typer.Option("--microbatches", metavar="M", help="Micro-batches a step.")
+        int, typer.Option("--microbatches", metavar="M", help="Micro-batches per step.")
     ] = 8,
     chunks: Chunks = None,
     as_json: Json = False,
 ) -> None:
-    """The family, with its properties for P stages and M micro-batches (forward 1, backward 2)."""
-    from asyncpp_cli import schedule_input
-    from asyncpp_cli.schedule_input import CostOptions, Geometry
+    """List all schedules with their properties for P ranks and M micro-batches (forward 1, backward 2)."""
+    from asyncpp_cli.schedule_tools import programs as schedule_input
+    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
     from schedules import FAMILY
 
     geometry = Geometry(stages=stages, microbatches=microbatches, chunks=chunks)
@@ -78,7 +79,7 @@ def list_(
     if as_json:
         _print_json(rows)
         return
-    from asyncpp_cli.schedule_output import comparison_table, out
+    from asyncpp_cli.schedule_tools.output import comparison_table, out
 
     console = out()
     console.print(comparison_table(rows))
@@ -97,13 +98,15 @@ def show(
     ] = 0,
     chunks: Chunks = None,
     ahead: Ahead = None,
+    split: Split = None,
     delay: Delay = None,
     update_interval: Interval = None,
     as_json: Json = False,
 ) -> None:
-    """One schedule as a Gantt chart (forward 1, backward 2), with delay and memory of every stage."""
-    from asyncpp_cli import schedule_input, schedule_output
-    from asyncpp_cli.schedule_input import CostOptions, Geometry
+    """Show a schedule as a Gantt chart (forward 1, backward 2), with delay and memory of every stage."""
+    from asyncpp_cli.schedule_tools import output as schedule_output
+    from asyncpp_cli.schedule_tools import programs as schedule_input
+    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
     from schedules import analyze
 
     geometry = Geometry(
@@ -111,6 +114,7 @@ def show(
         microbatches=microbatches,
         chunks=chunks,
         ahead=ahead,
+        split=split,
         delay=delay,
         update_interval=update_interval,
     )
@@ -154,6 +158,7 @@ def compare(
     microbatches: Microbatches = None,
     chunks: Chunks = None,
     ahead: Ahead = None,
+    split: Split = None,
     delay: Delay = None,
     update_interval: Interval = None,
     steps: EvenSteps = None,
@@ -171,25 +176,27 @@ def compare(
     seed: Seed = 0,
     costs_of: Annotated[
         Path | None,
-        typer.Option("--costs-of", metavar="RUN", help="Computing times as measured in this run's folder."),
+        typer.Option(
+            "--costs-of", metavar="RUN", help="Use the computing times measured by the run in this folder."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Several schedules under one cost model: bubble, time a step, delay and memory, side by side.
+    """Compare schedules under one cost model: bubble, time per step, delay and memory.
 
-    Times are in any one unit, and those of a rank's whole share of the model. With --costs-of they are in
-    seconds, and the run says how many stages and micro-batches there are where you do not.
+    Times are in any one unit, for a rank's whole share of the model. With --costs-of they are in seconds, and
+    the run gives the numbers of stages and micro-batches unless you do.
     """
-    from asyncpp_cli import schedule_input
-    from asyncpp_cli.schedule_input import CostOptions, Geometry
+    from asyncpp_cli.schedule_tools import programs as schedule_input
+    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
 
     measured = None
     if costs_of is not None:
         if (forward, backward, input_half, weight_half, update) != (1.0, 2.0, None, None, 0.0):
             raise UserError(
-                "--costs-of says how long computations take: leave out --forward, --backward, --update ..."
+                "--costs-of gives the computing times: leave out --forward, --backward, --update, ..."
             )
-        from asyncpp_cli.measured_costs import measured_run
+        from asyncpp_cli.schedule_tools.measured_costs import measured_run
 
         measured = measured_run(costs_of)
         stages = measured.stages if stages is None else stages
@@ -200,6 +207,7 @@ def compare(
         microbatches=microbatches,
         chunks=chunks,
         ahead=ahead,
+        split=split,
         delay=delay,
         update_interval=update_interval,
     )
@@ -223,7 +231,7 @@ def compare(
     if as_json:
         _print_json(rows)
         return
-    from asyncpp_cli.schedule_output import comparison_table, out
+    from asyncpp_cli.schedule_tools.output import comparison_table, out
 
     out().print(comparison_table(rows))
 

@@ -1,4 +1,4 @@
-"""`asyncpp schedule check | draw | import | export`: programs from and into files."""
+"""`asyncpp schedule check | draw | import | export`: programs in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.errors import UserError, doing
-from asyncpp_cli.schedule_options import (
+from asyncpp_cli.schedule_tools.options import (
     Ahead,
     Backward,
     Chunks,
@@ -26,6 +26,7 @@ from asyncpp_cli.schedule_options import (
     Names,
     Out,
     Seed,
+    Split,
     Stages,
     Steps,
     Weight,
@@ -33,7 +34,7 @@ from asyncpp_cli.schedule_options import (
 
 
 class Form(StrEnum):
-    """What a program is written as."""
+    """File format of a written program."""
 
     PROGRAM = "program"
     CSV = "csv"
@@ -41,18 +42,18 @@ class Form(StrEnum):
 
 
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A program file, or a CSV of torch's form.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Program file, or CSV of torch's form.")],
     channel_capacity: Annotated[
         int | None,
         typer.Option(
             "--channel-capacity",
             min=1,
-            help="Messages that a channel between two stages holds before its sender waits (default: any).",
+            help="Unread messages on a channel before its sender waits (default: unlimited).",
         ),
     ] = None,
 ) -> None:
-    """Verify a program written by hand: exit code 2 and a line for each thing that is wrong."""
-    from asyncpp_cli.schedule_input import read_program
+    """Verify a program file: prints a line per problem, and exits with code 2 if there is one."""
+    from asyncpp_cli.schedule_tools.programs import read_program
     from schedules import find_problems
 
     program = read_program(file, steps=1)
@@ -63,19 +64,20 @@ def check(
         raise typer.Exit(2)
     steps = f"{program.steps} step{'s' if program.steps > 1 else ''}"
     typer.echo(
-        f"{file}: right ({program.schedule}, {program.num_stages} stages on {program.num_ranks} ranks, "
+        f"{file}: valid ({program.schedule}, {program.num_stages} stages on {program.num_ranks} ranks, "
         f"{program.microbatches} micro-batches a step, {steps})"
     )
 
 
 def draw(
     names: Names,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="An SVG, PNG or PDF file.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="SVG, PNG or PDF file to write.")],
     stages: Stages = None,
     microbatches: Microbatches = None,
     steps: Steps = 3,
     chunks: Chunks = None,
     ahead: Ahead = None,
+    split: Split = None,
     delay: Delay = None,
     update_interval: Interval = None,
     forward: Forward = 1.0,
@@ -85,19 +87,22 @@ def draw(
     latency: Latency = 0.0,
     jitter: Jitter = 0.0,
     seed: Seed = 0,
-    until: Annotated[float | None, typer.Option("--until", metavar="T", help="Cut off at this time.")] = None,
+    until: Annotated[
+        float | None, typer.Option("--until", metavar="T", help="End the picture at this time.")
+    ] = None,
 ) -> None:
-    """Draw schedules below each other; colour is the weight version. Needs the extra `plot`."""
-    from asyncpp_cli import schedule_input
-    from asyncpp_cli.schedule_input import CostOptions, Geometry
+    """Draw schedules one below the other, coloured by weight version. Needs the extra `plot`."""
+    from asyncpp_cli.schedule_tools import programs as schedule_input
+    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
     from schedules import ScheduleError, analyze
-    from schedules.picture import draw as draw_picture
+    from schedules.io.picture import draw as draw_picture
 
     geometry = Geometry(
         stages=stages,
         microbatches=microbatches,
         chunks=chunks,
         ahead=ahead,
+        split=split,
         delay=delay,
         update_interval=update_interval,
     )
@@ -131,34 +136,36 @@ def draw(
 def import_(
     source: Annotated[
         str,
-        typer.Argument(metavar="CLASS|FILE", help="ZBVZeroBubble, DualPipeV, ... of torch, or a CSV file."),
+        typer.Argument(
+            metavar="CLASS|FILE", help="Schedule class of torch (ZBVZeroBubble, DualPipeV, ...) or CSV file."
+        ),
     ],
     stages: Stages = None,
     microbatches: Microbatches = None,
-    chunks: Annotated[int, typer.Option("--chunks", metavar="V", help="Stages a rank.")] = 1,
+    chunks: Annotated[int, typer.Option("--chunks", metavar="V", help="Stages per rank.")] = 1,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", metavar="N", min=1, help="Of the program; as many as `compare` needs."),
+        typer.Option(
+            "--steps", metavar="N", min=1, help="Steps of the program (default: as many as `compare` needs)."
+        ),
     ] = None,
     out: Out = None,
 ) -> None:
     """Write a schedule of torch.distributed.pipelining as a program file."""
-    from asyncpp_cli.schedule_input import is_file, read_program
+    from asyncpp_cli.schedule_tools.programs import is_file, read_program
     from schedules import ScheduleError
-    from schedules.program_file import to_text
+    from schedules.io.program_file import to_text
+    from schedules.io.torch_lists import from_torch
     from schedules.simulate import steps_to_measure
-    from schedules.torch_lists import from_torch
 
     if is_file(source):
         if steps is None:
-            one = read_program(Path(source), steps=1)
-            steps = steps_to_measure(stages=one.num_stages, microbatches=one.microbatches)
+            one_step = read_program(Path(source), steps=1)
+            steps = steps_to_measure(stages=one_step.num_stages, microbatches=one_step.microbatches)
         _write(to_text(read_program(Path(source), steps=steps)), out)
         return
     if stages is None or microbatches is None:
-        raise UserError(
-            f"--stages and --microbatches say for which numbers torch's {source} is to be imported"
-        )
+        raise UserError(f"--stages and --microbatches are missing: torch's {source} needs both")
     if steps is None:
         steps = steps_to_measure(stages=stages * chunks, microbatches=microbatches)
     try:
@@ -175,26 +182,29 @@ def export(
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of the program.")] = 1,
     chunks: Chunks = None,
     ahead: Ahead = None,
+    split: Split = None,
     delay: Delay = None,
     update_interval: Interval = None,
     form: Annotated[
-        Form, typer.Option("--format", help="program; csv (torch's, synchronous only); trace (for Perfetto).")
+        Form,
+        typer.Option("--format", help="program, csv (torch's, synchronous only) or trace (for Perfetto)."),
     ] = Form.PROGRAM,
     out: Out = None,
 ) -> None:
     """Write a schedule as a program file, as torch's CSV, or as a Chrome trace."""
-    from asyncpp_cli import schedule_input
-    from asyncpp_cli.schedule_input import CostOptions, Geometry
+    from asyncpp_cli.schedule_tools import programs as schedule_input
+    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
     from schedules import ScheduleError
-    from schedules.program_file import to_text
-    from schedules.torch_lists import to_csv
-    from schedules.trace import chrome_trace
+    from schedules.io.chrome_trace import chrome_trace
+    from schedules.io.program_file import to_text
+    from schedules.io.torch_lists import to_csv
 
     geometry = Geometry(
         stages=stages,
         microbatches=microbatches,
         chunks=chunks,
         ahead=ahead,
+        split=split,
         delay=delay,
         update_interval=update_interval,
     )
@@ -216,7 +226,7 @@ def _write(text: str, file: Path | None) -> None:
     if file is None:
         sys.stdout.write(text)
         return
-    from asyncpp_cli.files import write_text
+    from asyncpp_cli.atomic_files import write_text
 
     write_text(file, text)
     print(f"Wrote {file}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`asyncpp status`: how the runs of an experiment stand."""
+"""`asyncpp status`: the state of an experiment's runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.states import State
+from asyncpp_cli.runs.status import State
 from asyncpp_cli.tables import Narrow, printed
 
 if TYPE_CHECKING:
-    from asyncpp_cli.cluster.queue import Queue, Standing
-    from asyncpp_cli.runs import Experiment
+    from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
+    from asyncpp_cli.runs.experiment_folder import Experiment
 
-_SECONDS_BETWEEN_LOOKS = 2.0
+_POLL_SECONDS = 2.0
 _INTERRUPTED_CODE = 130
 _NARROW = Narrow(
     optional=["nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"], beneath="reason"
@@ -28,66 +28,68 @@ _NARROW = Narrow(
 
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
-    as_json: Annotated[bool, typer.Option("--json", help="A list of runs, on standard output.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every two seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of runs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update every two seconds.")] = False,
     cells: Annotated[
-        bool, typer.Option("--cells", help="A line for each cell of the matrix, its seeds together.")
+        bool, typer.Option("--cells", help="One line per cell, with its seeds together.")
     ] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="Only the runs that failed.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed runs.")] = False,
 ) -> None:
-    """Show how each run stands: state, step, newest checkpoint, training loss, throughput, last sign, and why
-    it ended; on a cluster also the attempt, the job, its nodes, and why it waits.
+    """Show how the runs of an experiment stand.
 
-    A run whose processes have all vanished is marked failed. Where the terminal is too narrow, columns are
-    left out and reasons stand below their runs; --json has all.
+    State, step, newest checkpoint, training loss, throughput, last heartbeat and why a run ended; on a
+    cluster also the attempt, the job, its nodes, and why it is pending.
+
+    A run whose processes have all vanished is marked failed. On a narrow terminal columns are left out and
+    reasons are shown below their runs; --json has everything.
     """
-    from asyncpp_cli.cluster.bad_nodes import remarks
-    from asyncpp_cli.cluster.queue import Queue
     from asyncpp_cli.console import say, show_table
-    from asyncpp_cli.runs import open_experiment
+    from asyncpp_cli.launch.slurm.bad_nodes import exclusion_notes
+    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+    from asyncpp_cli.runs.experiment_folder import open_experiment
 
     experiment = open_experiment(folder)
     if cells and (as_json or failed):
-        raise UserError("--cells counts runs; for single ones leave it out")
+        raise UserError("--cells cannot be combined with --json or --failed, which list single runs")
     if watch and as_json:
-        raise UserError("--watch shows a table; for scripts, ask `--json` again and again")
+        raise UserError("--watch cannot be combined with --json; for scripts, call `--json` repeatedly")
     if watch:
         _watch(experiment, cells=cells, failed=failed)
         return
-    queue = Queue(experiment)
-    found = queue.standings(with_accounting=True)
+    queue = SlurmQueue(experiment)
+    run_statuses = queue.run_statuses(with_accounting=True)
     if as_json:
-        shown = [standing for standing in found if not failed or _failed(standing)]
+        shown = [run_status for run_status in run_statuses if not failed or _failed(run_status)]
         print(json.dumps(_as_json(experiment, shown), indent=1))
         return
-    title, columns, rows = _table(experiment, found, cells=cells, failed=failed)
+    title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
     show_table(columns, rows, title=title, narrow=_NARROW)
-    for remark in remarks(experiment):
-        say(remark)
+    for note in exclusion_notes(experiment):
+        say(note)
     if queue.no_answer:
         say(_no_answer(queue))
 
 
-def _no_answer(queue: Queue) -> str:
+def _no_answer(queue: SlurmQueue) -> str:
     return f"Which runs are queued is unknown: {queue.no_answer}"
 
 
-def _as_json(experiment: Experiment, found: list[Standing]) -> list[dict[str, Any]]:
+def _as_json(experiment: Experiment, run_statuses: list[RunStatus]) -> list[dict[str, Any]]:
     axes = {cell.id: cell.axes for cell in experiment.cells}
     return [
-        {"id": standing.run.id, "axes": axes[standing.run.id]}
-        | asdict(standing.status)
+        {"id": run_status.run.id, "axes": axes[run_status.run.id]}
+        | asdict(run_status.status)
         | {
-            "saved_step": standing.run.saved_step,
-            "site": standing.site,
-            "job_id": standing.job_id,
-            "job_state": standing.job_state,
-            "pending_reason": standing.pending_reason,
-            "queue_known": standing.queue_known,
-            "nodes": standing.nodes,
-            "error_lines": standing.error_lines,
+            "saved_step": run_status.run.saved_step,
+            "site": run_status.site,
+            "job_id": run_status.job_id,
+            "job_state": run_status.job_state,
+            "pending_reason": run_status.pending_reason,
+            "queue_known": run_status.queue_known,
+            "nodes": run_status.nodes,
+            "error_lines": run_status.error_lines,
         }
-        for standing in found
+        for run_status in run_statuses
     ]
 
 
@@ -99,106 +101,108 @@ def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
     if not console().is_terminal:
         try:
             while True:
-                title, columns, rows = _looked_at(experiment, cells=cells, failed=failed)
+                title, columns, rows = _current_table(experiment, cells=cells, failed=failed)
                 show_table(columns, rows, title=title)
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED_CODE) from None
-    shown_on = console()
-    with Live(console=shown_on, auto_refresh=False, vertical_overflow="visible") as live:
+    terminal = console()
+    with Live(console=terminal, auto_refresh=False, vertical_overflow="visible") as live:
         try:
             while True:
-                title, columns, rows = _looked_at(experiment, cells=cells, failed=failed)
-                table = table_of(columns, rows, title=title, width=shown_on.width, narrow=_NARROW)
+                title, columns, rows = _current_table(experiment, cells=cells, failed=failed)
+                table = table_of(columns, rows, title=title, width=terminal.width, narrow=_NARROW)
                 live.update(table, refresh=True)
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             raise typer.Exit(_INTERRUPTED_CODE) from None
 
 
-def _looked_at(
+def _current_table(
     experiment: Experiment, *, cells: bool, failed: bool
 ) -> tuple[str, list[str], list[list[str]]]:
-    from asyncpp_cli.cluster.queue import Queue
+    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
 
-    queue = Queue(experiment)
+    queue = SlurmQueue(experiment)
     title, columns, rows = _table(
-        experiment, queue.standings(with_accounting=False), cells=cells, failed=failed
+        experiment, queue.run_statuses(with_accounting=False), cells=cells, failed=failed
     )
-    told = f". {_no_answer(queue)}" if queue.no_answer else ""
-    return f"{time.strftime('%H:%M:%S')}  {title}{told}", columns, rows
+    note = f". {_no_answer(queue)}" if queue.no_answer else ""
+    return f"{time.strftime('%H:%M:%S')}  {title}{note}", columns, rows
 
 
 def _table(
-    experiment: Experiment, found: list[Standing], *, cells: bool, failed: bool
+    experiment: Experiment, run_statuses: list[RunStatus], *, cells: bool, failed: bool
 ) -> tuple[str, list[str], list[list[str]]]:
-    counts = Counter(_state(standing) for standing in found)
+    counts = Counter(_state(run_status) for run_status in run_statuses)
     title = f"{experiment.name}: {', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}"
     if cells:
-        return title, *_of_cells(experiment, found)
+        return title, *_cell_rows(experiment, run_statuses)
     if failed:
-        found = [standing for standing in found if _failed(standing)]
+        run_statuses = [run_status for run_status in run_statuses if _failed(run_status)]
     columns = ["run", "state", "step", "saved", "train loss", "tokens/s", "last sign", "reason"]
-    rows = [[standing.run.id, *_row(standing)] for standing in found]
-    if any(standing.site for standing in found):
+    rows = [[run_status.run.id, *_row(run_status)] for run_status in run_statuses]
+    if any(run_status.site for run_status in run_statuses):
         columns[2:2] = ["attempt", "job", "nodes"]
-        for row, standing in zip(rows, found, strict=True):
-            row[2:2] = [str(standing.status.attempt or ""), standing.job_id, standing.nodes]
+        for row, run_status in zip(rows, run_statuses, strict=True):
+            row[2:2] = [str(run_status.status.attempt or ""), run_status.job_id, run_status.nodes]
     return title, columns, rows
 
 
-def _of_cells(experiment: Experiment, found: list[Standing]) -> tuple[list[str], list[list[str]]]:
-    """A row for each cell, but for its seed: how many of its runs stand how, and their mean training loss."""
+def _cell_rows(experiment: Experiment, run_statuses: list[RunStatus]) -> tuple[list[str], list[list[str]]]:
+    """A row for each cell, its seeds together: number of runs in each state, and mean training loss."""
     axes = [axis for axis in experiment.cells[0].axes if axis != "seed"]
-    told = [
+    varying = [
         axis for axis in axes if len({str(cell.axes.get(axis)) for cell in experiment.cells}) > 1
     ] or axes[:1]
-    by_cell: dict[tuple[str, ...], list[Standing]] = {}
-    for cell, standing in zip(experiment.cells, found, strict=True):
-        by_cell.setdefault(tuple(printed(axis, cell.axes.get(axis)) for axis in told), []).append(standing)
-    states = sorted({_state(standing) for standing in found})
+    by_cell: dict[tuple[str, ...], list[RunStatus]] = {}
+    for cell, run_status in zip(experiment.cells, run_statuses, strict=True):
+        by_cell.setdefault(tuple(printed(axis, cell.axes.get(axis)) for axis in varying), []).append(
+            run_status
+        )
+    states = sorted({_state(run_status) for run_status in run_statuses})
     rows = []
-    for values, standings in by_cell.items():
-        counts = Counter(_state(standing) for standing in standings)
-        losses = [loss for each in standings if (loss := each.status.train_loss) is not None]
-        steps, of = (sum(getattr(each.status, name) for each in standings) for name in ("step", "steps"))
+    for values, run_statuses in by_cell.items():
+        counts = Counter(_state(run_status) for run_status in run_statuses)
+        losses = [loss for each in run_statuses if (loss := each.status.train_loss) is not None]
+        steps, of = (sum(getattr(each.status, name) for each in run_statuses) for name in ("step", "steps"))
         rows.append(
             [
                 *values,
-                str(len(standings)),
+                str(len(run_statuses)),
                 *(str(counts[state] or "") for state in states),
                 f"{100 * steps // of}%" if of else "",
                 f"{sum(losses) / len(losses):.3f}" if losses else "",
             ]
         )
-    return [*told, "runs", *states, "of steps", "train loss"], rows
+    return [*varying, "runs", *states, "of steps", "train loss"], rows
 
 
-def _failed(standing: Standing) -> bool:
-    return _state(standing) == State.FAILED
+def _failed(run_status: RunStatus) -> bool:
+    return _state(run_status) == State.FAILED
 
 
-def _state(standing: Standing) -> str:
-    """The run's state; `queued` where it is to go on by itself, and `unknown` where it may be."""
-    if standing.is_queued:
+def _state(run_status: RunStatus) -> str:
+    """The run's state; `queued` if SLURM will start it, `unknown` if that cannot be known."""
+    if run_status.is_queued:
         return "queued"
-    ended = standing.status.state in ("completed", "running")
-    return str(standing.status.state) if standing.queue_known or ended else "unknown"
+    ended = run_status.status.state in ("completed", "running")
+    return str(run_status.status.state) if run_status.queue_known or ended else "unknown"
 
 
-def _row(standing: Standing) -> list[str]:
+def _row(run_status: RunStatus) -> list[str]:
     from asyncpp_cli.console import duration
 
-    status = standing.status
-    reasons = [standing.pending_reason, status.reason] if standing.is_queued else [status.reason]
-    if _state(standing) == "unknown":
+    status = run_status.status
+    reasons = [run_status.pending_reason, status.reason] if run_status.is_queued else [status.reason]
+    if _state(run_status) == "unknown":
         reasons = [f"queued, or {status.state}", *reasons]
     reason = "; ".join(text for text in reasons if text)
     if status.attempt == 0:
-        return [_state(standing), "", "", "", "", "", reason]
-    saved_step = standing.run.saved_step
+        return [_state(run_status), "", "", "", "", "", reason]
+    saved_step = run_status.run.saved_step
     return [
-        _state(standing),
+        _state(run_status),
         f"{status.step}/{status.steps}",
         str(saved_step) if saved_step is not None else "",
         f"{status.train_loss:.3f}" if status.train_loss is not None else "",

@@ -1,4 +1,4 @@
-"""`asyncpp sweep`: a template's cells, checked and written as an experiment."""
+"""`asyncpp sweep`: checks a template's cells and writes them as an experiment."""
 
 from __future__ import annotations
 
@@ -10,57 +10,59 @@ import typer
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from asyncpp_cli.matrix import ResolvedCell
+    from asyncpp_cli.experiment.matrix import ResolvedCell
     from asyncpp_cli.planner.cells import Expected
 
 
 def sweep(
     template: Annotated[
-        str, typer.Argument(metavar="TEMPLATE", help="A shipped template's name, or a file.")
+        str, typer.Argument(metavar="TEMPLATE", help="Name of a shipped template, or a file.")
     ],
     changes: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Changes, as in train.steps=300 or matrix.seed=[0,1]; each holds for every cell.",
+            help="Settings for all cells, as in train.steps=300 or matrix.seed=[0,1].",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder of the experiment: new, or the same one."),
+        typer.Option("--out", metavar="DIR", help="Folder of the experiment: new, or one to extend."),
     ] = None,
     site: Annotated[
         str | None,
-        typer.Option(
-            "--site", metavar="NAME", help="Site profile: refuse cells that its GPUs have no room for."
-        ),
+        typer.Option("--site", metavar="NAME", help="Site profile: refuse cells that do not fit its GPUs."),
     ] = None,
     list_only: Annotated[
-        bool, typer.Option("--list", help="Check and show the cells; write nothing.")
+        bool, typer.Option("--list", help="Check and show the cells without writing.")
     ] = False,
 ) -> None:
-    """Render an experiment matrix into a folder of runs, every cell checked before anything is written.
+    """Render an experiment matrix into a folder of runs.
 
-    Into a folder that holds the same experiment, only cells that it lacks are added (more seeds, say), and
-    runs whose folder was removed are restored.
+    Every cell is checked before anything is written.
+
+    In the folder of an existing experiment, only missing cells are added (more seeds, for example), and runs
+    whose folder was removed are restored.
     """
-    from asyncpp_cli.cluster.sites import find_site
     from asyncpp_cli.console import command, say
-    from asyncpp_cli.experiments import render
-    from asyncpp_cli.matrix import check, expand
+    from asyncpp_cli.experiment.matrix import check_cells, expand
+    from asyncpp_cli.experiment.render import render
+    from asyncpp_cli.experiment.sweep_notes import notes
+    from asyncpp_cli.experiment.template import load
+    from asyncpp_cli.launch.sites import find_site
     from asyncpp_cli.planner.cells import device_of, expected
-    from asyncpp_cli.sweep_notes import notes
-    from asyncpp_cli.template_file import load
 
     if out is None and not list_only:
-        raise UserError("--out DIR is missing: where the experiment goes (or --list, to only show its cells)")
-    loaded = load(template, changes or [])
-    cells = expand(loaded)
-    check(loaded, cells)
-    costs = expected(loaded.source, cells, site={} if site is None else device_of(find_site(site)))
-    # Written before it is shown: `asyncpp sweep ... | head` must not stop half way.
-    rendered = None if list_only or out is None else render(loaded, cells, template_name=template, folder=out)
-    show_cells(cells, costs, title=loaded.name)
+        raise UserError("--out DIR is missing: the experiment's folder (or --list, to only show its cells)")
+    experiment = load(template, changes or [])
+    cells = expand(experiment)
+    check_cells(experiment, cells)
+    costs = expected(experiment.source, cells, site={} if site is None else device_of(find_site(site)))
+    # Before the table is printed: `asyncpp sweep ... | head` must not stop it half way.
+    rendered = (
+        None if list_only or out is None else render(experiment, cells, template_name=template, folder=out)
+    )
+    show_cells(cells, costs, title=experiment.name)
     for note in notes(cells):
         say(f"note: {note}")
     if rendered is None or out is None:
@@ -68,17 +70,17 @@ def sweep(
     if rendered.added == len(cells):
         say(f"Wrote {len(cells)} runs to {out}. Next: {command('launch', out)}")
         return
-    held = len(rendered.experiment.cells)
-    more = f" ({held - len(cells)} of them not in this template)" if held > len(cells) else ""
-    say(f"{out}: {rendered.added} runs added to the {held - rendered.added} that were there{more}.")
+    total = len(rendered.experiment.cells)
+    others = f" ({total - len(cells)} of them not in this template)" if total > len(cells) else ""
+    say(f"{out}: {rendered.added} runs added to the {total - rendered.added} that were there{others}.")
     if rendered.restored:
-        first, *others = rendered.restored
-        named = f"{first} and {len(others)} others" if others else first
-        say(f"Restored, since its folder or configuration was gone or damaged: {named}.")
+        first, *further = rendered.restored
+        restored = f"{first} and {len(further)} others" if further else first
+        say(f"Restored, since its folder or configuration was gone or damaged: {restored}.")
 
 
 def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) -> None:
-    """The cells as a table on standard output, with their count and what each is expected to take."""
+    """Print the cells as a table with the memory and step time expected of each."""
     from asyncpp_cli.console import show_table
     from asyncpp_cli.tables import Narrow, printed
 
@@ -92,6 +94,6 @@ def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) 
             row.append("" if cost.step_seconds is None else f"{cost.step_seconds:.3g}")
         rows.append(row)
     columns = ["run", *axes, "GB a rank", *(["step s"] if timed else [])]
-    # The id has the axes in it.
+    # Axes can be left out, since the id contains them.
     narrow = Narrow(optional=["step s", *reversed(axes), "GB a rank"], shared=columns[1:])
     show_table(columns, rows, title=f"{title}: {len(cells)} cells", narrow=narrow)

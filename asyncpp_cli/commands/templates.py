@@ -1,4 +1,4 @@
-"""`asyncpp templates`: what is shipped."""
+"""`asyncpp templates`: lists and shows the shipped templates."""
 
 from __future__ import annotations
 
@@ -13,30 +13,36 @@ app = typer.Typer(no_args_is_help=True, help="List and show the shipped template
 @app.command("list")
 def list_templates() -> None:
     """List the shipped templates: experiments, model sizes and sites."""
-    from asyncpp_cli import templates
     from asyncpp_cli.console import show_table
-    from asyncpp_cli.yaml_files import read_mapping
+    from asyncpp_cli.experiment.shipped import (
+        RECOMMENDED,
+        TEMPLATE_KINDS,
+        TEMPLATES_FOLDER,
+        find_template,
+        template_names,
+    )
+    from asyncpp_cli.experiment.yaml_data import read_mapping
 
     rows = []
-    for folder, kind in templates.KINDS.items():
-        for name in templates.names(folder):
-            content = read_mapping(templates.find(folder, name, beside=None))
+    for folder, kind in TEMPLATE_KINDS.items():
+        for name in template_names(folder):
+            content = read_mapping(find_template(folder, name, beside=None))
             about = content.get("description") or ", ".join(
-                f"{key} {value}" for key, value in content.items() if key != templates.RECOMMENDED
+                f"{key} {value}" for key, value in content.items() if key != RECOMMENDED
             )
             rows.append([kind, name, " ".join(about.split())])
-    show_table(["kind", "name", "about"], rows, title=f"{len(rows)} templates in {templates.SHIPPED}")
+    show_table(["kind", "name", "about"], rows, title=f"{len(rows)} templates in {TEMPLATES_FOLDER}")
 
 
 @app.command("show")
-def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `list` shows.")]) -> None:
-    """Print a template's text: to read, or as a start for one of your own."""
-    from asyncpp_cli import templates
+def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed by `list`.")]) -> None:
+    """Print a template, to read or to start your own from."""
     from asyncpp_cli.errors import UserError
+    from asyncpp_cli.experiment.shipped import TEMPLATE_KINDS, find_template, template_names
 
-    for folder in templates.KINDS:
-        if name in templates.names(folder):
-            sys.stdout.write(templates.find(folder, name, beside=None).read_text(encoding="utf-8"))
+    for folder in TEMPLATE_KINDS:
+        if name in template_names(folder):
+            sys.stdout.write(find_template(folder, name, beside=None).read_text(encoding="utf-8"))
             return
-    known = ", ".join(name for folder in templates.KINDS for name in templates.names(folder))
+    known = ", ".join(name for folder in TEMPLATE_KINDS for name in template_names(folder))
     raise UserError(f"unknown template {name!r}; accepted: {known}")

@@ -1,4 +1,4 @@
-"""`asyncpp theory`: what is known on paper about delay, to be checked against what a run shows."""
+"""`asyncpp theory`: stability and convergence under delay, to compare with runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ app = typer.Typer(no_args_is_help=True, help="Stability and convergence under de
 
 
 class Momentum(StrEnum):
-    """Forms of momentum; the words of `optimizers.stability.FORMS`."""
+    """Forms of momentum; values of `optimizers.theory.stability.FORMS`."""
 
     NONE = "none"
     EMA = "ema"
@@ -41,7 +41,7 @@ def stability(
 
     from asyncpp_cli.console import show_table
     from asyncpp_cli.errors import UserError
-    from optimizers.stability import best_coefficient, stability_limit
+    from optimizers.theory.stability import best_coefficient, stability_limit
 
     if momentum is None and as_json:
         raise UserError("--json wants one case: add --momentum none, ema or nesterov-ema")
@@ -98,7 +98,7 @@ def convergence(
 
     import torch
 
-    from optimizers.convergence import mean_gradient_norm, rate
+    from optimizers.theory.convergence import mean_gradient_norm, rate
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are 16 x 24

@@ -1,4 +1,4 @@
-"""`asyncpp train`: one rank of a run, or with --replay all of them. What a job runs."""
+"""`asyncpp train`: trains one rank of a run, or all of them with --replay."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import typer
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from asyncpp_cli.cluster.attempts import Attempt
-    from asyncpp_cli.cluster.place import Place
-    from asyncpp_cli.runs import Run
+    from asyncpp_cli.launch.rank_env import RankEnv
+    from asyncpp_cli.runs.attempts.attempt import Attempt
+    from asyncpp_cli.runs.run_folder import Run
     from stages.config import RunConfig
 
 
@@ -24,23 +24,23 @@ def train(
         Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.")
     ],
     replay: Annotated[
-        bool, typer.Option("--replay", help="All ranks take turns in this process: the same numbers.")
+        bool, typer.Option("--replay", help="Run all ranks in this process, taking turns; same numbers.")
     ] = False,
 ) -> None:
-    """Train one run: what `launch` starts for every rank, and what torchrun can start.
+    """Train one run. `launch` starts this for every rank; torchrun can as well.
 
-    It resumes from the newest valid checkpoint in RUN_DIR. SIGTERM or SIGUSR2 to any of its processes makes
-    all of them save and end with exit code 75: to be resumed.
+    Resumes from the newest valid checkpoint in RUN_DIR. On SIGTERM or SIGUSR2 to any of its processes all of
+    them save and exit with code 75; training can then be resumed.
 
     With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train RUN_DIR.
     """
-    from asyncpp_cli.cluster.place import find_place, taking_part
-    from asyncpp_cli.cluster.resources import ranks_of
     from asyncpp_cli.errors import DamagedError
-    from asyncpp_cli.run_data import config_to_train
-    from asyncpp_cli.runs import open_run
-    from stages.check import ConfigError, check
-    from stages.signals import RESUMABLE
+    from asyncpp_cli.experiment.run_data import config_to_train
+    from asyncpp_cli.launch.rank_env import attempt_of_rank, read_rank_env
+    from asyncpp_cli.launch.resources import ranks_of
+    from asyncpp_cli.runs.run_folder import open_run
+    from stages.liveness.stop_signal import RESUMABLE
+    from stages.validation import ConfigError, check
 
     run = open_run(run_folder)
     try:
@@ -50,45 +50,47 @@ def train(
         raise UserError(str(error)) from error
     except ConfigError as error:
         raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
-    place = find_place()
+    rank_env = read_rank_env()
     processes = 1 if replay else ranks_of(config)
-    if place.size != processes:
-        raise UserError(_wrong_number(run_folder, processes=processes, there=place.size, replay=replay))
+    if rank_env.size != processes:
+        raise UserError(_wrong_size(run_folder, processes=processes, actual=rank_env.size, replay=replay))
     code = 0
     try:
-        with taking_part(run, place, replay=replay, steps=config.train.steps) as attempt:
-            _train(run, config, attempt, place, replay=replay)
+        with attempt_of_rank(run, rank_env, replay=replay, steps=config.train.steps) as attempt:
+            _train(run, config, attempt, rank_env, replay=replay)
     except SystemExit as leaving:
         if leaving.code != RESUMABLE:
             raise
         code = RESUMABLE
-    if place.supervised or place.size > 1:
+    if rank_env.supervised or rank_env.size > 1:
         _leave(code)
     raise typer.Exit(code)
 
 
-def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, replay: bool) -> None:
+def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, replay: bool) -> None:
     """Train as one process of an attempt.
 
     Raises:
-        SystemExit: with `RESUMABLE`, where the run was told to end and has saved.
+        SystemExit: with `RESUMABLE`, after saving on a request to stop.
     """
-    from asyncpp_cli.recorder import RunRecorder
-    from asyncpp_cli.step_lines import StepLines
-    from stages.signals import RESUMABLE, listening
+    from asyncpp_cli.runs.attempts.claims import record_processes
+    from asyncpp_cli.runs.attempts.settle import end_rank
+    from asyncpp_cli.runs.log_lines import StepLines
+    from asyncpp_cli.runs.recorder import RunRecorder
+    from stages.liveness.stop_signal import RESUMABLE, listening
 
     config.site = replace(config.site, **attempt.site_settings)
 
     def give_up(message: str) -> None:
-        attempt.rank_erred(place.rank, TimeoutError(message))
-        if not place.supervised:
-            attempt.rank_ended(place.rank, code=1, signal_number=None, stopped=False)
+        attempt.record_error(rank_env.rank, TimeoutError(message))
+        if not rank_env.supervised:
+            end_rank(attempt, rank_env.rank, code=1, signal_number=None, stopped=False)
         _leave(1)
 
-    with listening(patient=place.supervised) as stop:
+    with listening(patient=rank_env.supervised) as stop:
         from stages import trainer
-        from stages.device_settings import DeviceSettingError
-        from stages.process import connected
+        from stages.comm.device_settings import DeviceSettingError
+        from stages.comm.process import connected
 
         recorder = RunRecorder(run, attempt=attempt.number, lines=StepLines(steps=config.train.steps))
         settings: dict[str, Any] = {
@@ -100,21 +102,24 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
         }
         try:
             if replay:
+                record_processes(attempt, [os.getpid()])
                 result = trainer.replay(config, **settings)
             else:
                 with connected(
-                    rank=place.rank,
-                    size=place.size,
-                    local_rank=place.local_rank,
-                    local_size=place.local_size,
+                    rank=rank_env.rank,
+                    size=rank_env.size,
+                    local_rank=rank_env.local_rank,
+                    local_size=rank_env.local_size,
                     rendezvous=attempt.rendezvous,
                     site=config.site,
                 ) as process:
+                    if process.rank == 0:
+                        record_processes(attempt, process.pids)
                     result = trainer.train(config, process=process, **settings)
         except SystemExit as leaving:
             if stop():
                 raise
-            # A model of the user's own may do this; its exit code is no word on the run.
+            # Raised by user code, such as a custom model; its exit code says nothing about the run.
             raise RuntimeError(
                 f"the run's own code ended the process (SystemExit: {leaving.code})"
             ) from leaving
@@ -123,28 +128,28 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, place: Place, *, repla
         finally:
             recorder.close()
     if result.stopped_at is not None:
-        print(f"told to end: saved after step {result.stopped_at}", file=sys.stderr)
+        print(f"stopped on request: saved after step {result.stopped_at}", file=sys.stderr)
         raise SystemExit(RESUMABLE)
 
 
 def _leave(code: int) -> None:
-    """End a process whose run is recorded, without the interpreter's own end.
+    """Exit without interpreter shutdown, once the rank's end is recorded.
 
-    Threads of torch's that still want the interpreter then abort the process now and then ("terminate called
-    without an active exception"), and a run that is completed would be taken for failed.
+    During shutdown torch's threads sometimes abort the process ("terminate called without an active
+    exception"), and a completed run would count as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _wrong_number(folder: Path, *, processes: int, there: int, replay: bool) -> str:
+def _wrong_size(folder: Path, *, processes: int, actual: int, replay: bool) -> str:
     from asyncpp_cli.console import quoted
 
     if replay:
-        return f"--replay runs all ranks in one process, but there are {there}: start it alone"
+        return f"--replay runs all ranks in one process, but there are {actual}: start it alone"
     return (
-        f"{folder} has {processes} ranks, one process each, but there is {there}: start it with "
+        f"{folder} has {processes} ranks, one process each, but there is {actual}: start it with "
         f"`asyncpp launch` on its experiment, or with --replay, "
         f"or `torchrun --nproc-per-node {processes} -m asyncpp_cli train {quoted(folder)}`"
     )

@@ -1,1 +1,1 @@
-"""From text that people have to token shards that training reads."""
+"""Turns text files into token shards for training."""

@@ -1,4 +1,4 @@
-"""The manifest of a prepared folder (docs/data.md says what each key is)."""
+"""The manifest of a prepared folder (docs/data.md describes its keys)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 import numpy as np
 
 from asyncpp_cli.data.tokenizers import Tokenizer, sha256_of
-from asyncpp_cli.data.work import Record
+from asyncpp_cli.data.worker import PartRecord
 from asyncpp_cli.errors import UserError
-from stages.prepared import FORMAT, SPLITS
-from stages.shards import dtype_for
-from stages.text import entropy
+from stages.data.prepared import FORMAT, SPLITS
+from stages.data.shards import dtype_for
+from stages.data.text import entropy
 
 
 def manifest(
-    records: Sequence[Record], *, tokenizer: Tokenizer, file: str, plan: Mapping[str, Any]
+    records: Sequence[PartRecord], *, tokenizer: Tokenizer, file: str, plan: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is in the shards of all parts, in order.
+    """The manifest's content for the shards of all parts, in order.
 
-    Where chance has held out no document, the end of the last shards is held out.
+    If no document was held out by chance, the end of the last shards is held out.
 
     Args:
-        records: of the parts.
-        tokenizer: made the tokens.
+        records: one for each part.
+        tokenizer: that produced the tokens.
         file: name of the tokenizer's copy in the folder.
-        plan: what the folder was made from.
+        plan: settings and inputs of the folder.
 
     Raises:
-        UserError: there is no text.
+        UserError: the inputs hold no text.
     """
     splits = {name: _split(records, name) for name in SPLITS}
     counts = sum(np.asarray(record.splits["validation"].byte_counts) for record in records)
@@ -55,7 +55,7 @@ def manifest(
     }
 
 
-def _split(records: Sequence[Record], name: str) -> dict[str, Any]:
+def _split(records: Sequence[PartRecord], name: str) -> dict[str, Any]:
     parts = [record.splits[name] for record in records if record.splits[name].file]
     return {
         "documents": sum(part.documents for part in parts),
@@ -66,7 +66,7 @@ def _split(records: Sequence[Record], name: str) -> dict[str, Any]:
 
 
 def _hold_out_end(train: Mapping[str, Any], *, share: float) -> dict[str, dict[str, Any]]:
-    """Two splits of the tokens of one; the bytes are divided in proportion."""
+    """Divide a split in two at a token; bytes are divided in proportion."""
     tokens = train["tokens"]
     kept = tokens - max(1, round(tokens * share))
     splits = {
@@ -80,11 +80,11 @@ def _hold_out_end(train: Mapping[str, Any], *, share: float) -> dict[str, dict[s
     }
     before = 0
     for shard in train["shards"]:
-        here = min(shard["tokens"], max(0, kept - before))
+        kept_here = min(shard["tokens"], max(0, kept - before))
         before += shard["tokens"]
-        if here:
-            splits["train"]["shards"].append({**shard, "tokens": here})
-        if here < shard["tokens"]:
-            rest = {**shard, "first": here, "tokens": shard["tokens"] - here}
+        if kept_here:
+            splits["train"]["shards"].append({**shard, "tokens": kept_here})
+        if kept_here < shard["tokens"]:
+            rest = {**shard, "first": kept_here, "tokens": shard["tokens"] - kept_here}
             splits["validation"]["shards"].append(rest)
     return splits

@@ -1,6 +1,6 @@
-"""How large the text in a Parquet file is before any of it is unpacked, by its footer and page headers.
+"""Unpacked sizes of a Parquet column, read from the file's footer and page headers.
 
-Both are structs of Thrift's compact protocol (parquet-format's parquet.thrift has their field numbers).
+Both are structs in Thrift's compact protocol; parquet-format's parquet.thrift defines the field numbers.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import IO, Any
 MAGIC = b"PAR1"
 _LONGEST_FOOTER = 1 << 27
 _HEADERS = (1 << 12, 1 << 24)
-"""Bytes read for a page's header: it is short, unless statistics with long values stand in it."""
+"""Bytes to read for a page header, first and second try; only long statistics make a header long."""
 
 
 @dataclass(frozen=True)
 class TextSize:
-    """Bytes of a column, unpacked."""
+    """Unpacked bytes of a column."""
 
     total: int
     largest_page: int
-    """The least that is unpacked at once."""
+    """A reader unpacks at least one page at once."""
 
 
 def text_size(file: Path, column: str) -> TextSize:
-    """What the column of a Parquet file takes.
+    """The unpacked size of a Parquet file's column.
 
     Raises:
-        ValueError: it is no Parquet file.
-        OSError: it cannot be read.
+        ValueError: the file is not valid Parquet.
+        OSError: the file cannot be read.
     """
     total, largest = 0, 0
     with file.open("rb") as opened:
@@ -42,11 +42,13 @@ def text_size(file: Path, column: str) -> TextSize:
                 total += chunk[6]
                 at = min(chunk[9], chunk.get(11) or chunk[9])
                 end = at + chunk[7]
+                if at < 0:
+                    raise ValueError("a column chunk lies before the file")
                 while at < end:
                     header, length = _page(opened, at)
                     largest = max(largest, header[2])
                     if header[3] < 0:
-                        raise ValueError("a page of less than no bytes")
+                        raise ValueError("a page has a negative size")
                     at += length + header[3]
         except (LookupError, TypeError, AttributeError, struct.error, RecursionError) as error:
             raise ValueError(f"its footer or a page header is damaged ({error!r})") from error
@@ -54,27 +56,27 @@ def text_size(file: Path, column: str) -> TextSize:
 
 
 def _chunks(opened: IO[bytes], size: int) -> list[dict[int, Any]]:
-    """The description of each chunk of a column."""
+    """The metadata of every column chunk."""
     opened.seek(max(0, size - 8))
     end = opened.read(8)
     if len(end) < 8 or end[4:] != MAGIC:
         raise ValueError("it does not end with PAR1")
     length = int.from_bytes(end[:4], "little")
     if length > min(size - 8, _LONGEST_FOOTER):
-        raise ValueError(f"its footer is said to have {length} bytes")
+        raise ValueError(f"its footer claims {length} bytes")
     opened.seek(size - 8 - length)
     footer, _ = _struct(opened.read(length), 0)
     return [chunk[3] for group in footer[4] for chunk in group[1]]
 
 
 def _page(opened: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    """The header of a page, and its length."""
-    for wanted in _HEADERS:
+    """The header of a page and its length."""
+    for length in _HEADERS:
         opened.seek(at)
         try:
-            return _struct(opened.read(wanted), 0)
+            return _struct(opened.read(length), 0)
         except IndexError:
-            if wanted == _HEADERS[-1]:
+            if length == _HEADERS[-1]:
                 raise
     raise AssertionError
 
@@ -98,7 +100,7 @@ def _signed(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _struct(raw: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Fields by their number, and where the struct ends."""
+    """The fields by number, and the position after the struct."""
     fields: dict[int, Any] = {}
     key = 0
     while (head := raw[at]) != 0:

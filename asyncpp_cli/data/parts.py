@@ -1,6 +1,6 @@
-"""The inputs cut into parts: the pieces of work, each of which becomes a shard.
+"""Cuts the inputs into parts, each of which becomes a shard.
 
-Where the cuts are depends on the inputs alone, never on who does the work.
+The cuts depend only on the inputs, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -16,43 +16,44 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.threads import need_polars
 
 READ = 1 << 20
+"""Bytes to read at once."""
 SMALLEST, LARGEST = 1 << 20, 1 << 27
-"""Bytes of text in a part, about."""
+"""Least and most bytes of text in a part, approximately."""
 PARTS = 64
-"""Aimed at, between these bounds."""
+"""Number of parts to aim for within these bounds."""
 LONGEST = 1 << 22
-"""Bytes in a document; a longer one is cut at the ends of lines."""
+"""Most bytes in a document; a longer one is cut at line ends."""
 LONGEST_LINE = 1 << 26
-"""Bytes in a line of JSON; a longer one is refused, since it is read whole."""
+"""Most bytes in a line of JSON, which is read whole; a longer one is refused."""
 
 LONGEST_PAGE = 1 << 28
-"""Bytes in a page of Parquet; one that is longer is refused, since it is unpacked whole."""
+"""Most bytes in a Parquet page, which is unpacked whole; a longer one is refused."""
 MOST_PACKED = 4
-"""Times its usual room that text of Parquet may take in a part; where it is packed further, parts have fewer
-rows."""
+"""Most bytes of unpacked Parquet text in a part, as a multiple of the part's size; parts of files that unpack
+to more have fewer rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class InputPiece:
     """Whole documents of one file."""
 
     source: Source
     content: bytes = b""
-    """Text, or JSON lines. Of Parquet: empty."""
+    """Text or JSON lines; empty for Parquet."""
     first: int
-    """Line that `content` begins with, or the first row; counted from 0."""
+    """First line or row, counted from 0."""
     rows: int = 0
-    """Of Parquet."""
+    """Number of rows, for Parquet."""
 
 
 @dataclass(kw_only=True)
-class Part:
-    """What becomes one shard."""
+class InputPart:
+    """The input of one shard."""
 
     number: int
-    pieces: list[Piece] = dataclasses.field(default_factory=list)
+    pieces: list[InputPiece] = dataclasses.field(default_factory=list)
     size: int = 0
-    """Bytes of text, about."""
+    """Bytes of text, approximately."""
     read: int = 0
     """Bytes of input files read for it."""
 
@@ -62,19 +63,19 @@ def part_size(sources: Sequence[Source]) -> int:
     return min(LARGEST, max(SMALLEST, sum(source.size for source in sources) // PARTS))
 
 
-def parts(sources: Sequence[Source], *, size: int, separator: str, field: str) -> Iterator[Part]:
-    """The inputs, cut.
+def parts(sources: Sequence[Source], *, size: int, separator: str, field: str) -> Iterator[InputPart]:
+    """Cut the inputs into parts.
 
     Args:
-        sources: in order.
-        size: bytes of text in a part, about.
-        separator: line that ends a document in files of text.
-        field: that holds the text in Parquet.
+        sources: files, in order.
+        size: bytes of text in a part, approximately.
+        separator: line that ends a document in text files.
+        field: holds the text in Parquet.
 
     Raises:
         UserError: a file cannot be read.
     """
-    part = Part(number=0)
+    part = InputPart(number=0)
     for source in sources:
         pieces = (
             _rows(source, size=size, column=field)
@@ -87,17 +88,17 @@ def parts(sources: Sequence[Source], *, size: int, separator: str, field: str) -
             part.read += read
             if part.size >= size:
                 yield part
-                part = Part(number=part.number + 1)
+                part = InputPart(number=part.number + 1)
     if part.pieces:
         yield part
 
 
-def _texts(source: Source, *, size: int, separator: str) -> Iterator[tuple[Piece, int, int]]:
+def _texts(source: Source, *, size: int, separator: str) -> Iterator[tuple[InputPiece, int, int]]:
     line, read, buffer = 0, 0, b""
     with opened(source) as (stream, raw):
         ended = False
-        usual = size if source.kind == "lines" else max(size, LONGEST)
-        wanted = usual
+        usual_length = size if source.kind == "lines" else max(size, LONGEST)
+        wanted = usual_length
         while not ended:
             blocks = [buffer]
             gathered = len(buffer)
@@ -109,27 +110,27 @@ def _texts(source: Source, *, size: int, separator: str) -> Iterator[tuple[Piece
             buffer = b"".join(blocks)
             cut = len(buffer) if ended else _end_of_documents(buffer, source.kind, separator)
             if cut == 0:
-                # A line of JSON that is longer than all of that.
+                # The line of JSON is longer than the buffer.
                 if len(buffer) > LONGEST_LINE:
                     raise too_long(source, line + 1)
                 wanted = min(2 * len(buffer), LONGEST_LINE + READ)
                 continue
-            wanted = usual
+            wanted = usual_length
             content, buffer = buffer[:cut], buffer[cut:]
             if content:
-                yield Piece(source=source, content=content, first=line), len(content), raw.tell() - read
+                yield InputPiece(source=source, content=content, first=line), len(content), raw.tell() - read
                 line, read = line + content.count(b"\n"), raw.tell()
 
 
 def too_long(source: Source, line: int) -> UserError:
-    """What is said of a line that is longer than `LONGEST_LINE`."""
+    """The error for a line longer than `LONGEST_LINE`."""
     return UserError(
         f"{source.name}, line {line}: longer than {LONGEST_LINE >> 20} MiB; a line is one document"
     )
 
 
 def _end_of_documents(buffer: bytes, kind: str, separator: str) -> int:
-    """Where the last whole document in `buffer` ends; 0 where more must be read to know."""
+    """The end of the last whole document in `buffer`; 0 if more must be read."""
     if kind == "lines":
         return buffer.rfind(b"\n") + 1
     mark = f"\n{separator}\n".encode()
@@ -139,7 +140,7 @@ def _end_of_documents(buffer: bytes, kind: str, separator: str) -> int:
 
 
 def end_of_line(text: bytes) -> int:
-    """Where to cut a text that is too long: after its last line, or else before a character begins."""
+    """Where to cut a text that is too long: after its last line, else between two characters."""
     if (last := text.rfind(b"\n")) >= 0:
         return last + 1
     cut = len(text)
@@ -148,29 +149,29 @@ def end_of_line(text: bytes) -> int:
     return cut - 1 if text[cut - 1] & 0x80 else len(text)
 
 
-def _rows(source: Source, *, size: int, column: str) -> Iterator[tuple[Piece, int, int]]:
+def _rows(source: Source, *, size: int, column: str) -> Iterator[tuple[InputPiece, int, int]]:
     polars = import_polars(source)
     try:
         text = text_size(source.file, column)
         rows = int(polars.scan_parquet(source.file).select(polars.len()).collect().item())
     except (OSError, ValueError, polars.exceptions.PolarsError) as error:
-        raise UserError(f"{source.name} is not Parquet that can be read ({error})") from error
+        raise UserError(f"{source.name} cannot be read as Parquet ({error})") from error
     if text.largest_page > LONGEST_PAGE:
         raise UserError(
-            f"{source.name}: a page of {column!r} has {text.largest_page >> 20} MiB unpacked, all of it at "
-            f"once; accepted: up to {LONGEST_PAGE >> 20} MiB (write it with smaller pages or texts)"
+            f"{source.name}: a page of {column!r} unpacks to {text.largest_page >> 20} MiB "
+            f"at once; accepted: up to {LONGEST_PAGE >> 20} MiB (write it with smaller pages or texts)"
         )
-    # Text takes about twice the room that it has in a Parquet file.
-    packed = max(2 * source.size, text.total // MOST_PACKED)
-    at_once = max(1, rows * size // packed)
-    for first in range(0, rows, at_once):
-        count = min(at_once, rows - first)
+    # Text is about twice as large as in a Parquet file.
+    unpacked_size = max(2 * source.size, text.total // MOST_PACKED)
+    rows_per_part = max(1, rows * size // unpacked_size)
+    for first in range(0, rows, rows_per_part):
+        count = min(rows_per_part, rows - first)
         share = source.size * (first + count) // rows - source.size * first // rows
-        yield Piece(source=source, first=first, rows=count), 2 * share, share
+        yield InputPiece(source=source, first=first, rows=count), 2 * share, share
 
 
 def import_polars(source: Source) -> Any:
-    """The library that reads Parquet.
+    """Import polars, which reads Parquet.
 
     Raises:
         UserError: it is not installed.

@@ -1,7 +1,7 @@
-"""`asyncpp data prepare`: inputs to a folder of token shards with a manifest, by as many processes as wanted.
+"""`asyncpp data prepare`: turns inputs into a folder of token shards with a manifest, in parallel processes.
 
-A folder that is not finished holds `unfinished/`: the plan, and a record of each part that is done. The same
-command goes on from there.
+An unfinished folder holds `unfinished/` with the plan and a record of each finished part; the same command
+resumes from them.
 """
 
 from __future__ import annotations
@@ -18,34 +18,39 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from asyncpp_cli.data import work
+from asyncpp_cli.atomic_files import write_json, write_text
 from asyncpp_cli.data.documents import documents, is_held_out
 from asyncpp_cli.data.manifest import manifest
-from asyncpp_cli.data.parts import Part, part_size, parts
+from asyncpp_cli.data.parts import InputPart, part_size, parts
 from asyncpp_cli.data.sources import Source
 from asyncpp_cli.data.tokenizers import Tokenizer, read_tokenizer, sha256_of, train_size, train_tokenizer
-from asyncpp_cli.data.work import Record, Settings
+from asyncpp_cli.data.worker import (
+    PartRecord,
+    ShardSettings,
+    finished_record,
+    start_worker,
+    tokenize_in_worker,
+)
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.files import write_json, write_text
-from stages.corpus import cache_folder
-from stages.prepared import MANIFEST, UNFINISHED, Prepared, read_prepared
-from stages.shard_check import Known, remember
-from stages.shards import dtype_for
+from stages.data.dataset import cache_folder
+from stages.data.integrity import ShardFacts, cache_facts
+from stages.data.prepared import MANIFEST, UNFINISHED, Prepared, read_prepared
+from stages.data.shards import dtype_for
 
 TOKENIZER = "tokenizer.json"
 PLAN = "plan.json"
 TRAIN_ON = 1 << 27
-"""Bytes of text that a tokenizer is trained on, at most; every file gives an equal share, its beginning."""
+"""Most bytes of text to train a tokenizer on: an equal share from the beginning of every file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What is wanted."""
+class PrepareOrder:
+    """The arguments of `asyncpp data prepare`."""
 
     sources: Sequence[Source]
     tokenizer: str
     end: str | None
-    """End-of-document token, where the user names it."""
+    """End-of-document token, if the user named one."""
     field: str
     separator: str
     validation_share: float
@@ -53,29 +58,32 @@ class Order:
     workers: int
 
 
-class Progress(Protocol):
-    """Who is told how far it is."""
+class PrepareProgress(Protocol):
+    """Receives the progress of a preparation."""
 
     def say(self, message: str) -> None: ...
 
     def begin(self, size: int) -> None:
-        """`size` bytes of input are to be read."""
+        """Start; `size` bytes of input will be read."""
 
     def done(self, read: int, tokens: int) -> None:
-        """A part of `read` bytes of input is complete, and gave `tokens`."""
+        """A part of `read` bytes of input was finished and produced `tokens` tokens."""
 
 
-def prepare(order: Order, progress: Progress) -> tuple[Prepared, bool]:
-    """Carry out an order, or what is left of it. The result, and whether there was anything to do.
+def prepare_data(order: PrepareOrder, progress: PrepareProgress) -> tuple[Prepared, bool]:
+    """Prepare the data, or the parts that are missing.
+
+    Returns:
+        The prepared data, and whether there was anything to do.
 
     Raises:
         UserError: an input or the tokenizer cannot be read, or the folder holds something else.
-        KeyboardInterrupt: what is finished stays.
+        KeyboardInterrupt: finished parts are kept.
     """
-    _claim(order.out)
-    begun = _begun(order.out)
-    tokenizer = _tokenizer(order, progress, begun=begun)
-    settings = Settings(
+    _check_folder(order.out)
+    started_plan = _started_plan(order.out)
+    tokenizer = _tokenizer(order, progress, started_plan=started_plan)
+    settings = ShardSettings(
         tokenizer=order.tokenizer if train_size(order.tokenizer) is not None else tokenizer.name,
         tokenizer_sha256=sha256_of(tokenizer),
         end_of_document=tokenizer.end_of_document,
@@ -87,9 +95,9 @@ def prepare(order: Order, progress: Progress) -> tuple[Prepared, bool]:
         "settings": asdict(settings),
         "inputs": [{"name": source.name, "bytes": source.size} for source in order.sources],
     }
-    if begun is not None and begun != plan:
+    if started_plan is not None and started_plan != plan:
         raise UserError(
-            f"{order.out} was begun {_difference(begun, plan)}; take another --out, or remove it first"
+            f"{order.out} was begun {_difference(started_plan, plan)}; take another --out, or remove it first"
         )
     if (order.out / MANIFEST).is_file():
         return read_prepared(order.out), False
@@ -102,23 +110,23 @@ def prepare(order: Order, progress: Progress) -> tuple[Prepared, bool]:
     content = manifest(records, tokenizer=tokenizer, file=TOKENIZER, plan=plan)
     write_text(order.out / MANIFEST, json.dumps(content, indent=1) + "\n")
     prepared = read_prepared(order.out)
-    _remember(prepared, records)
+    _cache_facts(prepared, records)
     shutil.rmtree(order.out / UNFINISHED)
     return prepared, True
 
 
-def _claim(out: Path) -> None:
+def _check_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out takes a folder")
-    ours = (out / MANIFEST, out / UNFINISHED)
-    if out.is_dir() and any(out.iterdir()) and not any(path.exists() for path in ours):
+    own_files = (out / MANIFEST, out / UNFINISHED)
+    if out.is_dir() and any(out.iterdir()) and not any(path.exists() for path in own_files):
         raise UserError(
-            f"{out} holds something else already; --out takes a new folder, or one that was begun"
+            f"{out} holds something else; --out takes a new folder, or one that this command began"
         )
 
 
-def _begun(out: Path) -> dict[str, Any] | None:
-    """The plan of a folder that is finished, or of which a part is."""
+def _started_plan(out: Path) -> dict[str, Any] | None:
+    """The plan of a folder with at least one finished part, else None."""
     if not (out / MANIFEST).is_file() and not any((out / UNFINISHED).glob("0*.json")):
         return None
     for file in (out / MANIFEST, out / UNFINISHED / PLAN):
@@ -140,94 +148,101 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     return f"with {key} = {old.get(key)!r}, not {new.get(key)!r}"
 
 
-def _tokenizer(order: Order, progress: Progress, *, begun: dict[str, Any] | None) -> Tokenizer:
+def _tokenizer(
+    order: PrepareOrder, progress: PrepareProgress, *, started_plan: dict[str, Any] | None
+) -> Tokenizer:
     size = train_size(order.tokenizer)
     if size is None:
         return read_tokenizer(order.tokenizer, end=order.end)
     kept = order.out / TOKENIZER
-    if begun is not None and begun.get("settings", {}).get("tokenizer") == order.tokenizer and kept.is_file():
+    planned = (started_plan or {}).get("settings", {}).get("tokenizer")
+    if planned == order.tokenizer and kept.is_file():
         return read_tokenizer(str(kept), end=order.end)
     progress.say(f"training a BPE of {size} tokens")
     return train_tokenizer(_training_text(order), size=size)
 
 
-def _training_text(order: Order) -> Iterator[bytes]:
-    """Documents that are not held out: the first of every file."""
+def _training_text(order: PrepareOrder) -> Iterator[bytes]:
+    """The first documents of every file, without those held out."""
     for source in order.sources:
-        left = max(1, TRAIN_ON // len(order.sources))
+        bytes_left = max(1, TRAIN_ON // len(order.sources))
         for part in parts([source], size=part_size([source]), separator=order.separator, field=order.field):
             for piece in part.pieces:
                 for document in documents(piece, field=order.field, separator=order.separator):
-                    if left > 0 and not is_held_out(document, share=order.validation_share):
-                        left -= len(document)
+                    if bytes_left > 0 and not is_held_out(document, share=order.validation_share):
+                        bytes_left -= len(document)
                         yield document
-            if left <= 0:
+            if bytes_left <= 0:
                 break
 
 
-def _records(order: Order, settings: Settings, tokenizer: Tokenizer, progress: Progress) -> Iterator[Record]:
-    """The record of every part, as they are done."""
+def _records(
+    order: PrepareOrder, settings: ShardSettings, tokenizer: Tokenizer, progress: PrepareProgress
+) -> Iterator[PartRecord]:
+    """The records of all parts, in order of completion."""
     width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
-    kept: list[Record] = []
+    existing: list[PartRecord] = []
 
-    def to_do() -> Iterator[Part]:
+    def unfinished_parts() -> Iterator[InputPart]:
         for part in parts(
             order.sources, size=part_size(order.sources), separator=order.separator, field=order.field
         ):
-            if (record := work.finished(order.out, part.number, width=width)) is None:
+            if (record := finished_record(order.out, part.number, width=width)) is None:
                 yield part
             else:
-                kept.append(record)
+                existing.append(record)
                 progress.done(part.read, 0)
 
     arguments = (tokenizer.text, settings, order.out, tokenizer.name, order.end)
-    done = (
-        _alone(to_do(), arguments)
+    finished = (
+        _in_this_process(unfinished_parts(), arguments)
         if order.workers == 1
-        else _pooled(to_do(), arguments, workers=order.workers)
+        else _in_pool(unfinished_parts(), arguments, workers=order.workers)
     )
-    for part, record in done:
+    for part, record in finished:
         progress.done(part.read, sum(split.tokens for split in record.splits.values()))
         yield record
-    yield from kept
+    yield from existing
 
 
-def _alone(to_do: Iterable[Part], arguments: tuple[Any, ...]) -> Iterator[tuple[Part, Record]]:
-    work.begin(*arguments)
-    for part in to_do:
-        yield part, work.tokenize_here(part)
+def _in_this_process(
+    unfinished: Iterable[InputPart], arguments: tuple[Any, ...]
+) -> Iterator[tuple[InputPart, PartRecord]]:
+    start_worker(*arguments)
+    for part in unfinished:
+        yield part, tokenize_in_worker(part)
 
 
-def _pooled(
-    to_do: Iterator[Part], arguments: tuple[Any, ...], *, workers: int
-) -> Iterator[tuple[Part, Record]]:
+def _in_pool(
+    unfinished: Iterator[InputPart], arguments: tuple[Any, ...], *, workers: int
+) -> Iterator[tuple[InputPart, PartRecord]]:
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=work.begin, initargs=arguments)
-    running: dict[Future[Record], Part] = {}
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker, initargs=arguments)
+    running: dict[Future[PartRecord], InputPart] = {}
     try:
         more = True
         while more or running:
-            # A part waits for every process, no more: parts are held in memory.
+            # Few parts wait: they are held in memory.
             while more and len(running) < workers + 2:
-                part = next(to_do, None)
+                part = next(unfinished, None)
                 more = part is not None
                 if part is not None:
-                    running[pool.submit(work.tokenize_here, part)] = part
+                    running[pool.submit(tokenize_in_worker, part)] = part
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
     except BrokenProcessPool as error:
         raise UserError(
-            "a process ended without a word (out of memory?); what is finished stays, and the same command "
-            "goes on, with fewer --workers if need be"
+            "a process was killed (out of memory?); finished parts are kept: repeat the command, with fewer "
+            "--workers if memory is short"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _remember(prepared: Prepared, records: Sequence[Record]) -> None:
-    """Spare the first run the reading of what has just been written."""
-    known = {split.file: split for record in records for split in record.splits.values() if split.file}
+def _cache_facts(prepared: Prepared, records: Sequence[PartRecord]) -> None:
+    """Cache the shards' checksums and token bounds, so that the first run need not compute them."""
+    splits = {split.file: split for record in records for split in record.splits.values() if split.file}
     for shard in (shard for shards in prepared.splits.values() for shard in shards):
-        split = known[shard.file.name]
-        found = Known(sha256=split.sha256, largest=split.largest, smallest=0)
-        remember(shard, found, cache=cache_folder())
+        split = splits[shard.file.name]
+        facts = ShardFacts(sha256=split.sha256, largest=split.largest, smallest=0)
+        cache_facts(shard, facts, cache=cache_folder())

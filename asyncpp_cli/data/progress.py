@@ -1,4 +1,4 @@
-"""How far the preparation of data is: a bar on a terminal, lines otherwise. On standard error."""
+"""Shows the progress of data preparation on standard error: a bar on a terminal, lines otherwise."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bars
 
 from asyncpp_cli.console import console, say
-from asyncpp_cli.data.prepare import Progress
+from asyncpp_cli.data.prepare import PrepareProgress
 from asyncpp_cli.plain_text import printable
 
 _SECONDS_BETWEEN_LINES = 15.0
 
 
 @contextmanager
-def shown_progress() -> Iterator[Progress]:
-    """The kind of progress that fits standard error."""
+def shown_progress() -> Iterator[PrepareProgress]:
+    """A progress bar if standard error is a terminal, else lines."""
     if sys.stderr.isatty():
         with _bars() as bars:
-            yield _Bar(bars)
+            yield _ProgressBar(bars)
     else:
-        yield _Lines()
+        yield _ProgressLines()
 
 
-class _Lines:
+class _ProgressLines:
     def __init__(self) -> None:
         self._size = self._read = self._tokens = 0
         self._last = time.monotonic()
@@ -59,7 +59,7 @@ def _bars() -> Bars:
     )
 
 
-class _Bar:
+class _ProgressBar:
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
         self._task = bars.add_task("tokens", total=None, figures="")

@@ -1,4 +1,4 @@
-"""Files of text: which there are, of which kind, and how they are opened."""
+"""Finds input files, tells their kinds, and opens them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncpp_cli.errors import UserError
 
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
 KINDS = {".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".parquet": "parquet"}
-"""Kind of a file by its suffix; every other is text."""
+"""Kind of a file by its suffix; other files are text."""
 EXTRA = 'pip install "asyncpp[data]"'
 
 
@@ -26,23 +26,23 @@ class Source:
 
     file: Path
     name: str
-    """As the user reaches it, for messages and the manifest."""
+    """Path as the user gave it, for messages and the manifest."""
     kind: str
-    """`text`, `lines` (one JSON object a line) or `parquet`."""
+    """`text`, `lines` (one JSON object per line) or `parquet`."""
     compression: str
-    """A suffix of `COMPRESSIONS`, or nothing."""
+    """A suffix of `COMPRESSIONS`, or empty."""
     size: int
     """Bytes on disk."""
 
 
 def find_sources(inputs: Sequence[str]) -> list[Source]:
-    """The files that inputs name, in their order; those of a folder or a pattern sorted by name.
+    """The files that the inputs name, in order; those of a folder or pattern are sorted by name.
 
     Args:
-        inputs: files, folders (with all below them) and patterns as the shell has them, `**` included.
+        inputs: files, folders (read recursively) and shell patterns, with `**`.
 
     Raises:
-        UserError: an input is not there or holds nothing that can be read, or a file is named twice.
+        UserError: an input does not exist or holds nothing readable, or a file is named twice.
     """
     sources = [source for name in inputs for source in _of_input(name)]
     seen: dict[Path, str] = {}
@@ -63,17 +63,17 @@ def _of_input(name: str) -> Iterator[Source]:
         yield source
         return
     if path.is_dir():
-        root, found = path, path.rglob("*")
+        root, candidates = path, path.rglob("*")
     elif any(character in name for character in "*?["):
         root = Path(path.anchor)
-        found = root.glob(str(path.relative_to(root)))
+        candidates = root.glob(str(path.relative_to(root)))
     else:
         raise UserError(
             f"{name} does not exist; a file, a folder or a pattern such as 'texts/*.jsonl' is accepted"
         )
-    files = sorted(file for file in found if file.is_file() and not _hidden(file.relative_to(root)))
-    shown = {file: str(file.relative_to(path)) if path.is_dir() else str(file) for file in files}
-    sources = [source for file in files if _readable(source := _source(file, shown[file]))]
+    files = sorted(file for file in candidates if file.is_file() and not _hidden(file.relative_to(root)))
+    names = {file: str(file.relative_to(path)) if path.is_dir() else str(file) for file in files}
+    sources = [source for file in files if _readable(source := _source(file, names[file]))]
     if not sources:
         raise UserError(f"{name} holds no text, JSON lines or Parquet")
     yield from sources
@@ -91,8 +91,8 @@ def _source(file: Path, name: str) -> Source:
 
 
 def _readable(source: Source) -> bool:
-    """Whether a file that was not named itself is one to read: no pictures, no programs."""
-    from stages.text import is_text
+    """Whether to read a file found in a folder or by a pattern: no binary files, no empty ones."""
+    from stages.data.text import is_text
 
     if source.size == 0:
         return False
@@ -101,10 +101,10 @@ def _readable(source: Source) -> bool:
 
 @contextmanager
 def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """The text of a file, and the file itself: its position tells how far reading has come.
+    """Open a file: its unpacked text, and the raw file, whose position shows the progress.
 
     Raises:
-        UserError: it cannot be read or unpacked.
+        UserError: the file cannot be read or unpacked.
     """
     try:
         with source.file.open("rb") as raw:
@@ -120,10 +120,10 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 UNPACK_MEMORY = 1 << 27
-"""Bytes that unpacking may take; files packed for more are refused. What `zstd` and `xz` make by themselves
-takes less."""
+"""Most bytes that unpacking may allocate; files that need more are refused. The defaults of `zstd` and `xz`
+need less."""
 _PACKED = 1 << 10
-"""Bytes of a Zstandard file unpacked at once: they may stand for 32 MiB of text, but for no more."""
+"""Bytes of a Zstandard file unpacked at once; they hold at most 32 MiB of text."""
 
 
 class _UnpackError(Exception):
@@ -131,7 +131,7 @@ class _UnpackError(Exception):
 
 
 class _Xz:
-    """Reads streams of xz one after the other; unlike `lzma.open` with a bound on the memory it takes."""
+    """Reads concatenated xz streams; unlike `lzma.open`, with a bound on memory."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
@@ -144,10 +144,10 @@ class _Xz:
         pass
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes of text; none at the end."""
+        """At most `size` bytes of text; empty at the end."""
         while True:
             if self._stream.eof:
-                # Streams are padded with zeros.
+                # Streams may be padded with zeros.
                 packed = self._stream.unused_data
                 while not (rest := packed.lstrip(b"\0")) and (packed := self._raw.read(1 << 16)):
                     pass
@@ -163,7 +163,7 @@ class _Xz:
 
 
 class _Zstandard:
-    """Reads frames of Zstandard; unlike the package's own reader it notices where the last is cut off."""
+    """Reads Zstandard frames; unlike the package's own reader, it notices a truncated last frame."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         import zstandard
@@ -179,7 +179,7 @@ class _Zstandard:
         pass
 
     def read(self, size: int) -> bytes:
-        """About `size` bytes of text, or more; none at the end."""
+        """At least about `size` bytes of text; empty at the end."""
         blocks: list[bytes] = []
         gathered = 0
         while gathered < size and (packed := self._raw.read(_PACKED)):
@@ -192,7 +192,7 @@ class _Zstandard:
                 raise _UnpackError(str(error)) from error
             gathered += len(blocks[-1])
             if self._frame.eof:
-                # What comes after it is read again, as the next frame.
+                # Bytes after the frame are read again, as the next frame.
                 self._raw.seek(-len(self._frame.unused_data), 1)
                 self._frame = None
         if gathered < size and self._frame is not None:

@@ -1,6 +1,6 @@
-"""Tokenizers: bytes, and those of the library `tokenizers` (Hugging Face's, GPT-2's, or trained here).
+"""Tokenizers: bytes, and those of the library `tokenizers` (tokenizer.json, GPT-2's files, or trained here).
 
-The library is needed for the latter only, and never in training.
+The library is needed only for the latter, and never in training.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 
 from asyncpp_cli.data.sources import EXTRA
 from asyncpp_cli.errors import UserError
-from stages.shards import dtype_for
+from stages.data.shards import dtype_for
 
 FORMS = "accepted: bytes, a tokenizer.json, a folder with GPT-2's BPE files, or train:SIZE"
 END = "<|endoftext|>"
-"""End-of-document token of GPT-2, and of a tokenizer that is trained here."""
+"""End-of-document token of GPT-2 and of tokenizers trained here."""
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
-"""Names that the end of a document goes by, tried in order."""
+"""Usual names of the end-of-document token, tried in order."""
 GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 BATCH = 1 << 19
-"""Bytes of text that the library is given at once."""
+"""Bytes of text to tokenize at once."""
 
 
 class Tokenizer(Protocol):
@@ -36,17 +36,17 @@ class Tokenizer(Protocol):
 
     @property
     def text(self) -> str | None:
-        """As a tokenizer.json; None where there is nothing to keep."""
+        """Content of the tokenizer.json; None if there is none."""
 
     def encode(self, documents: Sequence[bytes]) -> list[np.ndarray]:
         """Tokens of each document (UTF-8), without the end-of-document token."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, for people to read."""
+        """The text of tokens, for display."""
 
 
 class Bytes:
-    """One token a byte. A zero byte, which text does not hold, ends a document."""
+    """One token per byte. A zero byte, which text does not contain, ends a document."""
 
     name = "bytes"
     vocab_size = 256
@@ -63,15 +63,15 @@ class Bytes:
 class Library:
     """A tokenizer of the library `tokenizers`.
 
-    Special tokens that are spelled out in a document are text like any other.
+    Special tokens spelled out in a document are treated as ordinary text.
 
     Args:
         text: content of a tokenizer.json.
         name: for people.
-        end: the token that ends a document; None: the first of `ENDS` that it has.
+        end: end-of-document token; None: the first of `ENDS` in the vocabulary.
 
     Raises:
-        UserError: the library is missing, or the text is no tokenizer, or has no such token.
+        UserError: the library is missing, the text is not a tokenizer, or the token is not in it.
     """
 
     def __init__(self, text: str, *, name: str, end: str | None) -> None:
@@ -80,7 +80,9 @@ class Library:
         except UserError:
             raise
         except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{name} is no tokenizer that the library tokenizers reads ({error})") from error
+            raise UserError(
+                f"{name} is not a tokenizer that the library tokenizers reads ({error})"
+            ) from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
@@ -89,13 +91,13 @@ class Library:
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self._dtype = np.dtype(dtype_for(self.vocab_size))
         names = ENDS if end is None else (end,)
-        found = [token for token in map(self._tokenizer.token_to_id, names) if token is not None]
-        if not found:
+        end_tokens = [token for token in map(self._tokenizer.token_to_id, names) if token is not None]
+        if not end_tokens:
             raise UserError(
                 f"{name} has no token {' or '.join(names)} to end a document with; "
                 "name one with --end-of-document"
             )
-        self.end_of_document = found[0]
+        self.end_of_document = end_tokens[0]
 
     def encode(self, documents: Sequence[bytes]) -> list[np.ndarray]:
         texts = [document.decode() for document in documents]
@@ -108,7 +110,7 @@ class Library:
 
 
 def library() -> Any:
-    """The package `tokenizers`.
+    """Import the package `tokenizers`.
 
     Raises:
         UserError: it is not installed.
@@ -123,10 +125,10 @@ def library() -> Any:
 
 
 def read_tokenizer(name: str, *, end: str | None) -> Tokenizer:
-    """The tokenizer `bytes`, of a tokenizer.json, or of a folder with GPT-2's files.
+    """Read a tokenizer: `bytes`, a tokenizer.json, or a folder with GPT-2's files.
 
     Raises:
-        UserError: there is none, or it cannot be read.
+        UserError: it does not exist or cannot be read.
     """
     if name == "bytes":
         if end is not None:
@@ -137,7 +139,7 @@ def read_tokenizer(name: str, *, end: str | None) -> Tokenizer:
         if (path / "tokenizer.json").is_file():
             path = path / "tokenizer.json"
         else:
-            return Library(_of_gpt2(path), name=f"GPT-2 BPE ({path.name})", end=end)
+            return Library(_gpt2_tokenizer_json(path), name=f"GPT-2 BPE ({path.name})", end=end)
     if not path.is_file():
         raise UserError(f"--tokenizer {name}: there is no such file; {FORMS}")
     try:
@@ -148,10 +150,10 @@ def read_tokenizer(name: str, *, end: str | None) -> Tokenizer:
 
 
 def train_size(name: str) -> int | None:
-    """SIZE of `train:SIZE`; None where that is not asked for.
+    """SIZE of `train:SIZE`; None for other names.
 
     Raises:
-        UserError: it is no number, or too small for every byte and the end of a document.
+        UserError: SIZE is not a number, or too small for all bytes and the end-of-document token.
     """
     kind, colon, size = name.partition(":")
     if kind != "train" or not colon:
@@ -164,7 +166,7 @@ def train_size(name: str) -> int | None:
 
 
 def train_tokenizer(documents: Iterable[bytes], *, size: int) -> Tokenizer:
-    """A byte-level BPE with GPT-2's rule of words, trained on documents.
+    """Train a byte-level BPE with GPT-2's word splitting on documents.
 
     Raises:
         UserError: the library is missing.
@@ -181,7 +183,7 @@ def train_tokenizer(documents: Iterable[bytes], *, size: int) -> Tokenizer:
     return Library(tokenizer.to_str(), name=f"BPE trained on the data, {size} tokens", end=END)
 
 
-def _of_gpt2(folder: Path) -> str:
+def _gpt2_tokenizer_json(folder: Path) -> str:
     tokenizers = library()
     for vocabulary, merges in GPT2_FILES:
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
@@ -190,12 +192,14 @@ def _of_gpt2(folder: Path) -> str:
         pairs = " and ".join(f"{vocabulary} with {merges}" for vocabulary, merges in GPT2_FILES)
         raise UserError(f"{folder} holds no tokenizer.json and no BPE files of GPT-2 ({pairs})")
     try:
-        known = json.loads((folder / vocabulary).read_text(encoding="utf-8"))
+        token_ids = json.loads((folder / vocabulary).read_text(encoding="utf-8"))
         model = tokenizers.models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{folder}: {vocabulary} and {merges} are no BPE files of GPT-2 ({error})") from error
+        raise UserError(
+            f"{folder}: {vocabulary} and {merges} are not BPE files of GPT-2 ({error})"
+        ) from error
     tokenizer = _byte_level(tokenizers, model)
-    if END in known:
+    if END in token_ids:
         tokenizer.add_special_tokens([END])
     text: str = tokenizer.to_str()
     return text

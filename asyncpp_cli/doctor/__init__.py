@@ -1,1 +1,1 @@
-"""Is this machine, or this cluster, fit for it? And if not: what to change."""
+"""Checks of this machine and of a cluster, with advice on what to change."""

@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
+    """Result of one check."""
 
     check: str
-    """Its name."""
+    """Name of the check."""
     ok: bool
-    """Whether runs can do with it as it is."""
+    """Whether runs can work."""
     detail: str
     """What was found."""
     advice: str = ""
-    """What to change. Where it is ok: what would be better, or what goes without it."""
+    """What to change; if ok, what could be better or does not work."""
 
     @property
-    def word(self) -> str:
-        """`ok`, `note` (ok, but there is something to say) or `wrong`."""
+    def verdict(self) -> str:
+        """`ok`, `note` (ok, with advice) or `wrong`."""
         if not self.ok:
             return "wrong"
         return "note" if self.advice else "ok"
 
 
 def good(check: str, detail: str, *, note: str = "") -> Check:
-    """What runs can do with."""
+    """A check that passed."""
     return Check(check=check, ok=True, detail=detail, advice=note)
 
 
 def wrong(check: str, detail: str, *, advice: str) -> Check:
-    """What runs cannot do with."""
+    """A check that failed."""
     return Check(check=check, ok=False, detail=detail, advice=advice)

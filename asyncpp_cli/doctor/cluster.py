@@ -1,4 +1,4 @@
-"""What a site's profile asks for, beside what its SLURM has and allows."""
+"""Comparing a site profile with what its cluster has and allows."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from asyncpp_cli.cluster import arrays, slurm
-from asyncpp_cli.cluster.processes import user_name
-from asyncpp_cli.cluster.shapes import Shape
-from asyncpp_cli.cluster.sites import Site
-from asyncpp_cli.cluster.slurm import SlurmError
-from asyncpp_cli.doctor import answers
+from asyncpp_cli.doctor import slurm_info
 from asyncpp_cli.doctor.checks import Check, good, wrong
-from asyncpp_cli.doctor.ending import preemption_check, requeue_check
+from asyncpp_cli.doctor.preemption import preemption_check, requeue_check
+from asyncpp_cli.launch.sites import Site
+from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm.client import SlurmError
+from asyncpp_cli.launch.submission import sbatch
+from asyncpp_cli.launch.submission.job_shape import JobShape
+from asyncpp_cli.launch.submission.sbatch import BatchJob
+from asyncpp_cli.runs.processes import user_name
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
-_LOCAL_KINDS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs")
+_LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs")
 
 
 def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
-    """The checks of a cluster as seen from here, one by one; no job is started.
+    """Checks of a cluster from this machine; no job is started.
 
     Args:
-        site: its profile.
-        folder: where experiments are to lie.
+        site: site profile.
+        folder: folder for experiments.
     """
     lacking = [command for command in _COMMANDS if shutil.which(command) is None]
     if lacking:
@@ -33,16 +35,16 @@ def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
         yield wrong("slurm", f"not found: {', '.join(lacking)}", advice=advice)
         return
     try:
-        config = answers.configuration()
-        partitions = answers.partitions()
+        config = slurm_info.configuration()
+        partitions = slurm_info.partitions()
     except SlurmError as error:
-        yield wrong("slurm", str(error), advice="see that the controller runs: scontrol ping")
+        yield wrong("slurm", str(error), advice="check that the controller runs: scontrol ping")
         return
     yield good("slurm", f"{config.get('SLURM_VERSION', '?')}, cluster {config.get('ClusterName', '?')}")
-    partition = answers.chosen(site.partition, partitions)
+    partition = slurm_info.find_partition(site.partition, partitions)
     yield partition_check(site, partitions)
     if partition is not None:
-        yield nodes_check(site, answers.nodes(partition["PartitionName"]))
+        yield nodes_check(site, slurm_info.nodes(partition["PartitionName"]))
         yield preemption_check(site, config, partition)
     yield requeue_check(site, config)
     yield from _account_checks(site, config)
@@ -53,8 +55,8 @@ def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
 
 
 def partition_check(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> Check:
-    """Whether the partition is there, open, and lets a job have the profile's time."""
-    found = answers.chosen(site.partition, partitions)
+    """Whether the partition exists, is up, and allows the profile's time limit."""
+    found = slurm_info.find_partition(site.partition, partitions)
     named = f"{site.file}: partition: "
     if found is None:
         detail = (
@@ -65,16 +67,16 @@ def partition_check(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> 
     detail = f"{name} is {state.lower()}; {found.get('TotalNodes', '?')} nodes, time limit {limit.lower()}"
     if state != "UP":
         return wrong("partition", detail, advice=f"wait until it is up, or {named}another")
-    if answers.seconds_of(site.time) > answers.seconds_of(limit):
+    if slurm_info.seconds_of(site.time) > slurm_info.seconds_of(limit):
         return wrong("partition", detail, advice=f'{site.file}: time: "{limit}" at most, not "{site.time}"')
     return good("partition", detail)
 
 
-def nodes_check(site: Site, nodes: list[answers.Node]) -> Check:
-    """Whether nodes have what the profile takes of one."""
+def nodes_check(site: Site, nodes: list[slurm_info.Node]) -> Check:
+    """Whether nodes have the resources that the profile takes."""
     up = [node for node in nodes if node.is_up]
     if not up:
-        detail = f"none of {len(nodes)} can be had"
+        detail = f"none of {len(nodes)} is available"
         return wrong("nodes", detail, advice="see sinfo -R for why; or name another partition")
     most = {
         "gpus_per_node": max(node.gpus for node in up),
@@ -82,14 +84,14 @@ def nodes_check(site: Site, nodes: list[answers.Node]) -> Check:
         "memory": max(node.memory for node in up),
     }
     detail = (
-        f"{len(up)} of {len(nodes)} can be had; the largest has {most['cpus_per_node']} CPUs, "
+        f"{len(up)} of {len(nodes)} are available; the largest has {most['cpus_per_node']} CPUs, "
         f"{most['memory'] / 1024:.0f} GiB, {most['gpus_per_node']} GPUs"
     )
     cpus = _full_node(site).tasks * _full_node(site).cpus_per_task
     asked = {
         "gpus_per_node": site.gpus_per_node,
         "cpus_per_node": site.cpus_per_node or 0,
-        "memory": answers.megabytes_of(site.memory) if site.memory else 0,
+        "memory": slurm_info.megabytes_of(site.memory) if site.memory else 0,
     }
     for key, wanted in asked.items():
         if wanted > most[key]:
@@ -109,8 +111,8 @@ def nodes_check(site: Site, nodes: list[answers.Node]) -> Check:
     return good("nodes", detail)
 
 
-def _full_node(site: Site) -> Shape:
-    """As many ranks as a node takes at most."""
+def _full_node(site: Site) -> JobShape:
+    """A job with as many ranks as fit on a node."""
     cpus = site.cpus_per_task or int(site.run.get("threads", 1))
     bounds = [
         bound
@@ -119,18 +121,18 @@ def _full_node(site: Site) -> Shape:
     ]
     ranks = min(bounds, default=1)
     gpus = ranks if site.gpus_per_node else 0
-    return Shape(nodes=1, tasks=ranks, tasks_per_node=ranks, cpus_per_task=cpus, gpus_per_node=gpus)
+    return JobShape(nodes=1, tasks=ranks, tasks_per_node=ranks, cpus_per_task=cpus, gpus_per_node=gpus)
 
 
 def _account_checks(site: Site, config: Mapping[str, str]) -> Iterator[Check]:
     try:
-        mine = answers.associations(user_name())
-        most_of_qos = answers.most_jobs_of_qos()
+        mine = slurm_info.associations(user_name())
+        most_of_qos = slurm_info.max_jobs_of_qos()
     except SlurmError as error:
-        yield good("account", f"cannot be asked about ({error})")
+        yield good("account", f"unknown ({error})")
         if site.submit_limit is None:
-            note = f"should there be one, {site.file}: submit_limit"
-            yield good("submit limit", "cannot be asked about", note=note)
+            note = f"if there is one, set {site.file}: submit_limit"
+            yield good("submit limit", "unknown", note=note)
         return
     yield account_check(site, mine, enforced=config.get("AccountingStorageEnforce", "none"))
     yield submit_limit_check(site, mine, most_of_qos)
@@ -151,20 +153,20 @@ def account_check(site: Site, mine: list[Mapping[str, str]], *, enforced: str) -
 
 
 def submit_limit_check(site: Site, mine: list[Mapping[str, str]], most_of_qos: Mapping[str, str]) -> Check:
-    """Whether the profile keeps below the number of jobs that one may have."""
+    """Whether the profile respects the limit on a user's jobs."""
     account = [each for each in mine if site.account in (None, each["account"])]
     bounds = [each["most"] for each in account] + [most_of_qos.get(site.qos or "normal", "")]
     limit = min((int(bound) for bound in bounds if bound.isdigit()), default=None)
     if limit is None:
-        return good("submit limit", "none is known")
-    detail = f"{limit} jobs, array tasks counted one by one"
+        return good("submit limit", "none known")
+    detail = f"{limit} jobs, counting array tasks"
     if site.submit_limit is None or site.submit_limit > limit:
         return wrong("submit limit", detail, advice=f"{site.file}: submit_limit: {limit}")
     return good("submit limit", f"{detail}; the profile says {site.submit_limit}")
 
 
 def array_check(site: Site, config: Mapping[str, str]) -> Check:
-    """How many runs fit into one array."""
+    """Size of job arrays."""
     size = int(config.get("MaxArraySize", "1001"))
     if size < 2:
         return wrong(
@@ -179,46 +181,42 @@ def array_check(site: Site, config: Mapping[str, str]) -> Check:
 
 def _accounting(config: Mapping[str, str]) -> Check:
     try:
-        slurm.ask(["sacct", "-n", "-X", "--format=JobID"])
+        slurm.run_command(["sacct", "-n", "-X", "--format=JobID"])
     except SlurmError as error:
-        note = (
-            "status shows nothing of ended jobs but what the runs themselves wrote; nothing else is missing"
-        )
+        note = "for ended jobs, status only shows what the runs themselves wrote; nothing else is missing"
         return good("accounting", f"none ({error})", note=note)
     return good("accounting", f"sacct answers ({config.get('AccountingStorageType', '?')})")
 
 
 def _accepted(site: Site) -> Check:
-    """What SLURM itself says to the script of a job that fills a node; none is queued."""
+    """Whether sbatch accepts the script of a job that fills a node; nothing is queued."""
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as made:
         folder = Path(made)
         shape = _full_node(site)
         file = folder / "job.sh"
         file.write_text(
-            arrays.script_of(
-                site, folder, name="asyncpp-doctor", shape=shape, tasks=1, at_once=1, code="", file=""
-            )
+            sbatch.array_script(site, folder, BatchJob(name="asyncpp-doctor", shape=shape, tasks=1, code=""))
         )
         try:
             with slurm.clean_environment():
-                slurm.ask(["sbatch", "--test-only", f"--chdir={folder}", str(file)])
+                slurm.run_command(["sbatch", "--test-only", f"--chdir={folder}", str(file)])
         except SlurmError as error:
-            advice = f"change {site.file}: sbatch takes none of its jobs"
+            advice = f"change {site.file}: sbatch refuses its jobs"
             return wrong("submission", str(error), advice=advice)
-    return good("submission", f"sbatch would take a job of {shape} (--test-only)")
+    return good("submission", f"sbatch accepts a job of {shape} (--test-only)")
 
 
 def _shared(folder: Path) -> Check:
     kind = _filesystem(folder.absolute())
-    detail = f"{folder.absolute()} lies on {kind or 'a filesystem of unknown kind'}"
-    if kind in _LOCAL_KINDS:
-        note = "other machines may not see it; --job tells"
+    detail = f"{folder.absolute()} is on {kind or 'a filesystem of unknown kind'}"
+    if kind in _LOCAL_FILESYSTEMS:
+        note = "other machines may not see it; check with --job"
         return good("shared folder", detail, note=note)
     return good("shared folder", detail)
 
 
 def _filesystem(folder: Path) -> str:
-    """The kind of filesystem that a folder lies on; empty where the system does not say."""
+    """Type of the filesystem that a folder is on; empty if unknown."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

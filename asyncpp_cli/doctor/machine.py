@@ -1,4 +1,4 @@
-"""What a run needs of the machine that it is on. torch is asked in processes of its own."""
+"""Checks of this machine. torch is loaded in separate processes only."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.cluster.resources import this_machine
 from asyncpp_cli.doctor.checks import Check, good, wrong
-from stages.compiler import missing_for_compile
+from asyncpp_cli.launch.resources import this_machine
+from stages.model.compiler import missing_for_compile
 
-_SECONDS = 120.0
-"""For two processes that load torch, from a slow disk too."""
+_TIMEOUT = 120.0
+"""Timeout for two processes that load torch, possibly from a slow disk."""
 _GIB = 2**30
-_LITTLE = _GIB
-_SPACE_OF_MANY = 20 * _GIB
-"""Below it, runs of more than a small model fill the disk with checkpoints."""
+_MIN_FREE = _GIB
+_RECOMMENDED_FREE = 20 * _GIB
+"""With less, checkpoints of all but small models fill the disk."""
 _RELEASE = re.compile(r"\d+(\.\d+)*")
 
 
 def machine_checks(folder: Path) -> Iterator[Check]:
-    """The checks of this machine, one by one.
+    """Checks of this machine.
 
     Args:
-        folder: where experiments are to lie.
+        folder: folder for experiments.
     """
     yield _python()
     cores = this_machine().cores
-    yield good("cores", f"{cores} for this process: as many ranks train at once without sharing one")
-    found, why = _shaken_hands()
+    yield good("cores", f"{cores} for this process: as many ranks train at once without sharing a core")
+    found, problem = _run_handshake()
     if found is None:
         yield wrong(
-            "torch", why, advice="install asyncpp, torch with it, into this Python: pip install asyncpp"
+            "torch", problem, advice="install asyncpp, torch with it, into this Python: pip install asyncpp"
         )
         return
     yield torch_check(found["torch"], wanted=_wanted("torch"))
     yield gpu_check(found)
-    yield _talk("gloo", found["gloo"])
+    yield _exchange_check("gloo", found["gloo"])
     if "nccl" in found:
-        yield _talk("nccl", found["nccl"])
+        yield _exchange_check("nccl", found["nccl"])
     yield _compiler(device="cuda" if found["gpus"] else "cpu")
     yield folder_check(folder)
 
@@ -62,9 +62,9 @@ def _python() -> Check:
 
 
 def _wanted(package: str) -> str:
-    """The versions of a package (or of `python`) that asyncpp asks for, `>=2.11,<2.14`.
+    """Versions of a package (or of `python`) that asyncpp requires, `>=2.11,<2.14`.
 
-    Empty where asyncpp is used from a checkout without being installed.
+    Empty if asyncpp is used from a checkout without being installed.
     """
     try:
         asyncpp = metadata.metadata("asyncpp")
@@ -84,10 +84,10 @@ def _wants(versions: str) -> str:
 
 
 def within(version: str, wanted: str) -> bool:
-    """Whether a version is as a list of bounds wants it; what a build adds (`+cu130`) does not count."""
-    mine = _numbers(version)
+    """Whether a version is within bounds; a local suffix (`+cu130`) is ignored."""
+    numbers = _numbers(version)
     for sign, bound in re.findall(r"(>=|<)\s*([\d.]+)", wanted):
-        at_least = mine >= _numbers(bound)
+        at_least = numbers >= _numbers(bound)
         if at_least != (sign == ">="):
             return False
     return True
@@ -100,7 +100,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def torch_check(version: str, *, wanted: str) -> Check:
-    """Whether torch is of a version that asyncpp is tested with."""
+    """Whether asyncpp is tested with this version of torch."""
     detail = f"{version}{_wants(wanted)}"
     if within(version, wanted):
         return good("torch", detail)
@@ -108,60 +108,62 @@ def torch_check(version: str, *, wanted: str) -> Check:
 
 
 def gpu_check(found: dict[str, Any]) -> Check:
-    """The GPUs that torch sees, beside those that the driver does."""
+    """Comparing the GPUs that torch sees with those of the driver."""
     gpus = found["gpus"]
     if gpus:
         names = "; ".join(
             f"{number}: {gpu['name']}, {gpu['memory'] / _GIB:.0f} GiB" for number, gpu in enumerate(gpus)
         )
         return good("gpus", f"{names}; CUDA {found['cuda']}, NCCL {found['nccl_version']}")
-    there = this_machine().gpus
-    if not there:
+    driver_gpus = this_machine().gpus
+    if not driver_gpus:
         return good("gpus", "none: runs train on the CPU here")
-    detail = f"the driver shows {len(there)}, torch none (built for CUDA: {found['cuda'] or 'no'})"
-    why = "a build for CUDA" if found["cuda"] is None else "a driver that is new enough for it"
-    return wrong("gpus", detail, advice=f"torch needs {why}; without, runs train on the CPU")
+    detail = f"the driver shows {len(driver_gpus)}, torch none (built for CUDA: {found['cuda'] or 'no'})"
+    need = "a build for CUDA" if found["cuda"] is None else "a newer driver"
+    return wrong("gpus", detail, advice=f"torch needs {need}; otherwise runs train on the CPU")
 
 
-def _talk(kind: str, problem: str) -> Check:
+def _exchange_check(kind: str, problem: str) -> Check:
     if problem:
         advice = {
-            "gloo": "let processes of one machine reach each other over the loopback address (127.0.0.1)",
-            "nccl": "set NCCL_DEBUG=INFO and start `asyncpp train` by torchrun: NCCL says where it stops",
+            "gloo": "allow processes of this machine to connect over the loopback address (127.0.0.1)",
+            "nccl": "set NCCL_DEBUG=INFO and start `asyncpp train` with torchrun: NCCL prints where it stops",
         }[kind]
         return wrong(kind, problem, advice=advice)
-    return good(kind, "two processes found each other and exchanged numbers")
+    return good(kind, "two processes found each other and exchanged tensors")
 
 
 def _compiler(*, device: str) -> Check:
     lacking = missing_for_compile(device=device)
     if lacking is None:
-        return good("compiler", "there is one, for train.compile: true")
-    return good("compiler", lacking, note="runs with train.compile: true need it; others do not")
+        return good("compiler", "available, for train.compile: true")
+    return good("compiler", lacking, note="only needed for train.compile: true")
 
 
 def folder_check(folder: Path) -> Check:
-    """Whether experiments can lie in a folder: written, locked, and with room for checkpoints."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
+    """Whether a folder can hold experiments: writable, with file locks and space for checkpoints."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
     try:
-        with tempfile.TemporaryDirectory(dir=there, prefix=".asyncpp-doctor-") as made:
+        with tempfile.TemporaryDirectory(dir=existing, prefix=".asyncpp-doctor-") as made:
             locks = _locks(Path(made))
             free = shutil.disk_usage(made).free
     except OSError as error:
         return wrong(
-            "folder", f"{there} cannot be written ({error.strerror})", advice="name another: --dir DIR"
+            "folder", f"{existing} cannot be written ({error.strerror})", advice="choose another: --dir DIR"
         )
-    detail = f"{there} can be written; {free / _GIB:.1f} GiB free"
-    if free < _LITTLE:
-        return wrong("folder", detail, advice="make room, or name another folder: --dir DIR")
+    detail = f"{existing} can be written; {free / _GIB:.1f} GiB free"
+    if free < _MIN_FREE:
+        return wrong("folder", detail, advice="free some space, or choose another folder: --dir DIR")
     if not locks:
         return good(
-            "folder", f"{detail}; it has no file locks", note="runs go without them; NFS can be given locks"
+            "folder",
+            f"{detail}; it has no file locks",
+            note="runs work without them; on NFS they can be enabled",
         )
-    if free < _SPACE_OF_MANY:
-        note = "a checkpoint takes about 20 bytes a parameter, and each run keeps two (site.keep_checkpoints)"
+    if free < _RECOMMENDED_FREE:
+        note = "checkpoints take about 20 bytes per parameter; a run keeps two (site.keep_checkpoints)"
         return good("folder", detail, note=note)
     return good("folder", detail)
 
@@ -177,12 +179,12 @@ def _locks(folder: Path) -> bool:
         return True
 
 
-def _shaken_hands() -> tuple[dict[str, Any] | None, str]:
-    """What `stages.handshake` found, or else why it did not."""
+def _run_handshake() -> tuple[dict[str, Any] | None, str]:
+    """Result of `stages.comm.handshake` in two processes, or None and the problem."""
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = dict(os.environ) | {"PYTHONPATH": path}
-    command = [sys.executable, "-P", "-m", "stages.handshake"]
+    command = [sys.executable, "-P", "-m", "stages.comm.handshake"]
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as folder:
         ranks = [
             subprocess.Popen(
@@ -196,9 +198,9 @@ def _shaken_hands() -> tuple[dict[str, Any] | None, str]:
             for rank in range(2)
         ]
         try:
-            answers = [rank.communicate(timeout=_SECONDS) for rank in ranks]
+            answers = [rank.communicate(timeout=_TIMEOUT) for rank in ranks]
         except subprocess.TimeoutExpired:
-            return None, f"it was not loaded within {_SECONDS:g} s"
+            return None, f"it did not load within {_TIMEOUT:g} s"
         finally:
             for rank in ranks:
                 rank.kill()
@@ -207,5 +209,5 @@ def _shaken_hands() -> tuple[dict[str, Any] | None, str]:
     if ranks[0].returncode != 0:
         last = errors.strip().splitlines()[-1:] or [f"exit code {ranks[0].returncode}"]
         return None, last[0][:300]
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found, ""
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result, ""

@@ -1,4 +1,4 @@
-"""What each cell of a matrix is expected to take, and whether it fits its site."""
+"""Estimated memory and step time of each cell of a matrix; cells that do not fit their site are refused."""
 
 from __future__ import annotations
 
@@ -6,59 +6,61 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from asyncpp_cli.cluster.sites import Site
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.matrix import ResolvedCell, describe
+from asyncpp_cli.experiment.matrix import ResolvedCell, describe
+from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.estimate import Costs, Estimate, estimate
-from asyncpp_cli.planner.parts import Roofline
+from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
+from asyncpp_cli.planner.roofline import Roofline
 from stages.config import RunConfig
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a cell is expected to take; None is what is not known."""
+    """Estimate for a cell; None where it is not known."""
 
     memory_gb: float | None
-    """Of its fullest rank, 10^9 bytes; None for a model of the user's own."""
+    """Memory of its fullest rank, 10^9 bytes; None for a model of the user's own."""
     step_seconds: float | None
-    """None likewise, and where `site.gpu` does not say what its ranks compute on."""
+    """None also where `site.gpu` is not set."""
 
 
 def expected(source: str, cells: Sequence[ResolvedCell], *, site: Mapping[str, Any]) -> list[Expected]:
-    """What each cell is expected to take.
+    """Estimate every cell.
 
     Args:
         source: the template, for messages.
-        cells: that could be trained.
-        site: settings of the section `site` that hold instead of the cells' own.
+        cells: valid cells.
+        site: settings of the section `site` that replace the cells' own.
 
     Raises:
-        UserError: one needs more memory than `site.memory_gb`, or `site.gpu` is not known.
+        UserError: a cell needs more memory than `site.memory_gb`, or `site.gpu` is not known.
     """
-    known: dict[str, Expected] = {}
-    found = []
+    estimates: dict[str, Expected] = {}
+    of_cells = []
     for resolved in cells:
         config = replace(resolved.config, site=replace(resolved.config.site, **site))
-        key = _what_counts(config)
-        if key not in known:
-            known[key] = _expected(source, ResolvedCell(resolved.cell, config))
-        found.append(known[key])
-    return found
+        key = _estimate_key(config)
+        if key not in estimates:
+            estimates[key] = _expected(source, ResolvedCell(resolved.cell, config))
+        of_cells.append(estimates[key])
+    return of_cells
 
 
-def _what_counts(config: RunConfig) -> str:
-    """Two runs that agree in this take the same."""
+def _estimate_key(config: RunConfig) -> str:
+    """The settings that the estimate depends on."""
     train, site = config.train, config.site
-    # Rates and decays change no size; the other options of an optimizer may.
-    optimizer = replace(config.optimizer, lr=0.0, weight_decay=0.0, warmup=0.0, final_lr=0.0)
+    # Learning rate and decay change neither memory nor time; other options of an optimizer may.
+    optimizer = replace(
+        config.optimizer, lr=0.0, weight_decay=0.0, warmup=0.0, final_lr=0.0, schedule="", decay_share=None
+    )
     sections = (config.schedule, optimizer, config.error_feedback, config.correction, config.model)
     numbers = (train.microbatch_size, train.clip, train.precision, train.recompute, config.data.context)
     return repr((*sections, config.parallel, *numbers, site.gpu, site.memory_gb))
 
 
 def device_of(site: Site) -> dict[str, Any]:
-    """What a site profile says of its GPUs: `memory_gb` and `gpu`, as far as it does."""
+    """`memory_gb` and `gpu` of a site profile, where it sets them."""
     return {key: value for key, value in site.run.items() if key in ("memory_gb", "gpu")}
 
 
@@ -66,41 +68,41 @@ def _expected(source: str, resolved: ResolvedCell) -> Expected:
     config = resolved.config
     if config.model.factory is not None:
         return Expected(None, None)
-    costs: Costs = Roofline(find_device(config.site.gpu or "h100", key=f"{source}: site.gpu"))
+    costs: CostModel = Roofline(find_device(config.site.gpu or "h100", key=f"{source}: site.gpu"))
     planned = estimate(config, costs, limit_gb=None)
     limit = config.site.memory_gb
     if limit is not None and planned.memory_gb > limit:
         raise UserError(
-            f"{source}: site.memory_gb: {_what_is_too_large(planned, limit)} "
+            f"{source}: site.memory_gb: {_excess(planned, limit)} "
             f"(cell {describe(resolved.cell.axes)}); {_advice(config, costs, limit)}"
         )
     return Expected(planned.memory_gb, planned.step.seconds if config.site.gpu is not None else None)
 
 
-def _what_is_too_large(planned: Estimate, limit: float) -> str:
+def _excess(planned: Estimate, limit: float) -> str:
     sizes = planned.stage_gb
     stage = max(range(len(sizes)), key=sizes.__getitem__)
     kinds = sorted(planned.memory[stage].items(), key=lambda item: -item[1])
     largest = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in kinds[:4])
     where = f"stage {stage} needs {sizes[stage]:.1f} GB ({largest})"
-    if planned.config.schedule.chunks > 1:
+    if len(planned.cut) > planned.config.parallel.stages:
         where = f"a rank needs {planned.memory_gb:.1f} GB, of which {where}"
     return f"{where} and a device has {limit:g}"
 
 
-def _advice(config: RunConfig, costs: Costs, limit: float) -> str:
-    for words, changed in _changes(config):
+def _advice(config: RunConfig, costs: CostModel, limit: float) -> str:
+    for change, changed in _changes(config):
         planned = estimate(changed, costs, limit_gb=limit)
         if planned.memory_gb <= limit:
             cut = list(planned.cut)
-            given = estimate(changed, costs, limit_gb=None)
-            by_cut = f"parallel.cut: {cut}" if planned.cut != given.cut else ""
-            return f"it would fit with {' and '.join(filter(None, (words, by_cut)))}"
+            default = estimate(changed, costs, limit_gb=None)
+            cut_change = f"parallel.cut: {cut}" if planned.cut != default.cut else ""
+            return f"it would fit with {' and '.join(filter(None, (change, cut_change)))}"
     return "`asyncpp plan` shows layouts that fit"
 
 
 def _changes(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Changes that take less memory, the smallest first."""
+    """Changes that save memory, the least intrusive first."""
     yield "", config
     if config.schedule.ahead > 1:
         yield "schedule.ahead: 1", replace(config, schedule=replace(config.schedule, ahead=1))

@@ -1,4 +1,4 @@
-"""What a device can do, for estimates of time: the makers' data sheets, without sparsity."""
+"""Peak rates of GPUs, from their data sheets (dense, without sparsity)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ class Device:
 
     name: str
     tflops: dict[str, float]
-    """Dense peak by precision. float32 is plain float32: torch uses no TF32 unless told to."""
+    """Dense peak by precision. float32 is not TF32, which torch leaves off by default."""
     memory_gb: float
-    """10^9 bytes."""
+    """Memory, 10^9 bytes."""
     bandwidth_gbs: float
-    """Of its memory, 10^9 bytes a second."""
+    """Memory bandwidth, 10^9 bytes per second."""
     network_gbs: float = 50.0
-    """To another node, one way: an adapter of 400 Gbit/s a GPU."""
+    """Network bandwidth to another node in one direction, 10^9 bytes per second: by default one 400 Gbit/s
+    adapter per GPU."""
     latency_us: float = 20.0
-    """Of a message between stages, from one process to the other."""
+    """Latency of a message from one process to another, microseconds."""
 
 
 DEVICES: dict[str, Device] = {
@@ -48,14 +49,18 @@ DEVICES: dict[str, Device] = {
 }
 
 USABLE = 0.94
-"""Share of a device's memory that tensors may take: the rest goes to CUDA's context, kernels and gaps."""
+"""Share of a device's memory for tensors; CUDA's context, kernels and fragmentation take the rest."""
 
 
 def find_device(name: str, *, key: str) -> Device:
-    """The device of that name; `key` says where it was asked for.
+    """The device called `name`.
+
+    Args:
+        name: a key of `DEVICES`.
+        key: the setting that names the device, for the message.
 
     Raises:
-        UserError: it is not in the table.
+        UserError: `name` is not in `DEVICES`.
     """
     if name not in DEVICES:
         raise UserError(f"{key}: unknown GPU {name!r}; accepted: {', '.join(DEVICES)}")

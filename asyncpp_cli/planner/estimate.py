@@ -1,100 +1,102 @@
-"""Memory and step time of one run, from its configuration and what the model's parts cost."""
+"""Estimates memory and step time of a run from its configuration and the costs of the model's parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import inf, prod
+from math import inf
 from typing import Protocol
 
 import schedules
-from asyncpp_cli.planner.parts import Part, Parts
-from asyncpp_cli.planner.represented import Shape, represented
-from asyncpp_cli.planner.step_time import StageTimes, StepTime, step_time
-from asyncpp_cli.planner.temporary import (
+from asyncpp_cli.experiment.settings import copy_of
+from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
     backward_bytes,
     communicator_bytes,
     update_bytes,
 )
-from asyncpp_cli.settings import copy_of
+from asyncpp_cli.planner.representative import Shape, represented
+from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
+from asyncpp_cli.planner.step_time import StageTimes, StepTime, simulated_step, step_time
+from schedules.simulate import steps_to_measure
 from stages.config import RunConfig, tokens_per_step
-from stages.memory import (
-    message_bytes,
-    parameter_shapes,
-    reduction_bytes,
-    stage_memory,
-)
-from stages.ownership import share_out
-from stages.partition import StageCut, cut_of, fitting_cut, stage_cuts
-from stages.rounds import ROUND_BYTES, UNDER_WAY
+from stages.memory.estimate import message_bytes, reduction_bytes, stage_memory
+from stages.model.partition import StageCut, cut_of, fitting_cut, stage_cuts, stage_parameters
+from stages.model.spec import Parameter
+from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+from stages.update.optimizer_sharding import share_out
+from stages.update.reduction_rounds import ROUND_BYTES, UNDER_WAY
 
 GB = 1e9
 WORTH_A_CUT = 0.01
-"""Share of the step that another cut than the default one must save."""
+"""Share of the step time that a cut must save to replace the default cut."""
 RECEIVED_AHEAD = 2
-"""Buffers for what comes next from each neighbour."""
+"""Receive buffers per neighbour."""
 
 
 MOST = {"reduction": 2 * UNDER_WAY * ROUND_BYTES}
-"""Bytes of a kind of memory, at most."""
+"""Upper bounds of kinds of memory, bytes."""
 OF_THE_DEVICE = ("communicators", "allocator")
-"""Kinds of memory that are no tensors."""
+"""Kinds of memory outside of tensors."""
 
 
-class Costs(Protocol):
-    """What the model's parts and what is between them take, in seconds: estimated or measured."""
+class CostModel(Protocol):
+    """Seconds of the model's parts and of communication, estimated or measured."""
 
     @property
     def source(self) -> str:
-        """What the times are of, for people."""
+        """Where the times come from, for display."""
 
-    def parts(self, config: RunConfig) -> Parts: ...
+    def parts(self, config: RunConfig) -> ModelTimes:
+        """A micro-batch in each part of the model."""
 
-    def update(self, config: RunConfig, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """The optimizer step of parameters of these shapes."""
+    def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
+        """An optimizer step on these parameters."""
 
     def reduction(self, config: RunConfig, parameters: int) -> float:
-        """A stage's gradients to their owners, and weights back."""
+        """Reduce-scatter of a stage's gradients and all-gather of its weights, over the data ranks."""
 
     def message(self, config: RunConfig) -> float:
-        """From one stage to the next."""
+        """A message from one stage to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a run is expected to take."""
+    """Estimated memory and step time of a run."""
 
     config: RunConfig
     cut: tuple[int, ...]
-    """Blocks of each stage."""
+    """Number of blocks in each stage."""
+    rank_of_stage: tuple[int, ...]
     memory: tuple[dict[str, int], ...]
     """Bytes of each stage by kind: those of `StageMemory`, `messages`, `reduction`, `temporary` and those
-    `OF_THE_DEVICE`. What a rank has once is counted at the first of its stages."""
+    `OF_THE_DEVICE`. Memory that a rank needs once counts at its first stage."""
     step: StepTime
     delay: int
-    """Most updates between the weights of a gradient and those it is applied to."""
+    """Maximum number of updates between the weights a gradient is computed at and those it is applied to."""
 
     @property
     def own_cut(self) -> bool:
-        """Whether the run is cut so by itself; if not, `parallel.cut` must say it."""
+        """Whether `cut` is the run's own; otherwise `parallel.cut` must set it."""
         return list(self.cut) == [len(cut.blocks) for cut in cut_of(self.config)]
 
     @property
     def stage_gb(self) -> list[float]:
-        """Of each stage, 10^9 bytes."""
-        return [sum(of_stage.values()) / GB for of_stage in self.memory]
+        """Memory of each stage, 10^9 bytes."""
+        return [sum(kinds.values()) / GB for kinds in self.memory]
 
     @property
     def rank_gb(self) -> list[float]:
-        """Of each rank, 10^9 bytes."""
-        ranks = self.config.parallel.stages
-        return [sum(self.stage_gb[rank::ranks]) for rank in range(ranks)]
+        """Memory of each rank, 10^9 bytes."""
+        totals = [0.0] * self.config.parallel.stages
+        for rank, size in zip(self.rank_of_stage, self.stage_gb, strict=True):
+            totals[rank] += size
+        return totals
 
     @property
     def memory_gb(self) -> float:
-        """Of the fullest rank, 10^9 bytes."""
+        """Memory of the fullest rank, 10^9 bytes."""
         return max(self.rank_gb)
 
     @property
@@ -102,56 +104,73 @@ class Estimate:
         return tokens_per_step(self.config) / self.step.seconds
 
 
-def estimate(config: RunConfig, costs: Costs, *, limit_gb: float | None) -> Estimate:
-    """What `config` takes.
+def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> Estimate:
+    """Estimate memory and step time of `config`.
 
     Args:
-        config: of a run that could be trained.
-        costs: of its parts.
-        limit_gb: memory of a device, 10^9 bytes: where `parallel.cut` is open, the stages are then cut by
-            `costs` so that they fit, if the default cut does not or is slower; None: the run's own cut.
+        config: a valid configuration.
+        costs: times of the model's parts.
+        limit_gb: memory of a device, 10^9 bytes. Where `parallel.cut` is null, another cut replaces the
+            default one if that does not fit or is slower. None: keep the run's own cut.
 
     Raises:
-        schedules.ScheduleError: the schedule cannot be had with these numbers.
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
     own = [len(cut.blocks) for cut in cut_of(config)]
     planned = _with_cut(config, own, costs)
-    if limit_gb is None or config.parallel.cut is not None or config.schedule.chunks > 1:
+    if limit_gb is None or config.parallel.cut is not None or len(own) > config.parallel.stages:
         return planned
-    other = _fitting(config, costs, limit_gb=limit_gb)
-    if other is None or other == own:
+    fitted = _fitting_cut(config, costs, limit_gb=limit_gb)
+    if fitted is None or fitted == own:
         return planned
-    changed = _with_cut(config, other, costs)
+    changed = _with_cut(config, fitted, costs)
     if planned.memory_gb <= limit_gb and changed.step.seconds > (1 - WORTH_A_CUT) * planned.step.seconds:
         return planned
     return changed
 
 
-def _with_cut(config: RunConfig, sizes: list[int], costs: Costs) -> Estimate:
-    shape = Shape.of(config)
+def _with_cut(config: RunConfig, sizes: list[int], costs: CostModel) -> Estimate:
+    run = represented(Shape.of(config))
     return Estimate(
         config=config,
         cut=tuple(sizes),
+        rank_of_stage=run.rank_of_stage,
         memory=tuple(_memory(config, sizes)),
-        step=step_time(
-            config.schedule.name,
-            _stage_times(config, stage_cuts(sizes), costs),
-            microbatches=config.schedule.microbatches,
-            update_interval=config.schedule.update_interval,
-            chunks=config.schedule.chunks,
-            ahead=shape.ahead,
-        ),
-        delay=represented(shape).delay,
+        step=_step_time(config, _stage_times(config, stage_cuts(sizes), costs)),
+        delay=run.delay,
     )
 
 
-def _fitting(config: RunConfig, costs: Costs, *, limit_gb: float) -> list[int] | None:
-    """The cut with the fastest slowest stage among those that fit."""
+def _has_closed_form(name: str) -> bool:
+    if schedules.is_custom(name):
+        return False
+    member = schedules.find(name)
+    return member.synchronous or member.stages_per_rank == 1
+
+
+def _step_time(config: RunConfig, times: StageTimes) -> StepTime:
+    schedule, stages = config.schedule, len(times.forward)
+    if not _has_closed_form(schedule.name):
+        steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches)
+        program = segment_program(config, first_step=sync_steps(config), steps=steps + schedule.delay)
+        return simulated_step(program, times)
+    return step_time(
+        schedule.name,
+        times,
+        microbatches=schedule.microbatches,
+        update_interval=schedule.update_interval,
+        chunks=stages // config.parallel.stages,
+        ahead=Shape.of(config).ahead,
+    )
+
+
+def _fitting_cut(config: RunConfig, costs: CostModel, *, limit_gb: float) -> list[int] | None:
+    """Of the cuts that fit, the one whose slowest stage is fastest."""
     stages = config.parallel.stages
     parts, recompute = costs.parts(config), config.train.recompute
     block = _whole(parts.block) + recompute * parts.block.forward
-    # Every kind of memory grows by the same for each further block of a stage, up to the most that it can be.
-    one, two = (_memory(config, [size] * stages) for size in (1, 2))
+    # Each kind of memory grows linearly with the blocks of a stage, up to its bound in MOST.
+    with_one_block, with_two_blocks = (_memory(config, [size] * stages) for size in (1, 2))
 
     def cost(stage: int, size: int) -> float:
         ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
@@ -160,8 +179,8 @@ def _fitting(config: RunConfig, costs: Costs, *, limit_gb: float) -> list[int] |
     def fits(stage: int, size: int) -> bool:
         return (
             sum(
-                min(held + (size - 1) * (two[stage][kind] - held), MOST.get(kind, inf))
-                for kind, held in one[stage].items()
+                min(first + (size - 1) * (with_two_blocks[stage][kind] - first), MOST.get(kind, inf))
+                for kind, first in with_one_block[stage].items()
             )
             <= limit_gb * GB
         )
@@ -173,74 +192,74 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
     config = copy_of(config)
     config.parallel.cut = sizes
     run = represented(Shape.of(config))
-    synchronous = schedules.is_synchronous(config.schedule.name)
-    held = stage_memory(config, run.course, gradient_buffers=run.buffers)
-    cuts, ranks = stage_cuts(sizes), config.parallel.stages
+    synchronous = schedule_facts(config).synchronous
+    stage_memories = stage_memory(config, run.course, gradient_buffers=run.buffers)
+    cuts, rank_of_stage = stage_cuts(sizes), run.rank_of_stage
     memory = []
-    for stage, (cut, of_stage) in enumerate(zip(cuts, held, strict=True)):
-        values = [prod(shape) for shape in parameter_shapes(config.model, cut).values()]
+    for stage, (cut, kept) in enumerate(zip(cuts, stage_memories, strict=True)):
+        values = [parameter.size for parameter in stage_parameters(config.model, cut)]
         bounds = share_out(values, data_ranks=config.parallel.data).bounds
         updating = update_bytes(config, max(end - start for start, end in pairwise(bounds)))
         backward = backward_bytes(config, cut)
         if run.buffers[stage] > 1:
-            # It runs beside backwards, in a queue that has memory of its own.
+            # The update runs beside backwards, on a stream with memory of its own.
             temporary = backward + updating
         else:
-            # A synchronous pipeline is empty when it updates.
-            temporary = max(backward, updating - (of_stage.activations if synchronous else 0))
-        neighbours = (not cut.has_embedding) + (not cut.has_head)
-        messages = neighbours * RECEIVED_AHEAD * message_bytes(config)
-        coming_and_going = of_stage.activations + of_stage.recomputed + temporary
-        first = stage < ranks
+            # A synchronous pipeline holds no activations when it updates.
+            temporary = max(backward, updating - (kept.activations if synchronous else 0))
+        rank = rank_of_stage[stage]
+        stages_of_rank = [other for other, holder in enumerate(rank_of_stage) if holder == rank]
+        neighbours = [other for other in (stage - 1, stage + 1) if 0 <= other < len(cuts)]
+        remote = sum(rank_of_stage[other] != rank for other in neighbours)
+        messages = remote * RECEIVED_AHEAD * message_bytes(config)
+        transient = kept.activations + kept.recomputed + temporary
+        first = stage == stages_of_rank[0]
         memory.append(
-            asdict(of_stage)
+            asdict(kept)
             | {
                 "messages": messages,
-                "reduction": reduction_bytes(config, cuts[stage::ranks]) if first else 0,
+                "reduction": reduction_bytes(config, [cuts[other] for other in stages_of_rank])
+                if first
+                else 0,
                 "temporary": temporary,
-                "communicators": _communicators(config, stage) if first else 0,
-                "allocator": allocator_bytes(coming_and_going),
+                "communicators": _communicators(config, rank, rank_of_stage) if first else 0,
+                "allocator": allocator_bytes(transient),
             }
         )
     return memory
 
 
-def _communicators(config: RunConfig, rank: int) -> int:
-    ranks = config.parallel.stages
-    neighbours = (rank > 0) + (rank < ranks - 1)
-    if config.schedule.chunks > 1 and ranks > 1:
-        # The last rank sends to the first, which is a neighbour already where there are two.
-        neighbours = min(2, ranks - 1)
-    return communicator_bytes(neighbours=neighbours, stages=ranks, data=config.parallel.data)
+def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -> int:
+    links = {pair for pair in pairwise(rank_of_stage) if rank in pair and pair[0] != pair[1]}
+    return communicator_bytes(neighbours=len(links), stages=config.parallel.stages, data=config.parallel.data)
 
 
-def _stage_times(config: RunConfig, cuts: list[StageCut], costs: Costs) -> StageTimes:
-    parts, again = costs.parts(config), config.train.recompute
-    forward, backward, first, second, update, reduction = [], [], [], [], [], []
+def _stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> StageTimes:
+    parts, recompute = costs.parts(config), config.train.recompute
+    forward, backward, input_half, weight_half, update, reduction = [], [], [], [], [], []
     for cut in cuts:
-        held = [(len(cut.blocks), parts.block)]
-        held += [(1, parts.embedding)] * cut.has_embedding + [(1, parts.head)] * cut.has_head
-        forward.append(sum(count * part.forward for count, part in held))
-        recomputed = again * len(cut.blocks) * parts.block.forward
-        backward.append(sum(count * part.backward for count, part in held) + recomputed)
-        first.append(sum(count * part.input_half for count, part in held) + recomputed)
-        second.append(sum(count * part.weight_half for count, part in held))
-        shapes = parameter_shapes(config.model, cut)
-        values = {name: prod(shape) for name, shape in shapes.items()}
-        owned = share_out(list(values.values()), data_ranks=config.parallel.data).owned
-        names = list(shapes)
-        update.append(costs.update(config, {names[index]: shapes[names[index]] for index in owned[0]}))
-        reduction.append(costs.reduction(config, sum(values.values())))
+        contents = [(len(cut.blocks), parts.block)]
+        contents += [(1, parts.embedding)] * cut.has_embedding + [(1, parts.head)] * cut.has_head
+        forward.append(sum(count * part.forward for count, part in contents))
+        recomputed = recompute * len(cut.blocks) * parts.block.forward
+        backward.append(sum(count * part.backward for count, part in contents) + recomputed)
+        input_half.append(sum(count * part.input_half for count, part in contents) + recomputed)
+        weight_half.append(sum(count * part.weight_half for count, part in contents))
+        parameters = stage_parameters(config.model, cut)
+        values = [parameter.size for parameter in parameters]
+        owned = share_out(values, data_ranks=config.parallel.data).owned
+        update.append(costs.update(config, [parameters[index] for index in owned[0]]))
+        reduction.append(costs.reduction(config, sum(values)))
     return StageTimes(
         forward=tuple(forward),
         backward=tuple(backward),
-        input_half=tuple(first),
-        weight_half=tuple(second),
+        input_half=tuple(input_half),
+        weight_half=tuple(weight_half),
         update=tuple(update),
         reduction=tuple(reduction),
         message=costs.message(config),
     )
 
 
-def _whole(part: Part) -> float:
+def _whole(part: PartTimes) -> float:
     return part.forward + part.backward

@@ -1,4 +1,4 @@
-"""The ways to lay a run out over GPUs."""
+"""Enumerates the layouts of a run over GPUs."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from dataclasses import replace
 
 import schedules
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.settings import copy_of
+from asyncpp_cli.experiment.settings import copy_of
 from stages.config import RunConfig
 
 CONSIDERED = ("1f1b", "interleaved-1f1b", "zero-bubble", "2bw", "pipedream", "paci")
-"""Schedules that are enumerated unless told otherwise. `gpipe` takes as long as `1f1b` and more memory;
+"""Schedules considered by default. `gpipe` takes as long as `1f1b` and more memory;
 `pipedream-unstashed` is `paci` with an update after every backward."""
 CHUNKS = (2, 4)
-"""Stages a rank that are tried, where a schedule takes several; with one it is `1f1b`."""
+"""Stages per rank to try, where a schedule takes several (with one it is `1f1b`)."""
 FURTHER_AHEAD = 2
-"""Forwards ahead for each stage that are tried besides 1, where a schedule can: they hide messages."""
+"""Value of `schedule.ahead` to try besides 1, where a schedule has it: running ahead hides messages."""
 LARGEST_MICROBATCH = 64
-"""Sequences."""
+"""Sequences per micro-batch."""
 
 
 def layouts(
     base: RunConfig, *, gpus: int, tokens_per_step: int, names: Collection[str] = CONSIDERED
 ) -> Iterator[RunConfig]:
-    """Every (schedule, p, data parallelism, micro-batches, micro-batch size, recomputation) that reads
-    `tokens_per_step` tokens a step on `gpus` GPUs, as a run; of `interleaved-1f1b` with several chunks, and
-    of `2bw` also further ahead.
+    """Every layout with `tokens_per_step` tokens per step on `gpus` GPUs, as a run's configuration.
 
-    Micro-batch sizes are powers of two, as far as they divide what a pipeline reads.
+    Layouts vary in schedule, pipeline and data parallelism, number and size of micro-batches, and
+    recomputation; `interleaved-1f1b` also in `schedule.chunks`, `2bw` also in `schedule.ahead`. Micro-batch
+    sizes are powers of two that divide the sequences of a pipeline.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such layout.
     """
-    found = False
+    empty = True
     for stages in range(1, min(gpus, base.model.layers) + 1):
         if gpus % stages:
             continue
-        sequences, rest = divmod(tokens_per_step, base.data.context * (gpus // stages))
-        if rest or not sequences:
+        sequences, remainder = divmod(tokens_per_step, base.data.context * (gpus // stages))
+        if remainder or not sequences:
             continue
         for size in (2**power for power in range(LARGEST_MICROBATCH.bit_length())):
             if sequences % size:
@@ -48,7 +48,7 @@ def layouts(
             )
             for name, chunks, ahead in variants:
                 for recompute in (False, True):
-                    found = True
+                    empty = False
                     yield layout(
                         base,
                         name,
@@ -60,7 +60,7 @@ def layouts(
                         chunks=chunks,
                         ahead=ahead,
                     )
-    if not found:
+    if empty:
         raise UserError(
             f"--tokens-per-step {tokens_per_step}: no layout of {gpus} GPUs reads as many in sequences of "
             f"{base.data.context} tokens; accepted: multiples of {base.data.context * gpus} (with as many "
@@ -71,21 +71,23 @@ def layouts(
 def _variants(
     names: Collection[str], *, stages: int, layers: int, microbatches: int
 ) -> Iterator[tuple[str, int, int]]:
-    """Schedules for so many ranks, each with the numbers of stages a rank that `layers` blocks allow, and how
-    far ahead it may run without more delay."""
+    """(schedule, chunks, ahead) for `stages` ranks: chunks as `layers` blocks allow, ahead as the smallest
+    delay allows."""
     if stages == 1:
         yield from [(name, 1, 1) for name in names if schedules.is_synchronous(name)][:1]
         return
-    least = schedules.smallest_delay(stages=stages, microbatches=microbatches)
     for name in names:
         schedule = schedules.find(name)
-        for chunks in CHUNKS if schedule.takes_chunks else (1,):
+        for chunks in CHUNKS if "chunks" in schedule.options else (schedule.stages_per_rank,):
             if stages * chunks <= layers:
                 yield name, chunks, 1
-        if schedule.takes_ahead and least == schedules.smallest_delay(
-            stages=stages, microbatches=microbatches, ahead=FURTHER_AHEAD
-        ):
-            yield name, 1, FURTHER_AHEAD
+        if "ahead" in schedule.options and schedule.stages_per_rank * stages <= layers:
+            delays = {
+                schedules.smallest_delay(name, stages=stages, microbatches=microbatches, ahead=ahead)
+                for ahead in (1, FURTHER_AHEAD)
+            }
+            if len(delays) == 1:
+                yield name, schedule.stages_per_rank, FURTHER_AHEAD
 
 
 def layout(
@@ -100,7 +102,7 @@ def layout(
     chunks: int = 1,
     ahead: int = 1,
 ) -> RunConfig:
-    """`base` laid out so, with what its schedule demands."""
+    """`base` in this layout, with the settings that its schedule requires."""
     config = copy_of(base)
     schedule = schedules.find(name)
     config.schedule = replace(
@@ -109,7 +111,7 @@ def layout(
         microbatches=microbatches,
         chunks=chunks,
         ahead=ahead,
-        delay=schedules.smallest_delay(stages=stages, microbatches=microbatches, ahead=ahead),
+        delay=schedules.smallest_delay(name, stages=stages, microbatches=microbatches, ahead=ahead),
         update_interval=None,
     )
     config.parallel = replace(base.parallel, stages=stages, data=data, cut=None)
@@ -117,9 +119,7 @@ def layout(
         base.train,
         microbatch_size=size,
         recompute=recompute,
-        clip="stage"
-        if schedule.default_interval is not None and base.train.clip == "global"
-        else base.train.clip,
+        clip="stage" if not schedule.updates_together and base.train.clip == "global" else base.train.clip,
     )
     if schedule.synchronous:
         config.error_feedback = replace(base.error_feedback, coefficient=0.0)

@@ -1,11 +1,11 @@
-"""Layouts, best first."""
+"""Ranks layouts, best first."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 import schedules
-from asyncpp_cli.planner.estimate import Costs, Estimate, estimate
+from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
 from asyncpp_cli.planner.layouts import layouts
 from stages.config import RunConfig
 
@@ -16,21 +16,26 @@ def ranked(
     gpus: int,
     tokens_per_step: int,
     names: Collection[str],
-    costs: Costs,
+    costs: CostModel,
     limit_gb: float,
 ) -> list[Estimate]:
-    """Every layout that the schedules allow: those that fit first, then by step time, delay and memory.
+    """Estimates of every possible layout: those that fit first, then by step time, delay and memory.
 
     Raises:
-        UserError: there is none.
+        UserError: no layout is possible.
     """
-    found = []
+    estimates = []
     for config in layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names):
         try:
-            found.append(estimate(config, costs, limit_gb=limit_gb))
+            estimates.append(estimate(config, costs, limit_gb=limit_gb))
         except schedules.ScheduleError:
             continue
     return sorted(
-        found,
-        key=lambda one: (one.memory_gb > limit_gb, one.step.seconds, one.delay, one.memory_gb),
+        estimates,
+        key=lambda layout: (
+            layout.memory_gb > limit_gb,
+            layout.step.seconds,
+            layout.delay,
+            layout.memory_gb,
+        ),
     )

@@ -1,40 +1,40 @@
-"""How long a step takes: one step simulated, the rest in closed form.
+"""Step time of a schedule: one step simulated, the rest in closed form.
 
-A pipeline that runs evenly needs, for each further micro-batch, the largest mean over a window of
-neighbouring stages: stage s has a (p - 1 - s) + 1 micro-batches under way (1F1B: a = 1), so what goes down to
-stage j and comes back up may take as long as a (j - s) + 1 micro-batches' turns. Without latency that is the
-slowest stage.
+In the steady state, each further micro-batch takes the largest mean over a window of neighbouring stages:
+stage s has a (p - 1 - s) + 1 micro-batches in flight (1F1B: a = 1), so the round trip from stage s to stage j
+may take as long as a (j - s) + 1 micro-batches. Without latency the largest mean is the slowest stage.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import schedules
 from schedules.costs import Costs
-from schedules.simulate import simulate
+from schedules.simulate import simulate, throughput
 
 ROUNDS_SIMULATED = 4
-"""Of an interleaved step, after which further rounds take equally long."""
+"""Rounds of an interleaved step to simulate; further rounds take equally long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Seconds of one micro-batch at each stage, and of one update. Tuples are indexed by stage."""
+    """Seconds of a micro-batch and of an update at each stage. Tuples are indexed by stage."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    """What recomputation adds is in it, and in the first half of a backward in halves."""
+    """Recomputation counts here, and in `input_half` of a split backward."""
     input_half: tuple[float, ...]
     weight_half: tuple[float, ...]
     update: tuple[float, ...]
     reduction: tuple[float, ...]
-    """The gradient's way over the data ranks, and the weights' way back."""
+    """Reduce-scatter of gradients and all-gather of weights over the data ranks."""
     message: float
-    """What one stage sends another, from its end to its arrival."""
+    """A message between stages, from the end of the action that sends it to its arrival."""
 
     def whole(self, *, split: bool) -> tuple[float, ...]:
-        """A micro-batch's whole computation, with its backward in one piece or in halves."""
+        """Forward and backward of a micro-batch, the backward whole or split."""
         halves = tuple(a + b for a, b in zip(self.input_half, self.weight_half, strict=True))
         backward = halves if split else self.backward
         return tuple(a + b for a, b in zip(self.forward, backward, strict=True))
@@ -46,7 +46,7 @@ class StepTime:
 
     seconds: float
     bubble: float
-    """Share of it in which a rank waits, as a mean over the ranks."""
+    """Share of the step in which a rank waits, averaged over the ranks."""
 
 
 def step_time(
@@ -58,70 +58,73 @@ def step_time(
     chunks: int = 1,
     ahead: int = 1,
 ) -> StepTime:
-    """The steady state of a schedule.
+    """The steady state of a built-in schedule.
 
     Args:
-        name: of the schedule.
-        times: of its stages.
-        microbatches: a step.
-        update_interval: of `pipedream` and `paci`: micro-batches between updates; None: the schedule's own.
-        chunks: stages a rank, which has those that leave the same rest on division by the ranks.
-        ahead: of `2bw`: forwards that a stage runs ahead of its backwards, for each stage behind it.
+        name: name of the schedule.
+        times: times of its stages.
+        microbatches: micro-batches per step.
+        update_interval: `pipedream`, `paci`: micro-batches between updates; None: the schedule's default.
+        chunks: stages per rank.
+        ahead: `2bw`: forwards that a stage runs ahead of its backwards, for each stage after it.
     """
     schedule = schedules.find(name)
-    split = name == "zero-bubble"
     stages = len(times.forward)
     ranks = stages // chunks
+    split = False
     updates = 1
     if schedule.default_interval is not None:
         updates = microbatches // (update_interval or schedule.default_interval(microbatches))
     if schedule.synchronous:
         simulated = microbatches if chunks > 1 else min(microbatches, 2 * stages)
+        short = min(microbatches, 2 * stages)
+        split = _two_steps(name, ranks=ranks, microbatches=short, chunks=chunks).split_backward
         if chunks > 1 and microbatches % ranks == 0:
             seconds = _interleaved_step(name, times, rounds=microbatches // ranks, chunks=chunks)
         else:
             seconds = _flushed_step(name, times, microbatches=simulated, chunks=chunks)
         if simulated < microbatches:
-            each = turn(times, updating=(0.0,) * stages, split=split, phased=name == "gpipe", ahead=1)
-            seconds += (microbatches - simulated) * each
+            phased = not schedule.bounded_activations
+            further = turn(times, updating=(0.0,) * stages, split=split, phased=phased, ahead=1)
+            seconds += (microbatches - simulated) * further
     else:
         updating = times.update
         if schedule.default_interval is not None:
-            # A stage's next action reads what the update writes: nothing hides the reduction.
+            # The next action reads the updated weights, so nothing hides the reduction.
             updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
         share = tuple(updates * update / microbatches for update in updating)
         seconds = microbatches * turn(times, updating=share, split=False, phased=False, ahead=ahead)
         if schedule.default_interval is None:
-            # The first reader of an update comes at least that many micro-batches after it.
+            # The first action that reads the updated weights starts at least this much later.
             slack = max(0, microbatches - ahead * (stages - 1)) * seconds / microbatches
             seconds += max(0.0, max(times.reduction) - slack)
     busy = [
-        microbatches * of_stage + updates * update
-        for of_stage, update in zip(times.whole(split=split), times.update, strict=True)
+        microbatches * microbatch + updates * update
+        for microbatch, update in zip(times.whole(split=split), times.update, strict=True)
     ]
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - sum(busy) / ranks / seconds))
 
 
 def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased: bool, ahead: int) -> float:
-    """Seconds that one more micro-batch takes in a full pipeline.
+    """Seconds that each further micro-batch takes in a full pipeline.
 
     Args:
-        times: of the stages.
-        updating: seconds of updates for each micro-batch, by stage.
-        split: the backward comes in halves, of which only the first is waited for.
-        phased: all forwards come before all backwards.
-        ahead: forwards that a stage runs ahead of its backwards, for each stage behind it.
+        times: times of the stages.
+        updating: seconds of updates per micro-batch, by stage.
+        split: whether backwards are split; other stages then wait for the input half only.
+        phased: whether all forwards run before all backwards.
+        ahead: forwards that a stage runs ahead of its backwards, for each stage after it.
     """
     if phased:
         return max(times.forward) + max(times.backward)
-    # On the way down to a stage and back, weight halves and updates are met at the first stage alone.
-    sooner = times.input_half if split else times.backward
-    waited = [a + b for a, b in zip(times.forward, sooner, strict=True)]
+    # In a round trip, weight halves and updates delay the first stage only.
+    waited_for = times.input_half if split else times.backward
+    round_trip = [a + b for a, b in zip(times.forward, waited_for, strict=True)]
     once = [a + b for a, b in zip(times.weight_half, updating, strict=True)] if split else updating
     longest = 0.0
-    for first in range(len(waited)):
+    for first in range(len(round_trip)):
         total = once[first]
-        for width, stage in enumerate(waited[first:]):
+        for width, stage in enumerate(round_trip[first:]):
             total += stage
             longest = max(longest, (total + 2 * times.message * width) / (ahead * width + 1))
             if times.message == 0:
@@ -130,24 +133,45 @@ def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased:
 
 
 def _interleaved_step(name: str, times: StageTimes, *, rounds: int, chunks: int) -> float:
-    """A synchronous step of so many rounds, a micro-batch a rank in each."""
+    """Seconds of a synchronous step of `rounds` rounds, each of one micro-batch per rank."""
     ranks = len(times.forward) // chunks
 
-    def simulated(of_rounds: int) -> float:
-        return _flushed_step(name, times, microbatches=of_rounds * ranks, chunks=chunks)
+    def simulated(count: int) -> float:
+        return _flushed_step(name, times, microbatches=count * ranks, chunks=chunks)
 
     if rounds <= ROUNDS_SIMULATED + 2:
         return simulated(rounds)
-    # Two rounds more, since where ranks differ a longer and a shorter one may come in turn.
+    # Where ranks differ, longer and shorter rounds may alternate: extrapolate from two rounds.
     shorter, longer = simulated(ROUNDS_SIMULATED), simulated(ROUNDS_SIMULATED + 2)
     return longer + (rounds - ROUNDS_SIMULATED - 2) * (longer - shorter) / 2
 
 
 def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: int) -> float:
-    """A synchronous step: what a second one takes after the first."""
+    """Seconds of a synchronous step: the second of two."""
     ranks = len(times.forward) // chunks
-    program = schedules.build(name, stages=ranks, microbatches=microbatches, steps=2, chunks=chunks)
-    costs = Costs(
+    program = _two_steps(name, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    timeline = simulate(program, _costs(times))
+    first = max(ends[len(ends) // 2 - 1] for ends in timeline.ends)
+    return timeline.makespan - first
+
+
+@lru_cache(maxsize=8)
+def _two_steps(name: str, *, ranks: int, microbatches: int, chunks: int) -> schedules.Program:
+    return schedules.build(name, stages=ranks, microbatches=microbatches, steps=2, chunks=chunks)
+
+
+def simulated_step(program: schedules.Program, times: StageTimes) -> StepTime:
+    """The steady state of any program, by simulating all of it.
+
+    Raises:
+        ValueError: the program has too few steps (see `schedules.simulate.steps_to_measure`).
+    """
+    measured = throughput(simulate(program, _costs(times)))
+    return StepTime(seconds=measured.step_time, bubble=measured.bubble)
+
+
+def _costs(times: StageTimes) -> Costs:
+    return Costs(
         forward=times.forward,
         backward=times.backward,
         input_half=times.input_half,
@@ -160,6 +184,3 @@ def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: in
         jitter=0.0,
         seed=0,
     )
-    timeline = simulate(program, costs)
-    first = max(ends[len(ends) // 2 - 1] for ends in timeline.ends)
-    return timeline.makespan - first

@@ -1,1 +1,1 @@
-"""Mirrors of a run's metrics for trackers. The run's own files stay the truth; nothing here is read back."""
+"""Trackers that a run's metrics are mirrored into. The run's own files stay the truth; no mirror is read."""

@@ -1,7 +1,6 @@
-"""The numbers in metrics rows that are curves, and at which step and time they stand.
+"""The points of a tracker's curves in the rows of metrics.jsonl.
 
-Everything stands at the number of updates done, so that what a resumed run does again can be taken back at
-once: `Restart` says from which update on.
+Curves run over updates. A resumed run repeats updates: a `Restart` says from which one on.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Restart:
-    """What was said of this update and later ones no longer holds."""
+    """Points of this update and later ones are void."""
 
     update: int
     time: float
@@ -21,68 +20,65 @@ class Restart:
 
 @dataclass(frozen=True)
 class Point:
-    """One number of a curve."""
+    """A value of a curve."""
 
     tag: str
     update: int
     value: float
     time: float
-    """Seconds since 1970, as if the attempt had done nothing but train."""
+    """Seconds since 1970, as if the attempt had only trained."""
 
 
-class Curves:
-    """Turns rows, in the order of the file, into points. Rows of a kind that is not known are left out."""
+class PointReader:
+    """Converts rows, in the order of the file, to points; rows of unknown kinds have none."""
 
     def __init__(self) -> None:
-        self._updates_a_step = 1.0
-        self._tokens_a_step = 0
+        self._updates_per_step = 1.0
+        self._tokens_per_step = 0
         self._seconds_at: dict[int, float] = {0: 0.0}
         self._offset = 0.0
 
-    def of(self, row: Mapping[str, Any]) -> Iterator[Point | Restart]:
-        """What a row says. Of each kind, only the first row of a file may lack what rows of it have."""
+    def points(self, row: Mapping[str, Any]) -> Iterator[Point | Restart]:
+        """The points of the next row.
+
+        Raises:
+            KeyError, TypeError or ValueError: the row lacks a field of its kind, or one has another type.
+        """
         match row["kind"]:
             case "start":
-                self._tokens_a_step = row["tokens_per_step"]
+                self._tokens_per_step = row["tokens_per_step"]
                 done = row.get("updates", row["step"])
-                # `seconds` goes on counting where the earlier attempt was at that update.
+                # `seconds` continues from where the earlier attempt was at that update.
                 self._offset = row["time"] - self._seconds_at.get(done, 0.0)
                 yield Restart(done + 1, row["time"])
             case "step":
                 update = row["step"]
-                self._updates_a_step = self._tokens_a_step * update / row["tokens"]
+                self._updates_per_step = self._tokens_per_step * update / row["tokens"]
                 self._seconds_at[update] = row["seconds"]
-                yield from self._points(
-                    update,
-                    row,
-                    {
-                        "train/loss": row["train_loss"],
-                        "train/lr": row["lr"],
-                        "train/grad_norm": row["grad_norm"],
-                        "train/skipped": float(row["skipped"]),
-                        "train/tokens": row["tokens"],
-                    },
-                )
+                values = {
+                    "train/loss": row["train_loss"],
+                    "train/lr": row["lr"],
+                    "train/grad_norm": row["grad_norm"],
+                    "train/skipped": float(row["skipped"]),
+                    "train/tokens": row["tokens"],
+                }
+                yield from self._at(update, row, values)
             case "eval":
-                yield from self._points(
-                    round(row["step"] * self._updates_a_step), row, {"val/loss": row["val_loss"]}
-                )
+                yield from self._at(self._update_of(row["step"]), row, {"val/loss": row["val_loss"]})
             case "segment":
                 busy, seconds = row["busy"], row["steady_seconds"]
-                yield from self._points(
-                    round((row["first_step"] + row["steps"]) * self._updates_a_step),
-                    row,
-                    {
-                        "speed/tokens_per_second": row["steady_tokens"] / seconds if seconds else None,
-                        "speed/bubble": 1 - sum(busy) / len(busy) if busy else None,
-                        "staleness/delay": max(row["delay_max"]),
-                        "staleness/mismatch": max(row["mismatch_max"]),
-                    },
-                )
+                values = {
+                    "speed/tokens_per_second": row["steady_tokens"] / seconds if seconds else None,
+                    "speed/bubble": 1 - sum(busy) / len(busy) if busy else None,
+                    "staleness/delay": max(row["delay_max"]),
+                    "staleness/mismatch": max(row["mismatch_max"]),
+                }
+                yield from self._at(self._update_of(row["first_step"] + row["steps"]), row, values)
 
-    def _points(
-        self, update: int, row: Mapping[str, Any], values: Mapping[str, float | None]
-    ) -> Iterator[Point]:
+    def _update_of(self, step: int) -> int:
+        return round(step * self._updates_per_step)
+
+    def _at(self, update: int, row: Mapping[str, Any], values: Mapping[str, float | None]) -> Iterator[Point]:
         time = self._offset + row["seconds"]
         for tag, value in values.items():
             if value is not None:

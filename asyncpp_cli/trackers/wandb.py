@@ -1,4 +1,4 @@
-"""A run's metrics as an offline run of Weights & Biases, to be uploaded with `wandb sync`."""
+"""Runs as offline runs of Weights & Biases, to upload with `wandb sync`."""
 
 from __future__ import annotations
 
@@ -8,88 +8,103 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
+from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.console import quoted
 from asyncpp_cli.errors import DamagedError, UserError
-from asyncpp_cli.files import read_json, write_json
-from asyncpp_cli.runs import Run
-from asyncpp_cli.settings import items
-from asyncpp_cli.trackers.points import Curves, Point
+from asyncpp_cli.experiment.settings import items
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.trackers.points import Point, PointReader
 
 AXIS = "update"
-"""What curves are drawn over."""
+"""The x-axis of the curves."""
 
-_MARK = "asyncpp.json"
-"""File in the folder of an offline run that says whose it is: experiments may share a folder."""
+_OWNER_FILE = "asyncpp.json"
+"""Names the run and project of an offline run's folder: experiments may share a folder."""
 
 
-def mirror(run: Run, folder: Path, *, project: str) -> int:
-    """Write the run anew, in place of its own earlier mirror; returns how many rows it has.
+class WeightsAndBiases:
+    """A `Tracker` with an offline run for each run.
 
-    An offline run cannot be added to, so there is no other way than the whole. Its id follows from the run's,
-    so uploading a later mirror goes into the same run there.
-
-    Raises:
-        UserError: W&B is not installed.
+    An offline run cannot be appended to: an update writes it whole, in place of the run's earlier mirror. Its
+    id follows from the run's, so that uploads of later mirrors update the same run.
     """
-    run_id = hashlib.sha256(run.id.encode()).hexdigest()[:16]
-    with _offline():
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError('W&B is not installed; install it with pip install "asyncpp[wandb]"') from error
-        folder.mkdir(parents=True, exist_ok=True)
-        earlier = _earlier_mirrors(folder, run_id, project=project)
+
+    can_append: ClassVar[bool] = False
+
+    def __init__(self, folder: Path, *, project: str) -> None:
+        with _offline():
+            try:
+                import wandb
+            except ImportError as error:
+                raise UserError(
+                    'W&B is not installed; install it with pip install "asyncpp[wandb]"'
+                ) from error
+        self._wandb = wandb
+        self._folder = folder
+        self._project = project
+
+    def update(self, run: Run) -> int:
+        wandb_id = hashlib.sha256(run.id.encode()).hexdigest()[:16]
         rows = run.metrics()
-        started = wandb.init(
-            mode="offline",
-            dir=str(folder),
-            project=project,
-            id=run_id,
-            name=run.id,
-            config=dict(items(run.config())),
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                disable_code=True,
-                x_disable_stats=True,
-                x_disable_meta=True,
-            ),
-        )
-        started.define_metric(AXIS)
-        started.define_metric("*", step_metric=AXIS)
-        curves = Curves()
-        for row in rows:
-            points = [point for point in curves.of(row) if isinstance(point, Point)]
-            if points:
-                started.log({AXIS: points[0].update} | {point.tag: point.value for point in points})
-        written = Path(started.dir).parent
-        started.finish()
-    write_json(written / _MARK, {"project": project, "run": run.id})
-    for folder_of_earlier in earlier:
-        if folder_of_earlier != written:
-            shutil.rmtree(folder_of_earlier)
-    return len(rows)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        earlier = earlier_mirrors(self._folder, wandb_id, project=self._project)
+        with _offline():
+            offline_run = self._wandb.init(
+                mode="offline",
+                dir=str(self._folder),
+                project=self._project,
+                id=wandb_id,
+                name=run.id,
+                config=dict(items(run.config())),
+                settings=self._wandb.Settings(
+                    console="off",
+                    silent=True,
+                    disable_git=True,
+                    disable_code=True,
+                    x_disable_stats=True,
+                    x_disable_meta=True,
+                ),
+            )
+            offline_run.define_metric(AXIS)
+            offline_run.define_metric("*", step_metric=AXIS)
+            reader = PointReader()
+            for row in rows:
+                points = [point for point in reader.points(row) if isinstance(point, Point)]
+                if points:
+                    offline_run.log({AXIS: points[0].update} | {point.tag: point.value for point in points})
+            written = Path(offline_run.dir).parent
+            offline_run.finish()
+        write_json(written / _OWNER_FILE, {"project": self._project, "run": run.id})
+        for mirror in earlier:
+            if mirror != written:
+                shutil.rmtree(mirror)
+        return len(rows)
+
+    @property
+    def hint(self) -> str:
+        return f"Upload: wandb sync {quoted(self._folder)}/wandb/offline-run-*"
 
 
-def _earlier_mirrors(folder: Path, run_id: str, *, project: str) -> list[Path]:
-    """Folders of earlier mirrors of the same run of the same project; of no other run, whoever wrote it."""
-    found = []
-    for earlier in (folder / "wandb").glob(f"offline-run-*-{run_id}"):
+def earlier_mirrors(folder: Path, wandb_id: str, *, project: str) -> list[Path]:
+    """Folders of earlier mirrors of the same run in the same project."""
+    mirrors = []
+    for path in (folder / "wandb").glob(f"offline-run-*-{wandb_id}"):
         try:
-            belongs_to = read_json(earlier / _MARK, newest_format=0).get("project")
+            owner = read_json(path / _OWNER_FILE, newest_format=0).get("project")
         except FileNotFoundError:
-            belongs_to = project  # a mirror that was killed, or one by a version that left no mark
+            owner = project  # a mirror that was killed, or of a version that wrote no such file
         except DamagedError:
             continue
-        if belongs_to == project and earlier.is_dir() and not earlier.is_symlink():
-            found.append(earlier)
-    return found
+        if owner == project and path.is_dir() and not path.is_symlink():
+            mirrors.append(path)
+    return mirrors
 
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """No key is looked for and nothing is sent, whatever the user's environment says."""
+    """Keeps W&B from looking for a key or sending anything, whatever the environment says."""
     before = os.environ.get("WANDB_MODE")
     os.environ["WANDB_MODE"] = "offline"
     try:

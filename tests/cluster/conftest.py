@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_queue import set_partition, squeue
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
+from support.slurm_queue import set_partition, squeue
 
 SCRIPT = Path(__file__).parent / "cluster"
 RUNNING = "ASYNCPP_TEST_CLUSTER"
@@ -33,7 +30,7 @@ def running_cluster() -> Iterator[Path]:
     )
     try:
         if started.returncode != 0:
-            pytest.skip(f"SLURM cannot be had: {started.stderr.strip() or started.stdout.strip()}")
+            pytest.skip(started.stderr.strip() or started.stdout.strip())
         yield folder
     finally:
         subprocess.run([SCRIPT, "stop", folder], timeout=120, check=False)

@@ -6,11 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
-from slurm_queue import hurry, squeue
+from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
+from support.slurm_queue import hurry, squeue
 
-from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.runs import Experiment, Run, State
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
 
 
 @pytest.mark.timeout(500)

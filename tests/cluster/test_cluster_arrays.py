@@ -12,7 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from cluster_runs import (
+from support.cluster_runs import (
     ONE_RUN,
     asyncpp,
     launch,
@@ -24,13 +24,14 @@ from cluster_runs import (
     wait_for,
     weights,
 )
-from slurm_queue import set_partition, squeue
+from support.paths import ROOT
+from support.slurm_queue import set_partition, squeue
 
-from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.cluster.passing_on import at_once
-from asyncpp_cli.runs import Cause, Experiment, State
+from asyncpp_cli.launch.job.throttle_handover import throttle_of
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.status import Cause, State
 
-ROOT = Path(__file__).parents[2]
 MANY = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
 
 
@@ -76,8 +77,8 @@ def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> Non
     assert sorted(tasks.values()) == [50, 50, 50, 50]
     assert "0 of 200 runs completed, 200 queued" in launch(experiment.folder, site=site)
     assert len(squeue()) == 200
-    standing = status_of(experiment.folder)
-    assert {(run["state"], run["job_state"], run["pending_reason"]) for run in standing} == {
+    run_status = status_of(experiment.folder)
+    assert {(run["state"], run["job_state"], run["pending_reason"]) for run in run_status} == {
         ("pending", "PENDING", "PartitionDown")
     }
     set_partition("up")
@@ -120,7 +121,7 @@ def test_more_arrays_than_runs_at_once_and_places_that_are_passed_on(
         assert [run.status().state for run in experiment.runs] == [State.COMPLETED] * 4
         assert most_at_once(experiment) <= 2
     # The array of one run had ended long before the other, which got its place.
-    assert [at_once(f"{array}_0") for array in (larger, smaller)] == [2, 1]
+    assert [throttle_of(f"{array}_0") for array in (larger, smaller)] == [2, 1]
 
 
 def most_at_once(experiment: Experiment) -> int:
@@ -134,13 +135,14 @@ def most_at_once(experiment: Experiment) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_a_launch_killed_at_any_time_loses_nothing(slurm_conf: Path, tmp_path: Path) -> None:
+def test_a_launch_killed_at_any_time_loses_nothing(
+    slurm_conf: Path, tmp_path: Path, chance: random.Random
+) -> None:
     seeds = f"matrix.seed=[{','.join(map(str, range(60)))}]"
     experiment = sweep(tmp_path / "e", *MANY, seeds, "matrix.parallel.stages=[1,2]")
     site = site_file(tmp_path)
     set_partition("down")
     command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder), "--wait"]
-    chance = random.Random()
     for _ in range(4):
         waited = chance.uniform(0.4, 2.5)
         with subprocess.Popen([*command, "--site", str(site)], stderr=subprocess.DEVNULL) as launching:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster_runs import ONE_RUN, asyncpp, launch, outcomes, site_file, sweep, wait_for
-from slurm_queue import hurry, squeue
+from support.cluster_runs import ONE_RUN, asyncpp, launch, outcomes, site_file, sweep, wait_for
+from support.slurm_queue import hurry, squeue
 
-from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.cluster.avoiding import excluded_at
-from asyncpp_cli.cluster.sites import find_site
-from asyncpp_cli.runs import Run, State
+from asyncpp_cli.launch.sites import find_site
+from asyncpp_cli.launch.slurm.node_exclusion import excluded_nodes_at
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
 
 BROKEN = """\
 import os, sys
@@ -41,10 +42,10 @@ def test_a_run_without_retries_goes_on_elsewhere(slurm_conf: Path, tmp_path: Pat
     # It waited when n3 failed the first.
     assert (outcomes(second), nodes(second, 1)) == ([("completed", "")], "n4")
     shown = asyncpp("status", experiment.folder)
-    assert "Node n3 is left out of new attempts until" in shown.stderr
+    assert "Node n3 is excluded from new attempts until" in shown.stderr
     assert "uncorrectable ECC error" in shown.stderr
     # What is submitted next leaves it out as well.
-    assert excluded_at(find_site(str(site)), experiment, needed=1) == "n[1-2],n3"
+    assert excluded_nodes_at(find_site(str(site)), experiment, needed=1) == "n[1-2],n3"
 
 
 def completed(*runs: Run) -> bool:

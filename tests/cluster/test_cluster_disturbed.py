@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cluster_runs import (
+from support.cluster_runs import (
     ONE_RUN,
     asyncpp,
     launch,
@@ -23,13 +23,14 @@ from cluster_runs import (
     wait_for,
     weights,
 )
-from slurm_queue import hurry, squeue
-from test_resume import rows_of
+from support.launches import rows_of
+from support.slurm_queue import hurry, squeue
 
-from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.cluster.processes import end
-from asyncpp_cli.runs import Run, State
-from stages.signals import RESUMABLE
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.processes import send_signal
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+from stages.liveness.stop_signal import RESUMABLE
 
 STEPS = 500
 OFTEN = ["train.eval_interval=500", "train.checkpoint_interval=100"]
@@ -91,7 +92,7 @@ def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path) 
     saved = run.saved_step
     assert run.status().step == saved == rows_of(run, "step")[-1]["step"]
     ends = [Attempt(run, 1).read(f"rank-{rank}.end") for rank in (0, 1)]
-    assert [end and end["code"] for end in ends] == [RESUMABLE, RESUMABLE]
+    assert [send_signal and send_signal["code"] for send_signal in ends] == [RESUMABLE, RESUMABLE]
     wait_for(lambda: status_of(experiment.folder)[0]["job_state"] == "PENDING", seconds=30, why=squeue)
 
     wait_until_it_trains(run, 2)
@@ -132,7 +133,7 @@ def kill_node(run: Run, cluster: Path) -> str:
     for pid in (daemon, stepd, supervisor.pid):
         os.kill(pid, signal.SIGKILL)
     for process in Attempt(run, run.status().attempt).processes(1):
-        end(process, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
     return name
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_runs import ONE_RUN, asyncpp, launch, site_file, sweep, wait_for
-from slurm_queue import squeue
+from support.cluster_runs import ONE_RUN, asyncpp, launch, site_file, sweep, wait_for
+from support.slurm_queue import squeue
 
-from asyncpp_cli.cluster.sites import find_site
 from asyncpp_cli.doctor.cluster import cluster_checks
 from asyncpp_cli.doctor.job import job_checks
+from asyncpp_cli.launch.sites import find_site
 
 
 @pytest.mark.timeout(200)
@@ -24,12 +24,12 @@ def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp
     assert asked.returncode == 0, asked.stdout + asked.stderr
     checks = {check["check"]: check for check in json.loads(asked.stdout)}
     assert "cluster testcluster" in checks["slurm"]["detail"]
-    assert "4 of 4 can be had" in checks["nodes"]["detail"]
+    assert "4 of 4 are available" in checks["nodes"]["detail"]
     assert "50 tasks" in checks["arrays"]["detail"]
     assert "REQUEUE, GraceTime 25 s" in checks["preemption"]["detail"]
     assert "sacct answers" in checks["accounting"]["detail"]
     assert {"gloo", "submission", "job", "software of a node", "network"} <= set(checks)
-    assert "found each other and exchanged numbers (gloo)" in checks["two nodes"]["detail"]
+    assert "found each other and exchanged tensors (gloo)" in checks["two nodes"]["detail"]
     assert list(folder.iterdir()) == []
     assert squeue() == []
 
@@ -58,7 +58,7 @@ def test_what_a_profile_asks_for_and_the_cluster_has_not(
     assert {name for name, check in found.items() if not check.ok} == {"nodes", "submission"}
     assert "memory: 8000M at most" in found["nodes"].advice
     assert "Memory" in found["submission"].detail or "node configuration" in found["submission"].detail
-    assert found["accounting"].word == "note"
+    assert found["accounting"].verdict == "note"
 
     monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
     found = checks_of(tmp_path, partition="gpu")
@@ -73,7 +73,7 @@ def test_a_limit_of_jobs_belongs_into_the_profile(slurm_conf: Path, tmp_path: Pa
     try:
         found = checks_of(tmp_path)
         assert "submit_limit: 30" in found["submit limit"].advice
-        assert checks_of(tmp_path, submit_limit=30)["submit limit"].word == "ok"
+        assert checks_of(tmp_path, submit_limit=30)["submit limit"].verdict == "ok"
     finally:
         set_most_jobs("-1")
 

@@ -9,11 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster_runs import ONE_RUN, asyncpp, launch, outcomes, site_file, status_of, sweep, wait_for
-from slurm_queue import squeue
+from support.cluster_runs import ONE_RUN, asyncpp, launch, outcomes, site_file, status_of, sweep, wait_for
+from support.slurm_queue import squeue
 
-from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.runs import Run, State
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
 
 HOURS = 1_000_000
 
@@ -40,7 +41,7 @@ def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     subprocess.run(["scontrol", "update", "PartitionName=main", "State=down"], timeout=60, check=True)
     said = launch(experiment.folder, "--replay", site=site)
     assert "Submitted 1 of 2 runs" in said
-    assert "1 runs do not fit below" in said
+    assert "1 runs exceed" in said
     assert len(squeue()) == 1
     text.unlink()
     subprocess.run(["scontrol", "update", "PartitionName=main", "State=up"], timeout=60, check=True)

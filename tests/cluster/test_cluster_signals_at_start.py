@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
-from early_death import dying
-from slurm_queue import hurry, squeue
+from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
+from support.early_death import dying
+from support.slurm_queue import hurry, squeue
 
-from asyncpp_cli.cluster.attempts import Attempt
-from asyncpp_cli.runs import Run, State
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
 
 
 @pytest.mark.timeout(400)
 def test_a_run_without_retries_outlives_them(slurm_conf: Path, tmp_path: Path) -> None:
-    rank = "asyncpp_cli.cluster.task"
+    rank = "asyncpp_cli.launch.job.rank_entry"
     early = dying(tmp_path / "early", [(rank, "SIGTERM"), (rank, "SIGUSR2"), ("train", "SIGTERM")])
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")
     (run,) = experiment.runs

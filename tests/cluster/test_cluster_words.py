@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_runs import ONE_RUN, site_file, status_of, wait_for
-from command_line import asyncpp
-from slurm_queue import set_partition, squeue
+from support.cluster_runs import ONE_RUN, site_file, status_of, wait_for
+from support.command_line import asyncpp
+from support.slurm_queue import set_partition, squeue
 
-from asyncpp_cli.cluster import batch
-from asyncpp_cli.cluster.ending import to_retry
-from asyncpp_cli.cluster.jobs import Job
-from asyncpp_cli.runs import Experiment, open_experiment
+from asyncpp_cli.launch.job.time_limit import first_end_time, time_limit
+from asyncpp_cli.launch.retry import runs_to_retry
+from asyncpp_cli.runs.attempts.job_record import Job
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 
 TWO = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
 
@@ -50,7 +50,7 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
     assert "ended before the run began" in asyncpp("status", experiment.folder).output
     assert asyncpp("logs", experiment.folder, first.id).output == "the environment is gone\n"
     failed = {"named": set(), "failed": True, "timeout": False, "oom": False}
-    assert to_retry(experiment, **failed) == {first.id: "site", second.id: "site"}
+    assert runs_to_retry(experiment, **failed) == {first.id: "site", second.id: "site"}
     # What the run does later is the later word.
     assert asyncpp("train", second.folder, "--replay").code == 0
     assert [run["state"] for run in status_of(experiment.folder)] == ["failed", "completed"]
@@ -100,10 +100,10 @@ def test_the_end_that_a_preemption_sets_is_no_time_limit(slurm_conf: Path, tmp_p
         cluster="testcluster", name="x", index=0, id=f"{number}_0", restart=0, nodes="n1", submission="s"
     )
     wait_for(lambda: f"{job.id}|RUNNING" in squeue(), seconds=60, why=squeue)
-    batch._first_end(job.id)
+    first_end_time(job.id)
     # What SLURM does with the job's end as it preempts it.
     subprocess.run(["scontrol", "update", f"JobId={job.id}", "TimeLimit=1"], check=True, timeout=60)
-    limit = batch._limit(job)
+    limit = time_limit(job.id)
     assert limit is not None
     assert limit > time.time() + 1200
 
@@ -119,7 +119,7 @@ def test_a_launch_that_waits_for_room_submits_nothing_that_was_cancelled(
     flags = ["--site", str(site), "--replay", "--wait"]
     with subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL) as launching:
         wait_for(lambda: len(squeue()) == 1, seconds=60, why=squeue)
-        assert asyncpp("cancel", experiment.folder).errors == "Cancelled: 1 that waited, 0 that ran.\n"
+        assert asyncpp("cancel", experiment.folder).errors == "Cancelled: 1 queued, 0 running.\n"
         assert launching.wait(timeout=60) == 1
     assert squeue() == []
     assert len(list(experiment.submissions.glob("*/submission.json"))) == 1

@@ -9,11 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cluster_runs import wait_for
-from slurm_queue import hurry, squeue
+from support.cluster_runs import wait_for
+from support.slurm_queue import hurry, squeue
 
-from asyncpp_cli.cluster import nodes, slurm
-from asyncpp_cli.cluster.job_states import KNOWN, Phase, phase_of
+from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm import nodes
+from asyncpp_cli.launch.slurm.job_states import KNOWN, JobPhase, phase_of
 
 
 @pytest.fixture
@@ -44,10 +45,10 @@ def test_one_task_has_the_arrays_own_id_and_is_told_from_the_array_by_its_name(s
     assert (
         subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() == ["RUNNING"] * 3
     )
-    assert slurm.state_of(same) == "RUNNING"
-    assert slurm.end_of_job(same) is not None
+    assert slurm.job_state(same) == "RUNNING"
+    assert slurm.job_end_time(same) is not None
     slurm.requeue(same)
-    wait_for(lambda: slurm.state_of(same) == "PENDING", seconds=60, why=squeue)
+    wait_for(lambda: slurm.job_state(same) == "PENDING", seconds=60, why=squeue)
     assert sorted(states(sleepers)) == ["PENDING", "RUNNING", "RUNNING"]
 
 
@@ -60,7 +61,7 @@ def test_a_job_that_is_queued_again_keeps_its_name_and_only_then_may_be_kept_fro
     job, starts = f"{array}_0", tmp_path / "starts"
     for count in (1, 2):
         wait_for(lambda count=count: said(starts) >= count, seconds=60, why=squeue)  # type: ignore[misc]
-        assert phase_of(slurm.state_of(job)) is Phase.RUNS
+        assert phase_of(slurm.job_state(job)) is JobPhase.RUNNING
         node = starts.read_text().split()[-1]
         with pytest.raises(slurm.SlurmError, match="no longer pending"):
             nodes.exclude(job, node)
@@ -86,17 +87,17 @@ def begun(file: Path, times: int) -> bool:
 @pytest.mark.timeout(100)
 def test_a_job_is_signaling_while_a_node_does_not_acknowledge_and_runs(slurm_conf: Path) -> None:
     job = sbatch("--output=/dev/null", "--wrap=exec sleep 600")
-    wait_for(lambda: slurm.state_of(job) == "RUNNING", seconds=60, why=squeue)
+    wait_for(lambda: slurm.job_state(job) == "RUNNING", seconds=60, why=squeue)
     (node,) = squeue("%N")
     daemon = int((slurm_conf.parents[1] / f"run/slurmd.{node}.pid").read_text())
     os.kill(daemon, signal.SIGSTOP)
     try:
         slurm.cancel([job], signal="CONT")
-        wait_for(lambda: slurm.state_of(job) == "SIGNALING", seconds=30, why=squeue)
-        assert phase_of("SIGNALING") is Phase.RUNS
+        wait_for(lambda: slurm.job_state(job) == "SIGNALING", seconds=30, why=squeue)
+        assert phase_of("SIGNALING") is JobPhase.RUNNING
     finally:
         os.kill(daemon, signal.SIGCONT)
-    wait_for(lambda: slurm.state_of(job) == "RUNNING", seconds=60, why=squeue)
+    wait_for(lambda: slurm.job_state(job) == "RUNNING", seconds=60, why=squeue)
 
 
 @pytest.mark.timeout(100)
@@ -139,8 +140,8 @@ def test_before_a_preemption_and_a_time_limit_the_ranks_get_a_signal_and_the_scr
 
 @pytest.mark.timeout(60)
 def test_a_job_that_slurm_does_not_have_is_gone(slurm_conf: Path) -> None:
-    assert slurm.state_of("999999_0") == "gone"
-    assert slurm.end_of_job("999999") is None
+    assert slurm.job_state("999999_0") == "gone"
+    assert slurm.job_end_time("999999") is None
 
 
 @pytest.mark.timeout(60)

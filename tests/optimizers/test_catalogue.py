@@ -7,12 +7,13 @@ import sys
 from dataclasses import fields
 
 import pytest
-from optimizer_models import SHAPES
+import torch
+from support.optimizer_models import SHAPES
 
 import optimizers
 from optimizers.build import build_optimizer
 from optimizers.catalogue import METHODS
-from optimizers.grouping import Role, assign, describe, role_of
+from optimizers.grouping import Role, assign, role_of
 from stages.config import OptimizerConfig
 
 
@@ -75,16 +76,21 @@ def test_roles() -> None:
 
 
 def test_matrices_in_blocks_go_to_the_main_rule_and_the_rest_to_adamw() -> None:
-    groups = assign("muon", [(name, len(shape)) for name, shape in SHAPES.items()])
+    groups = assign("muon", {name: role_of(name, len(shape)) for name, shape in SHAPES.items()})
     by_rule = {name: group.rule for group in groups for name in group.names}
     assert by_rule.keys() == SHAPES.keys()
     for name, rule in by_rule.items():
         assert rule == ("muon" if name.startswith("blocks") and "norm" not in name else "adamw")
     decayed = {name for group in groups if group.decayed for name in group.names}
     assert decayed == {name for name, shape in SHAPES.items() if len(shape) == 2} - {"embedding.weight"}
-    lines = describe(groups)
-    assert len(lines) == len(groups)
-    assert lines[0].startswith("muon: 8 x matrix (decayed): blocks.0.attention.wq.weight")
+
+
+def test_given_roles_go_before_names_and_dimensions() -> None:
+    weights = {f"blocks.0.{name}.weight": torch.nn.Parameter(torch.ones(2, 2)) for name in ("router", "up")}
+    roles = dict(zip(weights, (Role.VECTOR, Role.MATRIX), strict=True))
+    optimizer = build_optimizer(weights, name="muon", lr=1e-3, weight_decay=0.1, options={}, roles=roles)
+    rules = {name: group["rule"] for group in optimizer.param_groups for name in group["param_names"]}
+    assert rules == dict(zip(weights, ("adamw", "muon"), strict=True))
 
 
 def test_no_parameters_are_refused() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from optimizer_models import parameters as all_parameters
+from support.optimizer_models import parameters as all_parameters
 from torch import Tensor
 
 import optimizers
 from optimizers.build import build_optimizer
-from optimizers.corrections import Correction, LookAheadErrorFeedback, PlainUpdate, build_correction
+from optimizers.corrections.base import Correction, PlainUpdate
+from optimizers.corrections.error_feedback import LookAheadErrorFeedback, build_error_feedback
 
 STEPS = 100
 Weights = dict[str, torch.nn.Parameter]
@@ -98,19 +99,23 @@ def assert_close(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e
 @pytest.mark.parametrize("name", ["sgd", "adamw", "muon"])
 @pytest.mark.parametrize(("form", "decay_at"), [("look-ahead", "y"), ("buffered", "y"), ("buffered", "x")])
 def test_follows_the_recurrence(name: str, c: float, form: str, decay_at: str) -> None:
-    x, y, _ = train(name, build_correction(coefficient=c, form=form, decay_at=decay_at))
+    x, y, _ = train(name, build_error_feedback(coefficient=c, form=form, decay_at=decay_at))
     expected_x, expected_y = written_out(name, c, decay_at, weight_decay=0.1)
     assert_close(x, expected_x)
     assert_close(y, expected_y)
 
 
+@pytest.mark.slow
 def test_the_two_places_of_weight_decay_differ() -> None:
     at_y, at_x = (
-        train("muon", build_correction(coefficient=1.0, form="buffered", decay_at=place))[0] for place in "yx"
+        train("muon", build_error_feedback(coefficient=1.0, form="buffered", decay_at=place))[0]
+        for place in "yx"
     )
     assert max(float((a - b).abs().max()) for a, b in zip(at_y, at_x, strict=True)) > 1e-6
     without = [
-        train("muon", build_correction(coefficient=1.0, form="buffered", decay_at=place), weight_decay=0.0)[0]
+        train(
+            "muon", build_error_feedback(coefficient=1.0, form="buffered", decay_at=place), weight_decay=0.0
+        )[0]
         for place in "yx"
     ]
     assert_close(*without)
@@ -122,7 +127,7 @@ def test_the_two_places_of_weight_decay_differ() -> None:
 def test_the_two_forms_agree(name: str, c: float) -> None:
     """Over 100 steps with a changing rate, weight decay and steps left out."""
     first, second = (
-        train(name, build_correction(coefficient=c, form=form), skipped=(0, 30, 31, 99))
+        train(name, build_error_feedback(coefficient=c, form=form), skipped=(0, 30, 31, 99))
         for form in ("look-ahead", "buffered")
     )
     assert_close(first[0], second[0])
@@ -131,7 +136,7 @@ def test_the_two_forms_agree(name: str, c: float) -> None:
 
 @pytest.mark.parametrize("name", optimizers.NAMES)
 def test_coefficient_zero_is_plain_delay_to_the_bit(name: str) -> None:
-    assert isinstance(build_correction(coefficient=0.0), PlainUpdate)
+    assert isinstance(build_error_feedback(coefficient=0.0), PlainUpdate)
     plain, _, _ = train(name, PlainUpdate(), steps=12, skipped=(7,))
     zero, _, _ = train(name, LookAheadErrorFeedback(0.0), steps=12, skipped=(7,))
     assert all(torch.equal(a, b) for a, b in zip(plain, zero, strict=True))
@@ -140,7 +145,7 @@ def test_coefficient_zero_is_plain_delay_to_the_bit(name: str) -> None:
 def test_the_first_update_is_ordinary() -> None:
     plain, _, _ = train("muon", PlainUpdate(), steps=1)
     for form in ("look-ahead", "buffered"):
-        corrected, evaluated, _ = train("muon", build_correction(coefficient=1.0, form=form), steps=1)
+        corrected, evaluated, _ = train("muon", build_error_feedback(coefficient=1.0, form=form), steps=1)
         assert_close(corrected, plain)
         start = [weight.detach() for weight in parameters().values()]
         assert_close(evaluated, start)
@@ -151,7 +156,7 @@ def test_a_smaller_replica_gets_the_same_weights_rounded() -> None:
         weights = parameters()
         master = list(weights.values())
         optimizer = optimizer_for(weights, "muon")
-        correction, wide = build_correction(coefficient=1.0), build_correction(coefficient=1.0)
+        correction, wide = build_error_feedback(coefficient=1.0), build_error_feedback(coefficient=1.0)
         small = [torch.zeros_like(weight, dtype=torch.bfloat16) for weight in master]
         twins = parameters()
         same = [torch.zeros_like(weight) for weight in twins.values()]
@@ -182,11 +187,11 @@ def persistent_bytes(held: object) -> int:
 @pytest.mark.parametrize("name", optimizers.NAMES)
 def test_look_ahead_keeps_nothing_beyond_the_optimizer(name: str) -> None:
     _, _, plain = train(name, PlainUpdate(), steps=3)
-    correction = build_correction(coefficient=1.0)
+    correction = build_error_feedback(coefficient=1.0)
     _, _, corrected = train(name, correction, steps=3)
     assert persistent_bytes(dict(corrected.state)) == persistent_bytes(dict(plain.state))
     assert persistent_bytes(vars(correction)) == 0
-    buffered = build_correction(coefficient=1.0, form="buffered")
+    buffered = build_error_feedback(coefficient=1.0, form="buffered")
     train(name, buffered, steps=3)
     assert persistent_bytes(vars(buffered)) == sum(weight.nbytes for weight in parameters().values())
 
@@ -201,11 +206,11 @@ def test_look_ahead_keeps_nothing_beyond_the_optimizer(name: str) -> None:
 )
 def test_refused(wrong: dict[str, str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        build_correction(coefficient=1.0, **wrong)
+        build_error_feedback(coefficient=1.0, **wrong)
 
 
 def test_a_state_of_the_other_form_is_refused() -> None:
-    saved = build_correction(coefficient=1.0, form="buffered").state_dict()
-    for correction in (build_correction(coefficient=0.0), build_correction(coefficient=1.0)):
+    saved = build_error_feedback(coefficient=1.0, form="buffered").state_dict()
+    for correction in (build_error_feedback(coefficient=0.0), build_error_feedback(coefficient=1.0)):
         with pytest.raises(ValueError, match="buffered"):
             correction.load_state_dict(saved)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from optimizer_models import gradients, parameters
-from optimizer_references import orthogonal
+from support.optimizer_models import gradients, parameters
+from support.orthogonal_references import orthogonal
 
-from optimizers import base
 from optimizers.build import build_optimizer
-from optimizers.muon import orthogonalize, update_scale
+from optimizers.rules import base
+from optimizers.rules.muon import orthogonalize, update_scale
 
 SHAPES = [(8, 8), (8, 24), (24, 8), (192, 96), (200, 224)]
 

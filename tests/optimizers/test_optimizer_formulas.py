@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from optimizer_models import gradients, parameters, rates
-from optimizer_references import RULES
+from support.optimizer_models import gradients, parameters, rates
+from support.optimizer_references import RULES
 from torch import Tensor
 
 import optimizers
@@ -78,7 +78,9 @@ def check(
     ours, bases = run(name, options, dtype=dtype, weight_decay=weight_decay)
     weights, steps = parameters(dtype), gradients(STEPS, dtype)
     settings = optimizers.check_options(name, options)
-    groups = optimizers.assign(name, [(key, weight.ndim) for key, weight in weights.items()])
+    groups = optimizers.assign(
+        name, {key: optimizers.role_of(key, weight.ndim) for key, weight in weights.items()}
+    )
     assert sorted(key for group in groups for key in group.names) == sorted(weights)
     for group in groups:
         ratio = settings.get("auxiliary_lr_ratio", 1.0) if group.rule == "adamw" else 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from optimizer_models import parameters
+from support.optimizer_models import parameters
 
-from optimizers.basis_rotation import stage_aware_intervals
 from optimizers.build import build_optimizer
-from optimizers.rotation import eigenbasis, refresh, reorder, rotate, rotate_back
+from optimizers.rules.basis_rotation import stage_aware_intervals
+from optimizers.rules.eigenbasis import eigenbasis, refresh, reorder, rotate, rotate_back
 
 SQUARE = "blocks.0.attention.wq.weight"
 WIDE = "blocks.0.mlp.down.weight"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizers.build import build_optimizer
-from optimizers.corrections import build_correction
-from optimizers.stability import FORMS, best_coefficient, spectral_radius, stability_limit
+from optimizers.corrections.error_feedback import build_error_feedback
+from optimizers.theory.stability import FORMS, best_coefficient, spectral_radius, stability_limit
 
 TABLE = [
     ("none", 0.0, "2", "1", "0.62"),
@@ -88,7 +88,7 @@ def last_over_first(form: str, beta: float, delay: int, coefficient: float, step
         weight_decay=0.0,
         options={"momentum": 0.0 if form == "none" else beta, "nesterov": form == "nesterov-ema"},
     )
-    correction = build_correction(coefficient=coefficient)
+    correction = build_error_feedback(coefficient=coefficient)
     replica = torch.ones(1, dtype=torch.float64)
     computed_with = [replica.clone()] * (delay + 1)
     sizes = []
@@ -102,6 +102,7 @@ def last_over_first(form: str, beta: float, delay: int, coefficient: float, step
 
 @pytest.mark.parametrize(("form", "beta"), [("none", 0.0), ("ema", 0.9), ("nesterov-ema", 0.95)])
 @pytest.mark.parametrize(("delay", "coefficient"), [(0, 0.0), (1, 0.0), (1, 1.0), (3, 0.5)])
+@pytest.mark.slow
 def test_the_real_optimizer_is_stable_up_to_the_limit(
     form: str, beta: float, delay: int, coefficient: float
 ) -> None:

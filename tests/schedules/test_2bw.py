@@ -23,7 +23,7 @@ def test_two_stages_and_two_microbatches_read_as_the_design_has_it():
 
 @pytest.mark.parametrize(("p", "m", "d"), [(1, 1, 1), (2, 1, 1), (3, 1, 2), (4, 3, 1), (5, 3, 2), (16, 2, 8)])
 def test_the_smallest_delay_is_the_first_whose_versions_are_there_in_time(p, m, d):
-    assert smallest_delay(stages=p, microbatches=m) == d
+    assert smallest_delay("2bw", stages=p, microbatches=m) == d
     program = build("2bw", stages=p, microbatches=m, steps=d + 2)
     verify(program)
     if d == 1:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
-from schedule_cases import programs
+from support.schedule_cases import programs
 
 from schedules import Op, analyze
 
@@ -12,6 +13,7 @@ SOME = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCh
 
 @SOME
 @given(programs(max_microbatches=24))
+@pytest.mark.slow
 def test_delay_and_mismatch(program):
     analysis = analyze(program)
     for stage in range(program.num_stages):

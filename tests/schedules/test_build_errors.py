@@ -12,24 +12,34 @@ from schedules import ScheduleError, build, is_synchronous
     [
         (
             {"name": "1f2b"},
-            "unknown schedule '1f2b'; accepted: gpipe, 1f1b, interleaved-1f1b, zero-bubble, 2bw,",
+            "unknown schedule '1f2b'; accepted: gpipe, 1f1b, interleaved-1f1b, looped-bfs, ",
         ),
         ({"stages": 0}, "stages is 0; accepted: 1 or more"),
         ({"microbatches": 0}, "microbatches is 0; accepted: 1 or more"),
         ({"steps": 0}, "steps is 0; accepted: 1 or more"),
         ({"first_step": -1}, "first_step is -1; accepted: 0 or more"),
         ({"chunks": 0}, "chunks is 0; accepted: 1 or more"),
-        ({"chunks": 2}, "1f1b has one chunk of the model a rank, and 2 are asked for"),
-        ({"delay": 1}, "a delay can be chosen for 2bw only, and 1 is asked of 1f1b"),
-        ({"ahead": 2}, "stages can run further ahead under 2bw only, and 2 is asked of 1f1b"),
+        (
+            {"chunks": 2},
+            "1f1b does not take chunks, and 2 is asked for; taken by interleaved-1f1b, looped-bfs",
+        ),
+        ({"delay": 1}, "1f1b does not take delay, and 1 is asked for; taken by 2bw"),
+        ({"ahead": 2}, "1f1b does not take ahead, and 2 is asked for; taken by 2bw"),
+        (
+            {"name": "zb-v", "chunks": 3},
+            "zb-v does not take chunks, and 3 is asked for; taken by interleaved-1f1b, looped-bfs",
+        ),
+        (
+            {"name": "dualpipe-v"},
+            "dualpipe-v with 8 stages needs at least as many micro-batches a step, and 4 are asked for",
+        ),
         ({"name": "2bw", "ahead": 0}, "ahead is 0; accepted: 1 or more"),
         (
             {"name": "2bw", "ahead": 2, "delay": 1},
-            "2bw with 4 stages and 4 micro-batches a step, 2 ahead for each stage, needs a delay of "
-            "at least 2, and 1 is asked for",
+            "2bw on 4 ranks with 4 micro-batches a step needs a delay of at least 2, and 1 is asked for",
         ),
         ({"name": "2bw", "delay": 0}, "delay is 0; accepted: 1 or more"),
-        ({"name": "2bw", "update_interval": 1}, "2bw updates once a step, after 4 micro-batches"),
+        ({"name": "2bw", "update_interval": 1}, "2bw does not take update_interval, and 1 is asked for"),
         (
             {"name": "paci", "update_interval": 3},
             "an update interval of 3 does not divide the 4 micro-batches",

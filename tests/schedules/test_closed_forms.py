@@ -9,24 +9,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schedules import NAMES, analyze, build, is_synchronous
+from schedules import FAMILY, NAMES, analyze, build, is_synchronous
 from schedules.costs import uniform_costs
 from schedules.simulate import Throughput, simulate, steps_to_measure, throughput
 
 SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 STAGES = st.integers(1, 16)
 MICROBATCHES = st.integers(1, 64)
-ASYNCHRONOUS = [name for name in NAMES if not is_synchronous(name)]
+ASYNCHRONOUS = [name for name in NAMES if not is_synchronous(name) and FAMILY[name].stages_per_rank == 1]
+"""Those in the order of 1F1B: `2bw-v` has tests of its own."""
 
 
 def measure(name: str, *, stages: int, microbatches: int, chunks: int = 1, **costs: float) -> Throughput:
-    steps = steps_to_measure(stages=stages * chunks, microbatches=microbatches)
+    held = chunks * FAMILY[name].stages_per_rank
+    steps = steps_to_measure(stages=stages * held, microbatches=microbatches)
     program = build(name, stages=stages, microbatches=microbatches, steps=steps, chunks=chunks)
     return throughput(simulate(program, uniform_costs(program, **costs)))
 
 
 @SOME
 @given(st.sampled_from(["gpipe", "1f1b"]), STAGES, MICROBATCHES)
+@pytest.mark.slow
 def test_bubble_of_flushed_schedules(name, p, m):
     measured = measure(name, stages=p, microbatches=m)
     assert measured.bubble == pytest.approx((p - 1) / (m + p - 1), abs=1e-12)
@@ -36,6 +39,7 @@ def test_bubble_of_flushed_schedules(name, p, m):
 
 @SOME
 @given(STAGES, st.integers(1, 8), st.integers(1, 4))
+@pytest.mark.slow
 def test_bubble_of_interleaved_1f1b(p, rounds, v):
     m = min(rounds, 64 // p) * p
     measured = measure("interleaved-1f1b", stages=p, microbatches=m, chunks=v)
@@ -49,6 +53,7 @@ def test_interleaving_fewer_microbatches_than_ranks_cannot_reach_its_formula():
 
 @SOME
 @given(STAGES, MICROBATCHES)
+@pytest.mark.slow
 def test_zero_bubble_has_a_third_of_the_bubble_time_of_1f1b(p, extra):
     m = min(p + extra, 64)
     even = {"forward": 1.0, "input_half": 1.0, "weight_half": 1.0}
@@ -70,6 +75,7 @@ def test_zero_bubble_needs_as_many_microbatches_as_stages_for_that():
     MICROBATCHES,
     st.sampled_from([(1.0, 2.0), (1.0, 1.0), (2.0, 3.0)]),
 )
+@pytest.mark.slow
 def test_unflushed_schedules_have_no_bubble(name, p, m, times):
     forward, backward = times
     measured = measure(name, stages=p, microbatches=m, forward=forward, backward=backward)
@@ -79,17 +85,36 @@ def test_unflushed_schedules_have_no_bubble(name, p, m, times):
 
 
 @SOME
-@given(st.sampled_from(NAMES), STAGES, MICROBATCHES)
+@given(st.sampled_from([name for name in NAMES if FAMILY[name].stages_per_rank == 1]), STAGES, MICROBATCHES)
 def test_activations_in_flight(name, p, m):
     steps = 2 + ceil(p / m)
     program = build(name, stages=p, microbatches=m, steps=steps)
     expected = {
         "gpipe": [m] * p,
+        "looped-bfs": [m] * p,
         "1f1b": [min(p - s, m) for s in range(p)],
         "interleaved-1f1b": [min(p - s, m) for s in range(p)],
         "zero-bubble": [min(p, m)] * p,
     }.get(name, [p - s for s in range(p)])
     assert list(analyze(program).activations) == expected
+
+
+@SOME
+@given(STAGES, MICROBATCHES)
+@pytest.mark.slow
+def test_activations_of_ranks_in_a_v(p, m):
+    # Two stages a rank: 2 p activations of a stage are those of p micro-batches over the rank's share.
+    assert max(analyze(build("zb-v", stages=p, microbatches=m, steps=1)).rank_activations) <= 2 * p
+    dualpipe = analyze(build("dualpipe-v", stages=p, microbatches=m + 2 * p, steps=1))
+    assert max(dualpipe.rank_activations) == 2 * p + 1
+
+
+@SOME
+@given(STAGES, st.integers(2, 4))
+@pytest.mark.slow
+def test_zb_v_has_no_bubble_where_all_parts_take_equally_long(p, rounds):
+    measured = measure("zb-v", stages=p, microbatches=rounds * p, input_half=1.0, weight_half=1.0)
+    assert measured.bubble == pytest.approx(0)
 
 
 @SOME
@@ -103,7 +128,9 @@ def test_activations_of_an_interleaved_rank(p, rounds, v):
 
 @SOME
 @given(st.sampled_from([name for name in NAMES if is_synchronous(name)]), STAGES, MICROBATCHES)
+@pytest.mark.slow
 def test_synchronous_schedules_have_no_delay_and_one_version(name, p, m):
+    m += 2 * p if name == "dualpipe-v" else 0
     analysis = analyze(build(name, stages=p, microbatches=m, steps=3))
     assert set(analysis.delay_max) == set(analysis.mismatch_max) == {0}
     assert set(analysis.versions) == {1}
@@ -133,6 +160,7 @@ def test_slack_of_2bw_is_m_minus_p_plus_1_at_the_first_stage_and_m_at_the_last(p
 
 @SOME
 @given(st.integers(2, 16), st.integers(2, 4), st.floats(0.01, 1.5))
+@pytest.mark.slow
 def test_late_messages_cost_2bw_their_time_and_nothing_where_it_runs_further_ahead(p, rounds, latency):
     m = rounds * p
 
@@ -176,6 +204,7 @@ PROJECTED = {
 
 
 @pytest.mark.parametrize("p", PROJECTED)
+@pytest.mark.slow
 def test_projected_throughput_of_paci_over_1f1b(p):
     for paci, one_f_one_b in PROJECTED[p]:
         for times, ours, theirs in zip((3, 4, 8), paci, one_f_one_b, strict=True):

@@ -8,14 +8,14 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from schedule_cases import programs
+from support.schedule_cases import programs
 
 from schedules import Op, ScheduleError, build
 from schedules.costs import uniform_costs
-from schedules.gantt import gantt
-from schedules.picture import draw
+from schedules.io.chrome_trace import chrome_trace
+from schedules.io.picture import draw
+from schedules.io.text_gantt import gantt
 from schedules.simulate import simulate
-from schedules.trace import chrome_trace
 
 
 def timeline(name="2bw", **asked):
@@ -75,6 +75,7 @@ def test_charts_of_measured_costs_and_slow_updates_stay_readable():
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+@pytest.mark.slow
 def test_pictures_are_written_the_same_each_time(tmp_path, suffix):
     timelines = [timeline("1f1b"), timeline("2bw"), timeline("zero-bubble")]
     files = [tmp_path / f"{number}.{suffix}" for number in range(2)]
@@ -84,6 +85,7 @@ def test_pictures_are_written_the_same_each_time(tmp_path, suffix):
     assert files[0].stat().st_size > 2000
 
 
+@pytest.mark.slow
 def test_a_picture_has_a_box_an_action(tmp_path):
     file = tmp_path / "x.svg"
 

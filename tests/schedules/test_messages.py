@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from hypothesis import given, settings
-from schedule_cases import programs
+from support.schedule_cases import programs
 
 from schedules import build, parse_action
 from schedules.messages import Message, is_local, received, sent, sent_between_ranks

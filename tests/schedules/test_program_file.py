@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from schedule_cases import programs
+from support.schedule_cases import programs
 
 from schedules import Action, Op, ScheduleError, build, parse_action
-from schedules.program_file import from_text, to_text
+from schedules.io.program_file import from_text, to_text
 
 TEXT = to_text(build("2bw", stages=2, microbatches=2, steps=1))
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schedule_cases import programs
+from support.schedule_cases import programs
 
 from schedules import Op, Program, ScheduleError, build
 from schedules.costs import Costs, uniform_costs
@@ -65,6 +65,7 @@ def slow_ends(program: Program, costs: Costs) -> dict[tuple[str, ...], float]:
 
 @SOME
 @given(programs(max_stages=5, max_microbatches=6, max_steps=3), st.data())
+@pytest.mark.slow
 def test_every_action_ends_when_the_slow_solution_says(program, data):
     def per_stage():
         return tuple(data.draw(WHOLE_TIMES) for _ in range(program.num_stages))

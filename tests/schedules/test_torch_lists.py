@@ -9,8 +9,8 @@ import torch.distributed.pipelining.schedules as torch_schedules
 
 from schedules import Op, ScheduleError, build, verify
 from schedules.costs import uniform_costs
+from schedules.io.torch_lists import from_csv, from_torch, to_csv
 from schedules.simulate import simulate, steps_to_measure, throughput
-from schedules.torch_lists import from_csv, from_torch, to_csv
 
 GEOMETRIES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 8), (4, 4), (4, 10), (5, 20), (8, 16), (7, 64)]
 
@@ -69,6 +69,23 @@ def test_zero_bubble_is_torchs_with_one_chunk(p, m):
         m -= m % p
     theirs = torch_lists(torch_schedules.ScheduleInterleavedZeroBubble, stages=p, microbatches=m)
     assert computations(build("zero-bubble", stages=p, microbatches=m, steps=1)) == theirs
+
+
+@pytest.mark.parametrize(("p", "m"), [*GEOMETRIES, (4, 3)])
+@pytest.mark.parametrize(
+    ("name", "schedule_class"),
+    [
+        ("zb-v", torch_schedules.ScheduleZBVZeroBubble),
+        ("dualpipe-v", torch_schedules.ScheduleDualPipeV),
+        ("looped-bfs", torch_schedules.ScheduleLoopedBFS),
+    ],
+)
+def test_schedules_of_two_stages_a_rank_are_torchs(name, schedule_class, p, m):
+    m += 2 * p if name == "dualpipe-v" else 0
+    theirs = from_torch(schedule_class.__name__, stages=p, microbatches=m, chunks=2, steps=2)
+    ours = build(name, stages=p, microbatches=m, steps=2, chunks=2)
+    assert ours.actions == theirs.actions
+    assert ours.rank_of_stage == theirs.rank_of_stage
 
 
 @pytest.mark.parametrize(("p", "m"), GEOMETRIES)
@@ -213,8 +230,8 @@ def test_movements_waits_and_pairs_are_understood():
         (RIGHT.replace("1B0", "1C0"), "x, row 2 (rank 1), cell 3: '1C0' is not an action"),
         (RIGHT.replace("1F0,1B0", "1B0,1F0"), "x: 1B0@0: micro-batch 0 has no forward before this backward"),
         ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "x: deadlock: rank 0 waits at 0B0@0"),
-        ("", "x: there is no action in it"),
-        (",,\n", "x: there is no action in it"),
+        ("", "x: has no action"),
+        (",,\n", "x: has no action"),
     ],
 )
 def test_a_faulty_list_is_refused_by_its_place(text, message):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schedule_cases import programs, run
+from support.schedule_cases import programs, run
 
 from schedules import NO_MICROBATCH, Action, Op, Program, build, find_problems, parse_action, verify
 

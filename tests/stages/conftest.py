@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from small_runs import TEXT
+from support.small_runs import TEXT
 
 
 @pytest.fixture

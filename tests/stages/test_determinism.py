@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import Rows, small_config
+from support.small_runs import Rows, small_config
 
 from stages.trainer import replay
 

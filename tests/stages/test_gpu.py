@@ -11,15 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, small_config
 
-from stages.clock import EventClock, clock_of
-from stages.compiler import missing_for_compile
+from stages.comm.process import Process
 from stages.config import RunConfig
-from stages.process import Process
+from stages.model.compiler import missing_for_compile
+from stages.pipeline.clock import EventClock, clock_of
 from stages.trainer import replay, train
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here"),
+]
 
 
 def replayed(config: RunConfig) -> Rows:
@@ -58,7 +61,7 @@ def test_one_rank_computes_compiled_and_recomputed_blocks_in_bf16(text: Path) ->
 def train_on_the_gpu(process: Process, config: RunConfig) -> list[dict[str, Any]]:
     # NCCL takes over where each process has a GPU of its own.
     assert process.device.type == "cuda"
-    assert process.through_host == (torch.cuda.device_count() < process.size)
+    assert process.host_staged == (torch.cuda.device_count() < process.size)
     rows = Rows()
     train(config, process=process, recorder=rows)
     return rows.rows

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_runs import small_config
+from support.small_runs import small_config
 
-from asyncpp_cli.settings import KEYS, assign, get
-from stages.check import ConfigError, check
+from asyncpp_cli.experiment.settings import KEYS, assign, get
 from stages.config import RunConfig
 from stages.limits import LARGEST, LARGEST_OF_OTHERS
+from stages.validation import ConfigError, check
 
 WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int) and key != "train.recompute"]
 BROKEN = [key for key in KEYS if isinstance(get(RunConfig(), key), float)]

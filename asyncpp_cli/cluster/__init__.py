@@ -1,1 +1,0 @@
-"""From a cell to processes: what it needs, how its attempts are claimed, started, watched and settled."""

@@ -1,0 +1,117 @@
+"""`asyncpp data inspect`: counts and decoded samples of token shards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from asyncpp_cli.console import show_table
+from asyncpp_cli.data.tokenizers import Bytes, Tokenizer, read_tokenizer
+from asyncpp_cli.errors import UserError
+from stages.config import DataConfig
+from stages.data.dataset import is_prepared, prepare
+from stages.data.foreign_formats import find_shards
+from stages.data.prepared import MANIFEST, Prepared, read_prepared
+from stages.data.shards import DataError, Shard, Tokens, count
+
+SAMPLE_TOKENS = 48
+"""Length of a sample."""
+
+
+def show_shards(path: Path, *, samples: int, seed: int, tokenizer: str | None, verify: bool) -> None:
+    """Print counts and samples of both splits.
+
+    Args:
+        path: a prepared folder, or token shards of another project.
+        samples: number of samples of each split.
+        seed: for the positions of the samples.
+        tokenizer: to decode with; None: the prepared folder's own.
+        verify: whether to check the checksum of every file.
+
+    Raises:
+        UserError: there are no shards, they are damaged, or they cannot be decoded.
+    """
+    try:
+        prepared = read_prepared(path) if is_prepared(path) else None
+        if prepared is None and not find_shards(path):
+            raise UserError(f"{path} holds no {MANIFEST} and no .bin files; inspect reads token shards")
+        corpus = prepare(DataConfig(path=str(path), context=1))
+    except DataError as error:
+        raise UserError(str(error)) from error
+    decoder = _decoder(prepared, tokenizer)
+    if prepared is not None:
+        _show_prepared(prepared)
+        if verify:
+            _verify(prepared)
+    else:
+        rows = [
+            [split, f"{count(shards):,}", str(len(shards))]
+            for split, shards in _splits(corpus.train, corpus.validation)
+        ]
+        show_table(["split", "tokens", "shards"], rows, title=f"{path}: tokens of another project's format")
+    for split, shards in _splits(corpus.train, corpus.validation):
+        for position, tokens in _samples(shards, samples=samples, seed=seed):
+            text = decoder.decode(tokens) if decoder is not None else " ".join(map(str, tokens))
+            print(f"\n{split}, token {position:,}:\n{_printable(text)}")
+
+
+def _splits(*shards: Sequence[Shard]) -> list[tuple[str, Sequence[Shard]]]:
+    return list(zip(("train", "validation"), shards, strict=True))
+
+
+def _decoder(prepared: Prepared | None, tokenizer: str | None) -> Tokenizer | None:
+    if tokenizer is not None:
+        return read_tokenizer(tokenizer, end=None)
+    if prepared is None:
+        return None
+    if prepared.tokenizer_file is None:
+        return Bytes()
+    try:
+        checksum = hashlib.sha256(prepared.tokenizer_file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"{prepared.tokenizer_file} cannot be read ({error.strerror})") from error
+    if checksum != prepared.tokenizer_sha256:
+        raise UserError(
+            f"{prepared.tokenizer_file} is not the tokenizer that {MANIFEST} names: SHA-256 is {checksum}"
+        )
+    return read_tokenizer(str(prepared.tokenizer_file), end=None)
+
+
+def _show_prepared(prepared: Prepared) -> None:
+    rows = []
+    for split, shards in prepared.splits.items():
+        tokens, size = count(shards), prepared.bytes[split]
+        bytes_per_token = f"{size / tokens:.3f}" if tokens else "-"
+        documents = f"{prepared.documents[split]:,}"
+        rows.append([split, documents, f"{tokens:,}", f"{size:,}", bytes_per_token, str(len(shards))])
+    show_table(
+        ["split", "documents", "tokens", "bytes", "bytes/token", "shards"],
+        rows,
+        title=f"{prepared.folder}: {prepared.tokenizer}, {prepared.vocab_size:,} tokens "
+        f"(model.vocab_size: {prepared.vocab_size} or more), {prepared.end_of_document} ends a document",
+    )
+
+
+def _verify(prepared: Prepared) -> None:
+    for file, expected in prepared.checksums.items():
+        with file.open("rb") as opened:
+            checksum = hashlib.file_digest(opened, "sha256").hexdigest()
+        if checksum != expected:
+            raise UserError(f"{file}: SHA-256 is {checksum}, {MANIFEST} says {expected}")
+    print(f"{len(prepared.checksums)} files match the checksums of {MANIFEST}")
+
+
+def _samples(shards: Sequence[Shard], *, samples: int, seed: int) -> list[tuple[int, list[int]]]:
+    tokens = Tokens(shards)
+    length = min(SAMPLE_TOKENS, len(tokens))
+    positions = np.sort(np.random.default_rng(seed).integers(0, len(tokens) - length + 1, size=samples))
+    rows = tokens.rows(positions, length=length)
+    return list(zip(positions.tolist(), rows.tolist(), strict=True))
+
+
+def _printable(text: str) -> str:
+    """The text without characters that would control the terminal."""
+    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)

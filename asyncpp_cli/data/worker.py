@@ -1,0 +1,208 @@
+"""Tokenizes a part of the inputs in one process: writes a shard for each split and a record of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+
+from asyncpp_cli.atomic_files import write_json
+from asyncpp_cli.data.documents import documents, is_held_out
+from asyncpp_cli.data.parts import InputPart
+from asyncpp_cli.data.tokenizers import BATCH, Bytes, Library, Tokenizer
+from stages.data.prepared import SPLITS, UNFINISHED
+from stages.data.shards import dtype_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSettings:
+    """Settings that, with the inputs, determine the tokens."""
+
+    tokenizer: str
+    """Name of the tokenizer, or `train:SIZE`."""
+    tokenizer_sha256: str | None
+    end_of_document: int
+    field: str
+    separator: str
+    validation_share: float
+
+
+@dataclass(kw_only=True)
+class PartSplit:
+    """The content of a part's shard of one split."""
+
+    file: str = ""
+    """Name of the shard; empty if there is none."""
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    """Bytes of text, without end-of-document tokens."""
+    sha256: str = ""
+    largest: int = 0
+    """Largest token."""
+    byte_counts: list[int] = field(default_factory=lambda: [0] * 256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRecord:
+    """The content of a part's shards."""
+
+    number: int
+    splits: dict[str, PartSplit]
+
+
+def record_file(out: Path, number: int) -> Path:
+    return out / UNFINISHED / f"{number:06}.json"
+
+
+def finished_record(out: Path, number: int, *, width: int) -> PartRecord | None:
+    """The record of a part whose shards are complete, else None.
+
+    Args:
+        width: bytes of a token.
+    """
+    try:
+        content = json.loads(record_file(out, number).read_bytes())
+        record = PartRecord(
+            number=number, splits={name: PartSplit(**split) for name, split in content["splits"].items()}
+        )
+        complete = all(
+            not split.file or (out / split.file).stat().st_size == split.tokens * width
+            for split in record.splits.values()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return record if complete else None
+
+
+def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, out: Path) -> PartRecord:
+    """Write a part's shards into `out`, then its record.
+
+    Raises:
+        UserError: the input is not valid.
+    """
+    dtype = np.dtype(dtype_for(tokenizer.vocab_size)).newbyteorder("<")
+    end = np.array([tokenizer.end_of_document], dtype=dtype)
+    splits = {name: PartSplit() for name in SPLITS}
+    counts = {name: np.zeros(256, dtype=np.int64) for name in SPLITS}
+    with ExitStack() as opened:
+        shards = {
+            name: opened.enter_context(_Shard(out, f"{name}-{part.number:06}.bin", split))
+            for name, split in splits.items()
+        }
+        for batch in _batches(part, settings):
+            for document, tokens in zip(batch, tokenizer.encode(batch), strict=True):
+                name = SPLITS[is_held_out(document, share=settings.validation_share)]
+                shards[name].write(tokens.astype(dtype, copy=False), end)
+                splits[name].documents += 1
+                splits[name].bytes += len(document)
+                counts[name] += np.bincount(np.frombuffer(document, dtype=np.uint8), minlength=256)
+        for name, shard in shards.items():
+            shard.finish()
+            splits[name].byte_counts = counts[name].tolist()
+    record = PartRecord(number=part.number, splits=splits)
+    write_json(record_file(out, part.number), asdict(record))
+    return record
+
+
+def _batches(part: InputPart, settings: ShardSettings) -> Iterator[list[bytes]]:
+    """The documents of a part in batches of about `BATCH` bytes."""
+    batch: list[bytes] = []
+    size = 0
+    for piece in part.pieces:
+        for document in documents(piece, field=settings.field, separator=settings.separator):
+            batch.append(document)
+            size += len(document)
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class _Shard:
+    """Writes a shard document by document and moves it into the folder when complete."""
+
+    def __init__(self, out: Path, name: str, split: PartSplit) -> None:
+        self._path = out / name
+        self._unfinished = out / UNFINISHED / f"{name}.{os.getpid()}"
+        self._split = split
+        self._digest = hashlib.sha256()
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._unfinished.unlink(missing_ok=True)
+
+    def write(self, *pieces: np.ndarray) -> None:
+        if self._file is None:
+            self._file = self._unfinished.open("wb")
+        for tokens in pieces:
+            self._file.write(tokens.data)
+            self._digest.update(tokens.data)
+            self._split.tokens += len(tokens)
+            self._split.largest = max(self._split.largest, int(tokens.max(initial=0)))
+
+    def finish(self) -> None:
+        """Move the shard into the folder, unless it is empty."""
+        if self._file is None:
+            return
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._file = None
+        self._unfinished.replace(self._path)
+        self._split.file, self._split.sha256 = self._path.name, self._digest.hexdigest()
+
+
+_worker_state: dict[str, Any] = {}
+
+
+def start_worker(
+    tokenizer: str | None, settings: ShardSettings, out: Path, name: str, end: str | None
+) -> None:
+    """Set up a process for `tokenize_in_worker`; it exits with its parent.
+
+    Args:
+        tokenizer: content of the tokenizer.json; None: bytes.
+        settings: determine the tokens.
+        out: the prepared folder.
+        name: the tokenizer's name, for messages.
+        end: end-of-document token, if the user named one.
+    """
+    # One thread per process, since there is a process per core. Read when the libraries are first used.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["POLARS_MAX_THREADS"] = "1"
+    _worker_state["settings"], _worker_state["out"] = settings, out
+    _worker_state["tokenizer"] = Bytes() if tokenizer is None else Library(tokenizer, name=name, end=end)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+
+
+def _exit_with_parent(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def tokenize_in_worker(part: InputPart) -> PartRecord:
+    """`tokenize` with the state set up by `start_worker`."""
+    return tokenize(
+        part,
+        settings=_worker_state["settings"],
+        tokenizer=_worker_state["tokenizer"],
+        out=_worker_state["out"],
+    )

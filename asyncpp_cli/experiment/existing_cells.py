@@ -1,0 +1,142 @@
+"""Matches cells with those that a folder already holds, and checks that new ones use the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.experiment.run_data import locations, recorded_sha256, set_locations
+from asyncpp_cli.experiment.settings import config_hash, copy_of
+from asyncpp_cli.runs.experiment_folder import Cell, Experiment
+
+_DIGITS = 8
+"""Digits of the hash at the end of an id."""
+
+
+def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> list[ResolvedCell]:
+    """The cells, each with the id of its run in the folder, if there is one.
+
+    Ids may differ: those of asyncpp 0.1 depend on the data's path, and an id names a path on an axis.
+
+    Raises:
+        UserError: the folder has the same runs with other data.
+    """
+    by_id = {cell.id: cell for cell in existing.cells}
+    by_digest = {cell.id[-_DIGITS:]: cell for cell in existing.cells}
+    moved = locations(existing.folder)
+    matched: list[ResolvedCell] = []
+    for resolved in cells:
+        match = None
+        if resolved.cell.id not in by_id and resolved.config.data.path is not None:
+            match = next(
+                (
+                    cell
+                    for digest in _digests(resolved, moved)
+                    if (cell := by_digest.get(digest)) is not None
+                    and _axes_without_path(cell) == _axes_without_path(resolved.cell)
+                ),
+                None,
+            )
+        matched.append(resolved if match is None else replace(resolved, cell=match))
+    _refuse_changed_data(matched, existing)
+    return matched
+
+
+def check_same_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None:
+    """Refuse to add cells whose data differs from that of the existing runs.
+
+    Args:
+        cells: of the template, with the ids that they have in the folder.
+        existing: the experiment in the folder.
+
+    Raises:
+        UserError: the data has changed.
+    """
+    from stages.data.dataset import find_corpus
+
+    ids = {cell.id for cell in existing.cells}
+    missing = [
+        resolved
+        for resolved in cells
+        if resolved.cell.id not in ids or not existing.run(resolved.cell.id).config_file.exists()
+    ]
+    for path, share in dict.fromkeys(
+        (resolved.config.data.path, resolved.config.data.validation_share) for resolved in missing
+    ):
+        same_data = [
+            resolved
+            for resolved in cells
+            if resolved.cell.id in ids
+            and (resolved.config.data.path, resolved.config.data.validation_share) == (path, share)
+        ]
+        known = recorded_sha256(existing.run(resolved.cell.id) for resolved in same_data)
+        if known is not None and not find_corpus(same_data[0].config.data).has_hash(known):
+            raise _changed(path, existing)
+
+
+def record_locations(cells: Sequence[ResolvedCell], existing: Experiment) -> None:
+    """Record the cells' paths of data whose runs name the same data by another path."""
+    moved: dict[str, str] = {}
+    ids = {cell.id for cell in existing.cells}
+    first: dict[str, ResolvedCell] = {}
+    for resolved in cells:
+        if resolved.config.data.path is not None and resolved.cell.id in ids:
+            first.setdefault(f"{resolved.config.data.path}:{resolved.config.data.sha256}", resolved)
+    known = locations(existing.folder)
+    for resolved in first.values():
+        try:
+            old = existing.run(resolved.cell.id).config().data.path
+        except DamagedError:
+            continue
+        new = resolved.config.data.path
+        if old is not None and new is not None and known.get(old, old) != new:
+            moved[old] = new
+    if moved:
+        set_locations(existing.folder, moved)
+
+
+def _digests(resolved: ResolvedCell, moved: dict[str, str]) -> list[str]:
+    """The possible ends of the cell's id."""
+    path = resolved.config.data.path
+    digests = [config_hash(resolved.config)]
+    for earlier in (path, *(old for old, new in moved.items() if new == path)):
+        config = copy_of(resolved.config)
+        config.data.path, config.data.sha256 = earlier, None
+        digests.append(config_hash(config))
+    return [digest[:_DIGITS] for digest in digests]
+
+
+def _axes_without_path(cell: Cell) -> dict[str, object]:
+    return {key: value for key, value in cell.axes.items() if key != "data.path"}
+
+
+def _refuse_changed_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None:
+    wanted = {resolved.cell.id for resolved in cells}
+    unmatched = {repr(_axes_without_path(cell)): cell for cell in existing.cells if cell.id not in wanted}
+    ids = {cell.id for cell in existing.cells}
+    for resolved in cells if unmatched else []:
+        similar = unmatched.get(repr(_axes_without_path(resolved.cell)))
+        if similar is None or resolved.cell.id in ids:
+            continue
+        try:
+            config = existing.run(similar.id).config()
+        except DamagedError:
+            continue
+        same_but_data = copy_of(resolved.config)
+        same_but_data.data, same_but_data.site = config.data, config.site
+        if config.data.sha256 is not None and same_but_data == config:
+            raise _changed(resolved.config.data.path, existing)
+
+
+def _changed(path: str | None, existing: Experiment) -> UserError:
+    if path is None:
+        return UserError(
+            "the text of the Python standard library differs from that of the runs of "
+            f"{existing.folder} (another Python?); name another folder"
+        )
+    return UserError(
+        f"the data in {path} has changed since the runs of {existing.folder} were made; restore it, or name "
+        "another folder"
+    )

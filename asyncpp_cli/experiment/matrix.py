@@ -1,0 +1,265 @@
+"""Expands a template into its cells, each a resolved run configuration, in a deterministic order.
+
+Later settings of a cell replace earlier ones: the base, its values on the axes, then the overrides whose
+`when` it matches, in order. Recommendations of the model's template apply to keys that none of these sets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.console import say
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.experiment.settings import (
+    LIST_KEYS,
+    SettingError,
+    assign,
+    config_hash,
+    copy_of,
+    get,
+    unset_keys,
+)
+from asyncpp_cli.experiment.shipped import recommended_settings
+from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
+from asyncpp_cli.runs.experiment_folder import Cell
+from stages.config import RunConfig
+
+MOST_CELLS = 100_000
+"""Cells of a template at most; more are taken for a mistake."""
+
+ALWAYS_AXES = ("schedule", "optimizer", "error_feedback", "model", "seed")
+"""Axes that every cell states, whether they vary or not."""
+
+
+@dataclass(frozen=True)
+class ResolvedCell:
+    """A cell and the configuration of its run."""
+
+    cell: Cell
+    config: RunConfig
+
+
+def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
+    """The cells of a template, in order: the product of the axes (first axis outermost), then `include`.
+
+    Args:
+        template: to expand.
+        pinned: whether to put the data's checksum into each configuration. Otherwise the data need not exist,
+            and the ids are not those of runs.
+
+    Raises:
+        UserError: a key or value is not accepted, a setting is missing, two cells are the same run, or no
+            cell is left.
+    """
+    other_axes = [key for key in _axis_keys(template) if key not in ALWAYS_AXES]
+    cells: list[ResolvedCell] = []
+    seen: set[str] = set()
+    checksums: dict[tuple[Any, ...], str] = {}
+    for config in _configs(template):
+        if missing := unset_keys(config):
+            raise UserError(f"{template.source}: {missing[0]} is not set")
+        if pinned:
+            _pin_data(config, template, checksums)
+        axes = {
+            key: _axis_value(get(config, SHORTHANDS.get(key, key))) for key in (*ALWAYS_AXES, *other_axes)
+        }
+        digest = config_hash(config)
+        cell = Cell(id=run_id(axes, digest), axes=axes)
+        if digest in seen:
+            raise UserError(f"{template.source}: two cells of the matrix are the same run ({describe(axes)})")
+        seen.add(digest)
+        cells.append(ResolvedCell(cell, config))
+    if not cells:
+        raise UserError(f"{template.source}: the matrix has no cell left (exclude removes all of them)")
+    return cells
+
+
+def _axis_value(value: Any) -> Any:
+    """A value as a cell states it: a list as text, 3-1."""
+    return "-".join(map(str, value)) if isinstance(value, list) else value
+
+
+def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
+    """Check that every cell of the template can be trained.
+
+    Raises:
+        UserError: one cannot; names the file, the key and the first such cell.
+    """
+    from stages.checkpoint.initial_weights import InitError, check_init
+    from stages.validation import ConfigError, check
+
+    checked: set[str] = set()
+    seen: dict[tuple[Any, ...], Any] = {}
+    for resolved in cells:
+        # The seed does not decide whether a run can be trained.
+        text = repr(replace(resolved.config, seed=0))
+        if text in checked:
+            continue
+        checked.add(text)
+        try:
+            check(resolved.config, seen=seen)
+            if resolved.config.model.init is not None:
+                if resolved.config.model.factory is not None:
+                    raise InitError("is for the built-in decoder; model.factory builds another model")
+                # Not a check of the run: one that resumes from a checkpoint does not need them.
+                check_init(resolved.config.model)
+        except ConfigError as error:
+            cell = describe(resolved.cell.axes)
+            *others, last = (
+                f"{template.source}: {error.key}: {problem} (cell {cell})"
+                for problem in error.message.splitlines()
+            )
+            for problem in others:
+                say(f"asyncpp: error: {problem}", one_line=True)
+            raise UserError(last) from error
+        except InitError as error:
+            cell = describe(resolved.cell.axes)
+            raise UserError(f"{template.source}: model.init: {error} (cell {cell})") from error
+
+
+def describe(axes: Mapping[str, Any]) -> str:
+    """The axes on one line, for messages."""
+    return ", ".join(f"{key}={value}" for key, value in axes.items())
+
+
+def _axis_keys(template: Template) -> list[str]:
+    axes = [template.matrix, *template.zip, *template.include]
+    return list(dict.fromkeys(key for settings in axes for key in settings))
+
+
+def _configs(template: Template) -> Iterator[RunConfig]:
+    base = RunConfig()
+    _apply(base, template.base, template, where="")
+    points: Iterator[tuple[Settings, bool]] = itertools.chain(
+        ((point, True) for point in _product(template)), ((point, False) for point in template.include)
+    )
+    for point, in_product in points:
+        config = copy_of(base)
+        _apply(config, point, template, where="matrix: " if in_product else "include: ")
+        if in_product and any(_matches(config, condition, template) for condition in template.exclude):
+            continue
+        settings = template.base | point
+        for override in template.overrides:
+            if _matches(config, override.when, template):
+                _apply(config, override.set, template, where="overrides: ")
+                settings |= override.set
+        if "model" in settings:
+            recommended = recommended_settings(settings["model"], template.folder)
+            given_keys = {SHORTHANDS.get(key, key) for key in settings}
+            assign(config, {key: value for key, value in recommended.items() if key not in given_keys})
+        if config.data.path is not None:
+            # A job may start in another working folder.
+            config.data.path = str(Path(config.data.path).expanduser().absolute())
+        if config.model.init is not None:
+            _pin_initial_weights(config, template)
+        yield config
+
+
+def _pin_initial_weights(config: RunConfig, template: Template) -> None:
+    """Put the checksum of the initial weights into the configuration."""
+    from stages.checkpoint.initial_weights import InitError, content_sha256
+
+    path = Path(str(config.model.init)).expanduser().absolute()
+    try:
+        checksum = content_sha256(path)
+    except InitError as error:
+        raise UserError(f"{template.source}: model.init: {error}") from error
+    if config.model.init_sha256 not in (None, checksum):
+        raise UserError(f"{template.source}: model.init_sha256: {path} holds other weights ({checksum})")
+    config.model.init, config.model.init_sha256 = str(path), checksum
+
+
+def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, ...], str]) -> None:
+    """Put the checksum of the data into the configuration; `checksums` caches those computed."""
+    from stages.data.dataset import DataError, find_corpus
+
+    data = config.data
+    if not 0 < data.validation_share < 1:
+        return  # `check_cells` reports it
+    key = (data.path, data.validation_share)
+    try:
+        if key not in checksums:
+            checksums[key] = find_corpus(data).sha256
+    except DataError as error:
+        raise UserError(f"{template.source}: data.path: {error}") from error
+    if data.sha256 not in (None, checksums[key]):
+        source = data.path or "the Python standard library"
+        raise UserError(f"{template.source}: data.sha256: {source} holds other data ({checksums[key]})")
+    data.sha256 = checksums[key]
+
+
+def _product(template: Template) -> Iterator[Settings]:
+    if template.include and not template.matrix and not template.zip:
+        return
+    axes: list[list[Settings]] = [
+        [{key: value} for value in values] for key, values in template.matrix.items()
+    ]
+    for group in template.zip:
+        axes.append([dict(zip(group, values, strict=True)) for values in zip(*group.values(), strict=True)])
+    count = 1
+    for axis in axes:
+        count *= len(axis)
+    if count > MOST_CELLS:
+        raise UserError(
+            f"{template.source}: the matrix has {count:,} cells; at most {MOST_CELLS:,} are accepted"
+        )
+    for parts in itertools.product(*axes):
+        point: Settings = {}
+        for part in parts:
+            point |= part
+        yield point
+
+
+def _apply(config: RunConfig, settings: Settings, template: Template, *, where: str) -> None:
+    # Shorthands first: `model` sets a whole section, which `model.layers` then changes in part.
+    for key in sorted(settings, key=lambda key: "." in key):
+        try:
+            assign(config, settings_of(key, settings[key], folder=template.folder))
+        except SettingError as error:
+            raise UserError(f"{template.source}: {where}{error.key}: {error}") from error
+
+
+def _matches(config: RunConfig, condition: Mapping[str, Any], template: Template) -> bool:
+    """Whether the configuration has the condition's value, or one of its values, for each key."""
+    return all(_matches_key(config, key, accepted, template) for key, accepted in condition.items())
+
+
+def _matches_key(config: RunConfig, key: str, accepted: Any, template: Template) -> bool:
+    dotted = SHORTHANDS.get(key, key)
+    actual = get(config, dotted)
+    is_list = isinstance(accepted, list)
+    is_one_list_value = is_list and dotted in LIST_KEYS and accepted and isinstance(accepted[0], int)
+    for value in accepted if is_list and not is_one_list_value else [accepted]:
+        try:
+            if actual == settings_of(key, value, folder=template.folder)[dotted]:
+                return True
+        except SettingError as error:
+            raise UserError(f"{template.source}: {error.key}: {error}") from error
+    return False
+
+
+def run_id(axes: Mapping[str, Any], digest: str) -> str:
+    """A run's id: its axes in readable form and the first 8 digits of its hash."""
+    parts = [
+        axes["schedule"],
+        axes["optimizer"],
+        f"ef{axes['error_feedback']:g}",
+        axes["model"],
+        f"s{axes['seed']}",
+        *(
+            f"{key.rpartition('.')[2]}={_short(value)}"
+            for key, value in axes.items()
+            if key not in ALWAYS_AXES
+        ),
+    ]
+    readable = re.sub(r"[^A-Za-z0-9._=-]+", "_", "-".join(str(part) for part in parts)).lstrip(".-")
+    return f"{readable[:120]}-{digest[:8]}"
+
+
+def _short(value: Any) -> str:
+    return value.rstrip("/").rpartition("/")[2] if isinstance(value, str) else str(value)

@@ -1,0 +1,212 @@
+"""Writes the folder of an experiment: creates it at once, adds cells, or restores runs."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from asyncpp_cli.atomic_files import usual_mask, write_text
+from asyncpp_cli.errors import DamagedError, UserError, doing
+from asyncpp_cli.experiment.config_file import config_text
+from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
+from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.experiment.template import Template, text_of
+from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, Experiment, open_experiment, write_experiment
+from asyncpp_cli.runs.run_folder import Run
+
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+
+_SECONDS_TO_WAIT = 120.0
+"""For a lock held by another process."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """An experiment's folder, and the changes to it."""
+
+    experiment: Experiment
+    added: int
+    """Number of new cells."""
+    restored: tuple[str, ...]
+    """Ids of runs whose folder or configuration was missing or damaged."""
+
+
+def render(template: Template, cells: list[ResolvedCell], *, template_name: str, folder: Path) -> Rendered:
+    """Write the experiment, or add missing cells to it. Existing runs stay as they are.
+
+    If the experiment has all these cells and more, only runs of these cells are restored.
+
+    Raises:
+        UserError: the folder holds something else, or an experiment with other cells.
+        OSError: the folder cannot be written.
+    """
+    wanted = Experiment(
+        folder=folder,
+        name=template.name,
+        template=template_name,
+        cells=tuple(resolved.cell for resolved in cells),
+    )
+    if _is_free(folder) and _make(wanted, cells, template):
+        return Rendered(wanted, len(cells), ())
+    return _add(wanted, cells, template)
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether the folder is new or empty.
+
+    Raises:
+        UserError: it holds something other than an experiment.
+    """
+    if not folder.exists():
+        return True
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a folder for the experiment")
+    if not any(folder.iterdir()):
+        return True
+    if not (folder / EXPERIMENT_FILE).exists() and not _lost_its_description(folder):
+        raise UserError(f"{folder} holds something other than an experiment; name a new or empty folder")
+    return False
+
+
+def _lost_its_description(folder: Path) -> bool:
+    """Whether this is an experiment without its experiment.json."""
+    return (folder / "template.yaml").is_file() and (folder / "runs").is_dir()
+
+
+def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template) -> bool:
+    """Create the folder under a temporary name and rename it, so that it never appears incomplete.
+
+    Returns:
+        False if another process has created something in its place meanwhile.
+    """
+    parent = experiment.folder.absolute().parent
+    with doing("made", experiment.folder):
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{experiment.folder.name[:40]}.", dir=parent))
+    try:
+        temporary.chmod(0o777 & ~usual_mask())
+        staged = replace(experiment, folder=temporary)
+        for resolved in cells:
+            _write_run(staged.run(resolved.cell.id), resolved)
+        _write_description(staged, template)
+        temporary.replace(experiment.folder)
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> Rendered:
+    """Add missing cells to the experiment in the folder."""
+    _is_free(wanted.folder)  # refuses a folder of something else before a lock file is written into it
+    with _locked(wanted.folder):
+        if (wanted.folder / EXPERIMENT_FILE).is_file():
+            existing = open_experiment(wanted.folder)
+            cells = with_existing_ids(cells, existing)
+            wanted = replace(wanted, cells=tuple(resolved.cell for resolved in cells))
+            check_same_data(cells, existing)
+            record_locations(cells, existing)
+        existing_ids = _existing_ids(wanted)
+        ids = {cell.id for cell in wanted.cells}
+        foreign = existing_ids - ids
+        added = [resolved for resolved in cells if resolved.cell.id not in existing_ids]
+        if foreign and added:
+            raise UserError(
+                f"{wanted.folder} holds another experiment: {len(foreign)} of its {len(existing_ids)} cells "
+                f"are not among the {len(ids)} of this one ({min(foreign)}), and {len(added)} are new; "
+                "name another folder, or a template that has the cells of both"
+            )
+        restored = []
+        for resolved in cells:
+            run = wanted.run(resolved.cell.id)
+            if resolved.cell.id not in existing_ids:
+                _write_run(run, resolved)
+            elif _restored(run, resolved):
+                restored.append(run.id)
+        if foreign:
+            return Rendered(open_experiment(wanted.folder), 0, tuple(restored))
+        # Written last, so that every cell in the description has its run.
+        _write_description(wanted, template)
+        _check_written(wanted)
+    return Rendered(wanted, len(added), tuple(restored))
+
+
+def _existing_ids(wanted: Experiment) -> frozenset[str]:
+    """Ids of the cells in the folder."""
+    try:
+        return frozenset(cell.id for cell in open_experiment(wanted.folder).cells)
+    except UserError:
+        if (wanted.folder / EXPERIMENT_FILE).exists():
+            raise
+    # experiment.json was removed: the runs tell.
+    return frozenset(file.parent.name for file in wanted.folder.glob("runs/*/config.yaml"))
+
+
+def _restored(run: Run, resolved: ResolvedCell) -> bool:
+    """Rewrite a missing or damaged configuration, keeping the damaged file; returns whether it was so."""
+    try:
+        run.config()
+    except DamagedError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno not in _NO_FILE:
+            # It may be intact, behind a permission or a faulty disk.
+            raise UserError(str(error)) from error
+        if run.config_file.is_symlink() or run.config_file.exists():
+            run.config_file.replace(run.config_file.with_name(f"config.yaml.damaged-{time.time_ns()}"))
+        _write_run(run, resolved)
+        return True
+    return False
+
+
+def _write_run(run: Run, resolved: ResolvedCell) -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_text(run.config_file, config_text(resolved.config))
+
+
+def _write_description(experiment: Experiment, template: Template) -> None:
+    write_text(experiment.template_file, text_of(template))
+    write_experiment(experiment)
+
+
+def _check_written(experiment: Experiment) -> None:
+    """Check that no other process has overwritten the description: some shared filesystems ignore locks.
+
+    Raises:
+        UserError: cells are missing.
+    """
+    written = {cell.id for cell in open_experiment(experiment.folder).cells}
+    if lost := [cell.id for cell in experiment.cells if cell.id not in written]:
+        raise UserError(
+            f"{experiment.folder}: another process wrote the experiment at the same time, and {len(lost)} "
+            f"cells of this one are not in it ({lost[0]}); run this command again"
+        )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the experiment's lock, so that no other process writes it.
+
+    Raises:
+        UserError: another process holds the lock for too long.
+    """
+    with (folder / "lock").open("a") as file:
+        deadline = time.monotonic() + _SECONDS_TO_WAIT
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(f"{folder}: another process is writing this experiment") from None
+                time.sleep(0.05)
+            except OSError:
+                break  # a filesystem without locks; see `_check_written`
+        yield

@@ -1,0 +1,285 @@
+"""Run configurations by dotted key: accepted keys, types of values, access, and the hash of a run.
+
+The types are those of `stages.config`; OmegaConf checks values against them. Checked values are cached, since
+the cells of a matrix repeat them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import json
+import math
+import operator
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from optimizers import METHODS
+from stages.config import RunConfig
+
+
+class SettingError(Exception):
+    """A key or a value that a run configuration does not accept. `key` is dotted."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+SECTIONS: dict[str, tuple[str, ...]] = {
+    name: tuple(field.name for field in dataclasses.fields(section))
+    for name, section in vars(RunConfig()).items()
+    if dataclasses.is_dataclass(section)
+}
+"""The keys of each section."""
+
+KEYS: tuple[str, ...] = tuple(
+    key
+    for field in dataclasses.fields(RunConfig)
+    for key in (
+        [f"{field.name}.{name}" for name in SECTIONS[field.name]] if field.name in SECTIONS else [field.name]
+    )
+    if key != "optimizer.options"
+)
+"""Dotted keys of a run configuration, in order, without those that begin with `OWN_OPTIONS`."""
+
+OWN_OPTIONS = "optimizer.options."
+"""Prefix of the options of a user's own optimizer; any identifier may follow."""
+
+LIST_KEYS = ("parallel.cut",)
+"""Keys whose value is a list of integers."""
+
+SITE = "site"
+"""The section that is not part of a run's identity."""
+
+
+def check_key(key: str) -> None:
+    """Check that a run configuration has this key.
+
+    Raises:
+        SettingError: it has not; the message gives the nearest accepted key, or all keys of the section.
+    """
+    if key in KEYS:
+        return
+    if key.startswith(OWN_OPTIONS[:-1]):
+        if key.removeprefix(OWN_OPTIONS).isidentifier():
+            return
+        raise SettingError(key, f"takes one option by name: {OWN_OPTIONS}NAME")
+    section = key.partition(".")[0]
+    if nearest := _nearest(key):
+        raise SettingError(key, f"unknown key; did you mean {nearest}?")
+    accepted = [known for known in KEYS if known.startswith(f"{section}.")] or [*SECTIONS, "seed"]
+    raise SettingError(key, f"unknown key; accepted: {', '.join(accepted)}")
+
+
+def _nearest(key: str) -> str | None:
+    """The accepted key that `key` probably misspells, if any.
+
+    Names are compared without their section: the shared prefix would make any two of them similar.
+    """
+    section, _, name = key.rpartition(".")
+    if section in SECTIONS:
+        names = {known.partition(".")[2]: known for known in KEYS if known.startswith(f"{section}.")}
+        if matches := difflib.get_close_matches(name, names, n=1, cutoff=_SIMILARITY):
+            return names[matches[0]]
+        same_name = [known for known in KEYS if known.rpartition(".")[2] == name]
+        return same_name[0] if len(same_name) == 1 else None
+    if matches := difflib.get_close_matches(section or name, [*SECTIONS, "seed"], n=1, cutoff=_SIMILARITY):
+        corrected = f"{matches[0]}.{name}" if section else matches[0]
+        return corrected if corrected in KEYS or corrected in SECTIONS else matches[0]
+    same_name = [known for known in KEYS if known.rpartition(".")[2] == name]
+    return same_name[0] if len(same_name) == 1 else None
+
+
+_SIMILARITY = 0.7
+"""Least difflib ratio of a suggestion: `stepz` and `steps` have 0.8, `tied` and `width` 0.44."""
+
+
+def typed(key: str, value: Any) -> Any:
+    """Convert a value to its key's type (an integer becomes a float where the key holds floats).
+
+    Raises:
+        SettingError: the key is unknown, or does not accept the value.
+    """
+    check_key(key)
+    if key in LIST_KEYS and isinstance(value, list):
+        if any(isinstance(item, bool) or not isinstance(item, int) for item in value) or not value:
+            raise SettingError(key, f"must be {_field_type(key)}, not {_printed(value)}")
+        return list(value)
+    if isinstance(value, list | Mapping):
+        raise SettingError(key, f"takes one value, not {_printed(value)}")
+    if key.startswith(OWN_OPTIONS):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingError(key, f"must be a finite number, not {value}")
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise SettingError(key, f"must be a number, text, true, false or null, not {_printed(value)}")
+    return _typed_scalar(key, value)
+
+
+@functools.lru_cache(maxsize=100_000, typed=True)  # typed: True, 1 and 1.0 are equal, but differ in type
+def _typed_scalar(key: str, value: Any) -> Any:
+    expected = _field_type(key)
+    if isinstance(value, bool) and "bool" not in expected:
+        raise SettingError(key, f"must be {expected}, not {_printed(value)}")
+    if isinstance(value, str) and "text" not in expected:
+        # The YAML reader has already converted everything that looks like a number.
+        raise SettingError(key, f"must be {expected}, not {_printed(value)}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise SettingError(key, f"must be {expected}, and an integer fits into 64 bits with its sign")
+    if isinstance(value, int | float) and expected.startswith("text"):
+        value = str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingError(key, f"must be a finite number, not {value}")
+    if value == MISSING:
+        # OmegaConf would read its marker of a missing value as no value.
+        raise SettingError(key, f'must be {expected}, and "{MISSING}" stands for no value')
+    config = _typed_config()
+    try:
+        OmegaConf.update(config, key, value)
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException as error:
+        raise SettingError(key, f"must be {expected}, not {_printed(value)}") from error
+
+
+@functools.cache
+def _typed_config() -> DictConfig:
+    # Shared: setting a key replaces its earlier value completely.
+    config: DictConfig = OmegaConf.structured(RunConfig)
+    return config
+
+
+def _field_type(key: str) -> str:
+    """The type of a key's values, as messages name it."""
+    section, _, name = key.rpartition(".")
+    owner = type(getattr(RunConfig(), section)) if section else RunConfig
+    hint = typing.get_type_hints(owner)[name]
+    kinds = typing.get_args(hint) or (hint,)
+    return " or ".join(_TYPE_NAMES[kind] for kind in kinds)
+
+
+_TYPE_NAMES = {
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "true or false (bool)",
+    types.NoneType: "null",
+    list[int]: "a list of integers",
+}
+
+
+def _printed(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def get(config: RunConfig, key: str) -> Any:
+    """The value of a dotted key; None for an option of the user's own optimizer that is not set."""
+    if key.startswith(OWN_OPTIONS):
+        return config.optimizer.options.get(key.removeprefix(OWN_OPTIONS))
+    return operator.attrgetter(key)(config)
+
+
+def assign(config: RunConfig, settings: Mapping[str, Any]) -> None:
+    """Set dotted keys of a configuration, in place.
+
+    Raises:
+        SettingError: a key is unknown, or a value is not of its type.
+    """
+    for key, value in settings.items():
+        if key.startswith(OWN_OPTIONS):
+            options = config.optimizer.options | {key.removeprefix(OWN_OPTIONS): typed(key, value)}
+            config.optimizer.options = {
+                name: option for name, option in options.items() if option is not None
+            }
+            continue
+        checked = typed(key, value)
+        section, _, name = key.rpartition(".")
+        setattr(get(config, section) if section else config, name, checked)
+
+
+def unset_keys(config: RunConfig) -> list[str]:
+    """Keys that have no default and were given no value."""
+    return [key for key, value in items(config) if value == MISSING]
+
+
+def items(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Every dotted key with its value."""
+    for key in KEYS:
+        yield key, get(config, key)
+    for name, value in config.optimizer.options.items():
+        yield f"{OWN_OPTIONS}{name}", value
+
+
+def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys: `{train: {steps: 3}}` is `{train.steps: 3}`.
+
+    Raises:
+        SettingError: a key is given both with dots and in its section.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        dotted = f"{prefix}{key}"
+        entries = flatten(value, prefix=f"{dotted}.") if isinstance(value, Mapping) else {dotted: value}
+        if duplicates := sorted(flat.keys() & entries.keys()):
+            raise SettingError(duplicates[0], "is given twice, with dots and in its section")
+        flat |= entries
+    return flat
+
+
+def copy_of(config: RunConfig) -> RunConfig:
+    """An independent copy."""
+    return dataclasses.replace(
+        config, **{name: dataclasses.replace(getattr(config, name)) for name in SECTIONS}
+    )
+
+
+_FIRST_OPTIONS = {
+    "beta1", "beta2", "beta3", "eps", "momentum", "nesterov", "scale", "iteration", "precision",
+    "auxiliary_lr_ratio", "momentum_decay", "row_beta2", "row_eps", "refresh_interval", "source", "geometry",
+    "stage_aware", "gamma", "radius", "sign_radius", "constrained",
+}  # fmt: skip
+"""Optimizer options that existed when run ids were introduced."""
+_OPTIONS = frozenset(option for method in METHODS.values() for option in method.options)
+
+LATER_KEYS = frozenset(
+    {
+        *(f"optimizer.{option}" for option in _OPTIONS - _FIRST_OPTIONS),
+        "model.family",
+        "model.head_dim",
+        "optimizer.schedule",
+        "optimizer.decay_share",
+        "schedule.split",
+        "train.deterministic",
+    }
+)
+"""Keys added since run ids were introduced. They are hashed only if they differ from their default, so that
+the ids of runs that do not use them stay the same."""
+
+
+def config_hash(config: RunConfig) -> str:
+    """SHA-256 of a run's identity, 64 hexadecimal digits: runs that compute the same have the same hash.
+
+    `site` and the paths of initial weights and data are left out; their contents are hashed instead
+    (`model.init_sha256`, `data.sha256`). Without `data.sha256` (runs of asyncpp 0.1) the path of the data is
+    hashed. The standard library's text is not hashed, so that ids do not depend on the version of Python.
+    """
+    defaults = RunConfig()
+    data_key = (
+        "data.sha256" if config.data.path is not None and config.data.sha256 is not None else "data.path"
+    )
+    excluded = {"model.init", "data.path", "data.sha256"} - {data_key}
+    content = {
+        key: value
+        for key, value in items(config)
+        if not key.startswith(f"{SITE}.")
+        and key not in excluded
+        and not (key in LATER_KEYS and value == get(defaults, key))
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

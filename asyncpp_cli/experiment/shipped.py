@@ -1,0 +1,98 @@
+"""Finds templates: shipped ones by name, the user's own by file."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.experiment.settings import SettingError, flatten, typed, unset_keys
+from asyncpp_cli.experiment.yaml_data import read_mapping
+from stages.config import RunConfig
+
+TEMPLATES_FOLDER = Path(__file__).parents[2] / "templates"
+"""The shipped templates, installed beside this package."""
+
+TEMPLATE_KINDS = {"experiments": "experiment", "models": "model", "sites": "site"}
+"""Folder and name of each kind of template."""
+
+
+def template_names(folder: str) -> list[str]:
+    """The names of the shipped templates of a kind, sorted.
+
+    Args:
+        folder: a key of `TEMPLATE_KINDS`.
+    """
+    return sorted(file.stem for file in (TEMPLATES_FOLDER / folder).glob("*.yaml"))
+
+
+def find_template(folder: str, name: str, *, beside: Path | None) -> Path:
+    """The file of a template.
+
+    Args:
+        folder: a key of `TEMPLATE_KINDS`.
+        name: of a shipped template, or the path of a file.
+        beside: a folder to which a path may be relative, too.
+
+    Raises:
+        UserError: there is no such template.
+    """
+    if name in template_names(folder):
+        return TEMPLATES_FOLDER / folder / f"{name}.yaml"
+    for start in (beside, Path()):
+        if start is not None and (start / name).is_file():
+            return start / name
+    accepted = ", ".join(template_names(folder))
+    raise UserError(
+        f"unknown {TEMPLATE_KINDS[folder]} template {name!r}; "
+        f"accepted: {accepted}, or the path of a YAML file"
+    )
+
+
+@functools.cache
+def model_settings(name: str, beside: Path | None) -> dict[str, Any]:
+    """The settings `model.*` of a model template.
+
+    Raises:
+        UserError: there is no such template, or it is not a model.
+    """
+    file = find_template("models", name, beside=beside)
+    content = {"name": file.stem} | read_mapping(file)
+    content.pop(RECOMMENDED, None)
+    try:
+        settings = {f"model.{key}": typed(f"model.{key}", value) for key, value in content.items()}
+    except SettingError as error:
+        raise UserError(f"{file}: {error.key.removeprefix('model.')}: {error}") from error
+    required = {key for key in unset_keys(RunConfig()) if key.startswith("model.")}
+    if missing := sorted(required - settings.keys()):
+        raise UserError(f"{file}: {missing[0].removeprefix('model.')} is not set")
+    return settings
+
+
+@functools.cache
+def recommended_settings(name: str, beside: Path | None) -> dict[str, Any]:
+    """The settings of other sections that a model template recommends, if an experiment does not set them.
+
+    Raises:
+        UserError: there is no such template, or it recommends a key that it may not.
+    """
+    file = find_template("models", name, beside=beside)
+    content = read_mapping(file).get(RECOMMENDED) or {}
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: {RECOMMENDED} must map keys to values")
+    try:
+        settings = {key: typed(key, value) for key, value in flatten(content).items()}
+    except SettingError as error:
+        raise UserError(f"{file}: {RECOMMENDED}: {error.key}: {error}") from error
+    if wrong := [key for key in settings if key.partition(".")[0] not in _CAN_BE_RECOMMENDED]:
+        accepted = ", ".join(_CAN_BE_RECOMMENDED)
+        raise UserError(
+            f"{file}: {RECOMMENDED}: {wrong[0]} cannot be recommended; accepted: keys of {accepted}"
+        )
+    return settings
+
+
+RECOMMENDED = "recommended"
+"""Section of a model template."""
+_CAN_BE_RECOMMENDED = ("data", "optimizer", "schedule", "train")

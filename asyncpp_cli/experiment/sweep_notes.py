@@ -1,0 +1,53 @@
+"""Notes of a sweep on cells that can be trained but may not be what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncpp_cli.experiment.matrix import ResolvedCell
+from schedules import analyze
+from stages.data.dataset import find_corpus
+from stages.data.shards import count
+from stages.pipeline.segments import segment_program
+
+
+def notes(cells: Sequence[ResolvedCell]) -> list[str]:
+    """Notes on checked cells, one line each."""
+    return [*_overlapping_evaluations(cells), *_ineffective_corrections(cells)]
+
+
+def _ineffective_corrections(cells: Sequence[ResolvedCell]) -> list[str]:
+    """PipeDream-LR divides by a power of the delay: by 1 where the delay is 1."""
+    same = []
+    for resolved in cells:
+        config = resolved.config
+        if config.correction.name == "lr-discount":
+            program = segment_program(config, first_step=0, steps=4)
+            if max(analyze(program).delay_max) <= 1:
+                same.append(resolved.cell.id)
+    if not same:
+        return []
+    more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+    return [
+        f"{same[0]}{more}: correction lr-discount divides the learning rate by a power of the delay, which "
+        "is 1 at every stage here, so it changes nothing"
+    ]
+
+
+def _overlapping_evaluations(cells: Sequence[ResolvedCell]) -> list[str]:
+    overlapping: dict[str, None] = {}
+    lengths: dict[tuple[str | None, float], int] = {}
+    for config in (resolved.config for resolved in cells):
+        key = (config.data.path, config.data.validation_share)
+        if key not in lengths:
+            lengths[key] = count(find_corpus(config.data).validation)
+        sequences = config.train.eval_microbatches * config.train.microbatch_size
+        drawn = sequences * config.data.context
+        if drawn > lengths[key]:
+            where = config.data.path or "the Python standard library"
+            overlapping[
+                f"the validation split of {where} has {lengths[key]:,} tokens, and an evaluation reads "
+                f"{drawn:,} ({sequences} sequences of {config.data.context}), so they overlap; "
+                "train.eval_microbatches sets how many it reads"
+            ] = None
+    return list(overlapping)

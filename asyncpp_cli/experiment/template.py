@@ -1,0 +1,260 @@
+"""Experiment templates: reads their files and applies changes from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.experiment.settings import LIST_KEYS, SECTIONS, SettingError, check_key, flatten, typed
+from asyncpp_cli.experiment.shipped import find_template, model_settings
+from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
+
+Settings = dict[str, Any]
+"""A value for each key (dotted, or a shorthand)."""
+
+SHORTHANDS = {
+    "schedule": "schedule.name",
+    "optimizer": "optimizer.name",
+    "error_feedback": "error_feedback.coefficient",
+    "model": "model.name",
+}
+"""Keys that a section's name alone stands for; `model` also sets its whole section, from a model template."""
+
+_LONG_FORMS = {dotted: shorthand for shorthand, dotted in SHORTHANDS.items()}
+_OWN_KEYS = ("name", "description", "matrix", "zip", "include", "exclude", "overrides")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Settings for the cells that match `when` (all cells if it is empty)."""
+
+    when: dict[str, Any]
+    set: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A template's content. Keys of settings are canonical (`canonical`)."""
+
+    source: str
+    """The file, for messages."""
+    folder: Path
+    """The file's folder; relative paths of model files are resolved against it first."""
+    name: str
+    description: str
+    base: Settings
+    matrix: dict[str, list[Any]]
+    """Values of each axis; the cells are their product."""
+    zip: list[dict[str, list[Any]]]
+    """Groups of axes that vary together; each group is one axis of the product."""
+    include: list[Settings]
+    """Cells added to the product."""
+    exclude: list[dict[str, Any]]
+    """Conditions of cells to remove from the product."""
+    overrides: list[Override]
+
+
+def canonical(key: str) -> str:
+    """The canonical form of a key: `schedule` for `schedule.name`."""
+    return _LONG_FORMS.get(key, key)
+
+
+def settings_of(key: str, value: Any, *, folder: Path) -> Settings:
+    """The settings that a key of a template stands for: dotted keys with typed values.
+
+    Raises:
+        SettingError: the key is unknown, or does not accept the value.
+        UserError: the model is unknown.
+    """
+    if key == "model":
+        if not isinstance(value, str):
+            raise SettingError(key, f"takes a model's name or file, not {value!r}")
+        return model_settings(value, folder)
+    if key == "error_feedback" and isinstance(value, bool):
+        value = 1.0 if value else 0.0
+    dotted = SHORTHANDS.get(key, key)
+    return {dotted: typed(dotted, value)}
+
+
+def load(name: str, changes: Iterable[str]) -> Template:
+    """Load a template by name or file and apply the changes `KEY=VALUE` of the command line.
+
+    Raises:
+        UserError: there is no such template, or its content or a change is not accepted.
+    """
+    file = find_template("experiments", name, beside=None)
+    content = read_mapping(file)
+    template = _read(content, file=file)
+    for change in changes:
+        template = _changed(template, change)
+    return template
+
+
+def _read(content: dict[str, Any], *, file: Path) -> Template:
+    where = str(file)
+    base = _settings({key: value for key, value in content.items() if key not in _OWN_KEYS}, where=where)
+    template = Template(
+        source=where,
+        folder=file.parent,
+        name=_text(content.get("name", file.stem), where=f"{where}: name"),
+        description=_text(content.get("description", ""), where=f"{where}: description"),
+        base=base,
+        matrix=_axes(content.get("matrix") or {}, where=f"{where}: matrix"),
+        zip=_zips(content.get("zip") or [], where=f"{where}: zip"),
+        include=_list_of(_settings, content.get("include"), where=f"{where}: include"),
+        exclude=_list_of(_condition, content.get("exclude"), where=f"{where}: exclude"),
+        overrides=_list_of(_override, content.get("overrides"), where=f"{where}: overrides"),
+    )
+    _refuse_duplicate_axes(template)
+    return template
+
+
+def _refuse_duplicate_axes(template: Template) -> None:
+    seen = set(template.matrix)
+    for group in template.zip:
+        if duplicates := sorted(seen & group.keys()):
+            raise UserError(
+                f"{template.source}: zip: {duplicates[0]} is an axis already, in matrix or another zip"
+            )
+        seen |= group.keys()
+
+
+def _text(value: Any, *, where: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where} must be text, not {value!r}")
+    return value
+
+
+def _list_of(read: Any, entries: Any, *, where: str) -> list[Any]:
+    if entries is None:
+        return []
+    if not isinstance(entries, list):
+        raise UserError(f"{where} must be a list")
+    return [read(entry, where=f"{where}[{index}]") for index, entry in enumerate(entries)]
+
+
+def _settings(content: Any, *, where: str) -> Settings:
+    if not isinstance(content, Mapping):
+        raise UserError(f"{where} must map keys to values, not {content!r}")
+    try:
+        flat = flatten(content)
+    except SettingError as error:
+        raise UserError(f"{where}: {error.key}: {error}") from error
+    return _canonical_keys(flat, where=where)
+
+
+def _condition(content: Any, *, where: str) -> dict[str, Any]:
+    if not content:
+        raise UserError(f"{where} names no key, so it would match every cell")
+    return _settings(content, where=where)
+
+
+def _canonical_keys(settings: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for given_key, value in settings.items():
+        key = canonical(given_key)
+        if key in result:
+            raise UserError(f"{where}: {given_key} is given twice")
+        try:
+            if key in SECTIONS and key not in SHORTHANDS:
+                raise SettingError(key, f"is a section: set {key}.{SECTIONS[key][0]} or another of its keys")
+            check_key(SHORTHANDS.get(key, key))
+        except SettingError as error:
+            hint = ""
+            if given_key.partition(".")[0] not in SECTIONS and given_key != "seed":
+                hint = f" (also: {', '.join(_OWN_KEYS)})" if where.endswith((".yaml", ".yml")) else ""
+            raise UserError(f"{where}: {error.key}: {error}{hint}") from error
+        result[key] = value
+    return result
+
+
+def _axes(content: Any, *, where: str) -> dict[str, list[Any]]:
+    axes = _settings(content, where=where)
+    for key, values in axes.items():
+        if not isinstance(values, list):
+            axes[key] = values = [values]
+        if not values:
+            raise UserError(f"{where}: {key} has no values")
+    return axes
+
+
+def _zips(content: Any, *, where: str) -> list[dict[str, list[Any]]]:
+    groups = [content] if isinstance(content, Mapping) else content
+    if not isinstance(groups, list):
+        raise UserError(f"{where} must map axes to lists of equal length, or be a list of such groups")
+    zips = [_axes(group, where=where) for group in groups]
+    for group in zips:
+        if len({len(values) for values in group.values()}) > 1:
+            lengths = ", ".join(f"{key} {len(values)}" for key, values in group.items())
+            raise UserError(f"{where}: axes that vary together need equally many values ({lengths})")
+    return [group for group in zips if group]
+
+
+def _override(content: Any, *, where: str) -> Override:
+    if not isinstance(content, Mapping) or not content.keys() <= {"when", "set"} or "set" not in content:
+        raise UserError(f"{where} must have `set` and may have `when`, nothing else")
+    when = _settings(content["when"], where=f"{where}.when") if content.get("when") else {}
+    return Override(when=when, set=_settings(content["set"], where=f"{where}.set"))
+
+
+def _changed(template: Template, change: str) -> Template:
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise UserError(f"{change!r} is not KEY=VALUE, as in train.steps=300 or matrix.seed=[0,1]")
+    value = parse_value(text, where=f"{key}=")
+    content = _content(template)
+    section, _, rest = key.partition(".")
+    if key in _OWN_KEYS:
+        content[key] = value
+    elif section == "matrix":
+        content["matrix"][canonical(rest)] = value
+    elif section in _OWN_KEYS:
+        raise UserError(f"{change}: set {section} as a whole ({section}=...)")
+    else:
+        _set_everywhere(content, canonical(key), value)
+    return _read(content, file=Path(template.source))
+
+
+def _set_everywhere(content: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key for all cells, over whatever the template sets for some of them."""
+    if isinstance(value, list) and key not in LIST_KEYS:
+        raise UserError(f"{key} takes one value; for an axis write matrix.{key}=[...]")
+    if any(key in group for group in content["zip"]):
+        raise UserError(f"{key} is an axis of zip in this template: set zip as a whole (zip=...)")
+    if isinstance(value, Mapping):
+        raise UserError(f"{key} takes one value; set one key of the section, as in train.steps=300")
+    content[key] = value
+    if key in content["matrix"]:
+        content["matrix"][key] = [value]
+    section = key.partition(".")[0]
+    settings_of_some_cells = [
+        content["matrix"],
+        *content["zip"],
+        *content["include"],
+        *(override["set"] for override in content["overrides"]),
+    ]
+    if any(key in settings or section in settings for settings in settings_of_some_cells):
+        content["overrides"].append({"set": {key: value}})
+
+
+def _content(template: Template) -> dict[str, Any]:
+    """The template as the mapping that a template file holds."""
+    content = asdict(template)
+    del content["source"], content["folder"]
+    content |= content.pop("base")
+    content["overrides"] = [
+        {"when": override["when"], "set": override["set"]} if override["when"] else {"set": override["set"]}
+        for override in content["overrides"]
+    ]
+    return content
+
+
+def text_of(template: Template) -> str:
+    """The template as YAML; reading it gives the same cells."""
+    content = {key: value for key, value in _content(template).items() if value not in ("", [], {})}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,114 @@
+"""Cancelling runs: queued jobs are removed, running ranks save and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Sequence
+
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.launch.cancellations import record_cancellation
+from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
+from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
+from asyncpp_cli.launch.slurm.submissions import submission_lock
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.processes import send_signal, user_name
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause, State
+
+_POLL_SECONDS = 0.5
+_EXTRA_SECONDS = 20.0
+"""Extra time to shut down after saving."""
+_DEFAULT_GRACE = 30.0
+"""Seconds to save for a run whose configuration cannot be read."""
+
+
+def cancel_runs(experiment: Experiment, runs: Sequence[Run]) -> tuple[int, int]:
+    """Cancel runs and wait until they have ended; returns how many were queued and how many were running.
+
+    An open launch does not start any of them afterwards.
+
+    Raises:
+        SlurmError: SLURM does not answer, or refuses.
+    """
+    ids = {run.id for run in runs}
+    record_cancellation(experiment, ids)
+    with submission_lock(experiment):
+        pending = [run_status for run_status in _run_statuses(experiment, ids) if _is_pending(run_status)]
+        # Pending jobs first: none must start on the resources that a running one frees.
+        slurm.cancel([run_status.job_id for run_status in pending])
+        ids_left = ids - {run_status.run.id for run_status in pending}
+        running = [run_status for run_status in _run_statuses(experiment, ids_left) if _is_live(run_status)]
+        _request_stop(running)
+        _wait(experiment, [*pending, *running])
+    return len(pending), len(running)
+
+
+def _run_statuses(experiment: Experiment, ids: Collection[str]) -> list[RunStatus]:
+    queue = SlurmQueue(experiment)
+    queue.check_answer()
+    return [queue.run_status(run, with_accounting=False) for run in experiment.runs if run.id in ids]
+
+
+def _is_pending(run_status: RunStatus) -> bool:
+    return run_status.queued is not None and phase_of(run_status.queued.state) is JobPhase.PENDING
+
+
+def _is_live(run_status: RunStatus) -> bool:
+    return run_status.has_job or run_status.status.state == State.RUNNING
+
+
+def _request_stop(running: Sequence[RunStatus]) -> None:
+    """Ask running runs to save and end."""
+    for run_status in running:
+        if run_status.status.state == State.RUNNING:
+            attempt = Attempt(run_status.run, run_status.status.attempt)
+            attempt.stop(f"cancelled by {user_name()}", cause=Cause.CANCELLED)
+    # Besides the file, which another machine may see late.
+    slurm.cancel([run_status.job_id for run_status in running if run_status.has_job], signal="USR2")
+
+
+def _wait(experiment: Experiment, cancelled: Sequence[RunStatus]) -> None:
+    """Wait until the runs have saved and ended; kill those that take too long."""
+    ids = {run_status.run.id for run_status in cancelled}
+    grace = max((_grace(run_status.run) for run_status in cancelled), default=0.0)
+    deadline = time.monotonic() + grace + _EXTRA_SECONDS
+    killed = False
+    while live := [run_status for run_status in _run_statuses(experiment, ids) if _is_live(run_status)]:
+        if time.monotonic() > deadline and not killed:
+            killed = True
+            deadline += _EXTRA_SECONDS
+            slurm.cancel([run_status.job_id for run_status in live if run_status.has_job])
+            for run_status in live:
+                _kill(run_status)
+        elif time.monotonic() > deadline:
+            return
+        # Jobs that were requeued meanwhile, and jobs that had not claimed their run when it was cancelled.
+        slurm.cancel([run_status.job_id for run_status in live if _is_pending(run_status)])
+        _request_stop([run_status for run_status in live if not _stop_requested(run_status)])
+        time.sleep(_POLL_SECONDS)
+
+
+def _stop_requested(run_status: RunStatus) -> bool:
+    if run_status.status.state != State.RUNNING:
+        return True
+    stop = Attempt(run_status.run, run_status.status.attempt).read("stop")
+    return stop is not None and stop.get("cause") == Cause.CANCELLED
+
+
+def _grace(run: Run) -> float:
+    try:
+        return run.config().site.grace
+    except DamagedError:
+        return _DEFAULT_GRACE
+
+
+def _kill(run_status: RunStatus) -> None:
+    attempt = Attempt(run_status.run, run_status.status.attempt)
+    for rank in range(len(run_status.status.pids)):
+        for process in attempt.processes(rank):
+            if process.pid != os.getpid():
+                send_signal(process, signal.SIGKILL)

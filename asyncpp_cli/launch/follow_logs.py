@@ -1,0 +1,104 @@
+"""Following the log of a run while it grows, across attempts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
+from asyncpp_cli.launch.slurm.unclaimed import output_file
+from asyncpp_cli.plain_text import printable_lines
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.logs import RankLog, log_to_show
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+
+_POLL_SECONDS = 0.3
+_SECONDS_BETWEEN_STATUSES = 1.0
+
+
+def job_output(experiment: Experiment, run: Run, *, attempt: int) -> Path | None:
+    """Output of an attempt's SLURM job, of the latest job if no attempt has begun (0); None if missing."""
+    job = Attempt(run, attempt).job if attempt else None
+    if job is not None:
+        file = experiment.submissions / job.submission / f"{job.id}.out"
+        return file if file.exists() else None
+    task = SlurmQueue(experiment).submissions.array_tasks.get(run.id)
+    if task is None or not task.array.id:
+        return None
+    file = output_file(task)
+    return file if file.exists() else None
+
+
+def follow(
+    experiment: Experiment,
+    run: Run,
+    *,
+    attempt: int | None,
+    rank: int | None,
+    out: TextIO,
+    announce: Callable[[RankLog], None],
+) -> RunStatus:
+    """Write out a run's log, from its beginning until the run has ended.
+
+    Args:
+        experiment: the run's experiment.
+        run: the run.
+        attempt: number of the only attempt to follow; None: the latest and those after it.
+        rank: the rank; None: see `log_to_show`.
+        out: where to write.
+        announce: called with each log before its content.
+
+    Returns:
+        The run's status at the end.
+    """
+    current: RankLog | None = None
+    content: Iterator[str] = iter(())
+    status_time = 0.0
+    run_status = SlurmQueue(experiment).run_status(run, with_accounting=False)
+    while True:
+        over = _is_over(run_status, attempt)
+        # Stay with the rank being followed, even if another one fails.
+        followed_rank = current.rank if rank is None and current else rank
+        latest = log_to_show(run, attempt=attempt, rank=followed_rank)
+        if latest is not None and (current is None or latest.attempt != current.attempt):
+            _write_new(content, out)
+            current = latest
+            announce(current)
+            content = _growing(current.file)
+        _write_new(content, out)
+        if over:
+            return run_status
+        time.sleep(_POLL_SECONDS)
+        if time.monotonic() - status_time > _SECONDS_BETWEEN_STATUSES:
+            status_time = time.monotonic()
+            run_status = SlurmQueue(experiment).run_status(run, with_accounting=False)
+
+
+def _is_over(run_status: RunStatus, attempt: int | None) -> bool:
+    """Whether no more output is to come."""
+    status = run_status.status
+    if attempt is not None and status.attempt > attempt:
+        return True
+    if status.state == State.RUNNING:
+        return False
+    # While SLURM has a job for the run, another attempt follows.
+    return not run_status.has_job or (attempt is not None and status.attempt == attempt)
+
+
+def _write_new(content: Iterator[str], out: TextIO) -> None:
+    for part in content:
+        if not part:
+            break
+        out.write(printable_lines(part))
+    out.flush()
+
+
+def _growing(file: Path) -> Iterator[str]:
+    """A file's content part by part; an empty part when there is no more for now."""
+    with file.open(encoding="utf-8", errors="replace", newline="") as opened:
+        while True:
+            yield opened.read(1 << 16)

@@ -1,0 +1,93 @@
+"""Correcting the outcome of an attempt by what only its job knows, such as why its ranks were killed."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from asyncpp_cli.launch.slurm.job_states import JobPhase
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.outcome import vanished
+from asyncpp_cli.runs.status import Cause, State, Status
+from stages.liveness.stop_signal import RESUMABLE, SIGNALS
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """What a job knows about the end of its ranks."""
+
+    srun_code: int | None
+    """Exit code of srun, negative if a signal killed it; None if it was not started."""
+    signalled: bool
+    """The array task itself received a signal to stop."""
+    phase: JobPhase | None
+    """Phase of the job; None if SLURM does not answer."""
+    broken: bool
+    """A node of the job is down or failing."""
+    limit_near: bool
+    """The time limit is so near that SLURM's signal is due to it."""
+    limit_reached: bool
+    """The time limit has passed."""
+
+
+def signal_of(srun_code: int | None) -> signal.Signals | None:
+    """The stop signal that killed a rank or srun itself, from srun's exit code; None if none did.
+
+    srun exits with the highest exit code of its tasks; a task killed by a signal has 128 plus its number: 143
+    for SIGTERM, 140 for SIGUSR2.
+    """
+    return next((number for number in SIGNALS if srun_code in (128 + number, -number)), None)
+
+
+def corrected_outcome(
+    status: Status, attempt: Attempt, *, ranks: int, end: JobEnd
+) -> tuple[State, Cause, str] | None:
+    """The corrected state, cause and reason of an attempt; None if the recorded ones are right.
+
+    Args:
+        status: the recorded status.
+        attempt: the attempt, with no process left.
+        ranks: number of its processes.
+        end: what the job knows.
+    """
+    unrecorded = vanished(attempt, ranks)
+    number = signal_of(end.srun_code)
+    stopped_at_start = number is not None and _all_stopped_or_not_started(attempt, ranks)
+    if status.state == State.INTERRUPTED:
+        # A rank died, and the stop signal came only from srun, which then ends the other ranks.
+        by_srun = status.cause == Cause.STOPPED and not end.signalled and end.phase is JobPhase.RUNNING
+        if unrecorded and by_srun and not stopped_at_start:
+            return State.FAILED, Cause.KILLED, unrecorded
+        if status.cause == Cause.STOPPED and end.limit_reached:
+            # The early signal came before there were ranks to attribute it to the time limit.
+            return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached: {status.reason}"
+        return None
+    if status.state != State.FAILED or status.cause != Cause.KILLED or not unrecorded:
+        return None
+    if number is not None and stopped_at_start:
+        near = end.limit_reached or (number == signal.SIGUSR2 and end.limit_near)
+        how = f"told to end by {number.name} while the ranks were starting"
+        if near:
+            return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is near: {how}"
+        return State.INTERRUPTED, Cause.STOPPED, how
+    has_errors = any(attempt.read(f"rank-{rank}.error") is not None for rank in range(ranks))
+    ended = end.phase is not None and end.phase is not JobPhase.RUNNING
+    if ended and end.limit_reached and not has_errors:
+        return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached; {unrecorded}"
+    if ended and not end.broken and not has_errors:
+        return State.INTERRUPTED, Cause.STOPPED, f"SLURM was ending the job; {unrecorded}"
+    return None
+
+
+def _all_stopped_or_not_started(attempt: Attempt, ranks: int) -> bool:
+    """Whether every rank stopped on request, completed, or ended before it recorded its start."""
+    for rank in range(ranks):
+        end = attempt.read(f"rank-{rank}.end")
+        if attempt.read(f"rank-{rank}.error") is not None:
+            return False
+        if end is None:
+            if attempt.processes(rank):
+                return False
+        elif not (end["stopped"] or end["code"] in (0, RESUMABLE) or end["signal"] in SIGNALS):
+            return False
+    return True

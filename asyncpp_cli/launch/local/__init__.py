@@ -1,0 +1,1 @@
+"""Launching on this machine, through submitit's local executor."""

@@ -1,0 +1,162 @@
+"""Dry run on this machine: checks every cell, shows its job, and trains a small twin of it for a few steps.
+
+A twin has the cell's stages, schedule, micro-batches, optimizer, correction and precision, with a tiny model
+of the same kind and at most two data ranks. Cells with the same twin share it. A twin of many ranks is
+trained by replay, in one process.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.console import say, show_table
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.experiment.config_file import config_text
+from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.experiment.settings import config_hash, copy_of
+from asyncpp_cli.launch.local.executor import command_of
+from asyncpp_cli.launch.local.launcher import Launcher, Task
+from asyncpp_cli.launch.progress import shown_progress
+from asyncpp_cli.launch.resources import ranks_of, resources_of, this_machine
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+from stages.config import RunConfig
+from stages.pipeline.segments import schedule_facts
+from stages.validation import ConfigError, check
+
+MOST_PROCESSES = 8
+"""A twin with more ranks is trained by replay."""
+
+STEPS = 4
+
+DATA_RANKS = 2
+"""Maximum for a twin; further data ranks do the same as the second."""
+
+
+@dataclass(frozen=True)
+class _DryRunCell:
+    """A cell with its twin's configuration."""
+
+    run: Run
+    ranks: int
+    threads: int
+    twin: RunConfig
+
+    @property
+    def twin_id(self) -> str:
+        twin = self.twin
+        readable = f"{twin.schedule.name}-{twin.optimizer.name}-ef{twin.error_feedback.coefficient:g}"
+        shape = f"{twin.parallel.stages}stages" + (f"x{twin.parallel.data}" if twin.parallel.data > 1 else "")
+        return f"{readable}-{shape}-{config_hash(twin)[:8]}"
+
+
+def twin_of(config: RunConfig) -> RunConfig:
+    """The same configuration with a tiny model, a short context and at most two pipelines."""
+    twin = copy_of(config)
+    grouped = config.model.kv_heads < config.model.heads
+    twin.model = replace(
+        config.model,
+        name="twin",
+        layers=schedule_facts(config).stages,
+        width=32,
+        heads=2,
+        kv_heads=1 if grouped else 2,
+        head_dim=None,
+        mlp_width=64,
+        init=None,
+        init_sha256=None,
+    )
+    twin.parallel = replace(config.parallel, cut=None, data=min(config.parallel.data, DATA_RANKS))
+    twin.data = replace(config.data, context=16)
+    twin.train = replace(
+        config.train,
+        steps=STEPS,
+        microbatch_size=1,
+        eval_interval=STEPS // 2,
+        eval_microbatches=1,
+        checkpoint_interval=0,
+    )
+    twin.site = replace(config.site, device="cpu", threads=1)
+    twin.seed = 0
+    return twin
+
+
+def dry_run(experiment: Experiment, *, replay: bool) -> bool:
+    """Dry-run an experiment; returns whether all twins trained. Prints tables of jobs and of twins.
+
+    Raises:
+        UserError: a cell cannot be trained; nothing is run.
+        asyncpp_cli.launch.local.launcher.Interrupted: Ctrl-C.
+    """
+    seen: dict[tuple[Any, ...], Any] = {}
+    cells = [_checked_cell(run, seen) for run in experiment.runs]
+    twins = {cell.twin_id: cell for cell in cells}
+    _show_jobs(experiment, cells, replay=replay)
+    say(f"Training {len(twins)} small twins for {STEPS} steps each; what they write is removed afterwards.")
+    in_one_process = [cell for cell in twins.values() if replay or ranks_of(cell.twin) > MOST_PROCESSES]
+    distributed = [cell for cell in twins.values() if cell not in in_one_process]
+    if in_one_process and not replay:
+        count = len(in_one_process)
+        say(f"Twins of more than {MOST_PROCESSES} ranks are trained in one process (replay): {count}.")
+    with tempfile.TemporaryDirectory(prefix="asyncpp-dry-run-") as folder:
+        outcomes = _train(distributed, Path(folder), replay=False)
+        outcomes |= _train(in_one_process, Path(folder), replay=True)
+    _show_outcomes(experiment, cells, outcomes)
+    return not any(outcomes.values())
+
+
+def _show_jobs(experiment: Experiment, cells: list[_DryRunCell], *, replay: bool) -> None:
+    rows = [
+        [
+            cell.run.id,
+            str(cell.ranks),
+            str(1 if replay else cell.ranks),
+            str(cell.threads),
+            command_of(cell.run.folder, replay=replay),
+        ]
+        for cell in cells
+    ]
+    columns = ["run", "ranks", "processes", "threads each", "command of each process"]
+    show_table(columns, rows, title=f"{experiment.name}: {len(rows)} cells, all valid")
+
+
+def _show_outcomes(experiment: Experiment, cells: list[_DryRunCell], outcomes: dict[str, str]) -> None:
+    counts = Counter(cell.twin_id for cell in cells)
+    rows = [[twin, str(counts[twin]), reason or "ok"] for twin, reason in outcomes.items()]
+    failed = sum(counts[twin] for twin, reason in outcomes.items() if reason)
+    title = f"{experiment.name}: dry run, {len(cells) - failed} of {len(cells)} cells ok"
+    show_table(["twin", "cells", "outcome"], rows, title=title)
+
+
+def _checked_cell(run: Run, seen: dict[tuple[Any, ...], Any]) -> _DryRunCell:
+    try:
+        config = config_to_train(run)
+        check(config, seen=seen)
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    except ConfigError as error:
+        raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+    return _DryRunCell(run=run, ranks=ranks_of(config), threads=config.site.threads, twin=twin_of(config))
+
+
+def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool) -> dict[str, str]:
+    """Train twins in a folder; returns for each twin's id why it failed, empty if it did not."""
+    machine = replace(this_machine(), gpus=())
+    tasks = []
+    for cell in cells:
+        run = Run(folder / f"{cell.twin_id}")
+        run.folder.mkdir()
+        run.config_file.write_text(config_text(cell.twin), encoding="utf-8")
+        resources = resources_of(cell.twin, replay=replay, machine=machine)
+        tasks.append(Task(run, resources, STEPS, wants_gpus=False, grace=cell.twin.site.grace))
+    with shown_progress() as progress:
+        statuses = Launcher(tasks, machine=machine, max_parallel=None, replay=replay, progress=progress).run()
+    return {
+        task.run.id: "" if status.state == State.COMPLETED else status.reason
+        for task, status in zip(tasks, statuses, strict=True)
+    }

@@ -1,0 +1,297 @@
+"""Running an experiment's runs on this machine: starts them as resources become free, and watches them.
+
+Runs are claimed one by one under their locks, so several launches of one experiment share the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+import time
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+from asyncpp_cli.console import say
+from asyncpp_cli.errors import FAILED, DamagedError, UserError, refusal_of
+from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.launch.local.executor import LocalJobs
+from asyncpp_cli.launch.local.suspended import SuspendedProcesses
+from asyncpp_cli.launch.resources import Machine, Resources, resources_of
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.job_record import Scheduler
+from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, settle
+from asyncpp_cli.runs.processes import send_signal
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause, State, Status
+from stages.validation import ConfigError, check_data
+
+_POLL_SECONDS = 0.25
+_SECONDS_TO_END = 20.0
+"""Extra time to shut down after saving."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to launch, with its resources."""
+
+    run: Run
+    resources: Resources
+    steps: int
+    wants_gpus: bool
+    """Uses one GPU per process if there are enough."""
+    grace: float
+    """Seconds that its ranks may take to save when they are stopped."""
+    silence: float = 3600.0
+    """Seconds without a heartbeat after which it counts as stalled."""
+
+
+class ProgressDisplay(Protocol):
+    """Shows the progress of runs."""
+
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        """Show the status of every run; called a few times per second."""
+
+
+class Interrupted(Exception):  # noqa: N818 (not an error)
+    """The launcher got SIGINT, SIGTERM or SIGHUP."""
+
+
+class Launcher:
+    """Runs tasks on this machine.
+
+    Args:
+        tasks: in the order in which to start them.
+        machine: the resources that they share.
+        max_parallel: number of runs at a time; None: as many as fit on separate cores and GPUs.
+        replay: run each in one process.
+        progress: display to update.
+        scheduler: asked about runs that are running in SLURM jobs.
+        cancelled: ids of runs not to start; may grow during the launch.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        machine: Machine,
+        max_parallel: int | None,
+        replay: bool,
+        progress: ProgressDisplay,
+        scheduler: Scheduler | None = None,
+        cancelled: Container[str] = (),
+    ) -> None:
+        self._scheduler = scheduler
+        self._cancelled = cancelled
+        self._tasks = tasks
+        self._machine = machine
+        self._max_parallel = max_parallel
+        self._replay = replay
+        self._progress = progress
+        self._jobs = LocalJobs()
+        self._own: dict[str, tuple[Attempt, Task, tuple[str, ...]]] = {}
+        self._tried: set[str] = set()
+        self._statuses: dict[str, Status] = {}
+        self._suspended = SuspendedProcesses()
+
+    def run(self) -> list[Status]:
+        """Run all tasks that are not completed, and wait for those that other launches are running.
+
+        Returns:
+            The final status of each task's run.
+
+        Raises:
+            Interrupted: by SIGINT, SIGTERM or SIGHUP, after the runs started here have been ended.
+        """
+        with _signals_raise():
+            try:
+                statuses = self._update(pending=True)
+                while self._any_going_on(statuses):
+                    # Before starting a run, see what other launches have started meanwhile.
+                    if self._next(statuses) and (task := self._next(self._update(pending=True))):
+                        self._start(task)
+                    else:
+                        time.sleep(_POLL_SECONDS)
+                    statuses = self._update(pending=False)
+                self._jobs.finish(seconds=_SECONDS_TO_END)
+                return [status for _, status in statuses]
+            except Interrupted as interrupted:
+                self._end_own(f"{interrupted} in asyncpp launch")
+                self._update(pending=False)
+                raise
+
+    def _update(self, *, pending: bool) -> list[tuple[Run, Status]]:
+        """The status of every task's run; pending runs are read again only with `pending`.
+
+        Reading a thousand statuses takes time from the runs that train.
+        """
+        for task in self._tasks:
+            known = self._statuses.get(task.run.id)
+            if known is None or _is_running(known) or (pending and known.state != State.COMPLETED):
+                self._statuses[task.run.id] = self._status(task.run)
+        statuses = [(task.run, self._statuses[task.run.id]) for task in self._tasks]
+        for task, (run, status) in zip(self._tasks, statuses, strict=True):
+            if status.state == State.RUNNING:
+                self._suspended.check(run, status, silence=task.silence)
+            else:
+                self._own.pop(run.id, None)
+            if status.state == State.RUNNING and run.id not in self._own:
+                # Another launch runs it, and starts it again should it fail.
+                self._tried.add(run.id)
+        self._progress.update(statuses)
+        return statuses
+
+    def _status(self, run: Run) -> Status:
+        own = self._own.get(run.id)
+        ended = own is not None and self._jobs.has_ended(own[0])
+        return current_status(run, none_to_come=ended, scheduler=self._scheduler)
+
+    def _next(self, statuses: Sequence[tuple[Run, Status]]) -> Task | None:
+        """The next task to start, if resources for it are free."""
+        pairs = list(zip(self._tasks, statuses, strict=True))
+        running = [task for task, (_, status) in pairs if _is_running(status)]
+        for task, (run, status) in pairs:
+            if status.state not in (State.RUNNING, State.COMPLETED) and run.id not in self._tried:
+                if run.id in self._cancelled:
+                    self._tried.add(run.id)
+                    continue
+                return task if self._fits(task.resources, running) else None
+        return None
+
+    def _start(self, task: Task) -> None:
+        run = task.run
+        self._tried.add(run.id)
+        others = len(self._own)
+        attempt = None
+        try:
+            attempt = claim(run, processes=task.resources.processes, replay=self._replay, steps=task.steps)
+            if attempt is not None and run.id in self._cancelled:
+                # Cancelled between the check and the claim; `cancel` waits for this.
+                attempt.stop("cancelled as it began", cause=Cause.CANCELLED)
+                settle(run, none_to_come=True, all_over=True)
+            elif attempt is not None:
+                devices = self._free_gpus()[: task.resources.gpus]
+                self._own[run.id] = (attempt, task, devices)
+                self._jobs.start(attempt, resources=task.resources, devices=devices)
+        except (DamagedError, OSError, RuntimeError) as error:
+            refusal = refusal_of(error)
+            if refusal is None:
+                raise
+            self._record_not_started(run, attempt, refusal.message)
+            if refusal.code == FAILED or getattr(error, "errno", None) == errno.EROFS:
+                self._reduce_parallelism(run, others)
+        del self._statuses[run.id]
+
+    def _record_not_started(self, run: Run, attempt: Attempt | None, message: str) -> None:
+        """Report and record that a run could not be started."""
+        self._own.pop(run.id, None)
+        reason = f"could not be started: {message}"
+        say(f"{run.id} {reason}")
+        if attempt is not None:
+            with contextlib.suppress(OSError, DamagedError):
+                override_outcome(attempt, state=State.INTERRUPTED, cause=Cause.ERROR, reason=reason)
+
+    def _reduce_parallelism(self, run: Run, others: int) -> None:
+        """Limit the runs at a time to those that run now, since the machine is out of some resource."""
+        if others == 0:
+            # None of our runs will free it. Runs of other launches are still watched.
+            self._tried |= {task.run.id for task in self._tasks}
+            return
+        self._max_parallel = min(others, self._max_parallel or others)
+        self._tried.discard(run.id)
+
+    def _fits(self, wanted: Resources, running: Sequence[Task]) -> bool:
+        if not running:
+            return True
+        if wanted.gpus > len(self._free_gpus()):
+            return False
+        if self._max_parallel is not None:
+            return len(running) < self._max_parallel
+        if wanted.gpus:
+            return True
+        return sum(task.resources.cores for task in running) + wanted.cores <= self._machine.cores
+
+    def _free_gpus(self) -> tuple[str, ...]:
+        taken = {device for _, _, devices in self._own.values() for device in devices}
+        return tuple(device for device in self._machine.gpus if device not in taken)
+
+    def _any_going_on(self, statuses: Sequence[tuple[Run, Status]]) -> bool:
+        return any(
+            _is_running(status) or (status.state != State.COMPLETED and run.id not in self._tried)
+            for run, status in statuses
+        )
+
+    def _end_own(self, reason: str) -> None:
+        for attempt, _, _ in self._own.values():
+            attempt.stop(reason)
+        longest = max((task.grace for _, task, _ in self._own.values()), default=0.0)
+        deadline = time.monotonic() + longest + _SECONDS_TO_END
+        while self._own and time.monotonic() < deadline:
+            self._update(pending=False)
+            time.sleep(_POLL_SECONDS)
+        self._jobs.finish(seconds=1.0 if self._own else _SECONDS_TO_END)
+        for attempt, task, _ in self._own.values():
+            for rank in range(task.resources.processes):
+                for process in attempt.processes(rank):
+                    send_signal(process, signal.SIGKILL)
+
+
+def _is_running(status: Status) -> bool:
+    return status.state == State.RUNNING
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """In the block, the first SIGINT, SIGTERM or SIGHUP raises `Interrupted`; further ones are ignored."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise Interrupted("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
+    # Ignored signals stay ignored: nohup, or a shell running this in the background, ignores them.
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[list[Task], list[str]]:
+    """The tasks to launch, and a message for each run whose configuration cannot be read.
+
+    Raises:
+        UserError: a run needs more than the machine has, or its data is missing or has changed.
+    """
+    seen: dict[tuple[Any, ...], Any] = {}
+    tasks: list[Task] = []
+    damaged: list[str] = []
+    for run in runs:
+        try:
+            config = config_to_train(run)
+            check_data(config, seen)
+        except DamagedError as error:
+            damaged.append(str(error))
+            continue
+        except ConfigError as error:
+            raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+        resources = resources_of(config, replay=replay, machine=machine)
+        wants_gpus, grace = config.site.device != "cpu", config.site.grace
+        tasks.append(
+            Task(
+                run,
+                resources,
+                config.train.steps,
+                wants_gpus=wants_gpus,
+                grace=grace,
+                silence=2 * max(config.site.timeout, config.site.save_timeout),
+            )
+        )
+    return tasks, damaged

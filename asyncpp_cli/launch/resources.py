@@ -1,0 +1,93 @@
+"""Resources that a run needs, and those of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncpp_cli.errors import UserError
+from stages.config import RunConfig
+from stages.pipeline.segments import segment_program
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Resources of a run."""
+
+    ranks: int
+    """Ranks of all its pipelines."""
+    processes: int
+    """One per rank; one in all for replay."""
+    threads: int
+    """CPU threads of each process."""
+    gpus: int
+    """One per process, or none."""
+
+    @property
+    def cores(self) -> int:
+        return self.processes * self.threads
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Resources of this machine."""
+
+    cores: int
+    gpus: tuple[str, ...]
+    """Names of the GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+
+
+def ranks_of(config: RunConfig) -> int:
+    """Number of ranks: those of the schedule, times `parallel.data` pipelines."""
+    return segment_program(config, first_step=0, steps=1).num_ranks * config.parallel.data
+
+
+def resources_of(config: RunConfig, *, replay: bool, machine: Machine) -> Resources:
+    """Resources that a run needs on this machine.
+
+    Raises:
+        UserError: it needs more GPUs than there are.
+    """
+    ranks = ranks_of(config)
+    processes = 1 if replay else ranks
+    gpus = processes if config.site.device != "cpu" and len(machine.gpus) >= processes else 0
+    if config.site.device == "cuda" and not gpus:
+        raise UserError(
+            f"site.device is cuda and the run has {processes} processes, but there are {len(machine.gpus)} "
+            "GPUs here; accepted: site.device=cpu, or --replay, which needs one"
+        )
+    return Resources(ranks=ranks, processes=processes, threads=config.site.threads, gpus=gpus)
+
+
+def this_machine() -> Machine:
+    """Cores that this process may use, and GPUs that it sees."""
+    return Machine(cores=_cores(), gpus=_gpus())
+
+
+def _cores() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # A container may have a smaller CPU quota than it sees cores.
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def _gpus() -> tuple[str, ...]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    listed = subprocess.run(
+        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return tuple(listed.stdout.split()) if listed.returncode == 0 else ()

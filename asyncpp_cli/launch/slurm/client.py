@@ -1,0 +1,272 @@
+"""SLURM's command-line tools, run without a shell and with a timeout."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from asyncpp_cli.errors import UserError
+
+USUAL_MAX_ARRAY_SIZE = 1001
+
+_TIMEOUT = 60.0
+_HAS_ENDED = re.compile("already complet|Invalid job id|not running", re.IGNORECASE)
+"""SLURM's errors when a job to cancel has already ended."""
+_UNKNOWN = re.compile("Invalid job id", re.IGNORECASE)
+"""SLURM's error for a job that it no longer knows."""
+
+_KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+"""Variables SLURM_* that describe the cluster rather than the current job."""
+
+
+class SlurmError(UserError):
+    """A SLURM command failed or is missing; the message is SLURM's."""
+
+
+class NoSlurmError(SlurmError):
+    """SLURM's commands are not on this machine."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A SLURM cluster."""
+
+    name: str
+    version: str
+    max_array_size: int
+    """Exclusive upper bound of array indices."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job in SLURM's queue: pending, running or ending."""
+
+    id: str
+    """`12_3`; the number alone for a job that is not in an array."""
+    raw_id: str
+    state: str
+    nodes: str
+    reason: str
+    """Why it is pending."""
+
+
+@dataclass(frozen=True)
+class AccountedJob:
+    """Accounting record of a job's last start."""
+
+    id: str
+    state: str
+    exit_code: str
+    seconds: int
+    nodes: str
+
+
+def run_command(command: Sequence[str]) -> str:
+    """Output of a SLURM command.
+
+    Raises:
+        SlurmError: it failed or did not answer in time.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT, check=False, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise NoSlurmError(f"there is no SLURM here: {command[0]} is not found") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{command[0]} did not answer within {_TIMEOUT:g} s") from None
+    if done.returncode != 0:
+        raise SlurmError(f"{command[0]}: {error_text(done.stderr or done.stdout)}")
+    return done.stdout
+
+
+def error_text(text: str) -> str:
+    """SLURM's message in one line, without repetitions and command names."""
+    lines = [re.sub(r"^[a-z]+: (error: )?", "", line.strip()) for line in text.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line)) or "it failed without a message"
+
+
+@functools.cache
+def cluster() -> Cluster:
+    """The cluster that SLURM's commands use.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    settings = dict(
+        re.findall(r"^(\w+)\s+= (.*?)\s*$", run_command(["scontrol", "show", "config"]), re.MULTILINE)
+    )
+    return Cluster(
+        name=settings.get("ClusterName", ""),
+        version=settings.get("SLURM_VERSION", ""),
+        max_array_size=int(settings.get("MaxArraySize", USUAL_MAX_ARRAY_SIZE)),
+    )
+
+
+def queued_jobs(names: Collection[str]) -> dict[tuple[str, int], QueuedJob]:
+    """Queued jobs with these names, by name and array index.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    if not names:
+        return {}
+    form = "%F|%K|%A|%T|%N|%r|%j"
+    lines = run_command(["squeue", "-h", "-r", f"--name={','.join(sorted(names))}", "-o", form]).splitlines()
+    jobs: dict[tuple[str, int], QueuedJob] = {}
+    for line in lines:
+        array, index, raw, state, nodes, reason, name = line.split("|", 6)
+        number = int(index) if index.isdigit() else 0
+        job_id = f"{array}_{index}" if index.isdigit() else raw
+        jobs[name.strip(), number] = QueuedJob(job_id, raw, state, nodes, "" if reason == "None" else reason)
+    return jobs
+
+
+def user_job_count() -> int:
+    """Number of this user's queued and running jobs, counting array tasks."""
+    return len(run_command(["squeue", "-h", "-r", "-o", "%A", f"--user={os.getuid()}"]).split())
+
+
+def accounted_jobs(names: Collection[str], *, since: float) -> dict[tuple[str, int], AccountedJob]:
+    """Accounting records of jobs with these names, by name and array index; empty without accounting.
+
+    Args:
+        names: job names.
+        since: submission time of the first of them, in seconds since 1970.
+    """
+    from datetime import datetime
+
+    if not names:
+        return {}
+    start = datetime.fromtimestamp(since - 60).strftime("%Y-%m-%dT%H:%M:%S")
+    fields = "JobID,State,ExitCode,ElapsedRaw,NodeList,JobName"
+    command = ["sacct", "-a", "-n", "-P", "-X", f"--starttime={start}", f"--format={fields}"]
+    try:
+        lines = run_command([*command, f"--name={','.join(sorted(names))}"]).splitlines()
+    except SlurmError:
+        return {}
+    found: dict[tuple[str, int], AccountedJob] = {}
+    for line in lines:
+        job_id, state, code, seconds, nodes, name = line.split("|", 5)
+        array, _, index = job_id.partition("_")
+        for number in _indices(index):
+            # "CANCELLED by 0" is CANCELLED.
+            base_state = state.partition(" ")[0]
+            task_id = f"{array}_{number}"
+            found[name, number] = AccountedJob(
+                task_id, base_state, code, int(seconds or 0), "" if nodes == "None assigned" else nodes
+            )
+    return found
+
+
+def _indices(text: str) -> list[int]:
+    """Array indices in sacct's notation: `3`, or `[0,2-4%2]` for tasks that never started."""
+    indices: list[int] = []
+    for part in text.strip("[]").partition("%")[0].split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            indices += range(int(first), int(last or first) + 1)
+    return indices
+
+
+def cancel(ids: Collection[str], *, signal: str | None = None) -> None:
+    """Cancel jobs, or send their tasks a signal. Jobs that have ended meanwhile are ignored.
+
+    Raises:
+        SlurmError: SLURM refuses.
+    """
+    if not ids:
+        return
+    try:
+        run_command(["scancel", *([f"--signal={signal}"] if signal else []), *sorted(ids)])
+    except SlurmError as error:
+        if not all(_HAS_ENDED.search(sentence) for sentence in str(error).split("; ")):
+            raise
+
+
+@contextmanager
+def clean_environment() -> Iterator[None]:
+    """Remove the variables of a surrounding job and of submitit from the environment in the block."""
+    leaking = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SUBMITIT_")) and name not in _KEPT
+    }
+    for name in leaking:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(leaking)
+
+
+def without_cpu_binding(environment: Mapping[str, str]) -> dict[str, str]:
+    """A copy of the environment without CPU and memory bindings, for srun."""
+    bindings = ("SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_DISTRIBUTION")
+    return {name: value for name, value in environment.items() if not name.startswith(bindings)}
+
+
+def job_state(job_id: str) -> str:
+    """SLURM's state of a job; `gone` if SLURM no longer knows it.
+
+    Args:
+        job_id: `12_3` for an array task, not its raw id: see `_state_and_end`.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    state, _ = _state_and_end(job_id)
+    return state or "gone"
+
+
+def job_end_time(job_id: str) -> float | None:
+    """When a job will reach its time limit, in seconds since 1970; None if unlimited or unknown."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(_state_and_end(job_id)[1]).timestamp()
+    except (SlurmError, ValueError):
+        return None
+
+
+def requeue(job_id: str) -> None:
+    """Requeue a running job: SLURM ends it and starts it again later.
+
+    Args:
+        job_id: `12_3` for an array task. With the raw id, which may equal the array's, SLURM would requeue
+            every task, including those that have just completed.
+
+    Raises:
+        SlurmError: SLURM refuses, or does not answer.
+    """
+    # SLURM signals every process of the job at once, including this command, which must wait for the answer.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    try:
+        run_command(["scontrol", "requeue", job_id])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _state_and_end(job_id: str) -> tuple[str, str]:
+    """State and end time of a job; empty if SLURM does not know it.
+
+    One task of every array has a raw id equal to the array's, for which squeue lists the whole array. So
+    tasks are queried by `ARRAY_INDEX`, and only the task's own line is read.
+    """
+    try:
+        lines = run_command(["squeue", "-h", "-r", "-j", job_id, "-o", "%A|%F_%K|%T|%e"]).splitlines()
+    except SlurmError as error:
+        if _UNKNOWN.search(str(error)):
+            return "", ""
+        raise
+    for line in lines:
+        raw_id, task_id, state, end = line.strip().split("|")
+        if job_id in (task_id, raw_id):
+            return state, end
+    return "", ""

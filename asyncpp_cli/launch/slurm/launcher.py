@@ -1,0 +1,178 @@
+"""Launching on a SLURM cluster: submits the missing runs and, with --wait, follows them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Container, Sequence
+
+from asyncpp_cli.console import command, say
+from asyncpp_cli.launch.progress import shown_progress
+from asyncpp_cli.launch.sites import Site
+from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm.client import SlurmError
+from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue, run_statuses
+from asyncpp_cli.launch.slurm.submissions import Submission, submission_lock
+from asyncpp_cli.launch.submission.array_plan import (
+    LaunchOptions,
+    PlannedArray,
+    free_jobs,
+    plan_arrays,
+    runs_to_submit,
+)
+from asyncpp_cli.launch.submission.submit import array_script, report_file, submit
+from asyncpp_cli.launch.submission.throttle import Throttle
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.status import State
+
+_POLL_SECONDS = 2.0
+_POLLS_WITHOUT_JOB = 3
+"""Polls without a job after which a run counts as ended; its last status may be seen late."""
+
+
+def show_scripts(experiment: Experiment, site: Site, options: LaunchOptions) -> None:
+    """Print the script of each array that a launch would submit now."""
+    try:
+        max_array_size = slurm.cluster().max_array_size
+    except SlurmError as error:
+        max_array_size = slurm.USUAL_MAX_ARRAY_SIZE
+        say(f"{error}; assuming SLURM's default size of arrays")
+    runs = runs_to_submit(run_statuses(experiment), only=None)
+    planned = plan_arrays(runs, site, options, max_array_size=max_array_size)
+    for array in planned:
+        first = array.throttle.after
+        after = "" if first is None else f", to start when array {first + 1} has ended"
+        print(f"# {len(array.runs)} runs of {array.shape}{after}\n{array_script(experiment, site, array)}")
+
+
+def submit_missing(
+    experiment: Experiment,
+    site: Site,
+    options: LaunchOptions,
+    *,
+    only: Collection[str] | None = None,
+    cancelled: Container[str] = (),
+) -> int:
+    """Submit the runs that are neither completed, nor running, nor queued; returns how many.
+
+    Args:
+        experiment: the experiment.
+        site: site profile.
+        options: options of the launch.
+        only: ids of the runs to consider; None: all.
+        cancelled: ids of runs not to submit.
+
+    Raises:
+        UserError: a run or the profile is invalid, or SLURM refuses; nothing is queued.
+    """
+    with submission_lock(experiment):
+        queue = SlurmQueue(experiment)
+        queue.check_answer()
+        run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs]
+        runs = [run for run in runs_to_submit(run_statuses, only=only) if run.id not in cancelled]
+        free = free_jobs(site)
+        max_array_size = slurm.cluster().max_array_size
+        planned = plan_arrays(runs, site, options, max_array_size=max_array_size, free_jobs=free)
+        left = len(runs) - sum(len(array.runs) for array in planned)
+        if not planned:
+            _say_nothing_to_do(experiment, run_statuses, left=left, site=site)
+            return 0
+        live = {run_status.job_id.partition("_")[0] for run_status in run_statuses if run_status.has_job}
+        submission = submit(experiment, site, planned, options, live=sorted(live))
+    _say_submitted(experiment, submission, planned, left=left, site=site)
+    return sum(len(array.runs) for array in planned)
+
+
+def _say_nothing_to_do(
+    experiment: Experiment, run_statuses: Sequence[RunStatus], *, left: int, site: Site
+) -> None:
+    queued = sum(run_status.has_job for run_status in run_statuses)
+    elsewhere = sum(
+        run_status.status.state == State.RUNNING and not run_status.has_job for run_status in run_statuses
+    )
+    completed = sum(run_status.status.state == State.COMPLETED for run_status in run_statuses)
+    say(
+        f"Nothing to submit: {completed} of {len(run_statuses)} runs completed, {queued} queued or running"
+        + (f", {elsewhere} running elsewhere" if elsewhere else "")
+    )
+    if left:
+        say(f"{left} exceed {site.file}: submit_limit: {site.submit_limit} jobs at once")
+    _say_next_commands(experiment)
+
+
+def _say_submitted(
+    experiment: Experiment, submission: Submission, planned: Sequence[PlannedArray], *, left: int, site: Site
+) -> None:
+    count = sum(len(array.runs) for array in planned)
+    arrays = "1 array" if len(planned) == 1 else f"{len(planned)} arrays"
+    at_once = sum(array.throttle.at_once for array in planned if array.throttle.after is None)
+    bound = f", at most {at_once} runs at once" if at_once < count else ""
+    say(f"Submitted {count} of {len(experiment.cells)} runs to {site.name} as {arrays}{bound}:")
+    for array, planned_array in zip(submission.arrays, planned, strict=True):
+        throttle = _throttle_text(planned_array.throttle, submission)
+        say(f"  job {array.id}: {len(array.runs)} x {array.shape}, {throttle}")
+    if left:
+        limit = f"{site.file}: submit_limit: {site.submit_limit}"
+        say(f"{left} runs exceed {limit}: launch again when others have ended, or use --wait")
+    if submission.report:
+        say(f"When all have ended, the report is written to {report_file(experiment)}")
+    _say_next_commands(experiment)
+
+
+def _throttle_text(throttle: Throttle, submission: Submission) -> str:
+    after = "" if throttle.after is None else f", when job {submission.arrays[throttle.after].id} has ended"
+    return f"{throttle.at_once} at once{after}"
+
+
+def _say_next_commands(experiment: Experiment) -> None:
+    folder = experiment.folder
+    say(f"Status: {command('status', folder)}    cancel: {command('cancel', folder)}")
+
+
+def follow(
+    experiment: Experiment, site: Site, options: LaunchOptions, *, cancelled: Container[str] = ()
+) -> int:
+    """Show the runs' progress until SLURM has no more jobs of them; returns the command's exit code.
+
+    Ending it does not affect the jobs. With a `submit_limit`, further runs are submitted as jobs end.
+    """
+    polls_without_job: Counter[str] = Counter()
+    warned = False
+    with shown_progress() as progress:
+        while True:
+            queue = SlurmQueue(experiment)
+            run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs]
+            progress.update([(run_status.run, run_status.status) for run_status in run_statuses])
+            if queue.queued is None:
+                if not warned:
+                    say(f"waiting for SLURM to answer: {queue.no_answer}")
+                warned = True
+                time.sleep(_POLL_SECONDS)
+                continue
+            warned = False
+            for run_status in run_statuses:
+                polls_without_job[run_status.run.id] += 1
+                if _is_live(run_status):
+                    polls_without_job[run_status.run.id] = 0
+            open_runs = [
+                run_status for run_status in run_statuses if run_status.status.state != State.COMPLETED
+            ]
+            if all(polls_without_job[run_status.run.id] >= _POLLS_WITHOUT_JOB for run_status in open_runs):
+                unsubmitted = [run_status.run.id for run_status in open_runs if _is_unsubmitted(run_status)]
+                if not unsubmitted or not submit_missing(
+                    experiment, site, options, only=unsubmitted, cancelled=cancelled
+                ):
+                    break
+            time.sleep(_POLL_SECONDS)
+    completed = len(run_statuses) - len(open_runs)
+    say(f"{completed} of {len(run_statuses)} runs completed in {experiment.folder}")
+    return 0 if not open_runs else 1
+
+
+def _is_live(run_status: RunStatus) -> bool:
+    return run_status.has_job or run_status.status.state == State.RUNNING
+
+
+def _is_unsubmitted(run_status: RunStatus) -> bool:
+    """Whether it was never submitted, because of the submit limit."""
+    return not run_status.site and run_status.status.state == State.PENDING

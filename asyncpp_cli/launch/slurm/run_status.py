@@ -1,0 +1,194 @@
+"""Status of runs and their SLURM jobs, from the runs' own files, SLURM's queue and its accounting."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm.client import AccountedJob, NoSlurmError, QueuedJob, SlurmError
+from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
+from asyncpp_cli.launch.slurm.submissions import ArrayTask, Submissions, read_submissions
+from asyncpp_cli.launch.slurm.unclaimed import UnclaimedJob, unclaimed_job
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.job_record import Job
+from asyncpp_cli.runs.attempts.outcome import last_lines, tail
+from asyncpp_cli.runs.attempts.settle import current_status
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State, Status
+
+_CLOCK_TOLERANCE = 20.0
+"""Seconds by which the clocks of two machines may differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """Status of a run from its own files, with its SLURM job if it has or had one."""
+
+    run: Run
+    status: Status
+    job_id: str = ""
+    job_state: str = ""
+    """SLURM's state of the job; empty if unknown."""
+    pending_reason: str = ""
+    nodes: str = ""
+    """Nodes of the job, or of the latest attempt."""
+    site: str = ""
+    queued: QueuedJob | None = None
+    accounted: AccountedJob | None = None
+    unclaimed: UnclaimedJob | None = None
+    """Set if its job ended before it claimed the run; `status` then reflects that."""
+    queue_known: bool = True
+    """Whether SLURM's queue is known; otherwise a run that is not running may be queued."""
+
+    @property
+    def has_job(self) -> bool:
+        """Whether SLURM has a pending, running or ending job for it."""
+        return self.queued is not None
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for SLURM to start or restart it."""
+        return self.queued is not None and self.status.state in (
+            State.PENDING,
+            State.INTERRUPTED,
+            State.FAILED,
+        )
+
+    @property
+    def error_lines(self) -> list[str]:
+        """For a failed run, the last lines printed by the rank that failed first."""
+        if self.status.state != State.FAILED:
+            return []
+        if self.unclaimed is not None:
+            return tail(self.unclaimed.output) if self.unclaimed.output is not None else []
+        if not self.status.attempt:
+            return []
+        return last_lines(Attempt(self.run, self.status.attempt))
+
+
+class SlurmQueue:
+    """SLURM's queue and accounting for an experiment's jobs, each queried at most once, on first use."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._queried_at = 0.0
+        self._no_answer = ""
+        self._elsewhere = False
+
+    @functools.cached_property
+    def submissions(self) -> Submissions:
+        return read_submissions(self._experiment)
+
+    @functools.cached_property
+    def _here(self) -> bool:
+        """Whether SLURM's commands use a cluster that the experiment was submitted to."""
+        clusters = {submission.cluster for submission in self.submissions.all}
+        try:
+            here = slurm.cluster().name
+        except SlurmError as error:
+            self._no_answer = str(error)
+            self._elsewhere = isinstance(error, NoSlurmError)
+            return False
+        self._elsewhere = here not in clusters
+        self._no_answer = f"the cluster here is {here}"
+        return here in clusters
+
+    @functools.cached_property
+    def queued(self) -> Mapping[tuple[str, int], QueuedJob] | None:
+        """Queued jobs by name and array index; None if SLURM cannot be queried."""
+        if not self.submissions.all:
+            return {}
+        if not self._here:
+            return None
+        try:
+            self._queried_at = time.time()
+            return slurm.queued_jobs(self.submissions.job_names)
+        except SlurmError as error:
+            self._no_answer = str(error)
+            return None
+
+    @property
+    def no_answer(self) -> str:
+        """Why the queue is unknown; empty if it is known, or nothing was ever submitted."""
+        return self._no_answer if self.queued is None else ""
+
+    def check_answer(self) -> None:
+        """Check that the queue is known, if anything was ever submitted.
+
+        Raises:
+            SlurmError: it is unknown.
+        """
+        if self.queued is None:
+            clusters = ", ".join(sorted({submission.cluster for submission in self.submissions.all}))
+            raise SlurmError(
+                f"the state of its jobs on the cluster {clusters} is unknown here: {self.no_answer}"
+            )
+
+    @functools.cached_property
+    def accounted(self) -> Mapping[tuple[str, int], AccountedJob]:
+        """Accounting records by name and array index; empty without accounting."""
+        if not self.submissions.all or not self._here:
+            return {}
+        since = min(submission.time for submission in self.submissions.all)
+        return slurm.accounted_jobs(self.submissions.job_names, since=since)
+
+    @functools.cached_property
+    def _array_tasks(self) -> dict[str, ArrayTask]:
+        return self.submissions.array_tasks
+
+    def is_over(self, job: Job, *, claimed: float) -> bool | None:
+        """See `Scheduler`."""
+        if self.queued is None and not self._elsewhere:
+            return False  # assume that it runs until SLURM answers again
+        if self.queued is None or claimed > self._queried_at - _CLOCK_TOLERANCE:
+            return None  # it may have started after the query
+        if job.submission not in {submission.name for submission in self.submissions.all}:
+            return None
+        queued = self.queued.get((job.name, job.index))
+        return queued is None or phase_of(queued.state) in (JobPhase.PENDING, JobPhase.ENDED)
+
+    def run_status(self, run: Run, *, with_accounting: bool) -> RunStatus:
+        """Status of one run."""
+        # SLURM first: a job that has ended by then has written its last status.
+        all_queued = self.queued
+        status = current_status(run, scheduler=self)
+        task = self._array_tasks.get(run.id)
+        if task is None:
+            return RunStatus(run=run, status=status)
+        queued = (all_queued or {}).get(task.key)
+        done = self.accounted.get(task.key) if with_accounting and queued is None else None
+        job = Attempt(run, status.attempt).job if status.attempt else None
+        unclaimed = None
+        if all_queued is not None and queued is None:
+            unclaimed = unclaimed_job(run, status, task, done)
+        return RunStatus(
+            run=run,
+            status=status if unclaimed is None else unclaimed.applied_to(status),
+            job_id=next((known.id for known in (queued, done, unclaimed, job) if known), ""),
+            job_state=next((known.state for known in (queued, done) if known), ""),
+            pending_reason=queued.reason if queued and phase_of(queued.state) is JobPhase.PENDING else "",
+            nodes=next((known.nodes for known in (queued, done, job) if known and known.nodes), ""),
+            site=task.submission.site,
+            queued=queued,
+            accounted=done,
+            unclaimed=unclaimed,
+            queue_known=all_queued is not None,
+        )
+
+    def run_statuses(self, *, with_accounting: bool) -> list[RunStatus]:
+        """Status of every run, in the order of the cells."""
+        return [self.run_status(run, with_accounting=with_accounting) for run in self._experiment.runs]
+
+
+def run_statuses(experiment: Experiment, *, with_accounting: bool = False) -> list[RunStatus]:
+    """Status of every run, in the order of the cells.
+
+    Args:
+        experiment: the experiment.
+        with_accounting: whether to look up ended jobs in SLURM's accounting.
+    """
+    return SlurmQueue(experiment).run_statuses(with_accounting=with_accounting)

@@ -1,0 +1,153 @@
+"""Records of what was submitted to SLURM: which runs, as which tasks of which arrays.
+
+    EXPERIMENT/submissions/NAME/submission.json   arrays, site, user, code and software versions
+    EXPERIMENT/submissions/NAME/array-K.json      manifest of one array (`submission.array_manifest`)
+    EXPERIMENT/submissions/NAME/*.out, *.sh       output of the jobs, and their scripts
+
+The JSON files are written before anything is submitted, and array names are unique: even if the submitting
+process is killed, its jobs are known and found by name.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.atomic_files import locked, read_json, write_json
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.run_folder import FORMAT
+
+_FILE = "submission.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmittedArray:
+    """A job array of runs of one shape; the position of a run is its array index."""
+
+    name: str
+    """Job name, unique among all arrays."""
+    file: str
+    """Name of its manifest in the submission's folder."""
+    runs: tuple[str, ...]
+    shape: str
+    """Shape of its jobs, for people."""
+    after: str = ""
+    """Name of the array that must have ended before it starts."""
+    id: str = ""
+    """SLURM's id; empty if the submitting process was killed before it recorded it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """One submission: a folder under EXPERIMENT/submissions."""
+
+    folder: Path
+    site: str
+    cluster: str
+    user: str
+    host: str
+    time: float
+    """Seconds since 1970."""
+    state: str
+    """`submitting`, `submitted` or `withdrawn`."""
+    interpreter: str
+    software: dict[str, str]
+    code: str
+    """Folder under EXPERIMENT/code."""
+    arrays: tuple[SubmittedArray, ...]
+    report: str = ""
+    """Name of the job that writes the report, if there is one."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayTask:
+    """The array task of a run in a submission."""
+
+    submission: Submission
+    array: SubmittedArray
+    index: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Job name and array index."""
+        return self.array.name, self.index
+
+
+@dataclass(frozen=True)
+class Submissions:
+    """All submissions of an experiment, the latest last."""
+
+    all: list[Submission] = field(default_factory=list)
+
+    @property
+    def array_tasks(self) -> dict[str, ArrayTask]:
+        """The latest array task of every run that was ever submitted."""
+        return {
+            run_id: ArrayTask(submission=submission, array=array, index=index)
+            for submission in self.all
+            if submission.state != "withdrawn"
+            for array in submission.arrays
+            for index, run_id in enumerate(array.runs)
+        }
+
+    @property
+    def job_names(self) -> set[str]:
+        """Names of all arrays."""
+        return {array.name for submission in self.all for array in submission.arrays}
+
+
+def read_submissions(experiment: Experiment) -> Submissions:
+    """The submissions of an experiment."""
+    submissions = []
+    for file in sorted(experiment.submissions.glob(f"*/{_FILE}")):
+        try:
+            content = read_json(file, newest_format=FORMAT)
+            content.pop("format")
+            arrays = tuple(
+                SubmittedArray(**array | {"runs": tuple(array["runs"])}) for array in content.pop("arrays")
+            )
+            submission = Submission(folder=file.parent, arrays=arrays, **content)
+        except (DamagedError, KeyError, TypeError):
+            continue  # damaged; the runs' own files remain
+        submissions.append(submission)
+    return Submissions(submissions)
+
+
+def write_submission(submission: Submission) -> None:
+    """Write submission.json."""
+    content: dict[str, Any] = asdict(submission)
+    content.pop("folder")
+    write_json(submission.folder / _FILE, {"format": FORMAT} | content)
+
+
+def new_folder(experiment: Experiment) -> Path:
+    """Make a folder for a submission; later ones sort behind it."""
+    folder = experiment.submissions / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def job_name(experiment: Experiment, folder: Path, suffix: str) -> str:
+    """A unique, readable job name."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", experiment.name)[:40] or "experiment"
+    return f"asyncpp-{readable}-{folder.name}-{suffix}"
+
+
+@contextmanager
+def submission_lock(experiment: Experiment) -> Iterator[None]:
+    """Keep other processes from submitting for this experiment."""
+    experiment.submissions.mkdir(exist_ok=True)
+    # Without locks on the filesystem, a run that is submitted twice is still executed once.
+    with locked(experiment.submissions / "lock"):
+        yield

@@ -1,0 +1,1 @@
+"""Submitting runs to SLURM as job arrays: shapes, throttles, scripts, code snapshots."""

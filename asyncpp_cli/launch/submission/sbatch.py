@@ -1,0 +1,208 @@
+"""Submitting jobs through submitit, with the flags that the site profile adds or removes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.launch.job.early_signals import SIGNAL_VARIABLE
+from asyncpp_cli.launch.sites import Site
+from asyncpp_cli.launch.slurm.client import SlurmError, clean_environment, error_text
+from asyncpp_cli.launch.submission.job_shape import JobShape
+from asyncpp_cli.launch.submission.snapshot import interpreter
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchJob:
+    """A job array, or a single job."""
+
+    name: str
+    shape: JobShape
+    """Resources of each task."""
+    tasks: int | None
+    """Number of tasks; None: a single job, no array."""
+    at_once: int = 1
+    """Tasks that may run at the same time."""
+    code: str
+    """Folder under EXPERIMENT/code with the code to run."""
+    manifest: str = ""
+    """Manifest that the tasks read, in the submission's folder."""
+    exclude: str = ""
+    """Nodes to exclude, in sbatch's notation."""
+
+
+def array_script(site: Site, folder: Path, job: BatchJob) -> str:
+    """The script that `submit_array` hands to sbatch, for people to read."""
+    executor = _executor(site, folder, job)
+    return str(executor._make_submission_file_text(_array_command(job.manifest), "0"))
+
+
+def submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None) -> str:
+    """Submit one array; SLURM's id for it.
+
+    Args:
+        site: site profile.
+        folder: the submission's folder; working folder of the jobs.
+        job: the array.
+        after: id of an array that must have ended first, successfully or not.
+
+    Raises:
+        SlurmError: sbatch refuses; the message is sbatch's.
+    """
+    executor = _executor(site, folder, job)
+    if after is not None:
+        _add_dependency(executor, [after])
+    return _submitted(executor, _array_command(job.manifest))
+
+
+def submit_job(
+    site: Site,
+    folder: Path,
+    *,
+    name: str,
+    nodes: int,
+    command: Sequence[str],
+    after: Sequence[str],
+    code: str,
+) -> str:
+    """Submit a small job with one task per node; SLURM's id for it.
+
+    Args:
+        site: site profile.
+        folder: the submission's folder; working folder of the job.
+        name: name of the job.
+        nodes: number of nodes.
+        command: command to run on the first node.
+        after: ids of jobs that must have ended first, successfully or not.
+        code: folder under EXPERIMENT/code with the code to run.
+
+    Raises:
+        SlurmError: sbatch refuses; the message is sbatch's.
+    """
+    shape = JobShape(nodes=nodes, tasks=nodes, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0)
+    job = BatchJob(name=name, shape=shape, tasks=None, code=code, exclude=site.exclude or "")
+    executor = _executor(site, folder, job)
+    if after:
+        _add_dependency(executor, after)
+    executor.parameters["additional_parameters"]["output"] = "report-%j.out"
+    return _submitted(executor, f"exec {shlex.join(command)}")
+
+
+def _add_dependency(executor: Any, others: Sequence[str]) -> None:
+    """Make a job wait for others to end, besides any dependency in the site's flags."""
+    parameters = executor.parameters["additional_parameters"]
+    site_dependency = [parameters["dependency"]] if "dependency" in parameters else []
+    parameters["dependency"] = ",".join([f"afterany:{':'.join(others)}", *site_dependency])
+
+
+def _array_command(manifest: str) -> str:
+    words = [interpreter(), "-P", "-u", "-m", "asyncpp_cli.launch.job.array_entry", manifest]
+    # Until the program listens, signals are ignored rather than fatal.
+    return f"trap '' TERM USR2; {SIGNAL_VARIABLE}=$asyncpp_told exec {shlex.join(words)}"
+
+
+def _executor(site: Site, folder: Path, job: BatchJob) -> Any:
+    from submitit import SlurmExecutor
+    from submitit.core import utils
+
+    removed = set(site.remove_flags)
+
+    class Executor(SlurmExecutor):
+        """submitit's executor, for a shell command instead of a pickled function."""
+
+        @classmethod
+        def affinity(cls) -> int:
+            # A script can be shown where there is no SLURM.
+            return 1
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            lines = super()._make_submission_file_text(command, uid).split("\n")
+            return "\n".join(line for line in lines if _flag_of(line) not in removed)
+
+        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
+            # Not in the script, where sbatch would split a path at its blanks.
+            return ["sbatch", f"--chdir={folder}", str(submission_file_path)]
+
+        def _submit_command(self, command: str) -> Any:
+            path = folder / f"{job.name}.sh"
+            path.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
+            call = utils.CommandFunction(self._make_submission_command(path), verbose=False)
+            return self._get_job_id_from_submission_command(call())
+
+    executor = Executor(folder=folder)
+    optional = {
+        "partition": site.partition,
+        "account": site.account,
+        "qos": site.qos,
+        "constraint": site.constraint,
+        "mem": site.memory,
+        "exclude": job.exclude or None,
+    }
+    executor.update_parameters(
+        job_name=job.name,
+        time=site.time,
+        nodes=job.shape.nodes,
+        ntasks_per_node=job.shape.tasks_per_node,
+        cpus_per_task=job.shape.cpus_per_task,
+        signal_delay_s=site.signal_lead,
+        array_parallelism=job.at_once,
+        wckey=None,
+        use_srun=False,
+        stderr_to_stdout=True,
+        setup=_setup(site, code=job.code),
+        additional_parameters=_additional_parameters(site, job.shape),
+        **{key: value for key, value in optional.items() if value is not None},
+    )
+    if job.tasks is not None:
+        executor.parameters["map_count"] = job.tasks
+    return executor
+
+
+def _additional_parameters(site: Site, shape: JobShape) -> dict[str, Any]:
+    gpus = f"{site.gpu_type}:{shape.gpus_per_node}" if site.gpu_type else str(shape.gpus_per_node)
+    return {
+        "ntasks": shape.tasks,
+        # Relative: SLURM would expand % patterns in an absolute path.
+        "output": "%A_%a.out",
+        "requeue": True,
+        **({"gres": f"gpu:{gpus}"} if shape.gpus_per_node else {}),
+        **site.flags,
+    }
+
+
+def _setup(site: Site, *, code: str) -> list[str]:
+    return [
+        "asyncpp_folder=$PWD asyncpp_told=",
+        "trap 'asyncpp_told=SIGTERM' TERM",
+        "trap 'asyncpp_told=SIGUSR2' USR2",
+        *(f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()),
+        *site.setup,
+        'cd -- "$asyncpp_folder" || exit 1',
+        # Relative: an absolute path may contain a colon.
+        f"export PYTHONPATH=../../code/{code}${{PYTHONPATH:+:$PYTHONPATH}}",
+        "export PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1",
+    ]
+
+
+def _flag_of(line: str) -> str:
+    match = re.match(r"#SBATCH --([a-z0-9-]+)", line)
+    return match[1] if match else ""
+
+
+def _submitted(executor: Any, command: str) -> str:
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    try:
+        # submitit prints sbatch's message besides raising it.
+        with clean_environment(), contextlib.redirect_stderr(io.StringIO()):
+            return str(executor._submit_command(command))
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise SlurmError(f"sbatch: {error_text(str(error))}") from None
+    except FileNotFoundError:
+        raise SlurmError("there is no SLURM here: sbatch is not found") from None

@@ -1,0 +1,201 @@
+"""Submitting planned arrays: all of them are queued, or none."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from asyncpp_cli.launch.sites import Site
+from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm.client import SlurmError
+from asyncpp_cli.launch.slurm.node_exclusion import excluded_nodes_at
+from asyncpp_cli.launch.slurm.submissions import (
+    Submission,
+    SubmittedArray,
+    job_name,
+    new_folder,
+    write_submission,
+)
+from asyncpp_cli.launch.submission import sbatch, snapshot
+from asyncpp_cli.launch.submission.array_manifest import ArrayManifest, ManifestRow, write_manifest
+from asyncpp_cli.launch.submission.array_plan import LaunchOptions, PlannedArray, PlannedRun
+from asyncpp_cli.launch.submission.job_shape import site_settings_of
+from asyncpp_cli.launch.submission.sbatch import BatchJob
+from asyncpp_cli.launch.submission.sbatch_errors import profile_keys
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.processes import user_name
+
+
+def submit(
+    experiment: Experiment,
+    site: Site,
+    planned: Sequence[PlannedArray],
+    options: LaunchOptions,
+    *,
+    live: Sequence[str],
+) -> Submission:
+    """Submit the arrays and, with `options.report`, a report job that follows them.
+
+    The submission is recorded before anything is queued, so that its jobs are known should this
+    process be killed.
+
+    Args:
+        experiment: the experiment.
+        site: site profile.
+        planned: the arrays.
+        options: options of the launch.
+        live: SLURM's ids of the experiment's earlier arrays that have not ended; the report job waits for
+            them as well.
+
+    Raises:
+        SlurmError: sbatch refuses an array; those before it are cancelled.
+    """
+    folder = new_folder(experiment)
+    names = [job_name(experiment, folder, str(number)) for number in range(1, len(planned) + 1)]
+    submission = Submission(
+        folder=folder,
+        site=site.name,
+        cluster=slurm.cluster().name,
+        user=user_name(),
+        host=socket.gethostname(),
+        time=time.time(),
+        state="submitting",
+        interpreter=snapshot.interpreter(),
+        software=snapshot.software(),
+        code=snapshot.copy_code(experiment.code).name,
+        arrays=tuple(
+            SubmittedArray(
+                name=name,
+                file=f"array-{number}.json",
+                runs=tuple(planned_run.run.id for planned_run in array.runs),
+                shape=str(array.shape),
+                after="" if array.throttle.after is None else names[array.throttle.after],
+            )
+            for number, (name, array) in enumerate(zip(names, planned, strict=True), start=1)
+        ),
+        report=job_name(experiment, folder, "report") if options.report else "",
+    )
+    for array, planned_array in zip(submission.arrays, planned, strict=True):
+        manifest = ArrayManifest(
+            name=array.name,
+            submission=submission.name,
+            cluster=submission.cluster,
+            replay=options.replay,
+            retries=site.retries if options.retries is None else options.retries,
+            signal_lead=site.signal_lead,
+            network_interface=site.network_interface,
+            srun_flags=site.srun_flags,
+            site_settings=site_settings_of(planned_array.shape, site),
+            code=submission.code,
+            software=submission.software,
+            shape=planned_array.shape,
+            exclude=site.exclude or "",
+            rows=[_manifest_row(planned_run) for planned_run in planned_array.runs],
+        )
+        write_manifest(folder / array.file, manifest)
+    write_submission(submission)
+    return _queue(experiment, site, submission, planned, live=live)
+
+
+def _manifest_row(planned: PlannedRun) -> ManifestRow:
+    config_sha256 = snapshot.file_hash(planned.run.config_file)
+    return ManifestRow(id=planned.run.id, config_sha256=config_sha256, steps=planned.steps)
+
+
+def _queue(
+    experiment: Experiment,
+    site: Site,
+    submission: Submission,
+    planned: Sequence[PlannedArray],
+    *,
+    live: Sequence[str],
+) -> Submission:
+    """Queue the arrays and the report job; the submission with SLURM's ids."""
+    ids: dict[str, str] = {}
+    folder = submission.folder.absolute()
+    try:
+        for array, planned_array in zip(submission.arrays, planned, strict=True):
+            job = BatchJob(
+                name=array.name,
+                shape=planned_array.shape,
+                tasks=len(planned_array.runs),
+                at_once=planned_array.throttle.at_once,
+                code=submission.code,
+                manifest=array.file,
+                exclude=excluded_nodes_at(site, experiment, needed=planned_array.shape.nodes),
+            )
+            ids[array.name] = _submit_array(site, folder, job, after=ids.get(array.after))
+        if submission.report:
+            ids[submission.report] = sbatch.submit_job(
+                site,
+                folder,
+                name=submission.report,
+                nodes=1,
+                command=_report_command(experiment, submission),
+                after=[*live, *ids.values()],
+                code=submission.code,
+            )
+    except SlurmError as refusal:
+        try:
+            _withdraw(submission, ids)
+        except SlurmError as error:
+            queued = ", ".join(ids.values())
+            raise SlurmError(f"{refusal}; the jobs before it ({queued}) are still queued: {error}") from None
+        raise
+    submitted = replace(
+        submission,
+        state="submitted",
+        arrays=tuple(replace(array, id=ids[array.name]) for array in submission.arrays),
+    )
+    write_submission(submitted)
+    return submitted
+
+
+def _submit_array(site: Site, folder: Path, job: BatchJob, *, after: str | None) -> str:
+    """Submit one array; SLURM's id for it.
+
+    Raises:
+        SlurmError: sbatch refuses; names the shape and the keys of the profile that may be the cause.
+    """
+    try:
+        return sbatch.submit_array(site, folder, job, after=after)
+    except SlurmError as error:
+        count = "1 run" if job.tasks == 1 else f"{job.tasks} runs"
+        raise SlurmError(
+            f"{site.file}: {profile_keys(str(error))}: {error} (asked for {count} of {job.shape})"
+        ) from None
+
+
+def _withdraw(submission: Submission, ids: Mapping[str, str]) -> None:
+    """Cancel what was queued before sbatch refused."""
+    write_submission(replace(submission, state="withdrawn"))
+    slurm.cancel(list(ids.values()))
+
+
+def report_file(experiment: Experiment) -> Path:
+    """The file that the report job writes."""
+    return experiment.folder / "report.md"
+
+
+def _report_command(experiment: Experiment, submission: Submission) -> list[str]:
+    folder = experiment.folder.absolute()
+    out = report_file(experiment).absolute()
+    words = ["report", str(folder), "--format", "markdown", "--out", str(out)]
+    return [submission.interpreter, "-P", "-m", "asyncpp_cli", *words]
+
+
+def array_script(experiment: Experiment, site: Site, array: PlannedArray) -> str:
+    """The script that an array would be submitted with."""
+    job = BatchJob(
+        name=f"asyncpp-{experiment.name}",
+        shape=array.shape,
+        tasks=len(array.runs),
+        at_once=array.throttle.at_once,
+        code=snapshot.code_hash(),
+        manifest="array-1.json",
+        exclude=excluded_nodes_at(site, experiment, needed=array.shape.nodes),
+    )
+    return sbatch.array_script(site, experiment.submissions.absolute(), job)

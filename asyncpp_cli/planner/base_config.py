@@ -1,0 +1,108 @@
+"""The run to plan: one of a model, or the first cell of an experiment template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.experiment.matrix import expand
+from asyncpp_cli.experiment.settings import SettingError, assign
+from asyncpp_cli.experiment.shipped import model_settings, recommended_settings, template_names
+from asyncpp_cli.experiment.template import load, settings_of
+from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
+from stages.config import RunConfig, tokens_per_step
+from stages.validation import ConfigError, check_optimizer
+
+CONTEXT = 2048
+"""Tokens in a sequence, unless the model's template or the user sets it."""
+TOKENS_PER_STEP = 2**19
+"""Tokens per optimizer step of a model template: half a million."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The run to plan."""
+
+    config: RunConfig
+    tokens_per_step: int
+    token_budget: float
+    """Tokens of the whole run: the experiment template's, or 20 per parameter (arXiv 2203.15556)."""
+    note: str
+    """Note for the reader on the choice of the model; may be empty."""
+
+
+def base_of(what: str, changes: Sequence[str]) -> Base:
+    """The run of a template, with changes KEY=VALUE.
+
+    Args:
+        what: name or file of a model template or an experiment template.
+        changes: settings that replace the template's.
+
+    Raises:
+        UserError: there is no such template, or it or a change has a setting that is not accepted.
+    """
+    if what in template_names("models") or _is_model_file(what):
+        base = _of_model(what, changes)
+    else:
+        base = _of_experiment(what, changes)
+    try:
+        check_optimizer(base.config)
+    except ConfigError as error:
+        raise UserError(f"{what}: {error}") from error
+    return base
+
+
+def _of_experiment(what: str, changes: Sequence[str]) -> Base:
+    template = load(what, changes)
+    cells = expand(template, pinned=False)
+    config = cells[0].config
+    models = dict.fromkeys(cell.config.model.name for cell in cells)
+    note = ""
+    if len(models) > 1:
+        note = f"{what} has the models {', '.join(models)}; this is about {config.model.name}"
+    tokens = tokens_per_step(config)
+    return Base(
+        config=config, tokens_per_step=tokens, token_budget=float(tokens * config.train.steps), note=note
+    )
+
+
+def _is_model_file(what: str) -> bool:
+    file = Path(what)
+    if what in template_names("experiments") or not file.is_file():
+        return False
+    return "layers" in read_mapping(file)
+
+
+def _of_model(name: str, changes: Sequence[str]) -> Base:
+    from stages.model.families import describe
+
+    config = RunConfig()
+    defaults: dict[str, Any] = {
+        "train.steps": 1,
+        "train.precision": "bfloat16",
+        "data.context": CONTEXT,
+        "schedule.name": "1f1b",
+        "optimizer.name": "adamw",
+    }
+    defaults |= recommended_settings(name, None)
+    changed = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise UserError(f"{change!r} changes nothing: write KEY=VALUE, as in optimizer=muon")
+        changed[key] = parse_value(text, where=f"{key}=")
+    try:
+        assign(config, model_settings(name, None))
+        for key, value in (defaults | changed).items():
+            assign(config, settings_of(key, value, folder=Path()))
+    except SettingError as error:
+        raise UserError(f"{error.key}: {error}") from error
+    return Base(
+        config=config,
+        tokens_per_step=TOKENS_PER_STEP,
+        token_budget=20.0 * describe(config.model).parameter_count,
+        note="",
+    )

@@ -1,0 +1,63 @@
+"""Peak memory beyond a stage's own tensors: temporaries of an action, NCCL communicators, and the allocator's
+fragmentation."""
+
+from __future__ import annotations
+
+from optimizers import method_named
+from stages.config import RunConfig
+from stages.memory.estimate import sizes
+from stages.model.families import describe
+from stages.model.partition import StageCut, stage_parameters
+
+
+def backward_bytes(config: RunConfig, cut: StageCut) -> int:
+    """Temporaries of a backward: gradients of activations and of the largest parameter."""
+    spec, size = describe(config.model), sizes(config)
+    tokens = config.train.microbatch_size * config.data.context
+    parts = (spec.block, spec.head) if cut.has_head else (spec.block,)
+    passing = max(part.passing.bytes(narrow=size.replica, wide=size.wide) for part in parts)
+    largest = max(parameter.size for parameter in stage_parameters(config.model, cut))
+    # Autograd casts a narrow gradient to the buffer's type before it accumulates.
+    wider = size.master if size.master != size.replica else 0
+    return tokens * passing + largest * (size.replica + wider)
+
+
+def update_bytes(config: RunConfig, owned: int) -> int:
+    """Temporaries of an optimizer step on `owned` values."""
+    copies = method_named(config.optimizer.name).step_copies
+    if config.error_feedback.coefficient != 0 and config.train.precision == "bfloat16":
+        copies += 1  # the weights before the step
+    return copies * owned * sizes(config).master
+
+
+NCCL_BUFFER = 2**22
+"""Bytes of a channel's buffer for each peer: the default of `NCCL_BUFFSIZE`."""
+LINK_CHANNELS = 4
+"""Channels of a communicator between two stages."""
+GROUP_CHANNELS = 32
+"""Channels of a communicator of several ranks: NCCL takes 16 to 32, depending on the links between GPUs."""
+ALLOCATOR_SHARE = 0.05
+"""Fragmentation as a share of transient memory, where blocks of different sizes alternate. Memory that is
+allocated once and kept does not fragment."""
+
+
+def communicator_bytes(*, neighbours: int, stages: int, data: int) -> int:
+    """Approximate memory of NCCL for a rank's communicators: one buffer per channel, peer and direction.
+
+    There is one communicator per neighbour and direction. The group of the pipeline exchanges a few numbers
+    around a ring; the group of the data ranks also sends to all members at once, one channel each.
+
+    Args:
+        neighbours: of the rank in its pipeline; a rank with links in both directions counts twice.
+        stages: ranks of the pipeline.
+        data: data ranks.
+    """
+    buffers = 2 * neighbours * LINK_CHANNELS
+    buffers += 2 * GROUP_CHANNELS * ((stages > 1) + (data > 1))
+    buffers += 2 * (data - 1)
+    return buffers * NCCL_BUFFER
+
+
+def allocator_bytes(transient: int) -> int:
+    """Memory that torch's allocator reserves beyond the bytes in use."""
+    return round(ALLOCATOR_SHARE * transient)

@@ -1,0 +1,117 @@
+"""Costs measured by `asyncpp profile`, read from its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
+from stages.config import ModelConfig, RunConfig
+from stages.model.families import describe
+from stages.model.spec import ModelPart, Parameter
+
+FORMAT = 2
+_SHAPE = ("width", "heads", "kv_heads", "mlp_width", "vocab_size")
+_LATER = {"family": ModelConfig().family, "head_dim": ModelConfig().head_dim}
+"""Keys that older files lack, with the values that they imply."""
+
+
+def conditions(config: RunConfig) -> dict[str, Any]:
+    """The settings that a measurement is valid for."""
+    model = asdict(config.model)
+    shape = {key: model[key] for key in _SHAPE}
+    shape |= {key: model[key] for key, default in _LATER.items() if model[key] != default}
+    return {
+        "model": shape,
+        "context": config.data.context,
+        "precision": config.train.precision,
+        "optimizer": config.optimizer.name,
+        "compile": config.train.compile,
+    }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measured costs. Messages are not measured: each takes the file's `message_seconds`."""
+
+    file: Path
+    content: Mapping[str, Any]
+
+    @property
+    def source(self) -> str:
+        return f"{self.file} (measured)"
+
+    def parts(self, config: RunConfig) -> ModelTimes:
+        """Times of the parts; a micro-batch size that was not measured is scaled from the nearest one."""
+        self._check(config)
+        embedding, block, head = (
+            self._part(name, config.train.microbatch_size) for name in ("embedding", "block", "head")
+        )
+        return ModelTimes(embedding=embedding, block=block, head=head)
+
+    def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
+        """The optimizer step: each part's time, scaled by the share of its parameters that is updated."""
+        self._check(config)
+        spec = describe(config.model)
+        parts = (
+            (ModelPart.EMBEDDING, spec.embedding),
+            (ModelPart.HEAD, spec.head),
+            (ModelPart.BLOCK, spec.block),
+        )
+        seconds = 0.0
+        for part, description in parts:
+            count = sum(parameter.size for parameter in parameters if parameter.part is part)
+            seconds += (
+                count / description.parameter_count * float(self.content["parts"][part.value]["update"])
+            )
+        return seconds
+
+    def reduction(self, config: RunConfig, parameters: int) -> float:
+        """0: not measured."""
+        return 0.0
+
+    def message(self, config: RunConfig) -> float:
+        """`message_seconds` of the file."""
+        return float(self.content["message_seconds"])
+
+    def _part(self, name: str, size: int) -> PartTimes:
+        measured: Mapping[str, Mapping[str, float]] = self.content["parts"][name]["microbatch"]
+        nearest = min(
+            map(int, measured), key=lambda measured_size: (abs(measured_size - size), measured_size)
+        )
+        times = measured[str(nearest)]
+        return PartTimes(**{key: seconds * size / nearest for key, seconds in times.items()})
+
+    def _check(self, config: RunConfig) -> None:
+        measured = self.content["conditions"]
+        for key, value in conditions(config).items():
+            if measured.get(key) != value:
+                raise UserError(
+                    f"--profile {self.file}: was measured with {key} {measured.get(key)}, not {value}"
+                )
+
+
+def read_profile(file: Path) -> Measured:
+    """Read a file that `asyncpp profile` wrote.
+
+    Raises:
+        UserError: the file cannot be read or has another format.
+    """
+    try:
+        content = json.loads(file.read_bytes())
+        measured = Measured(file, content)
+        if content["format"] != FORMAT:
+            raise UserError(f"--profile {file}: has format {content['format']}, accepted: {FORMAT}")
+        for name in ("embedding", "block", "head"):
+            measured._part(name, 1)
+        float(content["message_seconds"])
+        dict(content["conditions"])
+    except OSError as error:
+        raise UserError(f"--profile {file}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"--profile {file}: is not a file of `asyncpp profile` ({error!r})") from error
+    return measured

@@ -1,0 +1,93 @@
+"""Analyses a short program that has the same memory and delay as the whole run's program."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import schedules
+from schedules import analyze
+from stages.config import RunConfig
+from stages.memory.estimate import Course, course_of
+from stages.pipeline.gradient_buffers import gradient_buffers
+from stages.pipeline.segments import schedule_facts
+
+
+class Shape(NamedTuple):
+    """The settings that a program depends on."""
+
+    name: str
+    stages: int
+    microbatches: int
+    ahead: int
+    delay: int | None
+    split: bool
+    chunks: int
+    update_interval: int | None
+    data: int
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Shape:
+        schedule, stages = config.schedule, config.parallel.stages
+        microbatches, interval = schedule.microbatches, schedule.update_interval or 1
+        options = schedules.options_taken(schedule.name)
+        ahead = schedule.ahead if "ahead" in options else 1
+        enough = 2 * ahead * stages
+        member = schedules.FAMILY.get(schedule.name)
+        if member is not None and member.bounded_activations and microbatches > enough:
+            # More micro-batches change neither peak memory nor delay.
+            if schedule_facts(config).stages == stages:
+                microbatches = interval * -(-enough // interval)
+            elif microbatches % stages == 0:
+                microbatches = enough
+        delay = schedule.delay if "delay" in options else None
+        return cls(
+            schedule.name,
+            stages,
+            microbatches,
+            ahead,
+            delay,
+            schedule.split,
+            schedule.chunks,
+            schedule.update_interval,
+            config.parallel.data,
+        )
+
+
+class Represented(NamedTuple):
+    """Facts of a run's program."""
+
+    rank_of_stage: tuple[int, ...]
+    delay: int
+    course: Course
+    buffers: tuple[int, ...]
+    """Gradient buffers of each stage."""
+
+
+@lru_cache(maxsize=4096)
+def represented(shape: Shape) -> Represented:
+    """Analyse a short program with the same peak memory and delay as the whole run's.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+    steps = max(3, -(-2 * shape.ahead * shape.stages // shape.microbatches) + 1)
+    if shape.name in schedules.FAMILY and schedules.is_synchronous(shape.name):
+        steps = 1
+    program = schedules.build(
+        shape.name,
+        stages=shape.stages,
+        microbatches=shape.microbatches,
+        steps=steps,
+        ahead=shape.ahead,
+        delay=shape.delay,
+        split=shape.split,
+        chunks=shape.chunks,
+        update_interval=shape.update_interval,
+    )
+    return Represented(
+        rank_of_stage=program.rank_of_stage,
+        delay=max(analyze(program).delay_max),
+        course=course_of([program]),
+        buffers=tuple(gradient_buffers([program], data_ranks=shape.data)),
+    )

@@ -1,0 +1,111 @@
+"""Times of the model's parts by a roofline model: arithmetic at a share of the device's peak, and memory
+traffic at its bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncpp_cli.planner.devices import Device
+from optimizers import check_options, method_named
+from optimizers.state_size import state_values
+from stages.config import RunConfig, optimizer_options
+from stages.memory.estimate import block_activations, message_bytes, sizes
+from stages.model.families import describe
+from stages.model.spec import Parameter
+
+MATRIX_SHARE = 0.65
+"""Share of the peak that large matrix products reach."""
+ATTENTION_SHARE = 0.45
+ITERATION_SHARE = 0.5
+"""Share of the peak that the matrix iteration of Muon and similar rules reaches."""
+_TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartTimes:
+    """Seconds of one micro-batch in one part of the model."""
+
+    forward: float
+    backward: float
+    input_half: float
+    """First half of a split backward. The two halves may take longer than `backward`."""
+    weight_half: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTimes:
+    """Times of the model's parts."""
+
+    embedding: PartTimes
+    block: PartTimes
+    head: PartTimes
+    """Includes the final norm and the loss."""
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Times on a device, estimated from its data sheet."""
+
+    device: Device
+
+    @property
+    def source(self) -> str:
+        return f"{self.device.name} (data sheet)"
+
+    def parts(self, config: RunConfig) -> ModelTimes:
+        """Times of the model's parts at the run's micro-batch size and precision."""
+        model, spec, size = config.model, describe(config.model), sizes(config)
+        tokens = config.train.microbatch_size * config.data.context
+        peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
+        bandwidth = self.device.bandwidth_gbs * _GIGA
+        product = 2 * tokens * spec.block.multiply_adds / (peak * MATRIX_SHARE)
+        attention = 2 * tokens * spec.block.attention * config.data.context / (peak * ATTENTION_SHARE)
+        # A block writes the activations it keeps, and reads most of them again.
+        moved = 2 * block_activations(config) / bandwidth
+        logits = tokens * model.vocab_size * (2 * size.wide + size.replica) / bandwidth
+        head = 2 * tokens * spec.head.multiply_adds / (peak * MATRIX_SHARE)
+        looked_up = tokens * model.width / bandwidth
+        return ModelTimes(
+            embedding=_part(2 * looked_up * size.replica, 0.0, 3 * looked_up * size.master),
+            block=_part(product + attention + moved, product + 2.5 * attention + 1.5 * moved, product),
+            head=_part(head + logits, head + logits, head),
+        )
+
+    def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
+        """The optimizer step on these parameters, with clipping and the copy to the replica."""
+        size, name = sizes(config), config.optimizer.name
+        count = sum(parameter.size for parameter in parameters)
+        options = optimizer_options(config.optimizer)
+        states = state_values(name, [(parameter.role, parameter.shape) for parameter in parameters], options)
+        # Gradient: read for the norm, scaled, read, cleared. Master, state: read, written. Replica: written.
+        moved = (4 + 2) * count * size.master + 2 * states * size.master + count * size.replica
+        method = method_named(name)
+        operations = 0.0
+        for parameter in parameters:
+            if iterations := method.rule(parameter.role.value).matrix_iterations:
+                short, long = sorted(parameter.shape)
+                operations += iterations * (4 * short * short * long + 2 * short**3)
+        peak = self._peak(
+            "float32" if check_options(name, options).get("precision") == "float32" else "bfloat16"
+        )
+        return moved / (self.device.bandwidth_gbs * _GIGA) + operations / (peak * ITERATION_SHARE)
+
+    def reduction(self, config: RunConfig, parameters: int) -> float:
+        """Reduce-scatter of a stage's gradients and all-gather of its new weights over the data ranks."""
+        ranks, size = config.parallel.data, sizes(config)
+        sent = parameters * (size.master + size.replica) * (ranks - 1) / ranks
+        return sent / (self.device.network_gbs * _GIGA)
+
+    def message(self, config: RunConfig) -> float:
+        """Sending one stage's activations or gradients to the next."""
+        return message_bytes(config) / (self.device.network_gbs * _GIGA) + self.device.latency_us * _MICRO
+
+    def _peak(self, precision: str) -> float:
+        return self.device.tflops[precision] * _TERA
+
+
+def _part(forward: float, input_half: float, weight_half: float) -> PartTimes:
+    return PartTimes(
+        forward=forward, backward=input_half + weight_half, input_half=input_half, weight_half=weight_half
+    )

@@ -1,0 +1,1 @@
+"""Averages runs into cells and compares cells."""

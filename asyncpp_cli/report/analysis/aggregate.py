@@ -1,0 +1,124 @@
+"""Averages runs over seeds into cells, and links each cell to its synchronous counterpart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from asyncpp_cli.report.analysis.best import keep_best
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.counterparts import linked
+from asyncpp_cli.report.load.run import NAMED_KEYS, RunResult
+from schedules import FAMILY
+
+
+def aggregate(runs: Sequence[RunResult]) -> tuple[list[CellResult], list[str]]:
+    """Cells in the order of their first run, and remarks on the averaging."""
+    cells, notes, _ = aggregate_best(runs)
+    return cells, notes
+
+
+def aggregate_best(
+    runs: Sequence[RunResult],
+    *,
+    keys: Sequence[str] = (),
+    best_over: Sequence[str] = (),
+    target: float | None = None,
+) -> tuple[list[CellResult], list[str], list[str]]:
+    """As `aggregate`; also returns sentences on the values that were kept.
+
+    Args:
+        runs: of one or several experiments.
+        keys: configuration keys to show even if the cells do not differ in them.
+        best_over: configuration keys of which each arm keeps only the best value (`keep_best`).
+        target: validation loss, nats per token, to measure steps and time to.
+    """
+    groups = _group_by_all_but_seed(runs)
+    shown, notes = _further_keys(groups, wanted=[*keys, *best_over])
+    cells = [_cell(group, shown, target) for group in groups]
+    choices: list[str] = []
+    if best_over:
+        cells, choices = keep_best(cells, best_over)
+        cells = [replace(cell, chosen=tuple(best_over)) for cell in cells]
+    cells, lacking = linked(cells, ignoring=best_over)
+    return cells, [*notes, *lacking], choices
+
+
+def _without(config: Mapping[str, Any], *prefixes: str) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if not key.startswith(prefixes)}
+
+
+def _hashable(mapping: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, repr(value)) for key, value in mapping.items()))
+
+
+def _group_by_all_but_seed(runs: Sequence[RunResult]) -> list[list[RunResult]]:
+    """Groups of runs with the same configuration but for the seed; by axes where it cannot be read."""
+    groups: dict[object, list[RunResult]] = {}
+    configuration_of_axes: dict[object, object] = {}
+    for run in runs:
+        if run.config is not None:
+            axes = _hashable(_without(run.axes, "seed"))
+            configuration_of_axes.setdefault(axes, _hashable(_without(run.config, "seed", "site.")))
+    for run in runs:
+        if run.config is not None:
+            groups.setdefault(_hashable(_without(run.config, "seed", "site.")), []).append(run)
+        else:
+            axes = _hashable(_without(run.axes, "seed"))
+            groups.setdefault(configuration_of_axes.get(axes, axes), []).append(run)
+    return list(groups.values())
+
+
+def _label(run: RunResult, keys: Iterable[str]) -> tuple[str, ...]:
+    return tuple(repr(run.value(key)) for key in keys)
+
+
+def _further_keys(
+    groups: Sequence[Sequence[RunResult]], *, wanted: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Keys, beside the named ones, that tell the cells apart, and a note if some of them are not axes.
+
+    First the wanted keys, then the template's axes, then keys that tell apart groups that are still alike.
+    """
+    named = {*NAMED_KEYS, *NAMED_KEYS.values(), "seed"}
+    axes = (key for group in groups for run in group for key in run.axes)
+    keys = list(dict.fromkeys(key for key in (*wanted, *axes) if key not in named))
+    alike: dict[tuple[str, ...], list[RunResult]] = {}
+    for group in groups:
+        alike.setdefault(_label(group[0], [*NAMED_KEYS, *keys]), []).append(group[0])
+    differing: dict[str, None] = {}
+    for same_label in alike.values():
+        configs = [run.config for run in same_label if run.config is not None]
+        if len(configs) < 2:
+            continue
+        for key in sorted({key for config in configs for key in config} - {"seed"}):
+            if not key.startswith("site.") and len({repr(config.get(key)) for config in configs}) > 1:
+                differing[key] = None
+    if not differing:
+        return keys, []
+    note = f"Runs that also differ in {', '.join(differing)} were not averaged: they have separate rows."
+    return [*keys, *differing], [note]
+
+
+def _cell(group: Sequence[RunResult], keys: Sequence[str], target: float | None) -> CellResult:
+    first = next((run for run in group if run.config is not None), group[0])
+    schedule = str(first.value("schedule") or "?")
+    return CellResult(
+        schedule=schedule,
+        optimizer=str(first.value("optimizer") or "?"),
+        error_feedback=float(first.value("error_feedback") or 0.0),
+        model=str(first.value("model") or "?"),
+        axes={key: first.value(key) for key in keys},
+        runs=tuple(group),
+        synchronous=_is_synchronous(schedule, group),
+        target=target,
+    )
+
+
+def _is_synchronous(schedule: str, runs: Sequence[RunResult]) -> bool:
+    """Whether a schedule has no delay: as declared, or for a user's own as its runs measured."""
+    if schedule in FAMILY:
+        return FAMILY[schedule].synchronous
+    measured = [run.measurement for run in runs if run.measurement.delay is not None]
+    return bool(measured) and all(values.delay == values.mismatch == 0 for values in measured)

@@ -1,0 +1,282 @@
+"""A cell of the matrix with its seeds averaged, and its numbers relative to other cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from asyncpp_cli.report.analysis.pairs import Pairs, losses_by_seed, pairs
+from asyncpp_cli.report.analysis.statistics import Interval, Spread, spread
+from asyncpp_cli.report.load.measure import Evaluation
+from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult
+from schedules import FAMILY, OPTIONS
+
+FEW_SEEDS = 3
+"""With fewer runs a mean says little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetReached:
+    """When the runs of a cell first reached a target loss, over the seeds."""
+
+    runs: int
+    """Number of runs that reached it."""
+    of: int
+    """Number of completed runs."""
+    steps: Spread | None
+    """None, like tokens and seconds, unless all completed runs reached it."""
+    tokens: Spread | None
+    seconds: Spread | None
+    """Of training; None for replayed runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult:
+    """A cell of the matrix with its seeds averaged."""
+
+    schedule: str
+    optimizer: str
+    error_feedback: float
+    model: str
+    axes: Mapping[str, Any]
+    """This cell's values of further keys in which cells differ."""
+    runs: tuple[RunResult, ...]
+    synchronous: bool
+    chosen: tuple[str, ...] = ()
+    """Axes whose value was chosen by its result (`--best-over`)."""
+    target: float | None = None
+    """Validation loss, nats per token, to measure steps and time to."""
+    baseline: CellResult | None = None
+    """The synchronous counterpart, which differs in schedule and correction alone; None for itself."""
+    uncorrected: CellResult | None = None
+    """The cell that differs only in having no correction; None for itself."""
+
+    @property
+    def correction(self) -> str | None:
+        """The correction other than error feedback; None without one."""
+        named = (run.value("correction.name") for run in self.runs)
+        name = next((name for name in named if name is not None), None)
+        return None if name in (None, "none") else str(name)
+
+    @property
+    def corrected(self) -> bool:
+        return self.error_feedback != 0 or self.correction is not None
+
+    def uses(self, key: str) -> bool:
+        """Whether the cell's schedule and corrections use a setting."""
+        if key.startswith("correction.") and key != "correction.name":
+            return self.correction is not None
+        if key.startswith("error_feedback."):
+            return self.error_feedback != 0
+        schedule = FAMILY.get(self.schedule)
+        if schedule is None:
+            return True
+        option = key.removeprefix("schedule.")
+        return option not in OPTIONS or option in schedule.options
+
+    @property
+    def state(self) -> str:
+        return min((run.state for run in self.runs), key=STATES_BY_WEIGHT.index)
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the cell's steps that are done; None if no run has begun."""
+        known = [1.0 if run.state == "completed" else run.progress for run in self.runs]
+        begun = [share for share in known if share is not None]
+        return sum(begun) / len(self.runs) if begun else None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why runs failed, were interrupted or cannot be read, each with the run's id first."""
+        return tuple(f"{run.id}: {run.state}: {run.reason}" for run in self.runs if run.reason is not None)
+
+    @cached_property
+    def completed(self) -> list[RunResult]:
+        """The runs that the means are taken over."""
+        return [run for run in self.runs if run.state == "completed"]
+
+    @property
+    def n(self) -> int:
+        """Number of completed runs."""
+        return len(self.completed)
+
+    def _spread(self, name: str) -> Spread | None:
+        return spread(getattr(run.measurement, name) for run in self.completed)
+
+    @cached_property
+    def val_loss(self) -> Spread | None:
+        return self._spread("val_loss")
+
+    @cached_property
+    def perplexity(self) -> Spread | None:
+        """The mean over seeds of exp(validation loss)."""
+        return spread(_exp(run.measurement.val_loss) for run in self.completed)
+
+    @cached_property
+    def bits_per_byte(self) -> Spread | None:
+        return self._spread("bits_per_byte")
+
+    @property
+    def unigram_bits_per_byte(self) -> float | None:
+        return next(iter(self._known("unigram_bits_per_byte")), None)
+
+    @cached_property
+    def tokens_per_second(self) -> Spread | None:
+        return self._spread("tokens_per_second")
+
+    @cached_property
+    def tokens_per_second_per_rank(self) -> Spread | None:
+        return spread(run.tokens_per_second_per_rank for run in self.completed)
+
+    @cached_property
+    def utilisation(self) -> Spread | None:
+        return spread(run.utilisation for run in self.completed)
+
+    @cached_property
+    def bubble(self) -> Spread | None:
+        return self._spread("bubble")
+
+    @property
+    def bubble_predicted(self) -> float | None:
+        return next((run.bubble_predicted for run in self.runs if run.bubble_predicted is not None), None)
+
+    @property
+    def delay(self) -> int | None:
+        return max(self._known("delay"), default=None)
+
+    @property
+    def busy_by_rank(self) -> list[float]:
+        """For each rank the share of the steady state in which it did not wait, mean over the seeds."""
+        waited = _by_rank(run.measurement.bubble_by_rank for run in self.completed)
+        return [1 - sum(shares) / len(shares) for shares in waited]
+
+    @property
+    def peak_memory(self) -> list[float]:
+        """Bytes of each rank of the pipeline, the largest over the seeds."""
+        return [max(peaks) for peaks in _by_rank(run.measurement.peak_memory for run in self.completed)]
+
+    @property
+    def skipped_steps(self) -> int:
+        """Over all runs."""
+        return sum(run.measurement.skipped_steps for run in self.runs)
+
+    @property
+    def restarts(self) -> int:
+        """Over all runs."""
+        return sum(run.restarts for run in self.runs)
+
+    def _known(self, name: str) -> list[Any]:
+        values = [getattr(run.measurement, name) for run in self.completed]
+        return [value for value in values if value is not None]
+
+    @cached_property
+    def losses(self) -> dict[Any, float]:
+        """Validation loss by seed."""
+        return losses_by_seed(self.completed)
+
+    @cached_property
+    def gap_pairs(self) -> Pairs | None:
+        """This cell's losses paired with those of its synchronous counterpart; None if one has no loss."""
+        if self.baseline is None or not self.losses or not self.baseline.losses:
+            return None
+        return pairs(self.losses, self.baseline.losses)
+
+    @property
+    def gap(self) -> float | None:
+        """Validation loss minus that of the synchronous counterpart, in nats per token.
+
+        The mean over their common seeds; None without any.
+        """
+        return self.gap_pairs.mean if self.gap_pairs is not None else None
+
+    @cached_property
+    def gap_interval(self) -> Interval | None:
+        """From the differences between runs with the same seed; None for fewer than two pairs."""
+        return self.gap_pairs.interval if self.gap_pairs is not None else None
+
+    @property
+    def recovered(self) -> float | None:
+        """Share of the uncorrected cell's gap that this cell closes, over the seeds of all three cells.
+
+        None if the uncorrected gap is not above zero, or its interval holds zero.
+        """
+        if self.uncorrected is None or self.baseline is None:
+            return None
+        seeds = self.losses.keys() & self.uncorrected.losses.keys() & self.baseline.losses.keys()
+        baseline = {seed: self.baseline.losses[seed] for seed in seeds}
+        uncorrected = pairs({seed: self.uncorrected.losses[seed] for seed in seeds}, baseline)
+        corrected = pairs({seed: self.losses[seed] for seed in seeds}, baseline)
+        if uncorrected.mean is None or corrected.mean is None or not uncorrected.mean > 0:
+            return None
+        if uncorrected.interval is not None and uncorrected.interval.holds_zero:
+            return None
+        return (uncorrected.mean - corrected.mean) / uncorrected.mean
+
+    @property
+    def updates_per_step(self) -> float | None:
+        """Updates of a stage per step: 1, or more where stages update on their own."""
+        schedule, microbatches = FAMILY.get(self.schedule), self.runs[0].value("schedule.microbatches")
+        if schedule is None or not isinstance(microbatches, int):
+            return None
+        if schedule.default_interval is None:
+            return 1.0
+        asked = self.runs[0].value("schedule.update_interval")
+        interval = asked if isinstance(asked, int) else schedule.default_interval(microbatches)
+        return microbatches / interval
+
+    @property
+    def update_ratio(self) -> float | None:
+        """Updates on the same tokens, relative to the synchronous counterpart."""
+        own, base = self.updates_per_step, self.baseline.updates_per_step if self.baseline else None
+        return own / base if own is not None and base else None
+
+    @property
+    def throughput_ratio(self) -> float | None:
+        """Tokens per second, relative to the synchronous counterpart."""
+        own, base = self.tokens_per_second, self.baseline.tokens_per_second if self.baseline else None
+        return own.mean / base.mean if own is not None and base is not None and base.mean > 0 else None
+
+    @cached_property
+    def reached(self) -> TargetReached | None:
+        """When the target was reached; None without a target or a completed run."""
+        done = self.completed
+        if self.target is None or not done:
+            return None
+        first = [run.measurement.first_at(self.target) for run in done]
+        known = [evaluation for evaluation in first if evaluation is not None]
+        reached = known if len(known) == len(done) else []
+        timed = [] if any(run.measurement.replayed for run in done) else reached
+        return TargetReached(
+            runs=len(known),
+            of=len(done),
+            steps=_spread_of(reached, "step"),
+            tokens=_spread_of(reached, "tokens"),
+            seconds=_spread_of(timed, "seconds"),
+        )
+
+    @property
+    def time_to_target_ratio(self) -> float | None:
+        """Training time of the synchronous counterpart to the target, relative to this cell's."""
+        own, base = self.reached, self.baseline.reached if self.baseline is not None else None
+        if own is None or base is None or own.seconds is None or base.seconds is None:
+            return None
+        return base.seconds.mean / own.seconds.mean if own.seconds.mean > 0 else None
+
+
+def _spread_of(evaluations: Iterable[Evaluation], name: str) -> Spread | None:
+    return spread(float(getattr(evaluation, name)) for evaluation in evaluations)
+
+
+def _by_rank(runs: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """The values of all runs for each rank, from those of all ranks for each run; empty ones are left out."""
+    return list(zip(*(values for values in runs if values), strict=False))
+
+
+def _exp(value: float | None) -> float | None:
+    try:
+        return None if value is None else math.exp(value)
+    except OverflowError:
+        return math.inf

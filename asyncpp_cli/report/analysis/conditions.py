@@ -1,0 +1,88 @@
+"""The conditions of the measurements, shown below every table and in every record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.load.run import RunResult
+
+GEOMETRY_KEYS = {
+    "stages": "parallel.stages",
+    "data_parallel": "parallel.data",
+    "microbatches": "schedule.microbatches",
+    "microbatch_size": "train.microbatch_size",
+    "context": "data.context",
+    "steps": "train.steps",
+    "precision": "train.precision",
+}
+"""Configuration keys for the size of a step and how it is divided."""
+
+MACHINE_FIELDS = (
+    *("asyncpp", "commit", "torch", "python", "host", "device", "threads"),
+    *("parameters", "tokens_per_step", "replayed", "corpus_sha256"),
+)
+"""Fields of a `start` row for machine, versions and data."""
+
+_MOST_VALUES = 5
+"""Values of a condition that a line names; records name all."""
+
+
+def conditions(runs: Iterable[RunResult]) -> dict[str, list[Any]]:
+    """For each condition its distinct values over the runs, in order of appearance; empty if unknown."""
+    known: dict[str, list[Any]] = {name: [] for name in (*GEOMETRY_KEYS, *MACHINE_FIELDS)}
+    for run in runs:
+        config, start = run.config or {}, run.measurement.start or {}
+        values = {name: config.get(key) for name, key in GEOMETRY_KEYS.items()}
+        values |= {name: start.get(name) for name in MACHINE_FIELDS}
+        for name, value in values.items():
+            if value is not None and value not in known[name]:
+                known[name].append(value)
+    return known
+
+
+def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
+    """The conditions of a report as lines of text, with all values where runs differ."""
+    known = conditions(run for cell in cells for run in cell.runs)
+
+    def values(name: str) -> str:
+        texts = [_readable(value) for value in known[name]]
+        if len(texts) > _MOST_VALUES:
+            texts = [*texts[:_MOST_VALUES], f"{len(texts) - _MOST_VALUES} others"]
+        return " or ".join(texts) or "?"
+
+    replicas = (
+        f" x {values('data_parallel')} data-parallel" if known["data_parallel"] not in ([], [1]) else ""
+    )
+    several = "" if known["microbatches"] == [1] else "es"
+    geometry = (
+        f"Conditions: {values('stages')} stages{replicas}; {values('microbatches')} micro-batch{several} x "
+        f"{values('microbatch_size')} sequences x {values('context')} tokens = "
+        f"{values('tokens_per_step')} tokens per step; "
+        f"{values('steps')} steps; {values('parameters')} parameters; {values('precision')}"
+    )
+    commit = f" (commit {values('commit')})" if known["commit"] else ""
+    machine = (
+        f"asyncpp {values('asyncpp')}{commit}, torch {values('torch')}, Python {values('python')}; "
+        f"host {values('host')}, device {values('device')}, threads per process {values('threads')}"
+    )
+    lines = [geometry, machine]
+    if known["corpus_sha256"]:
+        lines.append(f"Data: SHA-256 {values('corpus_sha256')}")
+    if True in known["replayed"]:
+        lines.append(
+            "Replayed runs ran all ranks in turn in one process: they have no throughput and no bubble."
+        )
+    starts = [run.measurement.start for cell in cells for run in cell.runs]
+    if any(start is not None and start.get("shared_gpu") for start in starts):
+        lines.append(
+            "Processes shared a GPU and sent messages through host memory: their throughput says little."
+        )
+    if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
+        lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
+    return lines
+
+
+def _readable(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,250 @@
+"""The results in sentences: the cost of delay, what corrections recover, and the gain in throughput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
+from asyncpp_cli.report.analysis.names import arm_names, value_text
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE
+
+TOKENS_PER_PARAMETER = 20
+"""Usual tokens per parameter of pretraining; runs with fewer are called short."""
+
+MAX_GROUPS = 4
+"""Most variations that get a sentence each."""
+
+MAX_NAMED = 6
+"""Cells that a sentence names."""
+
+
+def summary_lines(cells: Sequence[CellResult]) -> list[str]:
+    """The results of the delayed cells in sentences; empty without a synchronous counterpart."""
+    delayed = [cell for cell in cells if cell.baseline is not None and not cell.synchronous]
+    if not delayed:
+        return []
+    return [
+        *_loss_sentences(delayed),
+        *_speed_sentences(delayed),
+        *_target_sentences(delayed),
+        *_more_updates(delayed),
+        *_unpaired(cells, delayed),
+        *_certainty(cells, delayed),
+        *_caveats(delayed),
+    ]
+
+
+def _loss_sentences(delayed: Sequence[CellResult]) -> list[str]:
+    compared = [cell for cell in delayed if cell.gap is not None and math.isfinite(cell.gap)]
+    groups: dict[tuple[str, ...], list[CellResult]] = {}
+    models = len({cell.model for cell in compared}) > 1
+    for cell in compared:
+        where = [f"{name}={value}" for name, value in _position(cell).items()]
+        groups.setdefault((cell.schedule, *([cell.model] if models else []), *where), []).append(cell)
+    if len(groups) > MAX_GROUPS:
+        return _along_one_axis(compared) or [
+            f"Loss: {len(compared)} comparisons with a synchronous cell; see the gap column."
+        ]
+    sentences = []
+    for (schedule, *where), group in groups.items():
+        baseline = group[0].baseline
+        assert baseline is not None
+        prefix = f"Loss ({', '.join(where)})" if where and len(groups) > 1 else "Loss"
+        optimizers = dict.fromkeys(cell.optimizer for cell in group)
+        changes = [
+            _optimizer_changes([cell for cell in group if cell.optimizer == name]) for name in optimizers
+        ]
+        sentences.append(
+            f"{prefix}: against {baseline.schedule}, {schedule} changes the validation loss "
+            f"{'; '.join(changes)} nats per token."
+        )
+    return sentences
+
+
+def _position(cell: CellResult) -> dict[str, str]:
+    """The cell's values of keys other than schedule, optimizer, correction and model."""
+    return {
+        name: value_text(value)
+        for name, value in cell.axes.items()
+        if name not in cell.chosen and not name.startswith("correction.") and cell.uses(name)
+    }
+
+
+def _along_one_axis(compared: Sequence[CellResult]) -> list[str]:
+    """The gaps along the only axis in which the cells differ, beside optimizer and correction, if any."""
+    positions = [_position(cell) | {"model": cell.model} for cell in compared]
+    varying = [name for name in positions[0] if len({position.get(name) for position in positions}) > 1]
+    if len(varying) != 1 or len({cell.schedule for cell in compared}) > 1:
+        return []
+    (axis,) = varying
+    values = list(dict.fromkeys(position[axis] for position in positions))
+    gaps: dict[str, dict[str, float]] = {}
+    for cell, position in zip(compared, positions, strict=True):
+        arm = " with ".join(filter(None, (cell.optimizer, _correction(cell))))
+        gaps.setdefault(arm, {})[position[axis]] = cell.gap or 0.0
+    changes = "; ".join(
+        f"of {arm} by {', '.join(_number(by_value.get(value)) for value in values)}"
+        for arm, by_value in gaps.items()
+    )
+    baseline = compared[0].baseline
+    assert baseline is not None
+    return [
+        f"Loss: against {baseline.schedule}, at {axis} = {', '.join(values)}, {compared[0].schedule} changes "
+        f"the validation loss {changes} nats per token."
+    ]
+
+
+def _number(gap: float | None) -> str:
+    return "?" if gap is None else f"{gap:+.3f}"
+
+
+def _correction(cell: CellResult) -> str:
+    """The cell's corrections, with the settings in which cells differ; empty without a correction."""
+    parts = []
+    if cell.error_feedback:
+        strength = "" if cell.error_feedback == 1 else f" (c = {cell.error_feedback:g})"
+        parts.append(f"error feedback{strength}")
+    if cell.correction is not None:
+        settings = [
+            f"{name.partition('.')[2]} {value_text(value)}"
+            for name, value in cell.axes.items()
+            if name.startswith("correction.") and name not in ("correction.name", *cell.chosen)
+        ]
+        parts.append(f"{cell.correction} ({', '.join(settings)})" if settings else cell.correction)
+    return " and ".join(parts)
+
+
+def _optimizer_changes(cells: Sequence[CellResult]) -> str:
+    """An optimizer's gaps: uncorrected, then with each correction and the share of the gap it recovers."""
+    parts = [f"by {cell.gap:+.3f}{_updates(cell)}" for cell in cells if not cell.corrected]
+    for cell in cells:
+        if not cell.corrected:
+            continue
+        share = ""
+        if cell.recovered is not None:
+            share = (
+                f" ({cell.recovered:.0%} of the gap recovered)" if cell.recovered >= 0 else " (a wider gap)"
+            )
+        parts.append(f"with {_correction(cell)} by {cell.gap:+.3f}{_updates(cell)}{share}")
+    return f"of {cells[0].optimizer} {', '.join(parts)}"
+
+
+def _updates(cell: CellResult) -> str:
+    ratio = cell.update_ratio
+    return "" if ratio in (None, 1.0) else f" with {ratio:g} times the updates"
+
+
+def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
+    sentences = []
+    for schedule in dict.fromkeys(cell.schedule for cell in delayed):
+        cells = [cell for cell in delayed if cell.schedule == schedule and cell.throughput_ratio is not None]
+        if not cells:
+            continue
+        baseline = cells[0].baseline
+        assert baseline is not None
+        ratios = _range(
+            [cell.throughput_ratio for cell in cells if cell.throughput_ratio is not None], "{:.2f}"
+        )
+        sentence = (
+            f"Speed: {schedule} trains on {ratios} times as many tokens per second as {baseline.schedule}"
+        )
+        own = [cell.bubble.mean for cell in cells if cell.bubble is not None]
+        base = [cell.baseline.bubble.mean for cell in cells if cell.baseline and cell.baseline.bubble]
+        if own and base:
+            sentence += (
+                f"; its ranks wait {_range(own, '{:.0%}')} of the time instead of {_range(base, '{:.0%}')}"
+            )
+        sentences.append(f"{sentence}.")
+    return sentences
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _target_sentences(delayed: Sequence[CellResult]) -> list[str]:
+    ratios = [cell.time_to_target_ratio for cell in delayed if cell.time_to_target_ratio is not None]
+    target = delayed[0].target
+    if not ratios or target is None:
+        return []
+    return [
+        f"Time: to a validation loss of {target:g} the delayed cells train {_range(ratios, '{:.2f}')} times "
+        "as fast as the synchronous ones."
+    ]
+
+
+def _more_updates(delayed: Sequence[CellResult]) -> list[str]:
+    """Schedules whose gap also holds the effect of more updates."""
+    sentences = []
+    for schedule in dict.fromkeys(cell.schedule for cell in delayed):
+        ratios = {cell.update_ratio for cell in delayed if cell.schedule == schedule and cell.gap is not None}
+        if other := sorted(ratio for ratio in ratios if ratio not in (None, 1.0)):
+            sentences.append(
+                f"Not like with like: on the same tokens {schedule} makes {_range(other, '{:g}')} times the "
+                "updates of its synchronous counterpart, and its gap includes their effect."
+            )
+    return sentences
+
+
+def _unpaired(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> list[str]:
+    """Seeds that only one arm of a gap has."""
+    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
+    left_out = [
+        f"{names[id(cell)]} without seed {', '.join(map(str, cell.gap_pairs.unpaired))}"
+        + ("" if cell.gap_pairs.seeds else ", so without a gap")
+        for cell in delayed
+        if cell.gap_pairs is not None and cell.gap_pairs.unpaired
+    ]
+    if not left_out:
+        return []
+    more = f"; and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
+    return [f"Gaps are over the seeds of both arms: {'; '.join(left_out[:MAX_NAMED])}{more}."]
+
+
+def _certainty(cells: Sequence[CellResult], delayed: Sequence[CellResult]) -> list[str]:
+    """The meaning of the intervals, and the gaps that are not significant."""
+    with_interval = [cell for cell in delayed if cell.gap_interval is not None]
+    if not with_interval:
+        return []
+    meaning = (
+        f"The gap's ± is the half-width of its {CONFIDENCE:.0%} interval, from the differences between runs "
+        "with the same seed, which start from the same weights and see the same data."
+    )
+    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
+    unclear = [
+        names[id(cell)] for cell in with_interval if cell.gap_interval and cell.gap_interval.holds_zero
+    ]
+    if not unclear:
+        return [meaning]
+    named = "; ".join(unclear[:MAX_NAMED])
+    more = f"; and {len(unclear) - MAX_NAMED} more" if len(unclear) > MAX_NAMED else ""
+    return [meaning, f"Not distinguishable from zero: {named}{more}."]
+
+
+def _caveats(delayed: Sequence[CellResult]) -> list[str]:
+    compared = [cell for cell in delayed if cell.gap is not None]
+    if not compared:
+        return []
+    sentences = []
+    fewest = min(len(cell.gap_pairs.seeds) for cell in compared if cell.gap_pairs is not None)
+    if fewest < FEW_SEEDS:
+        seeds = "one seed" if fewest == 1 else f"{fewest} seeds"
+        sentences.append(f"Certainty: some gaps rest on {seeds} (n = {fewest}); a small gap may be chance.")
+    short = [tokens for tokens in (_tokens_per_parameter(cell) for cell in compared) if tokens is not None]
+    if short and min(short) < TOKENS_PER_PARAMETER:
+        sentences.append(
+            f"A short run ({min(short):.2g} tokens per parameter; {TOKENS_PER_PARAMETER} are usual) spends "
+            "most of its steps at a high learning rate and exaggerates gaps."
+        )
+    return sentences
+
+
+def _tokens_per_parameter(cell: CellResult) -> float | None:
+    for run in cell.runs:
+        start = run.measurement.start
+        parameters, tokens = (start or {}).get("parameters"), (start or {}).get("tokens_per_step")
+        if isinstance(parameters, int) and isinstance(tokens, int | float) and parameters > 0:
+            return float(run.measurement.steps_done * tokens / parameters)
+    return None

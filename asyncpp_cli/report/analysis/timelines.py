@@ -1,0 +1,223 @@
+"""Predicted and measured timelines of the cells' programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.experiment.settings import SettingError, assign
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.load.measured_timeline import MeasuredTimeline, read_measured_timeline
+from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.schedule_tools.measured_costs import rank_times
+from schedules import Program, ScheduleError, is_custom
+from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
+from schedules.simulate import Timeline, simulate, steps_to_measure, throughput
+from stages.config import RunConfig, ScheduleConfig
+from stages.pipeline.segments import segment_program
+
+STEPS_SHOWN = 4
+MOST_BOXES = 1200
+"""Programs with more actions in `STEPS_SHOWN` steps are not drawn."""
+
+SECONDS = "s"
+
+BACKWARD = 2.0
+"""Predicted duration of a backward, in forwards, as for the predicted bubble."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelinePair:
+    """A program's timelines, in one unit of time."""
+
+    title: str
+    predicted: Timeline
+    """With equal stages, a backward twice as long as a forward, and updates and messages that take no time.
+    Of the same actions as `measured`, or else of the first steps."""
+    measured: Timeline | None
+    """The last actions of a run's last segment, by the ranks' clocks, without the time that a rank waited."""
+    steps: str
+    """Which steps the timelines show."""
+    problem: str | None
+    """Why a measured timeline could not be read."""
+    predicted_bubble: float | None
+    """Of the steady state, in 0..1; so are the next two."""
+    mean_times_bubble: float | None
+    """By simulation with the mean measured times of the actions."""
+    measured_bubble: float | None
+    """By the time that ranks waited."""
+    unit: str
+    """`SECONDS`, or `forwards` if nothing was measured."""
+
+
+def timeline_pairs(cells: Sequence[CellResult]) -> list[TimelinePair]:
+    """A pair for each distinct program of the cells that is not too large to draw.
+
+    Of cells with the same program, the first with a measured timeline is taken, else the first with times.
+    """
+    pairs: dict[object, tuple[_Source, TimelinePair | None]] = {}
+    for cell in cells:
+        key = _program_key(cell)
+        known = pairs.get(key)
+        if key is None or (known is not None and _best_source(cell) <= known[0]):
+            continue
+        pair = _pair(cell)
+        if known is None or _source(pair) > known[0]:
+            pairs[key] = _source(pair), pair
+    return [pair for _, pair in pairs.values() if pair is not None]
+
+
+class _Source(IntEnum):
+    """What a pair is made from."""
+
+    PROGRAM = 0
+    MEAN_TIMES = 1
+    TIMELINE = 2
+
+
+def _best_source(cell: CellResult) -> _Source:
+    """The best source that the cell may have; its files are not read."""
+    if not any(
+        run.measurement.segments and run.measurement.segments[-1].get("action_seconds")
+        for run in cell.completed
+    ):
+        return _Source.PROGRAM
+    recorded = any(
+        run.folder is not None and Run(run.folder).timeline_file.exists() for run in cell.completed
+    )
+    return _Source.TIMELINE if recorded else _Source.MEAN_TIMES
+
+
+def _source(pair: TimelinePair | None) -> _Source:
+    if pair is None or pair.unit != SECONDS:
+        return _Source.PROGRAM
+    return _Source.TIMELINE if pair.measured is not None else _Source.MEAN_TIMES
+
+
+def _configured(cell: CellResult) -> RunResult | None:
+    return next((run for run in cell.runs if run.config is not None), None)
+
+
+def _program_key(cell: CellResult) -> object:
+    run = _configured(cell)
+    if run is None or run.config is None:
+        return None
+    sections = ("schedule.", "parallel.stages")
+    return tuple(
+        (key, repr(value)) for key, value in run.config.items() if key.startswith(sections) and cell.uses(key)
+    )
+
+
+def _pair(cell: CellResult) -> TimelinePair | None:
+    run = _configured(cell)
+    assert run is not None
+    assert run.config is not None
+    config = RunConfig()
+    try:
+        assign(config, {key: value for key, value in run.config.items() if value is not None})
+        if is_custom(config.schedule.name):
+            # A report runs no code that a folder names.
+            return None
+        program = segment_program(config, first_step=0, steps=STEPS_SHOWN)
+    except (SettingError, ValueError):
+        return None
+    if sum(map(len, program.actions)) > MOST_BOXES:
+        return None
+    stages, microbatches = config.parallel.stages, config.schedule.microbatches
+    times = _times(cell, program)
+    unit = 1.0 if times is None else _mean_work(times) / (1 + BACKWARD)
+    steady_steps = steps_to_measure(stages=stages, microbatches=microbatches, ahead=config.schedule.ahead)
+    steady_program = segment_program(config, first_step=0, steps=steady_steps)
+    steady_costs = _costs(steady_program, times)
+    measured, problem = _measured(cell, program) if times is not None else (None, None)
+    if measured is not None:
+        # The last steps of the segment do not depend on those before.
+        steps = min(measured.steps, steady_steps)
+        first_step = measured.first_step + measured.steps - steps
+        program = segment_program(config, first_step=first_step, steps=steps)
+    predicted = simulate(program, uniform_costs(program, forward=unit, backward=unit * BACKWARD))
+    return TimelinePair(
+        title=", ".join([f"{cell.schedule}, {stages} stages", *_settings(cell, config)]),
+        predicted=predicted if measured is None else measured.part_of(predicted),
+        measured=measured.timeline(program) if measured is not None else None,
+        steps=_steps(measured),
+        problem=problem,
+        predicted_bubble=cell.bubble_predicted,
+        mean_times_bubble=(
+            throughput(simulate(steady_program, steady_costs)).bubble if steady_costs is not None else None
+        ),
+        measured_bubble=cell.bubble.mean if cell.bubble is not None else None,
+        unit=SECONDS if times is not None else "forwards",
+    )
+
+
+def _measured(cell: CellResult, program: Program) -> tuple[MeasuredTimeline | None, str | None]:
+    """The first readable timeline of a completed run, and why one before it could not be read."""
+    problem = None
+    for run in cell.completed:
+        if run.folder is None:
+            continue
+        try:
+            timeline = read_measured_timeline(Run(run.folder))
+        except (DamagedError, OSError) as error:
+            problem = str(error)
+            continue
+        if timeline is not None and len(timeline.actions) == program.num_ranks:
+            return timeline, problem
+    return None, problem
+
+
+def _steps(timeline: MeasuredTimeline | None) -> str:
+    if timeline is None:
+        return f"The first {STEPS_SHOWN} steps; no timeline was measured"
+    last = timeline.first_step + timeline.steps
+    if timeline.steps_kept >= timeline.steps:
+        return f"Steps {timeline.first_step + 1} to {last}, a whole segment"
+    kept = "step" if timeline.steps_kept == 1 else f"{timeline.steps_kept:g} steps"
+    return f"The last {kept} before the drain after step {last}"
+
+
+def _settings(cell: CellResult, config: RunConfig) -> list[str]:
+    """The settings of the schedule that are not the defaults."""
+    schedule, default = config.schedule, ScheduleConfig()
+    size = "1 micro-batch" if schedule.microbatches == 1 else f"{schedule.microbatches} micro-batches"
+    known = {
+        "schedule.microbatches": (f"{size} per step", True),
+        "schedule.delay": (f"delay {schedule.delay}", schedule.delay != default.delay),
+        "schedule.ahead": (f"ahead {schedule.ahead}", schedule.ahead != default.ahead),
+        "schedule.chunks": (f"{schedule.chunks} stages per rank", True),
+        "schedule.update_interval": (
+            f"an update every {schedule.update_interval}",
+            schedule.update_interval is not None,
+        ),
+    }
+    return [text for key, (text, is_shown) in known.items() if is_shown and cell.uses(key)]
+
+
+def _times(cell: CellResult, program: Program) -> RankTimes | None:
+    for run in cell.completed:
+        try:
+            times = rank_times(run.measurement.segments, program.rank_of_stage)
+        except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError):
+            # A row of another form.
+            continue
+        if times is not None and len(times.forward) == program.num_ranks and _mean_work(times) > 0:
+            return times
+    return None
+
+
+def _mean_work(times: RankTimes) -> float:
+    """Mean seconds of a micro-batch's forward and backward on a rank."""
+    return sum(map(sum, (times.forward, times.input_half, times.weight_half))) / len(times.forward)
+
+
+def _costs(program: Program, times: RankTimes | None) -> Costs | None:
+    if times is None:
+        return None
+    try:
+        return with_measured_ranks(uniform_costs(program), program, times)
+    except ScheduleError:
+        return None

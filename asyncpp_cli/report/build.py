@@ -1,0 +1,160 @@
+"""Builds a report from experiment folders and writes it, once or repeatedly."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncpp_cli.atomic_files import write_bytes
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.report.analysis.aggregate import aggregate_best
+from asyncpp_cli.report.formats.latex import to_latex
+from asyncpp_cli.report.formats.markdown import to_markdown
+from asyncpp_cli.report.formats.records import csv_text, to_csv, to_json, to_parquet
+from asyncpp_cli.report.formats.terminal import to_table, to_text
+from asyncpp_cli.report.layout.columns import value_columns
+from asyncpp_cli.report.layout.document import Report
+from asyncpp_cli.report.layout.pivot import pivot_rows
+from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+
+SECONDS_BETWEEN_UPDATES = 3.0
+"""With `--watch`."""
+
+_UNFINISHED = ("running", "pending")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options of `asyncpp report`."""
+
+    folders: tuple[Path, ...]
+    output_format: str
+    out: Path | None
+    rows: tuple[str, ...]
+    cols: tuple[str, ...]
+    values: str
+    target: float | None
+    best_over: tuple[str, ...]
+    figures: Path | None
+    figure_width: float
+
+    @property
+    def curves(self) -> bool:
+        """Whether the report shows curves, which need every step of the runs."""
+        return self.output_format in ("html", "steps") or self.figures is not None
+
+
+def write_report(options: ReportOptions) -> None:
+    """Write the report once.
+
+    Raises:
+        UserError: a folder is no experiment, or a file cannot be written.
+    """
+    experiments = [open_experiment(folder) for folder in options.folders]
+    _write(options, build_report(experiments, options, Loader(keep_steps=options.curves)))
+
+
+def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
+    """Write the report every few seconds until no run is running or pending, or until Ctrl-C.
+
+    Args:
+        options: of the report.
+        to_terminal: whether standard output is a terminal, which is cleared before each report.
+    """
+    loader = Loader(keep_steps=options.curves)
+    try:
+        while True:
+            # Opened each time: a running experiment may get more cells.
+            report = build_report([open_experiment(folder) for folder in options.folders], options, loader)
+            if options.out is None and to_terminal:
+                sys.stdout.write("\x1b[2J\x1b[3J\x1b[H")
+            _write(options, report)
+            if not any(run.state in _UNFINISHED for cell in report.cells for run in cell.runs):
+                return
+            sys.stdout.flush()
+            time.sleep(SECONDS_BETWEEN_UPDATES)
+    except KeyboardInterrupt:
+        return
+
+
+def build_report(experiments: Sequence[Experiment], options: ReportOptions, loader: Loader) -> Report:
+    """The report of these experiments."""
+    runs, remarks = loader.load(experiments)
+    cells, notes, choices = aggregate_best(
+        runs, keys=[*options.rows, *options.cols], best_over=options.best_over, target=options.target
+    )
+    problems = [problem for run in runs for problem in run.problems]
+    return Report(
+        name=" + ".join(dict.fromkeys(experiment.name for experiment in experiments)),
+        cells=cells,
+        notes=[*notes, *remarks, *problems],
+        choices=choices,
+        rows=options.rows,
+        cols=options.cols,
+        values=options.values,
+    )
+
+
+def _write(options: ReportOptions, report: Report) -> None:
+    if options.figures is not None:
+        from asyncpp_cli.report.formats.figures import write_figures
+
+        write_figures(report, folder=options.figures, width=options.figure_width)
+        print(f"Wrote the figures into {options.figures}", file=sys.stderr)
+    if options.out is None and options.output_format == "table" and sys.stdout.isatty():
+        from asyncpp_cli.console import console
+
+        to_table(report, console=console())
+    elif options.output_format == "html":
+        assert options.out is not None
+        _write_page_and_steps(report, options.out)
+    elif options.out is None:
+        sys.stdout.write(_TEXTS[options.output_format](report))
+    elif options.output_format == "parquet":
+        _write_file(options.out, to_parquet(report.cells))
+    elif options.output_format == "steps":
+        from asyncpp_cli.report.formats.step_table import to_step_table
+
+        _write_file(options.out, to_step_table(report.cells))
+    else:
+        _write_file(options.out, _TEXTS[options.output_format](report).encode())
+
+
+def _csv(report: Report) -> str:
+    if not report.cols:
+        return to_csv(report.cells)
+    values = value_columns(report.values, report.cells)
+    return csv_text(pivot_rows(report.cells, rows=report.rows, cols=report.cols, values=values))
+
+
+_TEXTS: dict[str, Callable[[Report], str]] = {
+    "table": to_text,
+    "markdown": to_markdown,
+    "latex": to_latex,
+    "csv": _csv,
+    "json": lambda report: to_json(report.cells),
+}
+
+
+def _write_page_and_steps(report: Report, file: Path) -> None:
+    """Write the page, and beside it a Parquet file with every step of its curves."""
+    from asyncpp_cli.report.formats.html.page import to_page
+    from asyncpp_cli.report.formats.step_table import is_step_table, to_step_table
+
+    steps_file = file.with_name(f"{file.name.removesuffix('.html')}.steps.parquet")
+    if steps_file.exists() and not is_step_table(steps_file):
+        # The command line does not name this file: it may be somebody's data.
+        raise UserError(
+            f"--out {file}: {steps_file} exists and is not a table of steps; move it, or choose another --out"
+        )
+    _write_file(steps_file, to_step_table(report.cells))
+    _write_file(file, to_page(report, steps_file=steps_file.name, folder=file.absolute().parent).encode())
+
+
+def _write_file(file: Path, content: bytes) -> None:
+    write_bytes(file, content)
+    print(f"Wrote {file}", file=sys.stderr)

@@ -1,0 +1,368 @@
+"use strict";
+(() => {
+  const arms = JSON.parse(document.getElementById("data").textContent).arms;
+  const MOST_AT_FIRST = 12;
+  const state = {
+    kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2,
+    width: undefined, shown: arms.map((arm, place) => place < MOST_AT_FIRST),
+  };
+  const BASE = { margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest", hoverlabel: { namelength: -1 } };
+  const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  const AXES = { step: "steps", tokens: "tokens" };
+  // Replayed runs say nothing about the time that training takes.
+  if (arms.some((arm) => arm.runs.some((run) => run.timed))) AXES.seconds = "training time";
+  const MEMORY = Math.max(0, ...arms.flatMap((arm) => arm.peak_memory_by_rank)) >= 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"];
+
+  // The page's colours, light or dark; plotly asks for none of them by itself.
+  const BLACK = "#000000";
+  let LAYOUT, GRID, COLOURS;
+  function takeColours() {
+    const page = getComputedStyle(document.documentElement);
+    COLOURS = Object.fromEntries(["page", "ink", "faint", "thin", "black-arm"].map((name) => [name, page.getPropertyValue(`--${name}`).trim()]));
+    LAYOUT = { ...BASE, paper_bgcolor: COLOURS.page, plot_bgcolor: COLOURS.page, font: { family: "inherit", size: 12, color: COLOURS.ink } };
+    GRID = { gridcolor: COLOURS.thin, zerolinecolor: "#8c959f", linecolor: "#8c959f", automargin: true };
+  }
+  const colourOf = (arm) => (arm.colour === BLACK ? COLOURS["black-arm"] : arm.colour);
+
+  // Plotly takes some markup in texts; names are no markup.
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const shown = () => arms.filter((arm, place) => state.shown[place]);
+  const element = (tag, attributes, ...children) => {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  };
+
+  function tokensOf(part) {
+    return typeof part.tokens === "number" ? part.step.map((step) => step * part.tokens) : part.tokens;
+  }
+
+  function along(part) {
+    return state.axis === "tokens" ? tokensOf(part) : part[state.axis];
+  }
+
+  // Bins know their mean step alone; the other axes are read off the steps that were kept.
+  function alongOf(steps, part) {
+    const to = along(part);
+    let place = 0;
+    return steps.map((step) => {
+      while (place + 2 < part.step.length && part.step[place + 1] < step) place += 1;
+      const [from, until] = [part.step[place], part.step[place + 1] ?? part.step[place]];
+      const share = until > from ? Math.min(1, Math.max(0, (step - from) / (until - from))) : 0;
+      return to[place] + share * ((to[place + 1] ?? to[place]) - to[place]);
+    });
+  }
+
+  // A centred mean over a share of the run, in percent; at the ends over what there is of it.
+  function smoothed(values, percent) {
+    const reach = Math.floor((values.length * percent) / 200);
+    if (reach === 0) return values;
+    const sums = [0];
+    const counts = [0];
+    for (const value of values) {
+      sums.push(sums[sums.length - 1] + (value ?? 0));
+      counts.push(counts[counts.length - 1] + (value === null ? 0 : 1));
+    }
+    return values.map((_, place) => {
+      const begin = Math.max(0, place - reach);
+      const end = Math.min(values.length, place + reach + 1);
+      const count = counts[end] - counts[begin];
+      return count ? (sums[end] - sums[begin]) / count : null;
+    });
+  }
+
+  // What a run's line goes through: means of its bins, or every point.
+  function course(run, unit) {
+    const part = run[state.kind];
+    if (state.kind === "val") return { x: along(part).map((value) => value / unit), y: part.loss };
+    const binned = run.mean ?? part;
+    return { x: alongOf(binned.step, part).map((value) => value / unit), y: smoothed(binned.loss, state.smoothing) };
+  }
+
+  function at(line, x) {
+    let place = 0;
+    return x.map((value) => {
+      while (place + 2 < line.x.length && line.x[place + 1] < value) place += 1;
+      const [from, until] = [line.x[place], line.x[place + 1] ?? line.x[place]];
+      const [low, high] = [line.y[place], line.y[place + 1] ?? line.y[place]];
+      if (value === from || low === null || high === null) return value === from ? low : null;
+      return low + ((value - from) / (until - from)) * (high - low);
+    });
+  }
+
+  // Mean and standard deviation (n - 1) of an arm's runs, where all of them have been.
+  function meanAndBand(lines) {
+    const begin = Math.max(...lines.map((line) => line.x[0]));
+    const end = Math.min(...lines.map((line) => line.x[line.x.length - 1]));
+    const x = lines[0].x.filter((value) => value >= begin && value <= end);
+    const values = lines.map((line) => at(line, x));
+    const mean = [], low = [], high = [];
+    x.forEach((_, place) => {
+      const here = values.map((row) => row[place]);
+      const known = here.every((value) => value !== null);
+      const centre = known ? here.reduce((a, b) => a + b) / here.length : null;
+      const spread = known ? Math.sqrt(here.reduce((a, b) => a + (b - centre) ** 2, 0) / (here.length - 1)) : null;
+      mean.push(centre);
+      low.push(known ? centre - spread : null);
+      high.push(known ? centre + spread : null);
+    });
+    return { x, mean, low, high };
+  }
+
+  const HOVER = "%{y:.4f} at %{x:,}<br>%{text}<extra></extra>";
+  const lineOf = (arm, width) => ({ color: colourOf(arm), width, dash: arm.dash });
+  const pointsOf = (arm) => (state.kind === "train" ? {} : { marker: { color: colourOf(arm), symbol: arm.marker, size: 6 } });
+
+  function faint(hex) {
+    const parts = [1, 3, 5].map((place) => parseInt(hex.slice(place, place + 2), 16));
+    return `rgba(${parts.join(",")},0.18)`;
+  }
+
+  function armTraces(arm, runs, unit) {
+    const lines = runs.map((run) => course(run, unit));
+    const mode = state.kind === "train" ? "lines" : "lines+markers";
+    if (state.seeds === "band" && lines.length > 1) {
+      const { x, mean, low, high } = meanAndBand(lines);
+      if (x.length) {
+        const text = plain(`${arm.name}, mean of ${lines.length} runs`);
+        const edge = { x, type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 0 }, opacity: 0.5, band: true };
+        return [
+          { ...edge, y: low },
+          { ...edge, y: high, fill: "tonexty", fillcolor: faint(colourOf(arm)) },
+          { x, y: mean, text, type: "scatter", mode, hovertemplate: HOVER, line: lineOf(arm, 2), ...pointsOf(arm) },
+        ];
+      }
+    }
+    return runs.flatMap((run, place) => {
+      const text = plain(`${arm.name}, seed ${run.seed}`);
+      const drawn = { ...lines[place], text, type: "scatter", mode, hovertemplate: HOVER, ...pointsOf(arm) };
+      if (state.kind === "val") return [{ ...drawn, line: lineOf(arm, 1.5) }];
+      if (state.smoothing === 0 && !run.mean) return [{ ...drawn, line: lineOf(arm, 1.2) }];
+      const raw = {
+        x: along(run.train).map((value) => value / unit), y: run.train.loss, text, type: "scatter", mode: "lines", hoverinfo: "skip",
+        line: { color: colourOf(arm), width: 0.8 }, opacity: 0.28,
+      };
+      return [raw, { ...drawn, line: lineOf(arm, 2) }];
+    });
+  }
+
+  function timeUnit(parts) {
+    const longest = Math.max(0, ...parts.map((part) => part.seconds[part.seconds.length - 1] ?? 0));
+    return longest > 7200 ? [3600, "hours"] : longest > 120 ? [60, "minutes"] : [1, "seconds"];
+  }
+
+  function drawLoss() {
+    const chart = document.getElementById("loss-chart");
+    const runs = shown().flatMap((arm) => arm.runs.map((run) => [arm, run]))
+      .filter(([, run]) => run[state.kind] && (state.axis !== "seconds" || run.timed));
+    const [unit, name] = state.axis === "seconds" ? timeUnit(runs.map(([, run]) => run[state.kind])) : [1, AXES[state.axis]];
+    const traces = shown().flatMap((arm) => {
+      const own = runs.filter(([owner]) => owner === arm).map(([, run]) => run);
+      return own.length ? armTraces(arm, own, unit) : [];
+    });
+    const x = { ...GRID, title: { text: state.axis === "seconds" ? `training time, ${name}` : name }, rangemode: "tozero" };
+    const y = { ...GRID, title: { text: `${state.kind === "train" ? "training" : "validation"} loss, nats a token` } };
+    if (state.range === "end") Object.assign(x, endOf(traces, x, y));
+    Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, uirevision: `${state.axis} ${state.kind} ${state.range}` }, CONFIG);
+  }
+
+  // The second half of the steps, with losses as far apart as the lines in it are; single spikes may stand out.
+  function endOf(traces, x, y) {
+    const lines = traces.filter((trace) => trace.opacity === undefined || trace.opacity === 1);
+    const last = Math.max(...lines.map((trace) => trace.x[trace.x.length - 1] ?? 0));
+    const values = lines.flatMap((trace) => trace.y.filter((value, place) => value !== null && trace.x[place] >= last / 2));
+    if (!values.length) return {};
+    const low = values.reduce((a, b) => Math.min(a, b));
+    const high = values.reduce((a, b) => Math.max(a, b));
+    const room = (high - low) * 0.06 || 0.01;
+    y.range = [low - room, high + room];
+    return { range: [last / 2, last * 1.01] };
+  }
+
+  // A chart of a row an arm; hidden with its section where no arm has the number.
+  function drawRows(name, has, traces, x) {
+    const chart = document.getElementById(`${name}-chart`);
+    const section = chart.closest("section");
+    section.hidden = !arms.some(has);
+    if (section.hidden) return;
+    const rows = shown().filter(has);
+    const narrow = (state.width ?? chart.clientWidth) < 560;
+    const labels = rows.map((arm) => inLines(arm.name, narrow ? 14 : 60).map(plain));
+    const lines = Math.max(1, ...labels.map((label) => label.length));
+    const y = {
+      ...GRID, automargin: true, tickvals: rows.map((_, place) => place), autorange: false,
+      ticktext: labels.map((label) => label.join("<br>")),
+      range: [rows.length - 0.5, -0.5], zeroline: false, fixedrange: true,
+    };
+    const height = 90 + rows.length * Math.max(30, 15 * lines + 8);
+    // Plotly forgets the height of a layout when the window changes its size.
+    chart.style.height = `${height}px`;
+    Plotly.react(chart, traces(rows), { ...LAYOUT, height, width: state.width, xaxis: { ...GRID, ...x }, yaxis: y, bargap: 0.3 }, CONFIG);
+  }
+
+  function inLines(text, most) {
+    const lines = [];
+    for (const word of text.split(" ")) {
+      const last = lines[lines.length - 1];
+      if (last !== undefined && last.length + word.length < most) lines[lines.length - 1] = `${last} ${word}`;
+      else lines.push(word);
+    }
+    return lines;
+  }
+
+  const markersOf = (rows) => ({ color: rows.map(colourOf), symbol: rows.map((arm) => arm.marker), size: 11 });
+
+  function drawGaps() {
+    drawRows("gap", (arm) => arm.gap !== null, (rows) => [
+      {
+        type: "scatter", mode: "markers", hovertemplate: "%{x:+.4f}<extra>one seed</extra>",
+        x: rows.flatMap((arm) => arm.gap_by_seed), y: rows.flatMap((arm, place) => arm.gap_by_seed.map(() => place)),
+        marker: { color: "#8c959f", size: 5, symbol: "line-ns-open" },
+      },
+      {
+        type: "scatter", mode: "markers", x: rows.map((arm) => arm.gap), y: rows.map((_, place) => place),
+        text: rows.map((arm) => (arm.gap_low === null ? "one seed: no interval" : `${arm.gap_low.toFixed(4)} to ${arm.gap_high.toFixed(4)}`)),
+        hovertemplate: "%{x:+.4f}, %{text}<extra></extra>", marker: markersOf(rows),
+        error_x: {
+          type: "data", symmetric: false, color: COLOURS.faint, thickness: 1.5, width: 5,
+          array: rows.map((arm) => (arm.gap_high === null ? 0 : arm.gap_high - arm.gap)),
+          arrayminus: rows.map((arm) => (arm.gap_low === null ? 0 : arm.gap - arm.gap_low)),
+        },
+      },
+    ], { title: { text: "gap, nats a token" }, zeroline: true, zerolinewidth: 2, tickformat: "+.3~f" });
+  }
+
+  function drawSpeed() {
+    drawRows("speed", (arm) => arm.tokens_per_second !== null, (rows) => [{
+      type: "bar", orientation: "h", x: rows.map((arm) => arm.tokens_per_second), y: rows.map((_, place) => place),
+      marker: { color: rows.map(colourOf) }, textposition: "inside", insidetextanchor: "start",
+      insidetextfont: { color: rows.map((arm) => (arm.colour === BLACK ? COLOURS.page : "#fff")) },
+      text: rows.map((arm) => (arm.throughput_ratio === null ? "" : `×${arm.throughput_ratio.toFixed(2)}`)),
+      hovertemplate: "%{x:,.0f} tokens/s<extra></extra>",
+      error_x: { type: "data", array: rows.map((arm) => arm.tokens_per_second_std ?? 0), color: COLOURS.faint },
+    }], { title: { text: "tokens a second" }, rangemode: "tozero" });
+  }
+
+  function drawGrid(name, field, form, options) {
+    drawRows(name, (arm) => arm[field].length > 0, (rows) => {
+      const places = Math.max(...rows.map((arm) => arm[field].length), 0);
+      const values = rows.map((arm) => Array.from({ length: places }, (_, place) => arm[field][place] ?? null));
+      const texts = values.map((row) => row.map((value) => (value === null ? "" : form(value))));
+      return rows.length === 0 ? [] : [{
+        type: "heatmap", z: values, x: Array.from({ length: places }, (_, place) => place), y: rows.map((_, place) => place),
+        text: texts, texttemplate: places <= 16 ? "%{text}" : undefined, hovertemplate: "%{x}: %{text}<extra></extra>",
+        colorscale: [[0, COLOURS.page], [1, "#2f8fc4"]], textfont: { color: COLOURS.ink }, xgap: 2, ygap: 2, showscale: false, ...options,
+      }];
+    }, { title: { text: "rank" }, dtick: 1, showgrid: false, zeroline: false });
+  }
+
+  function draw() {
+    drawLoss();
+    drawGaps();
+    drawSpeed();
+    drawGrid("busy", "busy_by_rank", (value) => `${(100 * value).toFixed(0)}%`, { zmin: 0, zmax: 1 });
+    drawGrid("memory", "peak_memory_by_rank", (value) => `${(value / MEMORY[0]).toPrecision(3)} ${MEMORY[1]}`, { zmin: 0 });
+  }
+
+  function choice(name, options, label) {
+    const buttons = Object.entries(options).map(([value, text]) => {
+      const button = element("button", { type: "button", "aria-pressed": String(state[name] === value) }, text);
+      button.dataset[name] = value;
+      button.addEventListener("click", () => {
+        state[name] = value;
+        for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+        drawLoss();
+      });
+      return button;
+    });
+    return element("fieldset", {}, element("legend", {}, label), ...buttons);
+  }
+
+  function makeControls() {
+    const slider = element("input", { type: "range", min: 0, max: 20, step: 1, value: state.smoothing, id: "smoothing" });
+    const said = element("output", { for: "smoothing" }, `${state.smoothing}%`);
+    slider.addEventListener("input", () => {
+      state.smoothing = Number(slider.value);
+      said.value = `${state.smoothing}%`;
+      drawLoss();
+    });
+    document.getElementById("controls").append(
+      choice("kind", { train: "Training", val: "Validation" }, "Which loss"),
+      choice("axis", AXES, "Along what"),
+      ...(arms.some((arm) => arm.runs.length > 1) ? [choice("seeds", { band: "mean and band", single: "single runs" }, "Seeds")] : []),
+      choice("range", { all: "whole run", end: "second half" }, "How much"),
+      element("label", {}, "smoothing ", slider, " ", said),
+    );
+  }
+
+  function makeArmList() {
+    const list = document.getElementById("arm-list");
+    const rows = arms.map((arm, place) => {
+      const box = element("input", { type: "checkbox" });
+      box.checked = state.shown[place];
+      box.dataset.arm = place;
+      const sample = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+      sample.setAttribute("width", 26);
+      sample.setAttribute("height", 8);
+      const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+      const dashes = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4" }[arm.dash];
+      const drawn = { x1: 0, x2: 26, y1: 4, y2: 4, stroke: colourOf(arm), "stroke-width": 3, "stroke-dasharray": dashes };
+      for (const [name, value] of Object.entries(drawn)) line.setAttribute(name, value);
+      if (arm.colour === BLACK) line.dataset.black = "";
+      sample.append(line);
+      const loss = arm.val_loss !== null ? arm.val_loss.toFixed(3) : arm.n > 0 ? "diverged" : arm.status;
+      const row = element("label", {}, box, sample, element("span", {}, arm.name), element("span", { class: "value" }, loss));
+      row.classList.toggle("hidden-arm", !box.checked);
+      box.addEventListener("change", () => {
+        state.shown[place] = box.checked;
+        row.classList.toggle("hidden-arm", !box.checked);
+        draw();
+      });
+      return { row, box, place, name: arm.name.toLowerCase() };
+    });
+    const search = element("input", { type: "search", placeholder: "find arms", "aria-label": "find arms" });
+    const matching = () => rows.filter(({ name }) => search.value.toLowerCase().split(/\s+/).every((word) => name.includes(word)));
+    search.addEventListener("input", () => {
+      const found = new Set(matching());
+      for (const entry of rows) entry.row.style.display = found.has(entry) ? "" : "none";
+    });
+    const all = (checked) => () => {
+      for (const { row, box, place } of matching()) {
+        box.checked = checked;
+        state.shown[place] = checked;
+        row.classList.toggle("hidden-arm", !checked);
+      }
+      draw();
+    };
+    const buttons = [["all", true], ["none", false]].map(([text, checked]) => {
+      const button = element("button", { type: "button" }, text);
+      button.addEventListener("click", all(checked));
+      return button;
+    });
+    if (arms.length > 8) list.append(search);
+    list.append(element("div", { class: "buttons" }, ...buttons), ...rows.map(({ row }) => row));
+  }
+
+  takeColours();
+  makeControls();
+  makeArmList();
+  draw();
+  // Another theme of the system's, or paper: which is white.
+  function inColours() {
+    takeColours();
+    document.querySelectorAll("#arm-list line[data-black]").forEach((line) => line.setAttribute("stroke", COLOURS["black-arm"]));
+    draw();
+  }
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", inColours);
+  const PAPER = 690;
+  const drawAt = (width) => () => {
+    state.width = width;
+    // Paper is white, whatever the screen is.
+    document.documentElement.toggleAttribute("data-paper", width !== undefined);
+    inColours();
+  };
+  window.addEventListener("beforeprint", drawAt(PAPER));
+  window.addEventListener("afterprint", drawAt(undefined));
+  document.documentElement.dataset.ready = "yes";
+})();

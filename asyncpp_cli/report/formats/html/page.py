@@ -1,0 +1,219 @@
+"""A report as a self-contained HTML page: it needs no network and no other file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote
+
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.names import arm_names, value_text
+from asyncpp_cli.report.analysis.timelines import TimelinePair, timeline_pairs
+from asyncpp_cli.report.formats.html.gantt_svg import to_svg
+from asyncpp_cli.report.formats.html.page_data import page_data
+from asyncpp_cli.report.layout.document import Report
+from asyncpp_cli.report.layout.table import Heading, Table, table_of_cells
+from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.version import asyncpp_version
+
+MOST_TIMELINES = 8
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
+"""The page loads nothing."""
+
+
+def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
+    """The page.
+
+    Args:
+        report: its content.
+        steps_file: name of the Parquet file with every step, in the same folder.
+        folder: of the page; links to run folders are relative to it.
+    """
+    from plotly.offline import get_plotlyjs
+
+    name = _text(report.name)
+    resources = files(__package__)
+    parts = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{name}</title>',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{resources.joinpath('page.css').read_text(encoding='utf-8')}</style></head><body>",
+        f"<header><h1>{name}</h1><p>{_text(_summary(report.cells))}</p></header><main>",
+        _section("answer", "Summary", _list(report.summary)),
+        _section("table", "Cells", _tables(report)),
+        _section("curves", "Loss", _CURVES + _curves_note(steps_file)),
+        _section("gaps", "Gap to the synchronous counterpart", _GAPS),
+        _section("speed", "Throughput", _SPEED),
+        _section("busy", "Busy share of each rank", _BUSY),
+        _section("memory", "Peak memory of each rank", _MEMORY),
+        _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
+        _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
+        f"</main><footer><p>Written by asyncpp {_text(asyncpp_version())}.</p></footer>",
+        f'<script type="application/json" id="data">{page_data(report.cells)}</script>',
+        f"<script>{get_plotlyjs()}</script>",
+        f"<script>{resources.joinpath('page.js').read_text(encoding='utf-8')}</script>",
+        "</body></html>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+_CURVES = """
+<div class="controls" id="controls"></div>
+<div class="columns"><div class="chart tall" id="loss-chart"></div><div id="arm-list"></div></div>
+"""
+_GAPS = """
+<p>Validation loss minus that of the synchronous counterpart, in nats per token. Bars are 95% intervals from
+the differences between runs with the same seed; small marks are these differences.</p>
+<div class="chart" id="gap-chart"></div>
+"""
+_SPEED = """
+<p>Tokens per second in steady state, mean and standard deviation over seeds. In the bar: the ratio to the
+synchronous counterpart.</p><div class="chart" id="speed-chart"></div>
+"""
+_BUSY = """
+<p>Share of the steady state in which a rank did not wait, mean over seeds.</p>
+<div class="chart" id="busy-chart"></div>
+"""
+_MEMORY = """<p>Peak memory, the largest over seeds.</p><div class="chart" id="memory-chart"></div>"""
+
+
+_EVERY_COLUMN = '<label class="every-column"><input type="checkbox" id="every-column"> all columns</label>'
+
+
+def _text(text: object) -> str:
+    return escape(printable(text))
+
+
+def _section(name: str, title: str, content: str) -> str:
+    return f'<section id="{name}"><h2>{title}</h2>{content}</section>' if content else ""
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _summary(cells: Sequence[CellResult]) -> str:
+    runs = [run.state for cell in cells for run in cell.runs]
+    counts = ", ".join(f"{runs.count(state)} {state}" for state in dict.fromkeys(runs))
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{len(cells)} cells, {len(runs)} runs: {counts}. Written {now}."
+
+
+def _tables(report: Report) -> str:
+    cells = _table(table_of_cells(report.cells, width=None, leading=report.rows))
+    pivot = _table(report.table(width=None)) if report.cols else ""
+    problems = f'<div class="problems">{_list(report.problems)}</div>' if report.problems else ""
+    conditions = "".join(f'<p class="conditions">{_text(line)}</p>' for line in report.conditions)
+    return f"{pivot}{_EVERY_COLUMN}{cells}{problems}{conditions}"
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f"<th{_class(heading)}>{'<br>'.join(_text(line) for line in heading.title.split(chr(10)))}</th>"
+        for heading in table.headings
+    )
+    body = []
+    for index, row in enumerate(table.rows):
+        state = table.states[index] if table.states else ""
+        cells = "".join(
+            f"<td{_class(heading)}>{_text(text)}</td>"
+            for heading, text in zip(table.headings, row, strict=True)
+        )
+        body.append(f'<tr class="{escape(state)}">{cells}</tr>')
+    remarks = "".join(f"<p>{_text(line)}</p>" for line in table.remarks)
+    inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return f'<div class="scroll"><table>{inner}</table></div>{remarks}'
+
+
+def _class(heading: Heading) -> str:
+    names = ["number"] * heading.right + ["more"] * heading.secondary
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def _curves_note(steps_file: str) -> str:
+    return (
+        '<p class="conditions">Long curves show the extremes of equal bins of steps; smoothing averages all '
+        "steps. Every step of every run: "
+        f'<a href="{quote(os.fsencode(steps_file))}">{_text(steps_file)}</a>.</p>'
+    )
+
+
+def _timelines(cells: Sequence[CellResult]) -> str:
+    pairs = timeline_pairs(cells)
+    if not pairs:
+        return ""
+    legend = (
+        "<p>Each row is a rank, each box a micro-batch: pale boxes are forwards, opaque ones backwards, "
+        "outlined bars updates. Colours are weight versions. Measured: by the clocks of one run's ranks; "
+        "between boxes a rank waited or did something else. Predicted: the same actions if stages cost the "
+        "same, a backward takes twice as long as a forward, and updates and messages take no time.</p>"
+    )
+    figures = "".join(
+        f"<figure><figcaption>{_text(_caption(pair))}</figcaption>"
+        f'<div class="scroll">{to_svg(pair)}</div></figure>'
+        for pair in pairs[:MOST_TIMELINES]
+    )
+    more = len(pairs) - MOST_TIMELINES
+    rest = f"<p>{more} more programs are not drawn (asyncpp schedule draw).</p>" if more > 0 else ""
+    return f"{legend}{figures}{rest}"
+
+
+def _caption(pair: TimelinePair) -> str:
+    problem = f"{pair.problem}." if pair.problem is not None else ""
+    return " ".join(part for part in (f"{pair.title}.", f"{pair.steps}.", _bubbles(pair), problem) if part)
+
+
+def _bubbles(pair: TimelinePair) -> str:
+    bubbles = (
+        ("predicted", pair.predicted_bubble),
+        ("from the mean times of actions", pair.mean_times_bubble),
+        ("measured", pair.measured_bubble),
+    )
+    text = ", ".join(f"{name} {share:.0%}" for name, share in bubbles if share is not None)
+    return f"Bubble: {text}." if text else ""
+
+
+def _configurations(cells: Sequence[CellResult], folder: Path) -> str:
+    """The settings that all arms share, and for each arm its other settings and its runs."""
+    configs = [next((run.config for run in cell.runs if run.config is not None), None) for cell in cells]
+    known = [config for config in configs if config is not None]
+    keys = [key for key in (known[0] if known else ()) if key != "seed" and not key.startswith("site.")]
+    varying = [key for key in keys if len({repr(config.get(key)) for config in known}) > 1]
+    shared = {key: known[0][key] for key in keys if key not in varying}
+    parts = [f"<details><summary>Settings of all arms ({len(shared)})</summary>{_keys(shared)}</details>"]
+    for cell, name, config in zip(cells, arm_names(cells), configs, strict=True):
+        settings = _keys({key: config.get(key) for key in varying}) if config is not None else ""
+        runs = "".join(_run(run, folder) for run in cell.runs)
+        parts.append(f"<details><summary>{_text(name)}</summary>{settings}<ul>{runs}</ul></details>")
+    return "".join(parts)
+
+
+def _keys(values: dict[str, object]) -> str:
+    rows = "".join(
+        f"<tr><td>{_text(key)}</td><td>{_text('null' if value is None else value_text(value))}</td></tr>"
+        for key, value in values.items()
+    )
+    return f'<div class="scroll"><table class="keys"><tbody>{rows}</tbody></table></div>'
+
+
+def _run(run: RunResult, folder: Path) -> str:
+    label = _text(run.id)
+    if run.folder is not None:
+        # Relative, so that page and experiment can be moved together.
+        path = quote(os.fsencode(os.path.relpath(run.folder.absolute(), folder).replace(os.sep, "/")))
+        label = f'<a href="{escape(path)}/">{label}</a>'
+    loss = run.measurement.val_loss
+    parts = [run.state, *([f"validation loss {loss:.4f}"] if loss is not None else [])]
+    if run.reason is not None:
+        parts.append(run.reason)
+    return f"<li>{label}: {_text(', '.join(parts))}</li>"

@@ -1,0 +1,102 @@
+"""The data of the page's charts, as JSON: arms with their runs and the thinned curves of these."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.layout.column import as_plain
+from asyncpp_cli.report.layout.columns import records
+from asyncpp_cli.report.layout.styles import styles
+from asyncpp_cli.report.load.curves import curve, kept_indices
+from asyncpp_cli.report.load.run import RunResult
+
+MOST_CHARACTERS = 2_600_000
+"""Limit of the data: with plotly's five megabytes and the tables, the page stays under eight."""
+
+_CHARTED = (
+    *("status", "n", "val_loss", "gap", "gap_low", "gap_high", "tokens_per_second", "tokens_per_second_std"),
+    *("throughput_ratio", "busy_by_rank", "peak_memory_by_rank"),
+)
+"""Fields of a cell's record that the charts show."""
+
+_MOST_BINS = 1000
+_CHARACTERS_OF_A_BIN = 70
+_FEWEST_BINS = 8
+
+
+def page_data(cells: Sequence[CellResult], *, most_characters: int = MOST_CHARACTERS) -> str:
+    """The data as JSON, safe inside a `script` element."""
+    runs = sum(len(cell.runs) for cell in cells)
+    bins = min(_MOST_BINS, max(_FEWEST_BINS, most_characters // (_CHARACTERS_OF_A_BIN * max(runs, 1))))
+    text = _encoded(cells, bins)
+    while len(text) > most_characters and bins > _FEWEST_BINS:
+        # Nearly in proportion: evaluations and short runs are not thinned further.
+        bins = max(_FEWEST_BINS, min(bins - 1, int(bins * 0.85 * most_characters / len(text))))
+        text = _encoded(cells, bins)
+    return text
+
+
+def _encoded(cells: Sequence[CellResult], bins: int) -> str:
+    drawn = zip(cells, records(cells), arm_names(cells), styles(cells), strict=True)
+    arms = [
+        {
+            "name": name,
+            "colour": style.colour,
+            "dash": style.dash,
+            "marker": style.marker,
+            **{name: fields[name] for name in _CHARTED},
+            "gap_by_seed": as_plain(cell.gap_pairs.differences if cell.gap_pairs is not None else []),
+            "runs": [_run(run, bins) for run in cell.runs],
+        }
+        for cell, fields, name, style in drawn
+    ]
+    text = json.dumps({"arms": arms}, separators=(",", ":"), allow_nan=False)
+    # Nothing that ends the script element or begins a comment in it.
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _run(run: RunResult, bins: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"id": run.id, "seed": run.value("seed"), "timed": not run.measurement.replayed}
+    if run.steps is not None and len(run.steps):
+        thinned = curve(run.steps, most_bins=bins)
+        fields["train"] = {
+            "step": thinned.steps.tolist(),
+            "tokens": _per_step(thinned.steps.tolist(), thinned.tokens.tolist()),
+            "seconds": _rounded(thinned.seconds),
+            "loss": _rounded(thinned.losses),
+        }
+        if thinned.bin_size > 1:
+            fields["mean"] = {
+                "step": _rounded(thinned.mean_steps),
+                "loss": _rounded(thinned.mean_losses),
+                "size": thinned.bin_size,
+            }
+    if evaluations := run.measurement.evaluations:
+        losses = np.array([one.val_loss for one in evaluations])
+        kept = [evaluations[index] for index in kept_indices(losses, max(1, -(-len(losses) // bins)))]
+        steps = [one.step for one in kept]
+        fields["val"] = {
+            "step": steps,
+            "tokens": _per_step(steps, [one.tokens for one in kept]),
+            "seconds": _rounded(one.seconds for one in kept),
+            "loss": _rounded(one.val_loss for one in kept),
+        }
+    return fields
+
+
+def _per_step(steps: Sequence[int], tokens: Sequence[int]) -> int | list[int]:
+    """Tokens per step if it is constant, else the tokens at each step."""
+    each = tokens[-1] // steps[-1] if steps[-1] else 0
+    return each if all(step * each == count for step, count in zip(steps, tokens, strict=True)) else [*tokens]
+
+
+def _rounded(values: Iterable[float]) -> list[float | None]:
+    """The values with six digits, more than any useful zoom shows."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

@@ -1,0 +1,39 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.report.layout.document import Report
+from asyncpp_cli.report.layout.table import one_line
+
+
+def to_markdown(report: Report) -> str:
+    """A Markdown document: heading, table, summary, problems, conditions."""
+    table = report.table(width=None)
+    lines = [
+        f"## {escaped(report.name)}",
+        "",
+        _row([one_line(heading.title) for heading in table.headings]),
+        f"| {' | '.join('---:' if heading.right else '---' for heading in table.headings)} |",
+        *(_row(row) for row in table.rows),
+        "",
+        *(f"{escaped(line)}  " for line in table.remarks),
+    ]
+    lines += [f"- {escaped(line)}" for line in report.summary]
+    lines += [f"- **Note:** {escaped(line)}" for line in report.problems]
+    lines += ["", *(f"{escaped(line)}  " for line in report.conditions)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(map(escaped, texts))} |"
+
+
+def escaped(text: str) -> str:
+    """`text` escaped for Markdown and the HTML in it."""
+    safe = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for character in "\\`*_[]|":
+        safe = safe.replace(character, f"\\{character}")
+    return safe

@@ -1,0 +1,81 @@
+"""A report as JSON, CSV and Parquet: one record of plain numbers for each cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.layout.columns import records
+
+_FORMULA_STARTS = ("=", "+", "-", "@")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+def to_json(cells: Sequence[CellResult]) -> str:
+    """A list of records; each holds the ids of its runs and their conditions."""
+    return json.dumps(records(cells), indent=2, allow_nan=False) + "\n"
+
+
+def flat_records(cells: Sequence[CellResult]) -> list[dict[str, Any]]:
+    """The records with each condition as a field of its own."""
+    return [fields | fields.pop("conditions") for fields in records(cells)]
+
+
+def to_csv(cells: Sequence[CellResult]) -> str:
+    """A line for each cell, conditions last; None is an empty field and a list is JSON."""
+    rows = flat_records(cells)
+    names = list(rows[0]) if rows else ["schedule"]
+    return csv_text([names, *([_list_as_json(row[name]) for name in names] for row in rows)])
+
+
+def csv_text(rows: Sequence[Sequence[Any]]) -> str:
+    """Rows as CSV, the header first; None is an empty field."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(
+        [_not_a_formula(value) for value in row] for row in rows
+    )
+    return stream.getvalue()
+
+
+def to_parquet(cells: Sequence[CellResult]) -> bytes:
+    """The columns of the CSV with their types, lists included; a column of mixed types is text."""
+    import polars as pl
+
+    rows = flat_records(cells)
+    columns: dict[str, list[Any]] = {
+        name: [row[name] for row in rows] for name in (rows[0] if rows else ["schedule"])
+    }
+    table = pl.DataFrame({name: _one_type(values) for name, values in columns.items()})
+    stream = io.BytesIO()
+    table.write_parquet(stream)
+    return stream.getvalue()
+
+
+def _list_as_json(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def _not_a_formula(value: Any) -> Any:
+    """The value, with an apostrophe before text that a spreadsheet would run as a formula.
+
+    Text that is a number (`-0.5`) stays as it is. OWASP, "CSV Injection".
+    """
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) and _NUMBER.fullmatch(text) is None else text
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    types = {type(value) for value in values if value is not None}
+    if types == {int, float}:
+        return [None if value is None else float(value) for value in values]
+    if len(types) > 1:
+        return [None if value is None else str(_list_as_json(value)) for value in values]
+    return values

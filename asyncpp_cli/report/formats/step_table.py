@@ -1,0 +1,62 @@
+"""Every step and evaluation of every run, as Parquet."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA
+from asyncpp_cli.report.load.run import RunResult
+
+_LEVEL = 1
+"""Compression level; higher ones take several times as long and save a few percent."""
+
+_COLUMNS = ("run", "kind", *STEP_SCHEMA, "val_loss")
+
+
+def to_step_table(cells: Sequence[CellResult]) -> bytes:
+    """A table with columns `run`, `kind` (step, eval), those of `STEP_SCHEMA`, and `val_loss`."""
+    runs = [run for cell in cells for run in cell.runs]
+    names = pl.Enum(list(dict.fromkeys(run.id for run in runs)))
+    kinds = pl.Enum(["step", "eval"])
+    schema = dict(zip(_COLUMNS, (names, kinds, *STEP_SCHEMA.values(), pl.Float64()), strict=True))
+    table = pl.concat([pl.DataFrame(schema=schema), *_parts(runs, schema)], rechunk=False)
+    stream = io.BytesIO()
+    table.write_parquet(stream, compression="zstd", compression_level=_LEVEL)
+    return stream.getvalue()
+
+
+def is_step_table(file: Path) -> bool:
+    """Whether a file has the columns of such a table, and so may be replaced."""
+    try:
+        return tuple(pl.read_parquet_schema(file)) == _COLUMNS
+    except (OSError, pl.exceptions.PolarsError):
+        return False
+
+
+def _parts(runs: Iterable[RunResult], schema: dict[str, pl.DataType]) -> Iterable[pl.DataFrame]:
+    for run in runs:
+        if run.steps is not None and len(run.steps):
+            yield run.steps.select(
+                pl.lit(run.id, dtype=schema["run"]).alias("run"),
+                pl.lit("step", dtype=schema["kind"]).alias("kind"),
+                *STEP_SCHEMA,
+                pl.lit(None, dtype=pl.Float64()).alias("val_loss"),
+            )
+        evaluations = [
+            {
+                "run": run.id,
+                "kind": "eval",
+                "step": evaluation.step,
+                "tokens": evaluation.tokens,
+                "seconds": evaluation.seconds,
+                "val_loss": evaluation.val_loss,
+            }
+            for evaluation in run.measurement.evaluations
+        ]
+        if evaluations:
+            yield pl.DataFrame(evaluations, schema=schema)

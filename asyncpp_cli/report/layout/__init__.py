@@ -1,0 +1,1 @@
+"""Tables and documents before they are written in a format."""

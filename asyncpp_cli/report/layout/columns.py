@@ -1,0 +1,266 @@
+"""The columns of a report. Adding one takes a line in `measured_columns`; all formats follow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.conditions import conditions
+from asyncpp_cli.report.analysis.names import value_text
+from asyncpp_cli.report.layout.column import (
+    NOTHING,
+    Column,
+    Text,
+    Value,
+    averaged,
+    formatted,
+    interval_fields,
+    single,
+)
+
+NOT_REACHED = "not reached"
+
+_MIB, _GIB = 2**20, 2**30
+
+
+def columns(cells: Sequence[CellResult]) -> list[Column]:
+    """All columns, in order: what tells the cells apart, then what was measured."""
+    return [*key_columns(cells), *measured_columns(cells)]
+
+
+def shown_columns(cells: Sequence[CellResult]) -> list[Column]:
+    """The columns of a table: those with a title that have a value in some cell."""
+    return [
+        column
+        for column in columns(cells)
+        if column.always or (column.title and any(column.text(cell) != NOTHING for cell in cells))
+    ]
+
+
+def value_columns(names: str, cells: Sequence[CellResult]) -> list[Column]:
+    """The measured columns with these keys, separated by commas.
+
+    Raises:
+        UserError: a key is unknown.
+    """
+    known = {column.key: column for column in measured_columns(cells) if column.title}
+    keys = [key.strip() for key in names.split(",") if key.strip()]
+    for key in keys:
+        if key not in known:
+            raise UserError(f"--value: {key}: accepted: {', '.join(known)}")
+    return [known[key] for key in keys]
+
+
+def records(cells: Sequence[CellResult]) -> list[dict[str, Any]]:
+    """Each cell's values by field; None for an unknown or infinite number."""
+    every_column = columns(cells)
+    return [
+        {name: value for column in every_column for name, value in column.record(cell).items()}
+        for cell in cells
+    ]
+
+
+def key_columns(cells: Sequence[CellResult]) -> list[Column]:
+    """Schedule, optimizer, error feedback, model, and further keys in which the cells differ.
+
+    A setting that a cell does not use is left blank, unless cells would look alike then.
+    """
+    named = [
+        _key("schedule", "schedule", lambda cell: printable(cell.schedule)),
+        _key("optimizer", "optimizer", lambda cell: printable(cell.optimizer)),
+        _key("error_feedback", "EF", lambda cell: _on_or_off(cell.error_feedback)),
+        _key("model", "model", lambda cell: printable(cell.model), move_order=6),
+    ]
+    keys = list(cells[0].axes if cells else ())
+    used = [*named, *(_axis(key, only_used=True) for key in keys)]
+    if len({tuple(column.text(cell) for column in used) for cell in cells}) == len(cells):
+        return used
+    return [*named, *(_axis(key, only_used=False) for key in keys)]
+
+
+def _key(key: str, title: str, text: Text, **options: Any) -> Column:
+    return single(key, title, text=text, right=False, always=True, **options)
+
+
+def _axis(key: str, *, only_used: bool) -> Column:
+    def text(cell: CellResult) -> str:
+        value = cell.axes[key]
+        return (
+            NOTHING if value is None or (only_used and not cell.uses(key)) else printable(value_text(value))
+        )
+
+    section, _, name = printable(key).rpartition(".")
+    title = f"{section}.\n{name}" if section else name
+    return single(key, title, lambda cell: cell.axes[key], text=text, right=False)
+
+
+def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
+    """The state of the cells, and what was measured."""
+    all_on_cpu = all(_device(cell) in (None, "cpu") for cell in cells)
+    per_rank_title = f"tokens/s\n{'/process' if all_on_cpu else '/GPU'}"
+    return [
+        single(
+            "status", "status", attrgetter("state"), text=status_text, right=False, always=True, move_order=7
+        ),
+        single("progress"),
+        single("reason", value=lambda cell: "; ".join(cell.reasons) or None),
+        single("n", "n", text=runs_text, always=True, move_order=8),
+        averaged("val_loss", "val loss\nnats/tok.", form="{:.3f}", show_std=True, always=True),
+        averaged("bits_per_byte", "bits/\nbyte", form="{:.3f}", drop_order=16),
+        single("unigram_bits_per_byte", "unigram\nb./byte", form="{:.3f}", move_order=3, drop_order=11),
+        averaged("perplexity", "perplexity", form="{:.2f}", show_std=True, drop_order=4),
+        _gap_column(cells),
+        Column(
+            key="gap_welch",
+            fields=interval_fields(lambda cell: getattr(cell.gap_pairs, "interval_welch", None)),
+        ),
+        single("gap_seeds", value=lambda cell: cell.gap_pairs.seeds if cell.gap_pairs else []),
+        single(
+            "gap_seeds_missing", value=lambda cell: list(cell.gap_pairs.unpaired) if cell.gap_pairs else []
+        ),
+        _update_ratio_column(cells),
+        single("baseline", value=lambda cell: cell.baseline.schedule if cell.baseline else None),
+        single("recovered", "gap\nreco-\nvered", form="{:.0%}", drop_order=17),
+        *_target_columns(cells),
+        averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", secondary=True),
+        averaged("tokens_per_second_per_rank", per_rank_title, form="{:,.0f}", drop_order=5),
+        single("throughput_ratio", "× sync", form="{:.2f}"),
+        averaged("mfu", "MFU", attrgetter("utilisation"), form="{:.1%}", drop_order=15),
+        single("delay", "delay\nsteps", move_order=9),
+        averaged("bubble", "bubble\n(pred.)", form="{:.0%}", text=_bubble_text, secondary=True),
+        single("bubble_predicted"),
+        single("busy_by_rank"),
+        single("peak_memory_min", value=lambda cell: min(cell.peak_memory, default=None)),
+        _memory_column(cells),
+        single("peak_memory_by_rank", value=attrgetter("peak_memory")),
+        single("skipped_steps", "skipped\nsteps", move_order=1, drop_order=12),
+        single("restarts", "re-\nstarts", move_order=2, drop_order=13),
+        single("runs", value=lambda cell: [run.id for run in cell.runs]),
+        single("conditions", value=_conditions),
+    ]
+
+
+def _target_columns(cells: Sequence[CellResult]) -> list[Column]:
+    """Steps, tokens and time to the target loss, if one was given."""
+    target = next((cell.target for cell in cells if cell.target is not None), None)
+    if target is None:
+        return []
+
+    def reached(name: str, form: str, **options: Any) -> Column:
+        def value(cell: CellResult) -> float | None:
+            over_seeds = getattr(cell.reached, name, None)
+            return None if over_seeds is None else over_seeds.mean
+
+        def text(cell: CellResult) -> str:
+            if cell.reached is None:
+                return NOTHING
+            if cell.reached.runs == 0:
+                return NOT_REACHED
+            if cell.reached.runs < cell.reached.of:
+                return f"{cell.reached.runs}/{cell.reached.of} reached"
+            return formatted(value(cell), form)
+
+        return single(f"target_{name}", f"{name}\nto {target:g}", value, text=text, **options)
+
+    return [
+        single("target"),
+        single("target_reached", value=lambda cell: cell.reached.runs if cell.reached else None),
+        reached("steps", "{:,.0f}"),
+        reached("tokens", "{:,.0f}", drop_order=18),
+        reached("seconds", "{:,.1f}"),
+        single("target_time_ratio", "time\n× sync", attrgetter("time_to_target_ratio"), form="{:.2f}"),
+    ]
+
+
+def _gap_column(cells: Sequence[CellResult]) -> Column:
+    compared_with = baselines(cells)
+
+    def text(cell: CellResult) -> str:
+        if id(cell.runs) in compared_with:
+            return "baseline"
+        gap = formatted(cell.gap, "{:+.3f}")
+        if cell.gap_interval is not None:
+            gap = f"{gap}±{cell.gap_interval.half_width:.3f}"
+        pairs = cell.gap_pairs
+        # Over fewer runs than the loss beside it.
+        return f"{gap} (n {len(pairs.seeds)})" if pairs is not None and pairs.unpaired else gap
+
+    fields: dict[str, Value] = {"": attrgetter("gap")}
+    fields |= interval_fields(attrgetter("gap_interval"))
+    return Column(key="gap", title="gap\n(delayed\n- sync)", fields=fields, text=text)
+
+
+def baselines(cells: Sequence[CellResult]) -> set[int]:
+    """The cells that others are compared with, by the identity of their runs."""
+    return {id(cell.baseline.runs) for cell in cells if cell.baseline is not None}
+
+
+def _update_ratio_column(cells: Sequence[CellResult]) -> Column:
+    """Shown if some cell makes more or fewer updates than its counterpart on the same tokens."""
+    differs = any(cell.update_ratio not in (None, 1.0) for cell in cells)
+
+    def text(cell: CellResult) -> str:
+        return formatted(cell.update_ratio, "{:g}") if differs else NOTHING
+
+    return single("update_ratio", "updates\n× sync", text=text)
+
+
+def _memory_column(cells: Sequence[CellResult]) -> Column:
+    """Peak memory of the ranks, in MiB where none held a GiB."""
+    largest = max((max(cell.peak_memory, default=0.0) for cell in cells), default=0.0)
+    size, unit, form = (_GIB, "GiB", "{:.2f}") if largest >= _GIB else (_MIB, "MiB", "{:.1f}")
+
+    def text(cell: CellResult) -> str:
+        if not cell.peak_memory:
+            return NOTHING
+        low, high = (form.format(held / size) for held in (min(cell.peak_memory), max(cell.peak_memory)))
+        return low if low == high else f"{low} to {high}"
+
+    return single(
+        "peak_memory_max",
+        f"memory\n{unit}\na rank",
+        lambda cell: max(cell.peak_memory, default=None),
+        text=text,
+        move_order=10,
+        drop_order=14,
+    )
+
+
+def _bubble_text(cell: CellResult) -> str:
+    if cell.bubble is None:
+        return NOTHING
+    measured = f"{cell.bubble.mean:.0%}"
+    return measured if cell.bubble_predicted is None else f"{measured} ({cell.bubble_predicted:.0%})"
+
+
+def runs_text(cell: CellResult) -> str:
+    """The number of completed runs; of how many, if some are not."""
+    return str(cell.n) if cell.n == len(cell.runs) else f"{cell.n}/{len(cell.runs)}"
+
+
+def status_text(cell: CellResult) -> str:
+    """The cell's state, with its progress while it runs."""
+    if cell.state == "running" and cell.progress is not None:
+        return f"running {cell.progress:.0%}"
+    return cell.state
+
+
+def _on_or_off(coefficient: float) -> str:
+    return {0.0: "off", 1.0: "on"}.get(coefficient, f"{coefficient:g}")
+
+
+def _device(cell: CellResult) -> Any:
+    starts = [run.measurement.start for run in cell.runs]
+    return next((start.get("device") for start in starts if start is not None), None)
+
+
+def _conditions(cell: CellResult) -> dict[str, Any]:
+    """Each condition's value; a list where the cell's runs differ, None where it is unknown."""
+    return {
+        name: values[0] if len(values) == 1 else values or None
+        for name, values in conditions(cell.runs).items()
+    }

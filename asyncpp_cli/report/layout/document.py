@@ -1,0 +1,57 @@
+"""A report before it is written: its cells, their table, and the text below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.conditions import conditions_lines
+from asyncpp_cli.report.analysis.summary import summary_lines
+from asyncpp_cli.report.layout.columns import value_columns
+from asyncpp_cli.report.layout.pivot import pivot
+from asyncpp_cli.report.layout.table import Table, table_of_cells
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The cells of one or several experiments, and the layout of their table."""
+
+    name: str
+    cells: Sequence[CellResult]
+    notes: Sequence[str]
+    """Remarks on the files and on what was averaged."""
+    choices: Sequence[str] = ()
+    """Values kept by `--best-over`, with their certainty."""
+    rows: Sequence[str] = ()
+    """Keys that lead the rows."""
+    cols: Sequence[str] = ()
+    """Keys whose values become columns; empty: one row for each cell."""
+    values: str = "val_loss"
+    """With `cols`: the columns shown for each cell, by key."""
+
+    def table(self, *, width: int | None) -> Table:
+        """The table to show.
+
+        Args:
+            width: characters of a line to fit into; None: any.
+        """
+        if self.cols:
+            values = value_columns(self.values, self.cells)
+            return pivot(self.cells, rows=self.rows, cols=self.cols, values=values)
+        return table_of_cells(self.cells, width=width, leading=self.rows)
+
+    @property
+    def summary(self) -> list[str]:
+        """The results in sentences."""
+        return [*self.choices, *summary_lines(self.cells)]
+
+    @property
+    def problems(self) -> list[str]:
+        """Why runs ended early, damaged files, and runs that were not averaged."""
+        return [*(reason for cell in self.cells for reason in cell.reasons), *self.notes]
+
+    @property
+    def conditions(self) -> list[str]:
+        """The conditions of the measurements."""
+        return conditions_lines(self.cells)

@@ -1,0 +1,1 @@
+"""Loads run folders and computes the numbers of each run."""

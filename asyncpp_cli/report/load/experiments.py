@@ -1,0 +1,155 @@
+"""Loads the runs of experiment folders; a damaged run does not keep the others from being loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.experiment.settings import items
+from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+from asyncpp_cli.report.load.measure import Measurement, measure
+from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
+from asyncpp_cli.report.load.predict import predicted_bubble
+from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.report.load.utilisation import utilisation
+from asyncpp_cli.runs.attempts.settle import settle
+from asyncpp_cli.runs.experiment_folder import Cell, Experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State, Status
+from stages.config import RunConfig
+
+_THREADS = 4
+"""polars releases the interpreter lock while it parses."""
+
+
+class Loader:
+    """Loads experiments, repeatedly while they run: a completed run is read again only if its files change.
+
+    Args:
+        keep_steps: whether to keep the `step` rows of runs, for curves; tables need none of them.
+    """
+
+    def __init__(self, *, keep_steps: bool) -> None:
+        self._keep_steps = keep_steps
+        self._known: dict[object, tuple[object, RunResult]] = {}
+        self._configs = Lock()
+
+    def load(self, experiments: Iterable[Experiment]) -> tuple[list[RunResult], list[str]]:
+        """Every run of the experiments, in order, and remarks for the reader.
+
+        A run that is in several experiments counts once: the one that is furthest.
+        """
+        listed = [
+            (cell, experiment.run(cell.id), queue)
+            for experiment, queue in ((experiment, SlurmQueue(experiment)) for experiment in experiments)
+            for cell in experiment.cells
+        ]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            loaded = list(pool.map(lambda entry: self._load(*entry), listed))
+        return _once_each(loaded)
+
+    def _load(self, cell: Cell, run: Run, queue: SlurmQueue) -> RunResult:
+        signature = _signature(run)
+        known = self._known.get(run.folder)
+        if known is not None and known[0] == signature and known[1].state == State.COMPLETED:
+            return known[1]
+        loaded = self._read(cell, run, queue)
+        self._known[run.folder] = signature, loaded
+        return loaded
+
+    def _read(self, cell: Cell, run: Run, queue: SlurmQueue) -> RunResult:
+        plain = RunResult(id=cell.id, axes=cell.axes, config=None, state="missing", folder=run.folder)
+        if not run.folder.is_dir():
+            return replace(plain, reason=f"{run.folder} is gone")
+        config: Mapping[str, Any] | None = None
+        try:
+            with self._configs:
+                # All values are checked by one shared object.
+                run_config = run.config()
+            config = dict(items(run_config))
+            status = _status(run, queue)
+            metrics = read_metrics(run)
+            measurement = measure(metrics)
+        except (DamagedError, OSError) as error:
+            return replace(plain, config=config, state="damaged", reason=str(error))
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            # Rows are any JSON: a missing or mistyped field shows when it is used.
+            reason = f"{run.metrics_file} has a row of another form ({error!r})"
+            return replace(plain, config=config, state="damaged", reason=reason)
+        if status.state == State.COMPLETED and measurement.val_loss is None:
+            reason = f"{run.metrics_file} has no evaluation although the run is completed"
+            return replace(plain, config=config, state="damaged", reason=reason)
+        loaded = replace(
+            plain,
+            config=config,
+            state=str(status.state),
+            reason=status.reason or None,
+            progress=status.step / status.steps if status.attempt and status.steps else None,
+            restarts=max(0, status.attempt - 1),
+            measurement=measurement,
+            steps=metrics.steps if self._keep_steps else None,
+            bubble_predicted=predicted_bubble(run_config),
+            problems=_problems(run, metrics),
+        )
+        return replace(loaded, utilisation=_utilisation(loaded, run_config, measurement))
+
+
+def _signature(run: Run) -> object:
+    """A value that changes when a file of the run does."""
+    files: list[tuple[int, int] | None] = []
+    for file in (run.config_file, run.status_file, run.metrics_file):
+        try:
+            stat = file.stat()
+        except OSError:
+            files.append(None)
+        else:
+            files.append((stat.st_mtime_ns, stat.st_size))
+    return tuple(files)
+
+
+def _once_each(loaded: Sequence[RunResult]) -> tuple[list[RunResult], list[str]]:
+    best: dict[str, RunResult] = {}
+    repeated: list[str] = []
+    for run in loaded:
+        if run.id in best:
+            repeated.append(run.id)
+            if _progress(run) <= _progress(best[run.id]):
+                continue
+        best[run.id] = run
+    if not repeated:
+        return list(best.values()), []
+    remark = (
+        f"{len(repeated)} run(s) are in several of the experiments and count once each: "
+        f"{', '.join(repeated[:3])}{', ...' if len(repeated) > 3 else ''}."
+    )
+    return list(best.values()), [remark]
+
+
+def _progress(run: RunResult) -> tuple[bool, int]:
+    return run.state == State.COMPLETED, run.measurement.steps_done
+
+
+def _utilisation(run: RunResult, config: RunConfig, measurement: Measurement) -> float | None:
+    return utilisation(
+        config,
+        start=measurement.start,
+        tokens_per_second=measurement.tokens_per_second,
+        ranks=run.ranks,
+    )
+
+
+def _problems(run: Run, metrics: Metrics) -> tuple[str, ...]:
+    return (f"{run.metrics_file}: {metrics.torn} truncated line(s) left out",) if metrics.torn else ()
+
+
+def _status(run: Run, queue: SlurmQueue) -> Status:
+    """The run's status, after recording the end of a run whose processes have vanished."""
+    try:
+        return settle(run, scheduler=queue)
+    except OSError:
+        # Another user's experiment, or a read-only disk: the status is taken as it is.
+        return run.status()

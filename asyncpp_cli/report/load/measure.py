@@ -1,0 +1,151 @@
+"""Computes the numbers of a run from its metrics rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """An evaluation of a run."""
+
+    step: int
+    tokens: int
+    """Trained on so far."""
+    seconds: float
+    """Training time so far."""
+    val_loss: float
+    """Nats per token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Numbers from the metrics of a run; None where they are not known (yet)."""
+
+    steps_done: int = 0
+    """Updates in the metrics."""
+    evaluations: tuple[Evaluation, ...] = ()
+    val_loss: float | None = None
+    """Nats per token, of the last evaluation."""
+    bits_per_byte: float | None = None
+    """The same loss in bits per byte of text."""
+    unigram_bits_per_byte: float | None = None
+    """Entropy of the single bytes of the text: the best loss of a model without context."""
+    tokens_per_second: float | None = None
+    """In steady state: without evaluations, and without filling and draining the pipeline."""
+    delay: int | None = None
+    """Largest number of updates between the weights of a gradient and those it was applied to, as counted."""
+    mismatch: int | None = None
+    """Largest number of versions between a micro-batch's forward and its backward, as counted."""
+    bubble: float | None = None
+    """Share of the steady state that ranks waited, mean over ranks, in 0..1."""
+    bubble_by_rank: tuple[float, ...] = ()
+    peak_memory: tuple[float, ...] = ()
+    """Peak bytes of each rank of the pipeline: allocated on the device, or where the device does not count
+    them, held by the run itself."""
+    skipped_steps: int = 0
+    """Steps skipped because a gradient was not finite."""
+    seconds: float | None = None
+    """Training time, without evaluations."""
+    start: MetricsRow | None = None
+    """The `start` row of the last attempt: machine and versions."""
+    segments: tuple[MetricsRow, ...] = ()
+
+    @property
+    def replayed(self) -> bool:
+        """Whether one process ran all ranks in turn: its times say nothing about a pipeline."""
+        return bool(self.start is not None and self.start.get("replayed"))
+
+    def first_at(self, target: float) -> Evaluation | None:
+        """The first evaluation with a validation loss of at most `target`, nats per token."""
+        return next((evaluation for evaluation in self.evaluations if evaluation.val_loss <= target), None)
+
+
+def measure(metrics: Metrics) -> Measurement:
+    """The numbers of a run.
+
+    Raises:
+        KeyError, TypeError or ValueError: a row lacks a field of its kind, or one is not a number.
+    """
+    by_kind: dict[str, list[MetricsRow]] = {}
+    for row in metrics.others:
+        by_kind.setdefault(row["kind"], []).append(row)
+    start = by_kind["start"][-1] if "start" in by_kind else None
+    segments = by_kind.get("segment", [])
+    evaluations = tuple(_evaluation(row) for row in by_kind.get("eval", []))
+    val_loss = evaluations[-1].val_loss if evaluations else None
+    bubble_by_rank = _bubble_by_rank(segments)
+    steps = metrics.steps
+    seconds = [float(row["seconds"]) for kind in ("eval", "segment", "end") for row in by_kind.get(kind, [])]
+    if len(steps):
+        seconds.append(float(steps["seconds"][-1]))
+    return Measurement(
+        steps_done=int(steps["step"].max() or 0) if len(steps) else 0,  # type: ignore[arg-type]
+        evaluations=evaluations,
+        val_loss=val_loss,
+        bits_per_byte=_bits_per_byte(val_loss, start),
+        unigram_bits_per_byte=_from_start(start, "unigram_bits_per_byte"),
+        tokens_per_second=_tokens_per_second(segments),
+        delay=max((delay for row in segments for delay in row["delay_max"]), default=None),
+        mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
+        bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
+        bubble_by_rank=bubble_by_rank,
+        peak_memory=_peak_memory(segments),
+        skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
+        seconds=max(seconds, default=None),
+        start=start,
+        segments=tuple(segments),
+    )
+
+
+def _evaluation(row: MetricsRow) -> Evaluation:
+    return Evaluation(
+        step=int(row["step"]),
+        tokens=int(row["tokens"]),
+        seconds=float(row["seconds"]),
+        val_loss=float(row["val_loss"]),
+    )
+
+
+def _from_start(start: MetricsRow | None, name: str) -> float | None:
+    value = start.get(name) if start is not None else None
+    return float(value) if value is not None else None
+
+
+def _bits_per_byte(val_loss: float | None, start: MetricsRow | None) -> float | None:
+    bytes_per_token = _from_start(start, "bytes_per_token")
+    if val_loss is None or not bytes_per_token:
+        return None
+    return val_loss / math.log(2) / bytes_per_token
+
+
+def _tokens_per_second(segments: Sequence[MetricsRow]) -> float | None:
+    seconds = sum(row["steady_seconds"] for row in segments)
+    if seconds <= 0:
+        return None
+    return float(sum(row["steady_tokens"] for row in segments) / seconds)
+
+
+def _bubble_by_rank(segments: Sequence[MetricsRow]) -> tuple[float, ...]:
+    """For each rank, the share of the steady state that it waited; segments are weighted by their length."""
+    measured = [
+        row for row in segments if row["steady_seconds"] > 0 and row["busy"] and None not in row["busy"]
+    ]
+    seconds = sum(row["steady_seconds"] for row in measured)
+    if seconds <= 0:
+        return ()
+    ranks = range(len(measured[0]["busy"]))
+    return tuple(
+        1 - sum(row["busy"][rank] * row["steady_seconds"] for row in measured) / seconds for rank in ranks
+    )
+
+
+def _peak_memory(segments: Sequence[MetricsRow]) -> tuple[float, ...]:
+    """The peak over the segments, by rank. Segments of earlier versions have no memory."""
+    measured = [row["memory"] for row in segments if row.get("memory")]
+    by_segment = [memory.get("device_peak") or memory["total"] for memory in measured]
+    return tuple(max(map(float, by_rank)) for by_rank in zip(*by_segment, strict=True))

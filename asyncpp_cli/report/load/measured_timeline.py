@@ -1,0 +1,106 @@
+"""The timeline that a run measured, and the same actions in a predicted timeline."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.runs.run_folder import Run
+from schedules.actions import Action, Op, Program, parse_action
+from schedules.simulate import Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTimeline:
+    """The last actions of a run's last segment, on one clock."""
+
+    first_step: int
+    """First step of the segment."""
+    steps: int
+    """Steps of the segment."""
+    steps_kept: float
+    """Steps that the recorded actions cover."""
+    actions: tuple[tuple[Action, ...], ...]
+    """For each rank, in the order of execution."""
+    starts: tuple[array[float], ...]
+    """Seconds since the first start."""
+    ends: tuple[array[float], ...]
+
+    def timeline(self, program: Program) -> Timeline:
+        """These actions as a timeline of `program`."""
+        return Timeline(program=replace(program, actions=self.actions), starts=self.starts, ends=self.ends)
+
+    def part_of(self, timeline: Timeline) -> Timeline:
+        """The same actions in another timeline of the segment, starting at the first of them.
+
+        Versions may differ: where stages update on their own, a segment that begins later reads other
+        versions at first.
+        """
+        recorded = {_key(action) for actions in self.actions for action in actions}
+        kept = [
+            [index for index, action in enumerate(actions) if _key(action) in recorded]
+            for actions in timeline.program.actions
+        ]
+        kept_starts = [
+            starts[index]
+            for starts, kept_here in zip(timeline.starts, kept, strict=True)
+            for index in kept_here
+        ]
+        begin = min(kept_starts, default=0.0)
+
+        def shifted(times: Sequence[array[float]]) -> tuple[array[float], ...]:
+            return tuple(
+                array("d", (times_here[index] - begin for index in kept_here))
+                for times_here, kept_here in zip(times, kept, strict=True)
+            )
+
+        actions = tuple(
+            tuple(actions_here[index] for index in kept_here)
+            for actions_here, kept_here in zip(timeline.program.actions, kept, strict=True)
+        )
+        program = replace(timeline.program, actions=actions)
+        return Timeline(program=program, starts=shifted(timeline.starts), ends=shifted(timeline.ends))
+
+
+def read_measured_timeline(run: Run) -> MeasuredTimeline | None:
+    """The timeline in the run's folder; None if there is none.
+
+    Raises:
+        DamagedError: the file cannot be read, or has another form.
+    """
+    content = run.timeline()
+    if content is None:
+        return None
+    try:
+        return _parsed(content)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise DamagedError(f"{run.timeline_file} has another form ({error!r})") from error
+
+
+def _parsed(content: Mapping[str, Any]) -> MeasuredTimeline:
+    timeline = MeasuredTimeline(
+        first_step=int(content["first_step"]),
+        steps=int(content["steps"]),
+        steps_kept=float(content["steps_kept"]),
+        actions=tuple(tuple(parse_action(text) for text, _, _ in timed) for timed in content["ranks"]),
+        starts=_seconds(content["ranks"], 1),
+        ends=_seconds(content["ranks"], 2),
+    )
+    if timeline.first_step < 0 or timeline.steps < 1 or not all(timeline.actions):
+        raise ValueError("a segment without steps, or a rank without actions")
+    for starts, ends in zip(timeline.starts, timeline.ends, strict=True):
+        if not all(0 <= start <= end < float("inf") for start, end in zip(starts, ends, strict=True)):
+            raise ValueError("an action that ends before it starts")
+    return timeline
+
+
+def _seconds(ranks: Sequence[Sequence[Sequence[Any]]], index: int) -> tuple[array[float], ...]:
+    return tuple(array("d", (action[index] / 1e6 for action in timed)) for timed in ranks)
+
+
+def _key(action: Action) -> tuple[int, Op, int]:
+    number = action.version if action.op is Op.UPDATE else action.microbatch
+    return action.stage, action.op, number

@@ -1,0 +1,71 @@
+"""A run with its measurements, as far as its folder can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncpp_cli.report.load.measure import Measurement
+
+if TYPE_CHECKING:
+    import polars as pl
+
+NAMED_KEYS = {
+    "schedule": "schedule.name",
+    "optimizer": "optimizer.name",
+    "error_feedback": "error_feedback.coefficient",
+    "model": "model.name",
+}
+"""Configuration keys with a column of their own, by their names in templates."""
+
+STATES_BY_WEIGHT = ("failed", "damaged", "interrupted", "running", "pending", "missing", "completed")
+"""States by the attention they need: a cell has the first of these that one of its runs has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """A run: its configuration, state and measurements."""
+
+    id: str
+    axes: Mapping[str, Any]
+    """Its point in the matrix, by axis."""
+    config: Mapping[str, Any] | None
+    """Its resolved configuration by dotted key; None if it cannot be read."""
+    state: str
+    """One of `STATES_BY_WEIGHT`."""
+    folder: Path | None = None
+    reason: str | None = None
+    """Why it failed, was interrupted or cannot be read."""
+    progress: float | None = None
+    """Share of its steps that are done, by its status; None if it has not begun."""
+    restarts: int = 0
+    """Attempts after the first."""
+    measurement: Measurement = field(default_factory=Measurement)
+    steps: pl.DataFrame | None = None
+    """Its `step` rows (`Metrics.steps`), if the loader keeps them."""
+    bubble_predicted: float | None = None
+    """Share of the steady state in which a rank waits by the schedule alone (`predicted_bubble`)."""
+    utilisation: float | None = None
+    """Model FLOP/s utilisation (MFU) in 0..1; None if unknown."""
+    problems: tuple[str, ...] = ()
+    """Faults of its files that leave its numbers usable."""
+
+    def value(self, key: str) -> Any:
+        """The value of a configuration key or axis; None if unknown."""
+        dotted = NAMED_KEYS.get(key, key)
+        if self.config is not None:
+            return self.config.get(dotted)
+        return self.axes.get(key, self.axes.get(dotted))
+
+    @property
+    def ranks(self) -> int | None:
+        """Number of processes of the run."""
+        stages = self.value("parallel.stages")
+        return None if stages is None else int(stages) * int(self.value("parallel.data") or 1)
+
+    @property
+    def tokens_per_second_per_rank(self) -> float | None:
+        speed = self.measurement.tokens_per_second
+        return speed / self.ranks if speed is not None and self.ranks else None

@@ -1,0 +1,1 @@
+"""Experiment and run folders: their files, attempts, status and logs."""

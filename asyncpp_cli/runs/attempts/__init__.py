@@ -1,0 +1,1 @@
+"""Attempts at a run: claiming one, its ranks, its outcome."""

@@ -1,0 +1,132 @@
+"""Claiming a run, so that at most one attempt at it runs at a time.
+
+An attempt is claimed by creating its folder together with its description, which only one process can do on
+any filesystem, and only while no other attempt is running.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.atomic_files import usual_mask, write_json
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.job_record import Job, Scheduler
+from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, settle_locked
+from asyncpp_cli.runs.processes import is_gone, parse_process, this_process
+from asyncpp_cli.runs.run_folder import FORMAT, Run
+from asyncpp_cli.runs.status import State, Status
+
+
+def claim(
+    run: Run,
+    *,
+    processes: int,
+    replay: bool,
+    steps: int,
+    job: Job | None = None,
+    site_settings: Mapping[str, Any] | None = None,
+    scheduler: Scheduler | None = None,
+) -> Attempt | None:
+    """Begin the next attempt at a run; None if the run is completed, or running elsewhere.
+
+    Args:
+        run: the run.
+        processes: number of processes of the attempt.
+        replay: whether its ranks take turns in one process.
+        steps: steps of the whole run.
+        job: the SLURM job that it runs in.
+        site_settings: settings `site.*` of the site profile.
+        scheduler: asked whether an attempt that seems to be running has ended.
+    """
+    with run.locked():
+        status = settle_locked(run, scheduler=scheduler)
+        if status.state in (State.COMPLETED, State.RUNNING):
+            return None
+        claimant = this_process()
+        now = time.time()
+        description = {
+            "format": FORMAT,
+            "processes": processes,
+            "replay": replay,
+            "claimed": now,
+            "by": asdict(claimant),
+            "job": asdict(job) if job else None,
+            "site": dict(site_settings or {}),
+        }
+        attempt = Attempt(run, status.attempt + 1)
+        while not _create(attempt, description):
+            if not _is_abandoned(attempt):
+                return None  # another process is claiming it right now
+            attempt = Attempt(run, attempt.number + 1)
+        run.logs.mkdir(exist_ok=True)
+        run.write_status(
+            Status(
+                state=State.RUNNING,
+                attempt=attempt.number,
+                steps=steps,
+                started=now,
+                updated=now,
+                host=claimant.host,
+                pids=[0] * processes,
+            )
+        )
+        return attempt
+
+
+def _create(attempt: Attempt, description: Mapping[str, Any]) -> bool:
+    """Create the attempt's folder with its description; False if the folder exists."""
+    attempt.run.attempts.mkdir(exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".claim-", dir=attempt.run.attempts))
+    try:
+        temporary.chmod(0o777 & ~usual_mask())
+        write_json(temporary / "attempt.json", description)
+        # rename(2) replaces an empty folder at most, never one that has a description.
+        os.rename(temporary, attempt.folder)  # noqa: PTH104 (Path.replace hides what this relies on)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if attempt.folder.exists():
+            return False
+        raise
+    return True
+
+
+def _is_abandoned(attempt: Attempt) -> bool:
+    """Whether an attempt that is not in the status was claimed by a process killed while claiming."""
+    description = attempt.read("attempt")
+    if description is None:
+        return True
+    if is_gone(parse_process(description["by"])):
+        return True
+    return bool(time.time() - description["claimed"] > SECONDS_TO_START)
+
+
+def check_current(attempt: Attempt) -> None:
+    """Check that the attempt is the run's latest and has not ended.
+
+    Raises:
+        RuntimeError: the attempt has ended, or a later one has begun.
+    """
+    status = attempt.run.status()
+    if status.state != State.RUNNING or status.attempt != attempt.number:
+        raise RuntimeError(f"attempt {attempt.number} at {attempt.run.folder} is over: {status.state}")
+
+
+def record_processes(attempt: Attempt, pids: Sequence[int]) -> None:
+    """Write the process ids of all ranks into the run's status; called once, by rank 0.
+
+    Raises:
+        RuntimeError: see `check_current`.
+    """
+    with attempt.run.locked():
+        check_current(attempt)
+        host = this_process().host
+        attempt.run.write_status(
+            replace(attempt.run.status(), pids=list(pids), host=host, updated=time.time())
+        )

@@ -1,0 +1,150 @@
+"""The outcome of an attempt whose ranks have all ended: state, cause and reason."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.end_row import missing_end_row
+from asyncpp_cli.runs.status import Cause, State
+from stages.liveness.stop_signal import RESUMABLE, SIGNALS
+
+_LINES = 8
+"""Lines of a log to show with an error."""
+
+_NO_MEMORY = ("MemoryError", "OutOfMemoryError")
+"""Names of Python's exception and torch's."""
+
+_OTHER_RANK_GONE = "GoneError"
+"""Of `stages.comm.hub_client`: the rank ended because another one had."""
+
+
+def outcome_of(attempt: Attempt, ranks: int, *, steps: int) -> tuple[State, Cause, str]:
+    """State, cause and reason of an attempt that has ended.
+
+    Args:
+        attempt: the attempt.
+        ranks: number of its processes.
+        steps: steps of the whole run.
+    """
+    ends = {rank: attempt.read(f"rank-{rank}.end") for rank in range(ranks)}
+    if (refusal := attempt.read("refused")) is not None:
+        return State.FAILED, Cause.REFUSED, str(refusal["reason"])
+    missing = ""
+    if ranks and all(end is not None and end["code"] == 0 for end in ends.values()):
+        missing = missing_end_row(attempt.run.metrics_file, attempt=attempt.number, steps=steps)
+        if not missing:
+            return State.COMPLETED, Cause.NONE, ""
+    if (stop := attempt.read("stop")) is not None:
+        return State.INTERRUPTED, Cause(stop.get("cause", Cause.STOPPED)), str(stop["reason"])
+    if ranks and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):
+        return State.INTERRUPTED, Cause.STOPPED, "told to end by SIGTERM or SIGUSR2"
+    if missing:
+        return State.FAILED, Cause.ERROR, f"its processes ended with exit code 0, but {missing}"
+    cause, reason = _first_cause(attempt, ends)
+    return State.FAILED, cause, reason
+
+
+def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tuple[Cause, str]:
+    """The end that caused the others.
+
+    Out of memory comes first, since other ranks may abort because of it; then killed ranks, errors, errors
+    because another rank was gone, and the rest. Within each group, the earliest.
+    """
+    no_memory: list[tuple[float, Cause, str]] = []
+    killed: list[tuple[float, Cause, str]] = []
+    failed: list[tuple[float, Cause, str]] = []
+    orphaned: list[tuple[float, Cause, str]] = []
+    others: list[tuple[float, Cause, str]] = []
+    for rank, end in ends.items():
+        log = attempt.run.log_file(attempt=attempt.number, rank=rank)
+        see = f" (logs/{log.name})" if log.exists() else ""
+        if end is None:
+            killed.append((0.0, Cause.KILLED, _unrecorded_end(attempt, rank)))
+            continue
+        # The recorded exception takes precedence: torch may abort while the interpreter shuts down after it.
+        if (error := attempt.read(f"rank-{rank}.error")) is not None:
+            how = f"rank {rank}: {error['message']}{see}"
+            if error.get("kind") in _NO_MEMORY:
+                no_memory.append((error["time"], Cause.OUT_OF_MEMORY, how))
+            else:
+                group = failed if error.get("kind") != _OTHER_RANK_GONE else orphaned
+                group.append((error["time"], Cause.ERROR, how))
+        elif end["signal"] is not None and not end["stopped"]:
+            how = f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"
+            # SIGTERM after another rank's failure is a consequence: srun ends the others.
+            (others if end["signal"] in SIGNALS else killed).append((end["time"], Cause.KILLED, how))
+        elif end["code"] != 0:
+            how = "was made to end"
+            if not end["stopped"]:
+                why = end.get("disk") or _last_line(log) or "it printed nothing"
+                how = f"ended with exit code {end['code']}: {why}"
+            others.append((end["time"], Cause.ERROR, f"rank {rank} {how}{see}"))
+    for causes in (no_memory, killed, failed, orphaned, others):
+        if causes:
+            _, cause, reason = min(causes)
+            return cause, reason
+    return Cause.ERROR, "it has no ranks"
+
+
+def vanished(attempt: Attempt, ranks: int) -> str:
+    """Describes the first rank that did not record its end; empty if there is none."""
+    for rank in range(ranks):
+        if attempt.read(f"rank-{rank}.end") is None:
+            return _unrecorded_end(attempt, rank)
+    return ""
+
+
+def _unrecorded_end(attempt: Attempt, rank: int) -> str:
+    log = attempt.run.log_file(attempt=attempt.number, rank=rank)
+    see = f" (logs/{log.name})" if log.exists() else ""
+    started = bool(attempt.processes(rank))
+    how = "vanished: killed by SIGKILL, or its machine stopped"
+    if not started:
+        how = "never started" + (f": {why}" if (why := _last_line(attempt.startup_log)) else "")
+    if started and shutil.disk_usage(attempt.folder).free == 0:
+        how = "ended without a record: no space is left on its disk"
+    return f"rank {rank} {how}{see}"
+
+
+def blamed_rank(attempt: Attempt) -> int | None:
+    """The rank that ended the attempt: out of memory if any, else the first that failed."""
+    ends = []
+    for file in attempt.folder.glob("rank-*.end.json"):
+        rank = int(file.name.removeprefix("rank-").partition(".")[0])
+        end = attempt.read(f"rank-{rank}.end")
+        if end is not None and end["code"] != 0:
+            error = attempt.read(f"rank-{rank}.error")
+            no_memory = error is not None and error.get("kind") in _NO_MEMORY
+            ends.append((not no_memory, error["time"] if error else end["time"], rank))
+    return min(ends)[2] if ends else None
+
+
+def last_lines(attempt: Attempt) -> list[str]:
+    """The last lines printed by the rank that ended the attempt."""
+    rank = blamed_rank(attempt)
+    if rank is None:
+        return []
+    log = attempt.run.log_file(attempt=attempt.number, rank=rank)
+    return tail(log) if log.exists() else []
+
+
+def tail(log: Path) -> list[str]:
+    """The last non-empty lines of a file, each cut to 300 characters."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line[:300] for line in lines if line.strip()][-_LINES:]
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} (signal {number})"
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,185 @@
+"""Settling a run: once its attempt has ended, the outcome is recorded in its status.
+
+No process has to stay for this. The last rank to end settles the run, and so does anybody who reads the
+status of a run whose processes have all vanished. Processes on other machines cannot be checked from here:
+for those, the scheduler is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from asyncpp_cli.errors import DamagedError, refusal_of
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.disk_reserve import release
+from asyncpp_cli.runs.attempts.early_exits import EARLY_EXITS
+from asyncpp_cli.runs.attempts.job_record import Scheduler, job_of
+from asyncpp_cli.runs.attempts.outcome import outcome_of
+from asyncpp_cli.runs.processes import is_gone, is_local, parse_process
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause, State, Status
+
+SECONDS_TO_START = 120.0
+"""A local rank that has not recorded its start after this time counts as never started."""
+
+SECONDS_OF_SILENCE = 3600.0
+"""An attempt on another machine counts as ended after this time without a heartbeat if no scheduler
+can be asked."""
+
+
+def settle(
+    run: Run, *, none_to_come: bool = False, all_over: bool = False, scheduler: Scheduler | None = None
+) -> Status:
+    """Return the run's status, after recording the outcome of an attempt that has ended.
+
+    Args:
+        run: the run.
+        none_to_come: ranks that have not started never will.
+        all_over: no rank is running any more.
+        scheduler: asked about processes on other machines.
+
+    Raises:
+        DamagedError: a file of the run is missing or cannot be read.
+        OSError: the status cannot be written.
+    """
+    status = run.status()
+    if status.state != State.RUNNING:
+        return status
+    # Checked without the lock, so that readers do not wait for each other.
+    if not all_over and not _has_ended(status, run, none_to_come=none_to_come, scheduler=scheduler):
+        return status
+    with run.locked():
+        return settle_locked(run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
+
+
+def current_status(run: Run, *, none_to_come: bool = False, scheduler: Scheduler | None = None) -> Status:
+    """As `settle`, but without errors: a run whose files cannot be read has state `damaged`.
+
+    If the status cannot be written (another user's run, a full or read-only disk), returns what would have
+    been written.
+    """
+    try:
+        try:
+            return settle(run, none_to_come=none_to_come, scheduler=scheduler)
+        except OSError:
+            return _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)
+    except DamagedError as error:
+        return Status(state=State.DAMAGED, reason=printable(error))
+    except OSError as error:
+        refusal = refusal_of(error)
+        return Status(state=State.DAMAGED, reason=printable(refusal.message if refusal else error))
+
+
+def settle_locked(
+    run: Run,
+    *,
+    none_to_come: bool = False,
+    all_over: bool = False,
+    scheduler: Scheduler | None = None,
+) -> Status:
+    """As `settle`, for a caller that holds the run's lock."""
+    status = run.status()
+    settled = _settled(status, run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
+    if settled is not status:
+        attempt = Attempt(run, status.attempt)
+        outcome = {"state": settled.state, "cause": settled.cause, "reason": settled.reason}
+        attempt.write("outcome", outcome | {"time": settled.ended})
+        run.write_status(settled)
+        release(attempt.file(EARLY_EXITS))
+    return settled
+
+
+def override_outcome(attempt: Attempt, *, state: State, cause: Cause, reason: str) -> Status:
+    """Replace the recorded outcome of an attempt that has ended; returns the run's status."""
+    with attempt.run.locked():
+        status = attempt.run.status()
+        if status.attempt == attempt.number:
+            status = replace(status, state=state, cause=cause, reason=reason)
+            outcome = {"state": state, "cause": cause, "reason": reason, "time": time.time()}
+            attempt.write("outcome", outcome)
+            attempt.run.write_status(status)
+        return status
+
+
+def end_rank(
+    attempt: Attempt, rank: int, *, code: int | None, signal_number: int | None, stopped: bool
+) -> None:
+    """Record how a rank ended (see `Attempt.record_end`), and settle the run if it was the last."""
+    attempt.record_end(rank, code=code, signal_number=signal_number, stopped=stopped)
+    with contextlib.suppress(OSError, DamagedError):
+        settle(attempt.run)
+
+
+def _settled(
+    status: Status,
+    run: Run,
+    *,
+    none_to_come: bool,
+    all_over: bool = False,
+    scheduler: Scheduler | None,
+) -> Status:
+    """The status after the attempt's end; `status` itself if the attempt has not ended. Writes nothing.
+
+    Raises:
+        DamagedError: a file of the attempt is missing or cannot be read.
+    """
+    if status.state != State.RUNNING:
+        return status
+    if not all_over and not _has_ended(status, run, none_to_come=none_to_come, scheduler=scheduler):
+        return status
+    attempt = Attempt(run, status.attempt)
+    state, cause, reason = outcome_of(attempt, attempt.description()["processes"], steps=status.steps)
+    ended = time.time()
+    settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
+    if state == State.COMPLETED:
+        settled = replace(settled, step=status.steps)
+    return settled
+
+
+def _has_ended(status: Status, run: Run, *, none_to_come: bool, scheduler: Scheduler | None) -> bool:
+    """Whether the run's attempt has ended, by its own files or else by the scheduler."""
+    attempt = Attempt(run, status.attempt)
+    description = attempt.description()
+    never_starts = none_to_come or _launcher_is_gone(status, description)
+    open_ranks = set(range(description["processes"])) - attempt.ended_ranks()
+    if all(_rank_is_gone(attempt, rank, never_starts=never_starts) for rank in open_ranks):
+        return True
+    return _has_ended_elsewhere(attempt, status, description, scheduler)
+
+
+def _launcher_is_gone(status: Status, description: Mapping[str, Any]) -> bool:
+    """Whether the process that claimed the attempt is gone, or has not started the ranks in time."""
+    if is_gone(parse_process(description["by"])):
+        return True
+    # In a SLURM job the claiming process stays until the end, however long the ranks take to start.
+    return not description.get("job") and time.time() - (status.started or 0.0) > SECONDS_TO_START
+
+
+def _rank_is_gone(attempt: Attempt, rank: int, *, never_starts: bool) -> bool:
+    processes = attempt.processes(rank)
+    return all(is_gone(process) for process in processes) if processes else never_starts
+
+
+def _has_ended_elsewhere(
+    attempt: Attempt,
+    status: Status,
+    description: Mapping[str, Any],
+    scheduler: Scheduler | None,
+) -> bool:
+    """Whether an attempt with processes on other machines has ended."""
+    job = job_of(description)
+    if job is not None and scheduler is not None:
+        answer = scheduler.is_over(job, claimed=float(description["claimed"]))
+        if answer is not None:
+            return answer
+    if time.time() - (status.updated or 0.0) <= SECONDS_OF_SILENCE:
+        return False
+    ranks = range(description["processes"])
+    return not any(
+        is_local(process) and not is_gone(process) for rank in ranks for process in attempt.processes(rank)
+    )

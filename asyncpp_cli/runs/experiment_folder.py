@@ -1,0 +1,122 @@
+"""The experiment folder: experiment.json and the paths of everything beside the runs.
+
+EXPERIMENT/experiment.json         name, template, cells {id, axes}
+EXPERIMENT/template.yaml           the template with its command-line overrides
+EXPERIMENT/lock                    held while the two above are written (`experiment.render`)
+EXPERIMENT/submissions/            what was submitted to SLURM (`launch.slurm.submissions`)
+EXPERIMENT/bad-nodes/              nodes to exclude (`launch.slurm.bad_nodes`)
+EXPERIMENT/cancelled.jsonl         every `asyncpp cancel` (`launch.cancellations`)
+EXPERIMENT/code/                   snapshots of the code that jobs run (`launch.submission.snapshot`)
+EXPERIMENT/runs/ID/                one folder per run (`runs.run_folder`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.runs.run_folder import FORMAT, Run
+
+EXPERIMENT_FILE = "experiment.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A cell of the matrix: the run's id and its coordinates.
+
+    `axes` always has `schedule, optimizer, error_feedback` (the coefficient), `model` and `seed`, followed by
+    further axes under their dotted configuration keys.
+    """
+
+    id: str
+    axes: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """An experiment's folder and the content of its experiment.json."""
+
+    folder: Path
+    name: str
+    template: str
+    """The template's name or file, as given to `sweep`."""
+    cells: tuple[Cell, ...]
+
+    @property
+    def template_file(self) -> Path:
+        return self.folder / "template.yaml"
+
+    @property
+    def submissions(self) -> Path:
+        return self.folder / "submissions"
+
+    @property
+    def code(self) -> Path:
+        """Folder of the code snapshots that jobs run."""
+        return self.folder / "code"
+
+    def run(self, cell_id: str) -> Run:
+        return Run(self.folder / "runs" / cell_id)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The run of each cell, in the order of the cells."""
+        return [self.run(cell.id) for cell in self.cells]
+
+
+def open_experiment(folder: Path) -> Experiment:
+    """The experiment in a folder.
+
+    Raises:
+        UserError: there is none, or experiment.json cannot be read.
+    """
+    file = folder / EXPERIMENT_FILE
+    try:
+        content = read_json(file, newest_format=FORMAT)
+        cells = tuple(Cell(id=cell["id"], axes=dict(cell["axes"])) for cell in content["cells"])
+        return Experiment(folder=folder, name=content["name"], template=content["template"], cells=cells)
+    except FileNotFoundError:
+        message = f"{folder} is not an experiment: it has no {EXPERIMENT_FILE} (`asyncpp sweep` makes one)"
+        raise UserError(message) from None
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{file} is not a description of an experiment ({error!r})") from error
+
+
+def write_experiment(experiment: Experiment) -> None:
+    """Write experiment.json."""
+    write_json(
+        experiment.folder / EXPERIMENT_FILE,
+        {
+            "format": FORMAT,
+            "name": experiment.name,
+            "template": experiment.template,
+            "cells": [asdict(cell) for cell in experiment.cells],
+        },
+    )
+
+
+def select_runs(experiment: Experiment, names: Sequence[str]) -> list[Run]:
+    """Runs by id or unique prefix of an id; all runs if `names` is empty.
+
+    Raises:
+        UserError: a name matches no run, or several.
+    """
+    if not names:
+        return experiment.runs
+    selected = []
+    for name in names:
+        matches = [cell.id for cell in experiment.cells if cell.id == name] or [
+            cell.id for cell in experiment.cells if cell.id.startswith(name)
+        ]
+        if len(matches) != 1:
+            problem = f"{len(matches)} runs begin with it" if matches else "no such run"
+            accepted = "an id that `asyncpp status` shows, or a unique prefix"
+            raise UserError(f"{name}: {problem}; accepted: {accepted}")
+        selected.append(experiment.run(matches[0]))
+    return selected

@@ -1,0 +1,144 @@
+"""Identifying processes across files, and checking whether they still run.
+
+Pids are reused, so the start time is compared as well. A pid is unique only on one machine since its boot and
+in one PID namespace (containers have their own); processes elsewhere are never checked.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_UNKNOWN = 0
+_LARGEST_PID = 2**31 - 1
+_STOPPED_STATES = ("T", "t")
+"""Process states (see proc(5)) of a process stopped by SIGSTOP or a debugger."""
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process on some machine."""
+
+    host: str
+    pid: int
+    start: int
+    """Start time in clock ticks since boot; 0 if unknown."""
+    boot: str = ""
+    """The machine's boot id; empty if unknown."""
+    namespace: str = ""
+    """Id of the PID namespace; empty if unknown."""
+
+
+def user_name() -> str:
+    """Name of the current user; `user UID` where there is no passwd entry (in a container)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
+def this_process() -> ProcessId:
+    """The calling process."""
+    return process_id(os.getpid())
+
+
+def process_id(pid: int) -> ProcessId:
+    """A process of this machine and PID namespace, by its pid."""
+    host, boot, namespace = _here()
+    return ProcessId(host, pid, _start(pid) or _UNKNOWN, boot, namespace)
+
+
+def parse_process(record: Any) -> ProcessId:
+    """The process in a JSON record.
+
+    Raises:
+        ValueError: the record is not a process.
+    """
+    if not isinstance(record, Mapping):
+        raise ValueError(f"{record!r} names no process")
+    pid, start = record.get("pid"), record.get("start")
+    texts = [record.get("host"), record.get("boot", ""), record.get("namespace", "")]
+    # kill(2) takes a pid of 0 or less for many processes.
+    if type(pid) is not int or not 0 < pid <= _LARGEST_PID or type(start) is not int:
+        raise ValueError(f"{record!r} names no process")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{record!r} names no process")
+    host, boot, namespace = map(str, texts)
+    return ProcessId(host, pid, start, boot, namespace)
+
+
+def is_local(process: ProcessId) -> bool:
+    """Whether a process belongs to this machine and PID namespace, so that it can be checked."""
+    host, boot, namespace = _here()
+    return (
+        process.host == host and _may_equal(process.boot, boot) and _may_equal(process.namespace, namespace)
+    )
+
+
+def is_gone(process: ProcessId) -> bool:
+    """Whether a local process has ended; False for processes of other machines."""
+    if not is_local(process):
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # exists, but belongs to another user
+    start = _start(process.pid)
+    return start is None or start not in (process.start, _UNKNOWN)
+
+
+def is_suspended(process: ProcessId) -> bool:
+    """Whether a local process is stopped (SIGSTOP)."""
+    if not is_local(process) or is_gone(process):
+        return False
+    fields = _stat(process.pid)
+    return fields is not None and fields[0] in _STOPPED_STATES
+
+
+def send_signal(process: ProcessId, number: signal.Signals) -> None:
+    """Send a signal to a local process, if it still runs."""
+    if is_local(process) and not is_gone(process):
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def _here() -> tuple[str, str, str]:
+    """Host, boot and PID namespace of the calling process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (it is no path)
+    except (OSError, UnicodeDecodeError):
+        boot = namespace = ""
+    return socket.gethostname(), boot, namespace
+
+
+def _may_equal(first: str, second: str) -> bool:
+    return not first or not second or first == second
+
+
+def _start(pid: int) -> int | None:
+    """Start time of a process; `_UNKNOWN` without /proc; None if it has ended."""
+    if not Path("/proc/self/stat").exists():
+        return _UNKNOWN
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat from the process state on."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The command name, in parentheses, may itself contain parentheses and blanks.
+    return stat.rpartition(")")[2].split()

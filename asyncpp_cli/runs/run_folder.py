@@ -1,0 +1,195 @@
+"""The run folder: paths, configuration, status, metrics and timeline of one run.
+
+EXPERIMENT/runs/ID/config.yaml     resolved configuration, never changed
+EXPERIMENT/runs/ID/status.json     state and progress, replaced atomically
+EXPERIMENT/runs/ID/metrics.jsonl   append-only, one JSON object per line
+EXPERIMENT/runs/ID/timeline.json   action times of the latest segment, replaced atomically
+EXPERIMENT/runs/ID/lock            held while the status is changed
+EXPERIMENT/runs/ID/logs/           output of each rank of each attempt
+EXPERIMENT/runs/ID/jobs/           submitit's files
+EXPERIMENT/runs/ID/checkpoints/    see `stages.checkpoint.layout`
+EXPERIMENT/runs/ID/attempts/N/     see `runs.attempts.attempt`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.atomic_files import locked, read_json, write_json
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.runs.status import Status, status_from
+from stages.checkpoint.layout import saved_steps
+from stages.config import RunConfig
+
+FORMAT = 1
+"""Format number of the JSON files of an experiment; readers refuse a later one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def status_file(self) -> Path:
+        return self.folder / "status.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def timeline_file(self) -> Path:
+        return self.folder / "timeline.json"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def jobs(self) -> Path:
+        return self.folder / "jobs"
+
+    @property
+    def attempts(self) -> Path:
+        return self.folder / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def saved_step(self) -> int | None:
+        """Step of the newest checkpoint; None if there is none or the folder cannot be listed."""
+        try:
+            return next(iter(saved_steps(self.checkpoints)), None)
+        except OSError:
+            return None
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the lock under which the run's status is changed."""
+        return locked(self.folder / "lock")
+
+    def log_file(self, *, attempt: int, rank: int) -> Path:
+        """Output of a rank in an attempt."""
+        return self.logs / f"attempt-{attempt}-rank-{rank}.log"
+
+    def config(self) -> RunConfig:
+        """The run's resolved configuration.
+
+        Raises:
+            DamagedError: the file is missing or is not a run configuration.
+        """
+        from asyncpp_cli.experiment.config_file import read_config
+
+        return read_config(self.config_file)
+
+    def status(self) -> Status:
+        """Content of status.json; `pending` if there is none yet.
+
+        Raises:
+            DamagedError: the file cannot be read, or the run's folder is gone.
+        """
+        try:
+            content = read_json(self.status_file, newest_format=FORMAT)
+        except FileNotFoundError:
+            if not self.folder.is_dir():
+                raise DamagedError(f"{self.folder} is gone") from None
+            return Status()
+        try:
+            return status_from(content)
+        except ValueError as error:
+            raise DamagedError(f"{self.status_file} is damaged ({error})") from error
+
+    def write_status(self, status: Status) -> None:
+        """Replace status.json atomically."""
+        write_json(self.status_file, {"format": FORMAT} | asdict(status))
+
+    def timeline(self) -> Mapping[str, Any] | None:
+        """Times of the latest segment's last actions (`stages.pipeline.timeline`); None if there are none.
+
+        Raises:
+            DamagedError: the file cannot be read.
+        """
+        try:
+            return read_json(self.timeline_file, newest_format=FORMAT)
+        except FileNotFoundError:
+            return None
+
+    def write_timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Replace timeline.json atomically."""
+        write_json(self.timeline_file, {"format": FORMAT} | dict(timeline))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics rows, without those that a later attempt repeated.
+
+        An attempt resumes from the step in its `start` row; earlier rows beyond that step are dropped. Lines
+        that are not JSON objects are skipped: a process killed while writing leaves a torn line.
+        """
+        rows, _ = self.metrics_and_torn_lines()
+        return rows
+
+    def metrics_and_torn_lines(self) -> tuple[list[dict[str, Any]], int]:
+        """As `metrics`, with the number of lines skipped."""
+        try:
+            text = self.metrics_file.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return [], 0
+        rows: list[dict[str, Any]] = []
+        torn = 0
+        for line in text.splitlines():
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict) or "kind" not in row:
+                torn += 1
+                continue
+            if row["kind"] == "start":
+                rows = [earlier for earlier in rows if still_valid(earlier, start=row)]
+            rows.append(row)
+        return rows, torn
+
+
+def still_valid(row: Mapping[str, Any], *, start: Mapping[str, Any]) -> bool:
+    """Whether a metrics row remains valid after an attempt that resumed with this `start` row."""
+    match row["kind"]:
+        case "start":
+            # An earlier attempt that got no further than this one's beginning has nothing to report.
+            return bool(row["step"] < start["step"])
+        case "segment":
+            return bool(row["first_step"] + row["steps"] <= start["step"])
+        case "step":
+            # Step rows count updates, of which some schedules have several per step.
+            return bool(row["step"] <= start.get("updates", start["step"]))
+        case "eval":
+            return bool(row["step"] <= start["step"])
+    return False
+
+
+def open_run(folder: Path) -> Run:
+    """The run in a folder.
+
+    Raises:
+        UserError: the folder holds none.
+    """
+    run = Run(folder)
+    if not run.config_file.is_file():
+        raise UserError(
+            f"{folder} is not a run: it has no {run.config_file.name} (look into EXPERIMENT/runs)"
+        )
+    return run

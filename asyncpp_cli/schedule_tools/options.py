@@ -1,0 +1,70 @@
+"""The options that several commands of `asyncpp schedule` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Schedule (see `list`), program file or CSV file.")]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Schedules (see `list`) or files.")]
+Stages = Annotated[int | None, typer.Option("--stages", metavar="P", help="Pipeline ranks.")]
+Microbatches = Annotated[
+    int | None, typer.Option("--microbatches", metavar="M", help="Micro-batches per step.")
+]
+Chunks = Annotated[
+    int | None,
+    typer.Option("--chunks", metavar="V", help="Stages per rank (interleaved-1f1b, looped-bfs; default: 2)."),
+]
+Delay = Annotated[
+    int | None,
+    typer.Option("--delay", metavar="D", help="Delay of 2bw and 2bw-v (default: the smallest possible)."),
+]
+Ahead = Annotated[
+    int | None,
+    typer.Option("--ahead", metavar="A", help="2bw, 2bw-v: room for late messages (default: 1)."),
+]
+Split = Annotated[bool | None, typer.Option("--split", help="2bw-v with split backwards: fewer activations.")]
+Interval = Annotated[
+    int | None,
+    typer.Option(
+        "--update-interval", metavar="A", help="Backwards per update (default: pipedream 1, paci M)."
+    ),
+]
+Steps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps to show.")]
+EvenSteps = Annotated[
+    int | None,
+    typer.Option("--steps", metavar="N", min=1, help="Steps to simulate (default: as many as needed)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+Forward = Annotated[float, typer.Option("--forward", metavar="T", help="Time of a forward.")]
+Backward = Annotated[float, typer.Option("--backward", metavar="T", help="Time of a whole backward.")]
+Input = Annotated[
+    float | None,
+    typer.Option("--input", metavar="T", help="Its input half; with --weight, instead of --backward."),
+]
+Weight = Annotated[float | None, typer.Option("--weight", metavar="T", help="Its weight half.")]
+UpdateTime = Annotated[float, typer.Option("--update", metavar="T", help="Time of an optimizer step.")]
+Reduction = Annotated[
+    float, typer.Option("--reduction", metavar="T", help="Time of the data-parallel gradient all-reduce.")
+]
+Norm = Annotated[
+    float | None,
+    typer.Option("--norm", metavar="T", help="Time of the global gradient norm (default: no norm)."),
+]
+Latency = Annotated[
+    float, typer.Option("--latency", metavar="T", help="Latency of a message between stages.")
+]
+MessageSize = Annotated[float, typer.Option("--message-size", metavar="S", help="Size of a message.")]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option("--bandwidth", metavar="B", help="Size sent per unit of time (default: unlimited)."),
+]
+Jitter = Annotated[
+    float, typer.Option("--jitter", metavar="S", help="Standard deviation of each time, as a share of it.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the jitter.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write to FILE (default: standard output).")
+]

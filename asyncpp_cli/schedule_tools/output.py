@@ -1,0 +1,133 @@
+"""Output of `asyncpp schedule`: tables and charts for display, plain data for scripts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from asyncpp_cli.console import console
+from asyncpp_cli.plain_text import printable
+from schedules import Analysis, Program, analyze
+from schedules.io.text_gantt import LEGEND, Piece, gantt
+from schedules.simulate import Timeline, throughput
+
+_PLAIN_WIDTH = 80
+_TABLE_WIDTH = 120
+_COLOURS = (
+    "white on blue",
+    "black on yellow",
+    "black on green",
+    "white on magenta",
+    "black on cyan",
+    "white on red",
+    "black on white",
+)
+
+
+def comparison_row(timeline: Timeline) -> dict[str, Any]:
+    """The row of `compare` for one schedule."""
+    program = timeline.program
+    analysis = analyze(program)
+    measured = throughput(timeline)
+    return {
+        "schedule": program.schedule,
+        "stages": program.num_ranks,
+        "chunks": program.num_stages // program.num_ranks,
+        "microbatches": program.microbatches,
+        "bubble": measured.bubble,
+        "step_time": measured.step_time,
+        "delay_max": max(analysis.delay_max),
+        "mismatch_max": max(analysis.mismatch_max),
+        "versions_max": max(analysis.versions),
+        "activations_max": activations_of_a_rank(program, analysis),
+        "drain_time": measured.drain_time,
+        "busy": list(measured.busy),
+    }
+
+
+def activations_of_a_rank(program: Program, analysis: Analysis) -> float:
+    """Peak activations of a rank, in units of one micro-batch over the rank's whole share of the layers."""
+    chunks = program.num_stages / program.num_ranks
+    most = max(analysis.rank_activations) / chunks
+    return int(most) if most == int(most) else most
+
+
+def comparison_table(rows: list[dict[str, Any]]) -> Table:
+    """The table of `rows`, each from `comparison_row`."""
+    first = rows[0]
+    chunks = max(row["chunks"] for row in rows)
+    table = _table(
+        f"{first['stages']} ranks, {first['microbatches']} micro-batches a step"
+        + (f", {chunks} chunks a rank where a schedule takes them" if chunks > 1 else "")
+    )
+    table.add_column("schedule", no_wrap=True)
+    for column in ("bubble", "step", "delay", "mismatch", "versions", "in flight", "drain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            printable(row["schedule"]),
+            f"{100 * row['bubble']:.1f} %",
+            f"{row['step_time']:.4g}",
+            str(row["delay_max"]),
+            str(row["mismatch_max"]),
+            str(row["versions_max"]),
+            f"{row['activations_max']:g}",
+            f"{row['drain_time']:.4g}",
+        )
+    return table
+
+
+def _table(title: str | None) -> Table:
+    return Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
+
+
+def analysis_data(analysis: Analysis) -> dict[str, list[int | None]]:
+    """An analysis as JSON data."""
+    return {key: list(values) for key, values in vars(analysis).items()}
+
+
+def analysis_table(program: Program, analysis: Analysis) -> Table:
+    """The table of every stage's properties."""
+    table = _table(None)
+    for column in ("stage", "rank", "delay", "mismatch", "versions", "in flight", "slack"):
+        table.add_column(column, justify="right")
+    for stage, rank in enumerate(program.rank_of_stage):
+        least, most = analysis.delay_min[stage], analysis.delay_max[stage]
+        slack = analysis.slack[stage]
+        table.add_row(
+            str(stage),
+            str(rank),
+            f"{least}" if least == most else f"{least} to {most}",
+            str(analysis.mismatch_max[stage]),
+            str(analysis.versions[stage]),
+            str(analysis.activations[stage]),
+            "-" if slack is None else str(slack),
+        )
+    return table
+
+
+def print_chart(timeline: Timeline) -> None:
+    """Print the Gantt chart: with colours on a terminal, as plain text elsewhere."""
+    terminal = out()
+    width = terminal.width if terminal.is_terminal else _PLAIN_WIDTH
+    for line in gantt(timeline, width=width):
+        text = Text()
+        for piece in line:
+            text.append(piece.text, style=_style(piece))
+        terminal.print(text, no_wrap=True, overflow="ignore", crop=False)
+    terminal.print(Text(LEGEND, style="dim"))
+
+
+def _style(piece: Piece) -> str:
+    if piece.version is None:
+        return "dim" if piece.text.startswith(".") else ""
+    return f"{'bold ' if piece.is_backward else ''}{_COLOURS[piece.version % len(_COLOURS)]}"
+
+
+def out() -> Console:
+    """Console on standard output: as wide as the terminal; elsewhere wide enough for any table."""
+    return console() if sys.stdout.isatty() else console(width=_TABLE_WIDTH)

@@ -1,0 +1,186 @@
+"""Programs and costs from the arguments of `asyncpp schedule`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.schedule_tools.output import comparison_row
+from schedules import FAMILY, Program, ScheduleError, build, find_problems, is_custom, options_taken
+from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
+from schedules.io.program_file import from_text
+from schedules.io.torch_lists import from_csv
+from schedules.simulate import Timeline, simulate, steps_to_measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """Arguments that a built-in schedule is built with."""
+
+    stages: int | None = None
+    microbatches: int | None = None
+    chunks: int | None = None
+    ahead: int | None = None
+    delay: int | None = None
+    split: bool | None = None
+    update_interval: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostOptions:
+    """Times given as options, in one unit."""
+
+    forward: float = 1.0
+    backward: float = 2.0
+    input_half: float | None = None
+    weight_half: float | None = None
+    update: float = 0.0
+    reduction: float = 0.0
+    norm: float | None = None
+    latency: float = 0.0
+    transfer: float = 0.0
+    jitter: float = 0.0
+    seed: int = 0
+    measured: RankTimes | None = None
+    """Measured times of every rank, which replace `forward`, `backward` and `update`; None: not measured."""
+
+    def of(self, program: Program) -> Costs:
+        """The costs of `program`."""
+        times = {name: value for name, value in vars(self).items() if name != "measured"}
+        try:
+            costs = uniform_costs(program, **times)
+            return costs if self.measured is None else with_measured_ranks(costs, program, self.measured)
+        except ScheduleError as error:
+            raise UserError(str(error)) from error
+
+
+def is_file(name: str) -> bool:
+    """Whether `name` is a file: no schedule's name, and it looks like a path or exists."""
+    return name not in FAMILY and not is_custom(name) and ("/" in name or "." in name or Path(name).is_file())
+
+
+def read_program(file: Path, *, steps: int) -> Program:
+    """Read a program file (not verified), or a CSV file in torch's format, repeated for `steps`."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: is not text") from error
+    try:
+        if file.suffix == ".csv":
+            return from_csv(text, name=str(file), steps=steps)
+        return from_text(text, file=str(file))
+    except ScheduleError as error:
+        raise UserError(_first_line(str(error))) from error
+
+
+def program(name: str, geometry: Geometry, *, steps: int, first_step: int = 0) -> Program:
+    """The verified program of schedule `name`, or of a file, which may have its own number of steps."""
+    if is_file(name):
+        program_read = read_program(Path(name), steps=steps)
+        problems = find_problems(program_read)
+        if problems:
+            raise UserError(f"{name}: {_first_line(chr(10).join(problems))} (see: asyncpp schedule check)")
+        return program_read
+    try:
+        if name not in FAMILY and not is_custom(name):
+            build(name, stages=1, microbatches=1, steps=1)
+        for option, value in (("--stages", geometry.stages), ("--microbatches", geometry.microbatches)):
+            if value is None:
+                raise UserError(f"{option} is missing: {name} needs --stages and --microbatches")
+        return build(name, steps=steps, first_step=first_step, **_taken(name, geometry))
+    except ScheduleError as error:
+        raise UserError(str(error)) from error
+
+
+def _taken(name: str, geometry: Geometry) -> dict[str, Any]:
+    """The arguments that schedule `name` takes; a comparison may have others for other schedules."""
+    options = options_taken(name)
+    taken: dict[str, Any] = {"stages": geometry.stages, "microbatches": geometry.microbatches}
+    values = {
+        "chunks": 2 if geometry.chunks is None else geometry.chunks,
+        "delay": geometry.delay,
+        "ahead": 1 if geometry.ahead is None else geometry.ahead,
+        "split": bool(geometry.split),
+        "update_interval": geometry.update_interval,
+    }
+    return taken | {option: value for option, value in values.items() if option in options}
+
+
+def note_delay(names: Sequence[str], geometry: Geometry) -> None:
+    """Print a note on standard error for each schedule that cannot have a delay of 1."""
+    if geometry.delay is not None:
+        return
+    stages, microbatches, ahead = geometry.stages or 1, geometry.microbatches or 1, geometry.ahead or 1
+    for name in names:
+        lead = FAMILY[name].lead if name in FAMILY else None
+        if lead is None:
+            continue
+        least = lead(ranks=stages, ahead=ahead, split=bool(geometry.split))
+        delay = -(-least // microbatches)
+        if delay > 1:
+            print(
+                f"{name}: a delay of 1 needs {least} micro-batches a step on {stages} ranks; "
+                f"the smallest delay with {microbatches} is {delay}, which is taken",
+                file=sys.stderr,
+            )
+
+
+def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:
+    """Refuse an option that none of the schedules takes, rather than ignore it."""
+    options = [FAMILY[name].options for name in names if name in FAMILY]
+    for option in ("chunks", "ahead", "delay", "split", "update_interval"):
+        value = getattr(geometry, option)
+        if options and value is not None and not any(option in taken for taken in options):
+            raise UserError(f"--{option.replace('_', '-')} {value}: not an option of {', '.join(names)}")
+
+
+def measurable_program(name: str, geometry: Geometry, *, steps: int | None, jitter: float) -> Program:
+    """As `program`, with `steps` or with enough steps to measure the steady state."""
+    one_step = program(name, geometry, steps=1)
+    if steps is None:
+        ahead = 1 if geometry.ahead is None else geometry.ahead
+        steps = steps_to_measure(stages=one_step.num_stages, microbatches=one_step.microbatches, ahead=ahead)
+        steps += 0 if geometry.delay is None else geometry.delay
+        # Random times need more: some hundreds of micro-batches.
+        steps += -(-256 // one_step.microbatches) if jitter else 0
+    return program(name, geometry, steps=steps)
+
+
+def timeline(of: Program, costs: CostOptions) -> Timeline:
+    """The simulated timeline of `of`."""
+    return simulate(of, costs.of(of))
+
+
+def comparison(
+    names: Sequence[str], geometry: Geometry, costs: CostOptions, *, steps: int | None = None
+) -> list[dict[str, Any]]:
+    """The rows of `compare` for the schedules called `names`."""
+    rows = []
+    for name in names:
+        simulated = timeline(measurable_program(name, geometry, steps=steps, jitter=costs.jitter), costs)
+        try:
+            rows.append(comparison_row(simulated))
+        except ValueError as error:
+            remedy = "; write the file with more (schedule import --steps N)" if is_file(name) else ""
+            raise UserError(f"{name}: {error}{remedy}") from error
+    return rows
+
+
+def transfer_time(size: float, bandwidth: float | None) -> float:
+    """Time that a message of `size` occupies its channel."""
+    if bandwidth is None:
+        return 0.0
+    if bandwidth <= 0:
+        raise UserError(f"--bandwidth {bandwidth}: accepted: more than 0")
+    return size / bandwidth
+
+
+def _first_line(text: str) -> str:
+    first, *others = text.splitlines()
+    return f"{first} (and {len(others)} more)" if others else first

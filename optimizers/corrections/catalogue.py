@@ -1,0 +1,161 @@
+"""The corrections for stale gradients by name, and which schedules can carry them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from optimizers.options import Option, Value, settled
+
+
+class Needs(StrEnum):
+    """What a correction needs of a schedule."""
+
+    DELAY = "delay"
+    STASH = "delay, stashed weights"
+    MISMATCH = "delay, unstashed weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionMethod:
+    """A correction, which works with any optimizer."""
+
+    name: str
+    summary: str
+    reference: str
+    needs: Needs
+    values_per_parameter: int
+    """Values kept for each parameter, beside the optimizer's."""
+    options: Mapping[str, Option]
+
+    @property
+    def state_bytes_per_parameter(self) -> float:
+        """Bytes kept for each float32 parameter."""
+        return 4.0 * self.values_per_parameter
+
+
+_COEFFICIENT = Option(default=1.0, low=0.0, meaning="c; 0 is plain delay")
+
+_CORRECTIONS = (
+    CorrectionMethod(
+        name="error-feedback",
+        summary="pay back the last step's error: x' = x - u - c (u - u_previous), look-ahead form",
+        reference="arXiv 2606.30634",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+        options={"coefficient": _COEFFICIENT},
+    ),
+    CorrectionMethod(
+        name="error-feedback-buffered",
+        summary="the same, with the previous update kept (the reference)",
+        reference="arXiv 2606.30634",
+        needs=Needs.DELAY,
+        values_per_parameter=1,
+        options={
+            "coefficient": _COEFFICIENT,
+            "decay_at": Option(
+                default="y", choices=("y", "x"), meaning="weights that weight decay applies to"
+            ),
+        },
+    ),
+    CorrectionMethod(
+        name="weight-prediction",
+        summary="compute with the weights expected when the gradient arrives",
+        reference="arXiv 1809.02839, 1911.04610, 2312.00839",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+        options={
+            "flavour": Option(
+                default="last-update",
+                choices=("last-update", "momentum", "adam-moments"),
+                meaning="what the next updates are expected to be: PipeOptim, SpecTrain or XPipe",
+            ),
+            "reach": Option(default=1.0, low=0.0, meaning="horizon as a share of the stage's delay"),
+        },
+    ),
+    CorrectionMethod(
+        name="lr-discount",
+        summary="divide the learning rate by tau^(1 - min(k/K, 1)) (PipeDream-LR)",
+        reference="arXiv 1910.05124",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+        options={"anneal": Option(default=1000, low=0, meaning="updates over which the discount fades out")},
+    ),
+    CorrectionMethod(
+        name="discrepancy",
+        summary="run a backward near the weights of its forward, by average velocity (PipeMare)",
+        reference="arXiv 1910.05124",
+        needs=Needs.MISMATCH,
+        values_per_parameter=1,
+        options={
+            "memory": Option(
+                default=0.135,
+                low=1e-6,
+                high=1.0,
+                meaning="share of the average left after `mismatch` updates",
+            )
+        },
+    ),
+    CorrectionMethod(
+        name="delay-compensation",
+        summary="add lambda g g (W - W_then) to the gradient (DC-ASGD)",
+        reference="arXiv 1609.08326",
+        needs=Needs.STASH,
+        values_per_parameter=0,
+        options={"strength": Option(default=0.04, low=0.0, meaning="lambda")},
+    ),
+    CorrectionMethod(
+        name="sync-start",
+        summary="the first steps synchronous, delayed from then on",
+        reference="arXiv 2606.30634",
+        needs=Needs.DELAY,
+        values_per_parameter=0,
+        options={"sync_steps": Option(default=100, low=0, meaning="synchronous steps")},
+    ),
+)
+
+CORRECTIONS: Mapping[str, CorrectionMethod] = {method.name: method for method in _CORRECTIONS}
+
+
+def correction_named(name: str) -> CorrectionMethod:
+    """The correction called `name`.
+
+    Raises:
+        ValueError: Unknown correction; the message lists those accepted.
+    """
+    if name not in CORRECTIONS:
+        raise ValueError(f"unknown correction {name!r}; accepted: {', '.join(CORRECTIONS)}")
+    return CORRECTIONS[name]
+
+
+def check_correction(name: str, options: Mapping[str, object]) -> dict[str, Value]:
+    """The settings of correction `name`: `options` over its defaults.
+
+    Raises:
+        ValueError: Unknown correction or option, or a value not accepted; the message says what would be.
+    """
+    return settled(f"correction {name!r}", correction_named(name).options, options)
+
+
+def refusal(name: str, *, synchronous: bool, stashed: bool) -> str | None:
+    """Why a schedule cannot use the correction `name`; None if it can.
+
+    Args:
+        name: A name of `CORRECTIONS`.
+        synchronous: Whether the schedule's gradients are never delayed.
+        stashed: Whether a micro-batch's backward uses the weights of its forward.
+
+    Raises:
+        ValueError: Unknown correction; the message lists those accepted.
+    """
+    needs = correction_named(name).needs
+    if synchronous:
+        return f"{name} corrects for delay, and a synchronous schedule has none"
+    if needs is Needs.MISMATCH and stashed:
+        return f"{name} mends a backward at newer weights than its forward's, and this schedule stashes those"
+    if needs is Needs.STASH and not stashed:
+        return (
+            f"{name} wants the weights that a gradient was computed at, and this schedule keeps no older ones"
+        )
+    return None

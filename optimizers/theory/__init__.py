@@ -1,0 +1,1 @@
+"""Stability and convergence under delay on small problems."""

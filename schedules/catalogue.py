@@ -1,0 +1,184 @@
+"""The schedules by name, and the one way to build a program."""
+
+from __future__ import annotations
+
+from schedules.actions import Program
+from schedules.custom import custom_function, custom_program, is_custom
+from schedules.errors import ScheduleError
+from schedules.library.dualpipe_v import DUALPIPE_V
+from schedules.library.gpipe import GPIPE
+from schedules.library.interleaved import INTERLEAVED_1F1B
+from schedules.library.looped_bfs import LOOPED_BFS
+from schedules.library.one_f_one_b import ONE_F_ONE_B
+from schedules.library.paci import PACI
+from schedules.library.pipedream import PIPEDREAM, PIPEDREAM_UNSTASHED
+from schedules.library.two_bw import TWO_BW
+from schedules.library.two_bw_v import TWO_BW_V
+from schedules.library.zb_v import ZB_V
+from schedules.library.zero_bubble import ZERO_BUBBLE
+from schedules.schedule import Schedule, options_of
+from schedules.segment import Segment, delay_for_lead
+
+FAMILY: dict[str, Schedule] = {
+    schedule.name: schedule
+    for schedule in (
+        GPIPE,
+        ONE_F_ONE_B,
+        INTERLEAVED_1F1B,
+        LOOPED_BFS,
+        ZERO_BUBBLE,
+        ZB_V,
+        DUALPIPE_V,
+        TWO_BW,
+        TWO_BW_V,
+        PIPEDREAM,
+        PIPEDREAM_UNSTASHED,
+        PACI,
+    )
+}
+
+NAMES: tuple[str, ...] = tuple(FAMILY)
+"""The schedules of the family."""
+
+
+def find(name: str) -> Schedule:
+    """The member of the family called `name`.
+
+    Raises:
+        ScheduleError: There is none; the message lists the accepted names.
+    """
+    if name not in FAMILY:
+        raise ScheduleError(
+            f"unknown schedule {name!r}; accepted: {', '.join(NAMES)}, or package.module:function"
+        )
+    return FAMILY[name]
+
+
+def is_synchronous(name: str) -> bool:
+    """Whether schedule `name` applies every gradient to the weights that it was computed at.
+
+    Raises:
+        ScheduleError: There is no schedule of that name.
+    """
+    return find(name).synchronous
+
+
+def options_taken(name: str) -> frozenset[str]:
+    """The options that schedule `name`, of the family or of a user's own, takes.
+
+    Raises:
+        ScheduleError: There is no such schedule.
+    """
+    return options_of(custom_function(name)) if is_custom(name) else find(name).options
+
+
+def smallest_delay(name: str, *, stages: int, microbatches: int, ahead: int = 1, split: bool = False) -> int:
+    """The smallest delay that schedule `name` can have; 1 for those that take none.
+
+    Args:
+        name: One of `NAMES`.
+        stages: Pipeline ranks p.
+        microbatches: Micro-batches a step.
+        ahead: As in `build`.
+        split: As in `build`.
+
+    Raises:
+        ScheduleError: There is no schedule of that name.
+    """
+    lead = find(name).lead
+    if lead is None:
+        return 1
+    return delay_for_lead(lead=lead(ranks=stages, ahead=ahead, split=split), microbatches=microbatches)
+
+
+def build(
+    name: str,
+    *,
+    stages: int,
+    microbatches: int,
+    steps: int,
+    first_step: int = 0,
+    ahead: int = 1,
+    delay: int | None = None,
+    delayed_from: int = 0,
+    chunks: int = 1,
+    split: bool = False,
+    update_interval: int | None = None,
+) -> Program:
+    """The program of schedule `name` for one segment of a run.
+
+    Args:
+        name: One of `NAMES`, or `package.module:function` (see `schedules.custom`).
+        stages: Pipeline ranks p, and stages where a rank holds one; with `chunks` v there are p v stages.
+        microbatches: Micro-batches a step.
+        steps: Steps of the segment.
+        first_step: Its first step, counted through the run.
+        ahead: 2bw: forwards that a stage runs ahead of its backwards, for each stage behind it. 2bw-v: each
+            message has `ahead - 1` sixths of a micro-batch's time.
+        delay: 2bw, 2bw-v: updates between the weights of a gradient and those it is applied to; None: the
+            smallest legal one.
+        delayed_from: First step under delay, where those before it were synchronous; at most `first_step`.
+        chunks: interleaved-1f1b, looped-bfs: stages a rank holds.
+        split: 2bw-v: whether backwards are split into an input half and a weight half.
+        update_interval: pipedream, paci: backwards after which a stage updates, a divisor of `microbatches`;
+            None: 1 for pipedream, `microbatches` for paci.
+
+    Raises:
+        ScheduleError: The schedule cannot be built with these numbers; the message says what would be
+            accepted.
+    """
+    options = options_taken(name)
+    for label, value, smallest in (
+        ("stages", stages, 1),
+        ("microbatches", microbatches, 1),
+        ("steps", steps, 1),
+        ("first_step", first_step, 0),
+        ("delayed_from", delayed_from, 0),
+        ("chunks", chunks, 1),
+        ("delay", delay, 1),
+        ("ahead", ahead, 1),
+        ("update_interval", update_interval, 1),
+    ):
+        if value is not None and value < smallest:
+            raise ScheduleError(f"{label} is {value}; accepted: {smallest} or more")
+    fixed_chunks = FAMILY[name].stages_per_rank if name in FAMILY else 1
+    for option, value, accepted in (
+        ("ahead", ahead, (1,)),
+        ("chunks", chunks, (1, fixed_chunks)),
+        ("delay", delay, (None,)),
+        ("split", split, (False,)),
+        ("update_interval", update_interval, (None, microbatches)),
+    ):
+        if option not in options and value not in accepted:
+            takers = [other for other, schedule in FAMILY.items() if option in schedule.options]
+            raise ScheduleError(
+                f"{name} does not take {option}, and {value} is asked for; taken by {', '.join(takers)}"
+            )
+    if delayed_from > first_step:
+        raise ScheduleError(f"the segment starts at step {first_step}, and delay only at step {delayed_from}")
+    interval = _update_interval(name, microbatches=microbatches, asked=update_interval)
+    given = {
+        "ahead": ahead,
+        "chunks": chunks,
+        "delay": delay,
+        "delayed_from": delayed_from,
+        "split": split,
+        "update_interval": interval,
+    }
+    taken = {option: value for option, value in given.items() if option in options}
+    segment = Segment(ranks=stages, microbatches=microbatches, steps=steps, first_step=first_step)
+    if is_custom(name):
+        return custom_program(name, segment, taken)
+    return FAMILY[name].program(segment, **taken)
+
+
+def _update_interval(name: str, *, microbatches: int, asked: int | None) -> int | None:
+    """The update interval to pass on; None leaves it to a function of the user's own."""
+    if asked is None and name in FAMILY:
+        default = FAMILY[name].default_interval
+        asked = None if default is None else default(microbatches)
+    if asked is not None and microbatches % asked:
+        raise ScheduleError(
+            f"an update interval of {asked} does not divide the {microbatches} micro-batches of a step"
+        )
+    return asked

@@ -1,0 +1,84 @@
+"""A schedule of a user's own: `package.module:function` names a function from a segment to a program.
+
+    def my_schedule(segment: Segment, *, delay: int = 1) -> Program: ...
+
+It may take any of `schedules.schedule.OPTIONS` by keyword. It is called once for every segment of a run, and
+what it returns is verified each time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+
+from schedules.actions import Program
+from schedules.errors import ScheduleError
+from schedules.segment import Segment
+from schedules.verify import find_problems
+
+
+def is_custom(name: str) -> bool:
+    """Whether `name` names a function of a user's own."""
+    return ":" in name
+
+
+def custom_function(name: str) -> Callable[..., Program]:
+    """The function that `name` names.
+
+    Raises:
+        ScheduleError: The name has another form, or cannot be imported.
+    """
+    module, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise ScheduleError(f"{name!r} is no function's name; accepted: package.module:function")
+    try:
+        function: Callable[..., Program] = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:
+        raise ScheduleError(
+            f"{name} cannot be imported ({_described(error)}); install it, or name its folder in PYTHONPATH"
+        ) from error
+    if not callable(function):
+        raise ScheduleError(f"{name} is not a function")
+    return function
+
+
+def custom_program(name: str, segment: Segment, options: Mapping[str, int | None]) -> Program:
+    """The program that the function returns for `segment`, verified.
+
+    Options that are None are left to the function's own defaults.
+
+    Raises:
+        ScheduleError: The function fails, or its program is wrong; the message has a line for each problem.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    try:
+        program = custom_function(name)(segment, **given)
+    except ScheduleError as error:
+        raise ScheduleError(f"{name}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ScheduleError(f"{name} fails for {segment} ({_described(error)})") from error
+    if not isinstance(program, Program):
+        raise ScheduleError(f"{name} returns {type(program).__name__}, must return a schedules.Program")
+    problems = [*_mismatches(program, segment)] or find_problems(program)
+    if problems:
+        raise ScheduleError("\n".join(f"{name}: {problem}" for problem in problems))
+    return program
+
+
+def _mismatches(program: Program, segment: Segment) -> list[str]:
+    """Where `program` is for another segment."""
+    return [
+        f"the program's {what} is {actual}, must be {wanted}"
+        for what, actual, wanted in (
+            ("number of ranks", program.num_ranks, segment.ranks),
+            ("microbatches", program.microbatches, segment.microbatches),
+            ("steps", program.steps, segment.steps),
+            ("first_step", program.first_step, segment.first_step),
+        )
+        if actual != wanted
+    ]
+
+
+def _described(error: BaseException) -> str:
+    """An exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,146 @@
+"""Program files: programs as text, with a small header and one line of actions for each rank.
+
+    asyncpp program, format 1
+    schedule: 2bw
+    microbatches: 2
+    update_interval: 2
+    steps: 1
+    first_step: 0
+    rank_of_stage: 0 1
+    initial_versions: 0
+    final_versions: 0 1
+    rank 0: 0F0@0 0F1@0 0B0@0 0B1@0 0U1
+    rank 1: 1F0@0 1B0@0 1F1@0 1B1@0 1U1
+
+Empty lines are ignored, and so is text after a `#`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from schedules.actions import Action, Program, parse_action
+from schedules.errors import ScheduleError
+
+FIRST_LINE = "asyncpp program, format 1"
+_KEYS = (
+    "schedule",
+    "microbatches",
+    "update_interval",
+    "steps",
+    "first_step",
+    "rank_of_stage",
+    "initial_versions",
+    "final_versions",
+)
+_OPTIONAL_KEYS = ("updates_together",)
+_RANK_LINE = re.compile(r"rank +(\d+)")
+
+
+def to_text(program: Program) -> str:
+    """`program` as the text of a file."""
+    lines = [
+        FIRST_LINE,
+        f"schedule: {program.schedule}",
+        f"microbatches: {program.microbatches}",
+        f"update_interval: {program.update_interval}",
+        f"steps: {program.steps}",
+        f"first_step: {program.first_step}",
+        f"rank_of_stage: {_joined(program.rank_of_stage)}",
+        f"initial_versions: {_joined(program.initial_versions)}",
+        f"final_versions: {_joined(program.final_versions)}",
+    ]
+    if not program.updates_together and program.update_interval == program.microbatches:
+        lines.append("updates_together: 0")
+    for rank, actions in enumerate(program.actions):
+        lines.append(f"rank {rank}: {' '.join(str(action) for action in actions)}")
+    return "\n".join(lines) + "\n"
+
+
+def from_text(text: str, *, file: str) -> Program:
+    """The program that `text` describes, not yet verified (see `verify`).
+
+    Args:
+        text: Content of a program file.
+        file: Name of the file in errors.
+
+    Raises:
+        ScheduleError: The text is not a program; the message names the file and the line.
+    """
+    header: dict[str, tuple[str, str]] = {}
+    ranks: list[tuple[Action, ...]] = []
+    started = False
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = f"{file}, line {number}"
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        if not started:
+            if content != FIRST_LINE:
+                raise ScheduleError(f"{where}: a program begins with the line {FIRST_LINE!r}")
+            started = True
+            continue
+        key, colon, value = (part.strip() for part in content.partition(":"))
+        rank_line = _RANK_LINE.fullmatch(key)
+        if not colon or not (rank_line or key in (*_KEYS, *_OPTIONAL_KEYS)):
+            accepted = ", ".join((*_KEYS, *_OPTIONAL_KEYS))
+            raise ScheduleError(f"{where}: expected 'rank R: ACTIONS' or 'KEY: VALUE', KEY one of {accepted}")
+        if rank_line:
+            if int(rank_line[1]) != len(ranks):
+                raise ScheduleError(
+                    f"{where}: the line of rank {len(ranks)} is due, and this is rank {rank_line[1]}"
+                )
+            ranks.append(_parse_actions(value, where=where))
+        elif key in header:
+            raise ScheduleError(f"{where}: {key} is given twice")
+        else:
+            header[key] = (value, where)
+    if not started:
+        raise ScheduleError(f"{file}: empty; a program begins with the line {FIRST_LINE!r}")
+    for key in _KEYS:
+        if key not in header:
+            raise ScheduleError(f"{file}: the line '{key}: ...' is missing")
+    # Left out, it follows from the update interval: stages that update more often do so on their own.
+    default = _number(header, "update_interval") == _number(header, "microbatches")
+    together = bool(_number(header, "updates_together")) if "updates_together" in header else default
+    return Program(
+        schedule=header["schedule"][0],
+        microbatches=_number(header, "microbatches"),
+        update_interval=_number(header, "update_interval"),
+        steps=_number(header, "steps"),
+        first_step=_number(header, "first_step"),
+        rank_of_stage=_numbers(header, "rank_of_stage"),
+        initial_versions=_numbers(header, "initial_versions"),
+        final_versions=_numbers(header, "final_versions"),
+        actions=tuple(ranks),
+        updates_together=together,
+    )
+
+
+def _joined(numbers: tuple[int, ...]) -> str:
+    return " ".join(str(number) for number in numbers)
+
+
+def _parse_actions(value: str, *, where: str) -> tuple[Action, ...]:
+    actions = []
+    for place, word in enumerate(value.split()):
+        try:
+            actions.append(parse_action(word))
+        except ValueError as error:
+            raise ScheduleError(f"{where}, action {place}: {error}") from None
+    return tuple(actions)
+
+
+def _numbers(header: Mapping[str, tuple[str, str]], key: str) -> tuple[int, ...]:
+    value, where = header[key]
+    if not re.fullmatch(r"\d+( +\d+)*", value):
+        raise ScheduleError(f"{where}: {key} takes whole numbers of 0 or more, not {value!r}")
+    return tuple(int(word) for word in value.split())
+
+
+def _number(header: Mapping[str, tuple[str, str]], key: str) -> int:
+    numbers = _numbers(header, key)
+    if len(numbers) != 1:
+        raise ScheduleError(f"{header[key][1]}: {key} takes one whole number, not {len(numbers)}")
+    return numbers[0]

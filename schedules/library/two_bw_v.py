@@ -1,0 +1,130 @@
+"""2BW folded into a V: never flushed, the same delay at every stage, and activations balanced over the ranks.
+
+Versions are those of `2bw`: step t computes with W(max(t - d, 0)). What differs is who holds which stage
+(rank r holds stages r and 2 p - 1 - r) and the order: that of a periodic block without idle time (`v_block`).
+Over its share of the model, the fullest rank holds the activations of about 2 p / 3 micro-batches with whole
+backwards and p / 3 with split ones; 2bw's first rank holds p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from schedules.actions import NO_MICROBATCH, Action, Op, Program
+from schedules.errors import ScheduleError
+from schedules.library.v_block import VBlock, v_block
+from schedules.library.v_shape import placement
+from schedules.schedule import Schedule
+from schedules.segment import Segment, legal_delay
+
+
+def block_of(*, ranks: int, ahead: int, split: bool) -> VBlock:
+    """The block at a forward of 1 and a backward of 2 (split: 1 and 1), `ahead - 1` for each message."""
+    backward, weight = (1, 1) if split else (2, 0)
+    return v_block(ranks=ranks, forward=1, backward=backward, weight=weight, message=ahead - 1)
+
+
+def lead(*, ranks: int, ahead: int, split: bool) -> int:
+    """A delay of d needs d m >= L - 1 where the activations of a stage live L periods at most.
+
+    So the update of step t - d - 1 stands before step t's first forward.
+    """
+    block = block_of(ranks=ranks, ahead=ahead, split=split)
+    return -(-(max(block.lifetimes) - block.period) // block.period)
+
+
+def least_microbatches(block: VBlock) -> int:
+    """Micro-batches a step so that no rank's far stage ends a step before its near stage has ended the last.
+
+    An update waits for the gradient norm of all stages. Were the far stage a whole step ahead, its next
+    update would stand before the near stage's, and wait for ever.
+    """
+    last_half = block.backward if block.weight is None else block.weight
+    lags = [near - far for near, far in zip(last_half, reversed(last_half), strict=True)]
+    return max(lags) // block.period + 1
+
+
+def two_bw_v(
+    segment: Segment, *, ahead: int = 1, delay: int | None = None, delayed_from: int = 0, split: bool = False
+) -> Program:
+    """Rank r holds stages r and 2 p - 1 - r, and `delay + 1` versions of their weights.
+
+    Args:
+        segment: The part of the run.
+        ahead: 1: messages arrive when they are needed; a: each has a - 1 sixths of a micro-batch's time.
+        delay: Updates between the weights of a gradient and those it is applied to; None: the smallest
+            legal one.
+        delayed_from: First step under delay. The steps before it were synchronous and left one version.
+        split: Whether backwards are split into an input half and a weight half.
+
+    Raises:
+        ScheduleError: `delay` is smaller than the order allows, or a step has too few micro-batches.
+    """
+    block = block_of(ranks=segment.ranks, ahead=ahead, split=split)
+    least = least_microbatches(block)
+    if segment.microbatches < least:
+        raise ScheduleError(
+            f"2bw-v on {segment.ranks} ranks needs at least {least} micro-batches a step, and "
+            f"{segment.microbatches} are asked for"
+        )
+    delay = legal_delay(
+        segment, schedule="2bw-v", delay=delay, lead=lead(ranks=segment.ranks, ahead=ahead, split=split)
+    )
+    end_step = segment.first_step + segment.steps
+
+    def version_read(step: int) -> int:
+        return max(step - delay, delayed_from)
+
+    return Program(
+        schedule="2bw-v",
+        microbatches=segment.microbatches,
+        update_interval=segment.microbatches,
+        steps=segment.steps,
+        first_step=segment.first_step,
+        rank_of_stage=tuple(placement(segment.ranks)),
+        initial_versions=tuple(range(version_read(segment.first_step), segment.first_step + 1)),
+        final_versions=tuple(range(version_read(end_step), end_step + 1)),
+        actions=tuple(
+            _rank_actions(
+                segment, block, stages=(rank, 2 * segment.ranks - 1 - rank), version_read=version_read
+            )
+            for rank in range(segment.ranks)
+        ),
+    )
+
+
+def _rank_actions(
+    segment: Segment, block: VBlock, *, stages: tuple[int, int], version_read: Callable[[int], int]
+) -> tuple[Action, ...]:
+    starts = []
+    for stage in stages:
+        starts.append((block.forward[stage], stage, Op.FORWARD))
+        if block.weight is None:
+            starts.append((block.backward[stage], stage, Op.BACKWARD))
+        else:
+            starts.append((block.backward[stage], stage, Op.BACKWARD_INPUT))
+            starts.append((block.weight[stage], stage, Op.BACKWARD_WEIGHT))
+    last_half = Op.BACKWARD if block.weight is None else Op.BACKWARD_WEIGHT
+    microbatches = range(segment.first_microbatch, segment.end_microbatch)
+    in_order = sorted(
+        (start + block.period * microbatch, stage, op, microbatch)
+        for start, stage, op in starts
+        for microbatch in microbatches
+    )
+    actions = []
+    for _, stage, op, microbatch in in_order:
+        step, place = divmod(microbatch, segment.microbatches)
+        actions.append(Action(stage, op, microbatch, version_read(step)))
+        if op is last_half and place == segment.microbatches - 1:
+            actions.append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
+    return tuple(actions)
+
+
+TWO_BW_V = Schedule(
+    name="2bw-v",
+    description="2bw with two stages per rank in a V: activations balanced, fewer if split",
+    program=two_bw_v,
+    synchronous=False,
+    stages_per_rank=2,
+    lead=lead,
+)

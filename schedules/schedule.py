@@ -1,0 +1,51 @@
+"""What a member of the family declares about itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from schedules.actions import Program
+
+OPTIONS = ("ahead", "chunks", "delay", "delayed_from", "split", "update_interval")
+"""Options that a schedule's function may take beside the segment, by keyword."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """One member of the family: the function that returns its program, and facts for any geometry."""
+
+    name: str
+    description: str
+    program: Callable[..., Program]
+    """Takes a `Segment`, and those of `OPTIONS` that it has as parameters."""
+    synchronous: bool
+    """Whether every gradient is applied to the weights that it was computed at."""
+    stages_per_rank: int = 1
+    """Number of stages a rank holds, unless the schedule takes the option `chunks`."""
+    bounded_activations: bool = True
+    """Whether the activations in flight stop growing with the number of micro-batches a step."""
+    lead: Callable[..., int] | None = None
+    """Least d m for a delay of d with m micro-batches a step, where the delay is an option.
+
+    Takes `ranks`, `ahead` and `split`.
+    """
+    default_interval: Callable[[int], int] | None = None
+    """Default update interval for m micro-batches a step; None: all stages update together, once a step."""
+
+    @cached_property
+    def options(self) -> frozenset[str]:
+        """The options that the schedule takes."""
+        return options_of(self.program)
+
+    @property
+    def updates_together(self) -> bool:
+        """Whether all stages update once a step, with one gradient norm; if not, each updates on its own."""
+        return self.default_interval is None
+
+
+def options_of(function: Callable[..., Program]) -> frozenset[str]:
+    """The options that a schedule's function has as parameters."""
+    return frozenset(OPTIONS).intersection(inspect.signature(function).parameters)

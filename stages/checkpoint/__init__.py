@@ -1,0 +1,1 @@
+"""Checkpoints: written, read, exported, and used as initial weights."""

@@ -1,0 +1,270 @@
+"""Checkpoints at drains, written by all ranks in the format of torch.distributed.checkpoint.
+
+State is saved by parameter name, so a run may resume with another number of stages or data ranks. The
+position in the data follows from the step, and nothing else in training is random.
+
+A checkpoint is written in the background: at the drain the state is copied, and training continues while a
+thread writes the copy. These threads have their own meetings with their own time limit, so a slow disk is not
+mistaken for a dead rank.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.checkpoint import layout
+from stages.checkpoint.layout import CheckpointError
+from stages.checkpoint.reader import CheckpointReader
+from stages.checkpoint.state import Saved, pack
+from stages.checkpoint.writer import write_description, write_part
+from stages.comm.authenticated import Json
+from stages.comm.hub_client import Meetings
+from stages.comm.process import Process
+from stages.pipeline.host_copies import HostCopies
+from stages.update.optimizer_step import StageState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The position of a run in its training when it was saved."""
+
+    step: int
+    """Steps done."""
+    seconds: float
+    """Training time so far."""
+
+
+class Checkpoints:
+    """The checkpoints of a run. All processes of the run call each method together.
+
+    Args:
+        folder: of the run's checkpoints; created with the first one.
+        keep: number of newest checkpoints to keep.
+        process: this one; None if it is the only one (replay).
+        timeout: limit of reading or writing a checkpoint, seconds.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, process: Process | None, timeout: float) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._rank = process.rank if process is not None else 0
+        self._size = process.size if process is not None else 1
+        self._meetings: Meetings | None = None
+        if process is not None:
+            self._meetings = Meetings(process.member, "checkpoints", seconds=timeout)
+        self._copies = HostCopies()
+        self._saving: Future[None] | None = None
+
+    def save(
+        self,
+        progress: Progress,
+        stages: Sequence[StageState],
+        versions: Sequence[int],
+        *,
+        first: Callable[[], None],
+    ) -> None:
+        """Start to write a checkpoint of the current state, after waiting for the previous one.
+
+        Args:
+            progress: position of the run.
+            stages: those of this process; they may change once this returns.
+            versions: weight versions that the next segment starts with.
+            first: called by the writing thread before the checkpoint is completed.
+
+        Raises:
+            CheckpointError: the previous one could not be written.
+        """
+        self.finish()
+        tensors: dict[str, Tensor] = {}
+        records = []
+        for stage in stages:
+            stage_tensors, record = pack(stage, versions)
+            tensors |= stage_tensors
+            records.append(record)
+        copies = self._copies.take(tensors)
+        self._saving = _in_background(lambda: self._write(progress, copies, records, versions, first=first))
+
+    @property
+    def failed(self) -> bool:
+        """Whether this process knows that the checkpoint in progress has failed; `finish` raises the
+        error."""
+        return self._saving is not None and self._saving.done() and self._saving.exception() is not None
+
+    def finish(self) -> None:
+        """Wait for the checkpoint in progress.
+
+        Raises:
+            CheckpointError: it could not be written (raised on every process). Earlier ones are unchanged.
+        """
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+
+    def _write(
+        self,
+        progress: Progress,
+        tensors: dict[str, Tensor],
+        records: list[dict[str, Any]],
+        versions: Sequence[int],
+        *,
+        first: Callable[[], None],
+    ) -> None:
+        step = progress.step
+        unfinished = layout.unfinished_folder(self._folder, step)
+
+        def write_own_part() -> Json:
+            written = write_part(unfinished, tensors, rank=self._rank)
+            first()
+            digests = {name: layout.digest(unfinished / name) for name in {part["file"] for part in written}}
+            return {"written": written, "stages": records, "files": digests}
+
+        def commit(parts: list[Json]) -> None:
+            write_description(unfinished, [tensor for part in parts for tensor in part["written"]])
+            entries = {name: entry for part in parts for name, entry in part["files"].items()}
+            entries[".metadata"] = layout.digest(unfinished / ".metadata")
+            state = {
+                "seconds": progress.seconds,
+                "versions": list(versions),
+                "torch": torch.__version__,
+                "stages": [record for part in parts for record in part["stages"]],
+            }
+            layout.commit(self._folder, step, state=state, files=entries, keep=self._keep)
+
+        try:
+            self._on_rank_0(lambda: layout.begin(self._folder, step))
+            parts = self._gather_on_rank_0(write_own_part)
+            self._on_rank_0(lambda: commit(parts()))
+        except OSError as error:
+            if self._rank == 0:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written into {self._folder}: {error}; "
+                f"{self._last_valid()}"
+            ) from error
+
+    def load(
+        self, stages: Sequence[StageState], initial_versions: Callable[[int], Sequence[int]]
+    ) -> Progress:
+        """Load the newest valid checkpoint; without one, start from step 0.
+
+        A damaged one is skipped with a warning on standard error.
+
+        Args:
+            stages: those of this process, newly built; their state is replaced.
+            initial_versions: weight versions that a segment starts with, by its first step.
+
+        Raises:
+            CheckpointError: it is valid, but its content does not fit this run.
+        """
+        for step in self._on_rank_0(lambda: layout.saved_steps(self._folder)):
+            folder = layout.folder_of(self._folder, step)
+            wrong = self._damage(folder)
+            if wrong is not None:
+                if self._rank == 0:
+                    print(f"warning: checkpoint {folder} is not used: {wrong}", file=sys.stderr, flush=True)
+                continue
+            try:
+                progress = self._read(folder, step, stages, initial_versions(step))
+            except CheckpointError as error:
+                raise CheckpointError(f"checkpoint {folder}: {error}") from error
+            # All wait here until the slowest has read: other meetings have shorter limits.
+            self._first(None)
+            return progress
+        return Progress(step=0, seconds=0.0)
+
+    def _read(
+        self, folder: Path, step: int, stages: Sequence[StageState], versions: Sequence[int]
+    ) -> Progress:
+        state = layout.read_state(folder)
+        reader = CheckpointReader(folder)
+        saved = Saved(reader.sizes(), state["stages"])
+        targets = [saved.targets(stage, versions) for stage in stages]
+        for stage_targets in targets:
+            reader.read(stage_targets)
+        for stage, stage_targets in zip(stages, targets, strict=True):
+            saved.take(stage, versions, stage_targets)
+        return Progress(step=step, seconds=float(state["seconds"]))
+
+    def _damage(self, folder: Path) -> str | None:
+        """Describe the damage of a checkpoint, if any; each process checks its share of the files."""
+
+        wrong: str | None
+        try:
+            entries = sorted(layout.read_manifest(folder).items())
+            wrong = layout.damage(folder, entries[self._rank :: self._size])
+        except CheckpointError as error:
+            wrong = str(error)
+        [first_wrong] = self._first(wrong)
+        return None if first_wrong is None else str(first_wrong)
+
+    def _first(self, *values: Json) -> list[Json]:
+        """For each of several values, that of the first rank where it is not None."""
+        return list(values) if self._meetings is None else self._meetings.first(*values)
+
+    def _on_rank_0(self, work: Callable[[], Json]) -> Json:
+        """Run `work` on rank 0 only; returns its result on every process.
+
+        Raises:
+            OSError: it failed (raised on every process).
+        """
+        outcome, failure = None, None
+        if self._rank == 0:
+            try:
+                outcome = work()
+            except OSError as error:
+                failure = f"rank 0: {error}"
+        if self._rank == 0 and failure is not None and failure.startswith("rank 0: rank "):
+            failure = failure.removeprefix("rank 0: ")  # another rank's failure, reported to rank 0
+        outcome, failure = self._first(outcome, failure)
+        if failure is not None:
+            raise OSError(failure)
+        return outcome
+
+    def _gather_on_rank_0(self, work: Callable[[], Json]) -> Callable[[], list[Json]]:
+        """Run `work` on every process. The returned function gives the results of all, on rank 0 only, or
+        raises the OSError of one that failed."""
+        outcome, failure = None, None
+        try:
+            outcome = work()
+        except OSError as error:
+            failure = f"rank {self._rank}: {error}"
+        own = [outcome, failure]
+        by_rank = [own] if self._meetings is None else self._meetings.gather(own, to=0)
+
+        def parts() -> list[Json]:
+            for _, failure in by_rank:
+                if failure is not None:
+                    raise OSError(failure)
+            return [part for part, _ in by_rank]
+
+        return parts
+
+    def _last_valid(self) -> str:
+        steps = layout.saved_steps(self._folder)
+        return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """Call `work` in a daemon thread."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, daemon=True, name="checkpoint").start()
+    return future

@@ -1,0 +1,249 @@
+"""Collectives of the ranks of a pipeline and of the data ranks of a stage.
+
+A rank belongs to these two groups and to none of the whole world. A `Group` has two forms, as `Links` has:
+`DistributedGroup` between processes and `InProcessGroup` between the ranks of a replay. All members of a
+group begin the same collectives in the same order.
+
+Sums are taken in rank order, never around a ring, so both forms compute the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from stages.comm.communicator import Communicator, Work
+from stages.update.gradient_reduction import Reducer, add_up
+from stages.update.reduction_rounds import ReductionPlan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Exchange(Generic[T]):
+    """A collective in progress."""
+
+    ready: Callable[[], bool]
+    """Whether `take` returns without waiting."""
+    wait: Callable[[], None]
+    """Block until it is ready. Raises in a replay, whose ranks let each other run until it is."""
+    take: Callable[[], T]
+    """Its result; called once, when it is ready."""
+    device_waits: bool = field(default=False, kw_only=True)
+    """Whether `take` may be called at once, since work launched after it waits on the device."""
+
+
+@dataclass(frozen=True)
+class Reduction(Exchange[None]):
+    """A reduce-scatter of a stage's gradients in progress; `take` leaves the sums in this member's part."""
+
+    advance: Callable[[int], None]
+    """Tell how many parameters, counted from the end of the model, have their complete gradient, in the end
+    all of them; begins the exchange of what is complete."""
+
+
+class Group(Protocol):
+    """The ranks that take part in a collective, as seen by one member."""
+
+    rank: int
+    """This member's, 0 .. size - 1."""
+    size: int
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of the buffers in which gradients are exchanged."""
+
+    def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        """Gather the `numbers` of all members, of one shape everywhere; the result is by rank."""
+
+    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+        """Prepare to add the members' buffers in rank order; `advance` begins the exchange.
+
+        Taking it leaves the sums in this member's part of its own buffer. Until every member has taken its
+        part, a member may write only to its own part.
+
+        Args:
+            flat: this member's buffer, 1-d.
+            plan: of the stage's reduction.
+            early: whether to begin before the whole buffer is complete; the same for every member.
+        """
+
+    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        """Broadcast every member's part of `flat` to all; `take` completes this member's `flat`.
+
+        Args:
+            flat: this member's buffer, 1-d; it must not change until every member has taken.
+            bounds: member i's part is `bounds[i] .. bounds[i + 1] - 1`.
+        """
+
+
+class SingleRankGroup:
+    """A group of one member."""
+
+    rank = 0
+    size = 1
+    room_bytes = 0
+
+    def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        return _completed([numbers])
+
+    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+        return Reduction(ready=lambda: True, wait=lambda: None, take=lambda: None, advance=lambda whole: None)
+
+    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        return _completed(None)
+
+
+class DistributedGroup:
+    """A group of processes.
+
+    Args:
+        communicator: used by this group alone.
+        rank: this process's in the group.
+        size: number of members.
+        device_waits: whether waiting for a collective blocks the device and not the host, as with NCCL.
+    """
+
+    def __init__(
+        self, communicator: Communicator, *, rank: int, size: int, device_waits: bool = False
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._communicator = communicator
+        self._device_waits = device_waits
+        self._reducer = Reducer(communicator, rank=rank, size=size, device_waits=device_waits)
+
+    @property
+    def room_bytes(self) -> int:
+        return self._reducer.room_bytes
+
+    def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        parts = [torch.empty_like(numbers) for _ in range(self.size)]
+        work = self._communicator.allgather([parts], [numbers])
+        return _in_progress([work], lambda: parts, device_waits=self._device_waits)
+
+    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+        reducer = self._reducer
+        request = reducer.ask(flat, plan, early=early)
+
+        def ready() -> bool:
+            reducer.go_on()
+            return request.done
+
+        def wait() -> None:
+            reducer.go_on(until=request)
+
+        return Reduction(
+            ready=ready, wait=wait, take=wait, advance=lambda whole: reducer.advance(request, whole=whole)
+        )
+
+    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        works = [
+            self._communicator.broadcast(flat[start:end], owner)
+            for owner, (start, end) in enumerate(pairwise(bounds))
+            if end > start
+        ]
+        return _in_progress(works, lambda: None, device_waits=self._device_waits)
+
+
+class InProcessExchanges:
+    """The incomplete exchanges of an in-process group."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._incomplete: dict[int, dict[int, Tensor]] = {}
+
+    def add(self, exchange: int, rank: int, part: Tensor) -> dict[int, Tensor]:
+        """Add a member's part; returns the parts by rank, complete once all members have added theirs."""
+        parts = self._incomplete.setdefault(exchange, {})
+        parts[rank] = part
+        if len(parts) == self.size:
+            del self._incomplete[exchange]
+        return parts
+
+
+class InProcessGroup:
+    """One rank of a group whose ranks take turns in one process (replay)."""
+
+    room_bytes = 0
+
+    def __init__(self, exchanges: InProcessExchanges, *, rank: int) -> None:
+        self.rank = rank
+        self.size = exchanges.size
+        self._exchanges = exchanges
+        self._numbers = count()
+
+    def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        return self._exchange(numbers, lambda parts: parts)
+
+    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+        part = slice(*plan.bounds[self.rank : self.rank + 2])
+        begun: list[Exchange[None]] = []
+
+        def sum_part(buffers: list[Tensor]) -> None:
+            first, *others = (buffer[part] for buffer in buffers)
+            add_up(first.clone(), others, into=flat[part])
+
+        def advance(whole: int) -> None:
+            if whole == len(plan.sizes) and not begun:
+                begun.append(self._exchange(flat, sum_part))
+
+        return Reduction(
+            ready=lambda: begun[0].ready(),
+            wait=lambda: begun[0].wait(),
+            take=lambda: begun[0].take(),
+            advance=advance,
+        )
+
+    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        def copy(buffers: list[Tensor]) -> None:
+            for owner, (start, end) in enumerate(pairwise(bounds)):
+                if owner != self.rank:
+                    flat[start:end].copy_(buffers[owner][start:end])
+
+        return self._exchange(flat, copy)
+
+    def _exchange(self, part: Tensor, take: Callable[[list[Tensor]], T]) -> Exchange[T]:
+        parts = self._exchanges.add(next(self._numbers), self.rank, part)
+
+        def wait() -> None:
+            raise RuntimeError("ranks that take turns do not wait for each other")
+
+        return Exchange(
+            ready=lambda: len(parts) == self.size,
+            wait=wait,
+            take=lambda: take([parts[rank] for rank in range(self.size)]),
+        )
+
+
+def sum_in_order(numbers: Sequence[Tensor]) -> Tensor:
+    """The sum, added in the given order."""
+    total = numbers[0]
+    for number in numbers[1:]:
+        total = total + number
+    return total
+
+
+def _completed(value: T) -> Exchange[T]:
+    return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: value)
+
+
+def _in_progress(works: Sequence[Work], take: Callable[[], T], *, device_waits: bool) -> Exchange[T]:
+    def wait() -> None:
+        for work in works:
+            work.wait()
+
+    def ready() -> bool:
+        return all(work.is_completed() for work in works)
+
+    def finish() -> T:
+        # On a GPU only this makes the compute stream wait.
+        wait()
+        return take()
+
+    return Exchange(ready=ready, wait=wait, take=finish, device_waits=device_waits)

@@ -1,0 +1,153 @@
+"""Checks that two processes can connect and exchange messages as the ranks of a run do.
+
+    python -m stages.comm.handshake RANK FOLDER here|apart
+
+`here`: both on one machine; `apart`: on two machines that share the folder. Rank 0 prints as JSON the
+versions and GPUs that torch reports, and the result over gloo, and over NCCL where each process has a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from schedules import build
+from schedules.dependencies import updated
+from schedules.messages import received, sent
+from stages.comm.collectives import Exchange
+from stages.comm.process import Process, connected
+from stages.comm.topology import Connection, connect
+from stages.config import SiteConfig
+from stages.update.optimizer_sharding import share_out
+from stages.update.reduction_rounds import reduction_plan
+
+T = TypeVar("T")
+
+_SECONDS = 30.0
+_RANKS = 2
+_NUMBERS = 1024
+"""Entries of a message."""
+_RANKS_PER_MACHINE = {"here": 2, "apart": 1}
+
+
+def main() -> None:
+    """One of the two processes."""
+    rank, folder, local_size = int(sys.argv[1]), Path(sys.argv[2]), _RANKS_PER_MACHINE[sys.argv[3]]
+    result = torch_info()
+    result["gloo"] = _connect_and_exchange(rank, folder / "gloo", device="cpu", local_size=local_size)
+    if len(result["gpus"]) >= local_size:
+        result["nccl"] = _connect_and_exchange(rank, folder / "nccl", device="cuda", local_size=local_size)
+    if rank == 0:
+        print(json.dumps(result))
+
+
+def torch_info() -> dict[str, Any]:
+    """Versions, and name and memory in bytes of each GPU."""
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl_version": _nccl_version() if gpus else None,
+        "gpus": [
+            {"name": properties.name, "memory": properties.total_memory}
+            for properties in map(torch.cuda.get_device_properties, gpus)
+        ],
+    }
+
+
+def _nccl_version() -> str:
+    from torch.cuda import nccl
+
+    version: tuple[int, ...] = nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, version))
+
+
+def _connect_and_exchange(rank: int, folder: Path, *, device: str, local_size: int) -> str:
+    """The error; empty if there was none."""
+    site = SiteConfig(device=device, timeout=_SECONDS, start_timeout=_SECONDS)
+    try:
+        with connected(
+            rank=rank,
+            size=_RANKS,
+            local_rank=rank % local_size,
+            local_size=local_size,
+            rendezvous=folder,
+            site=site,
+        ) as process:
+            return _exchange(process)
+    except Exception as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _exchange(process: Process) -> str:
+    """Exchange messages with the links and groups of a run; returns the error, empty if there was none.
+
+    The two processes are first two stages, which send activations and gradients and gather a number, then two
+    data ranks, which reduce gradients and broadcast weights.
+    """
+    return _as_stages(process) or _as_data_ranks(process)
+
+
+def _connection(process: Process, *, stages: int) -> Connection:
+    return connect(
+        process,
+        rank_of_stage=range(stages),
+        data_ranks=process.size // stages,
+        shape=(_NUMBERS,),
+        dtype=torch.float32,
+        common_step=True,
+    )
+
+
+def _as_stages(process: Process) -> str:
+    connection = _connection(process, stages=process.size)
+    links = connection.links
+    program = build("1f1b", stages=process.size, microbatches=4, steps=1)
+    links.connect()
+    links.begin(program)
+    for number, action in enumerate(program.actions[connection.rank]):
+        links.passed(updated(number))
+        if (incoming := received(action, program.num_stages)) is not None:
+            tensor = links.receive(incoming)
+            if bool((tensor != incoming.microbatch).any()):
+                return f"micro-batch {incoming.microbatch} arrived as {tensor[0]:g}"
+            links.release(tensor)
+        if (outgoing := sent(action, program.num_stages)) is not None:
+            links.send(outgoing, torch.full((_NUMBERS,), float(action.microbatch), device=process.device))
+    links.finish()
+    ranks = [float(rank) for rank in _wait_and_take(connection.pipeline.all_gather(_filled(process, 1)))]
+    return "" if ranks == [0.0, 1.0] else f"the ranks gathered {ranks}"
+
+
+def _as_data_ranks(process: Process) -> str:
+    connection = _connection(process, stages=1)
+    sizes = [_NUMBERS, _NUMBERS]
+    ownership = share_out(sizes, data_ranks=process.size)
+    plan = reduction_plan(sizes, ownership, number_bytes=4)
+    flat = _filled(process, sum(sizes)) + 1
+    reduction = connection.data.reduce_scatter(flat, plan, early=False)
+    reduction.advance(len(sizes))
+    _wait_and_take(reduction)
+    _wait_and_take(connection.data.broadcast(flat, ownership.bounds))
+    if bool((flat == 3).all()):  # 1 of one rank and 2 of the other
+        return ""
+    return f"gradients of 1 and 2 were added to {flat[0]:g} and {flat[-1]:g}"
+
+
+def _filled(process: Process, count: int) -> Tensor:
+    """A tensor of `count` entries, each this process's rank."""
+    return torch.full((count,), float(process.rank), device=process.device)
+
+
+def _wait_and_take(exchange: Exchange[T]) -> T:
+    exchange.wait()
+    return exchange.take()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""Point-to-point messages between the ranks of a pipeline: activations and their gradients.
+
+`Links` has two forms: `DistributedLinks` between processes, and `InProcessLinks` between the ranks of a
+replay. The executor does not know which it has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from schedules.actions import Program
+from schedules.dependencies import Place, acknowledged, places_to_post
+from schedules.messages import Message, sent_between_ranks
+from stages.comm.communicator import Work
+from stages.comm.process import Process
+
+_SENDER, _RECEIVER = 0, 1
+"""Ranks in the communicator of a channel."""
+
+POSTED_AHEAD = 2
+"""Receives posted ahead on each channel: one may arrive while another waits to be consumed."""
+
+UNACKNOWLEDGED = 8
+"""Maximal number of sends in flight per channel where no message from the receiver acknowledges them, as in
+an evaluation."""
+
+
+class Links(Protocol):
+    """A rank's messages to and from the other ranks of its pipeline."""
+
+    waits: bool
+    """Whether `receive` blocks. If not, the caller lets other ranks run until `arrived`."""
+    most_buffers: int
+    """Peak number of receive buffers in use since `begin`."""
+
+    def connect(self) -> None:
+        """Connect every channel; all ranks call this before the first segment."""
+
+    def begin(self, program: Program) -> None:
+        """Prepare for the messages of a segment."""
+
+    def passed(self, place: Place) -> None:
+        """Tell which place of the program this rank has reached: everything before it has been launched."""
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        """Send without blocking. `tensor` must not be written afterwards."""
+
+    def arrived(self, message: Message) -> bool:
+        """Whether the message can be received now; called only where `waits` is false."""
+
+    def receive(self, message: Message) -> Tensor:
+        """The tensor that was sent."""
+
+    def release(self, tensor: Tensor) -> None:
+        """Give back a received tensor that is not read any more."""
+
+    def finish(self) -> None:
+        """End the segment, complete or cut short: wait for all sends, and leave no receive open."""
+
+
+class InProcessLinks:
+    """Links between the ranks of a replay."""
+
+    waits = False
+    most_buffers = 0
+
+    def __init__(self) -> None:
+        self._mail: dict[Message, Tensor] = {}
+
+    def connect(self) -> None:
+        pass
+
+    def begin(self, program: Program) -> None:
+        pass
+
+    def passed(self, place: Place) -> None:
+        pass
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        self._mail[message] = tensor
+
+    def arrived(self, message: Message) -> bool:
+        return message in self._mail
+
+    def receive(self, message: Message) -> Tensor:
+        return self._mail.pop(message)
+
+    def release(self, tensor: Tensor) -> None:
+        pass
+
+    def finish(self) -> None:
+        if self._mail:
+            raise RuntimeError(f"messages that no rank received: {sorted(map(str, self._mail))}")
+
+
+class _Channel(NamedTuple):
+    """One direction and kind of message between two ranks, seen from one end."""
+
+    peer: int
+    """Rank at the other end."""
+    forward: bool
+    """Whether it carries activations; if not, gradients."""
+    incoming: bool
+    """Whether this end receives."""
+
+
+class DistributedLinks:
+    """Links between processes, one per rank, over gloo (CPU) or NCCL (GPU).
+
+    Each channel has its own communicator with one sender. NCCL runs the operations of a communicator one
+    after another, and a gradient must not wait for an activation, nor a send for a receive.
+
+    Args:
+        process: this rank's.
+        name: of the pipeline, unique among these processes.
+        members: the processes of the pipeline's ranks, ascending, this one among them.
+        rank_of_stage: the rank that performs each stage.
+        shape: of every activation and activation gradient.
+        dtype: of the same.
+        common_step: whether all stages update together.
+    """
+
+    waits = True
+
+    def __init__(
+        self,
+        process: Process,
+        *,
+        name: str,
+        members: Sequence[int],
+        rank_of_stage: Sequence[int],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        common_step: bool,
+    ) -> None:
+        self._device = process.device
+        self._rank = members.index(process.rank)
+        self._rank_of_stage = rank_of_stage
+        self._shape = shape
+        self._dtype = dtype
+        self._common_step = common_step
+        self._groups = {
+            channel: process.link(f"{name} {label}", [members[sender], members[receiver]])
+            for channel, label, sender, receiver in self._channels()
+        }
+        self._from_this_rank: dict[Message, Tensor] = {}
+        self._place: Place = 0
+        self._to_post: dict[_Channel, deque[tuple[Place, Message]]] = {}
+        self._unsent: Counter[_Channel] = Counter()
+        self._acknowledged: Mapping[Message, list[tuple[bool, int]]] = {}
+        self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work]]] = {}
+        self._free: list[Tensor] = []
+        self._owned: set[int] = set()
+        self.most_buffers = 0
+        """See `Links`."""
+        self._sent: dict[_Channel, deque[tuple[Tensor, Work]]] = {}
+        self._released: Counter[_Channel] = Counter()
+
+    def _channels(self) -> Iterator[tuple[_Channel, str, int, int]]:
+        """This rank's channels with name, sender and receiver, in the same order on all ranks."""
+        ranks = self._rank_of_stage
+        neighbours = list(pairwise(ranks))
+        edges = list(dict.fromkeys((min(edge), max(edge)) for edge in neighbours if edge[0] != edge[1]))
+        # The two ends of an edge wait for each other. Every second edge comes first, so they connect in
+        # parallel.
+        for lower, upper in edges[::2] + edges[1::2]:
+            if self._rank not in (lower, upper):
+                continue
+            for sender, receiver in ((lower, upper), (upper, lower)):
+                for forward, carries in ((True, "activations"), (False, "gradients")):
+                    pair = (sender, receiver) if forward else (receiver, sender)
+                    if pair in neighbours:
+                        incoming = receiver == self._rank
+                        channel = _Channel(sender if incoming else receiver, forward, incoming)
+                        yield channel, f"{carries} {sender}-{receiver}", sender, receiver
+
+    def connect(self) -> None:
+        # With NCCL the first operation between two ranks connects them, and blocks the host until the peer
+        # begins its own. With receives posted ahead of the first send both would wait forever.
+        element = torch.zeros(1, dtype=self._dtype, device=self._device)
+        for channel, communicator in self._groups.items():
+            if channel.incoming:
+                communicator.recv([element], _SENDER, 0).wait()
+            else:
+                communicator.send([element], _RECEIVER, 0).wait()
+
+    def begin(self, program: Program) -> None:
+        self._to_post, self._unsent, self._place = {}, Counter(), 0
+        self.most_buffers = 0
+        self._acknowledged = acknowledged(program, self._rank)
+        places = places_to_post(program, self._rank, common_step=self._common_step)
+        by_edge = sent_between_ranks(program, by_or_to=self._rank)
+        for (source, destination), messages in by_edge.items():
+            for message in messages:
+                if destination == self._rank:
+                    channel = self._channel(message, source, incoming=True)
+                    self._to_post.setdefault(channel, deque()).append((places[message], message))
+                else:
+                    self._unsent[self._channel(message, destination, incoming=False)] += 1
+        self._posted = {channel: {} for channel in self._to_post}
+        self._sent = {channel: deque() for channel in self._unsent}
+        self._released = Counter()
+        self.passed(0)
+
+    def _channel(self, message: Message, peer: int, *, incoming: bool) -> _Channel:
+        return _Channel(peer, message.destination > message.source, incoming)
+
+    def passed(self, place: Place) -> None:
+        self._place = place
+        for channel in self._to_post:
+            self._post_ahead(channel)
+
+    def _post_ahead(self, channel: _Channel) -> None:
+        to_post, posted = self._to_post[channel], self._posted[channel]
+        while to_post and len(posted) < POSTED_AHEAD and to_post[0][0] <= self._place:
+            self._post(channel)
+
+    def _post(self, channel: _Channel) -> None:
+        _, message = self._to_post[channel].popleft()
+        buffer = self._free.pop() if self._free else self._new_buffer()
+        self.most_buffers = max(self.most_buffers, len(self._owned) - len(self._free))
+        work = self._groups[channel].recv([buffer], _SENDER, 0)
+        self._posted[channel][message] = (buffer, work)
+
+    def _new_buffer(self) -> Tensor:
+        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        self._owned.add(buffer.data_ptr())
+        return buffer
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        peer = self._rank_of_stage[message.destination]
+        if peer == self._rank:
+            self._from_this_rank[message] = tensor
+            return
+        channel = self._channel(message, peer, incoming=False)
+        self._send(channel, tensor)
+        # The receiver has long consumed the oldest sends, so this wait does not delay compute.
+        self._release_sends(channel, keep=UNACKNOWLEDGED)
+
+    def _send(self, channel: _Channel, tensor: Tensor) -> None:
+        work = self._groups[channel].send([tensor], _RECEIVER, 0)
+        self._sent[channel].append((tensor, work))
+        self._unsent[channel] -= 1
+
+    def _release_sends(self, channel: _Channel, *, keep: int) -> None:
+        """Wait for all but the `keep` latest sends: gloo holds a sent tensor until its work is waited for."""
+        sent = self._sent[channel]
+        while len(sent) > keep:
+            sent.popleft()[1].wait()
+            self._released[channel] += 1
+
+    def arrived(self, message: Message) -> bool:
+        return True
+
+    def receive(self, message: Message) -> Tensor:
+        peer = self._rank_of_stage[message.source]
+        if peer == self._rank:
+            return self._from_this_rank.pop(message)
+        channel = self._channel(message, peer, incoming=True)
+        while message not in self._posted[channel]:
+            self._post(channel)
+        buffer, work = self._posted[channel].pop(message)
+        work.wait()
+        for forward, count in self._acknowledged.get(message, ()):
+            outgoing = _Channel(peer, forward, incoming=False)
+            self._release_sends(outgoing, keep=self._released[outgoing] + len(self._sent[outgoing]) - count)
+        self._post_ahead(channel)
+        return buffer
+
+    def release(self, tensor: Tensor) -> None:
+        # A tensor from a stage of this rank belongs to that stage's graph and is not a receive buffer.
+        if tensor.data_ptr() in self._owned:
+            self._free.append(tensor.detach())
+
+    def finish(self) -> None:
+        # When a segment is cut short, the neighbours have receives posted that nothing was sent for. Zeros
+        # are sent for them, since an open receive keeps its buffer and blocks device syncs. How many are
+        # posted depends on where each rank stopped, so every channel is first filled up to POSTED_AHEAD.
+        for channel, to_post in self._to_post.items():
+            while to_post and len(self._posted[channel]) < POSTED_AHEAD:
+                self._post(channel)
+        for channel, left in list(self._unsent.items()):
+            for _ in range(min(left, POSTED_AHEAD)):
+                self._send(channel, torch.zeros(self._shape, dtype=self._dtype, device=self._device))
+        for channel in self._sent:
+            self._release_sends(channel, keep=0)
+        for posted in self._posted.values():
+            for buffer, work in posted.values():
+                work.wait()
+                self._free.append(buffer)
+            posted.clear()

@@ -1,0 +1,107 @@
+"""The links and groups of a rank: along its pipeline, and to its data-parallel peers.
+
+Process `r * data_ranks + d` performs rank r of the pipeline of data rank d. So the data ranks of a stage have
+consecutive numbers and share a node and its fast links; a pipeline's messages are small and may cross nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stages.comm.collectives import (
+    DistributedGroup,
+    Group,
+    InProcessExchanges,
+    InProcessGroup,
+    SingleRankGroup,
+)
+from stages.comm.p2p import DistributedLinks, InProcessLinks, Links
+from stages.comm.process import Process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """The links and groups of one rank."""
+
+    rank: int
+    """In its pipeline."""
+    links: Links
+    pipeline: Group
+    """The ranks of its pipeline, in order."""
+    data: Group
+    """The data ranks that hold the same stages; the rank in it is the data rank."""
+
+
+def connect(
+    process: Process,
+    *,
+    rank_of_stage: Sequence[int],
+    data_ranks: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    common_step: bool,
+) -> Connection:
+    """The connection of this process, which performs one rank. All processes call it together.
+
+    Args:
+        process: this one.
+        rank_of_stage: the rank of a pipeline that performs each stage.
+        data_ranks: number of pipelines.
+        shape: of every activation and activation gradient.
+        dtype: of the same.
+        common_step: whether all stages update together.
+    """
+    rank, data_rank = divmod(process.rank, data_ranks)
+    ranks = process.size // data_ranks
+    generation = next(process.generations)
+    members = [other * data_ranks + data_rank for other in range(ranks)]
+    peers = [rank * data_ranks + other for other in range(data_ranks)]
+
+    def group(name: str, processes: list[int]) -> Group:
+        if len(processes) == 1:
+            return SingleRankGroup()
+        communicator = process.communicator(f"{generation} {name}", processes)
+        return DistributedGroup(
+            communicator,
+            rank=processes.index(process.rank),
+            size=len(processes),
+            device_waits=process.device_waits,
+        )
+
+    return Connection(
+        rank=rank,
+        links=DistributedLinks(
+            process,
+            name=f"{generation} {data_rank}",
+            members=members,
+            rank_of_stage=rank_of_stage,
+            shape=shape,
+            dtype=dtype,
+            common_step=common_step,
+        ),
+        pipeline=group(f"pipeline {data_rank}", members),
+        data=group(f"data {rank}", peers),
+    )
+
+
+def connect_in_process(*, rank_of_stage: Sequence[int], data_ranks: int) -> list[Connection]:
+    """The connections of all ranks of a replay, ordered as the processes of a distributed run."""
+
+    ranks = max(rank_of_stage) + 1
+    pipelines = [(InProcessLinks(), InProcessExchanges(ranks)) for _ in range(data_ranks)]
+    connections = []
+    for rank in range(ranks):
+        data = InProcessExchanges(data_ranks)
+        for data_rank, (links, pipeline) in enumerate(pipelines):
+            connections.append(
+                Connection(
+                    rank=rank,
+                    links=links,
+                    pipeline=InProcessGroup(pipeline, rank=rank) if ranks > 1 else SingleRankGroup(),
+                    data=InProcessGroup(data, rank=data_rank) if data_ranks > 1 else SingleRankGroup(),
+                )
+            )
+    return connections

@@ -1,0 +1,1 @@
+"""Training data: token shards and text on disk, and batches from them."""

@@ -1,0 +1,79 @@
+"""Batches, a pure function of (seed, step, data-parallel rank)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.config import RunConfig
+from stages.data.dataset import Corpus
+from stages.data.shards import Tokens
+
+
+class Batches:
+    """Tokens and targets of each micro-batch of a run.
+
+    Sequences are windows of `context + 1` tokens at random positions of the training tokens. The positions of
+    a step are drawn for all data ranks at once, from a counter-based generator (Philox) keyed by (seed,
+    step), and each rank takes its rows.
+
+    Args:
+        config: of the run.
+        corpus: its tokens.
+        device: of the returned tensors.
+        data_rank: index of this replica of the pipeline.
+        data_ranks: number of replicas.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        corpus: Corpus,
+        *,
+        device: torch.device,
+        data_rank: int = 0,
+        data_ranks: int = 1,
+    ) -> None:
+        self._seed = config.seed
+        self._context = config.data.context
+        self._size = config.train.microbatch_size
+        self._microbatches = config.schedule.microbatches
+        self.device = device
+        self._data_rank = data_rank
+        self._data_ranks = data_ranks
+        self._train = Tokens(corpus.train)
+        self._validation = Tokens(corpus.validation)
+        self._starts: tuple[int, np.ndarray] = (-1, np.empty(0))
+
+    def tokens(self, microbatch: int) -> Tensor:
+        """Input tokens `(microbatch_size, context)` of a micro-batch of the run."""
+        return self._windows(microbatch)[:, :-1]
+
+    def targets(self, microbatch: int) -> Tensor:
+        """The token that follows each input token, `(microbatch_size, context)`."""
+        return self._windows(microbatch)[:, 1:]
+
+    def validation(self, index: int, *, count: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of validation micro-batch `index` of `count`, spread evenly over the text."""
+        sequences = count * self._size
+        last_start = len(self._validation) - self._context - 1
+        starts = np.linspace(0, last_start, sequences, dtype=np.int64)
+        windows = self._read(self._validation, starts[index * self._size : (index + 1) * self._size])
+        return windows[:, :-1], windows[:, 1:]
+
+    def _windows(self, microbatch: int) -> Tensor:
+        step, within = divmod(microbatch, self._microbatches)
+        if self._starts[0] != step:
+            generator = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, step]))
+            last_start = len(self._train) - self._context - 1
+            shape = (self._data_ranks, self._microbatches, self._size)
+            self._starts = (step, generator.integers(0, last_start + 1, size=shape))
+        return self._read(self._train, self._starts[1][self._data_rank, within])
+
+    def _read(self, split: Tokens, starts: np.ndarray) -> Tensor:
+        windows = torch.from_numpy(split.rows(starts, length=self._context + 1))
+        if self.device.type == "cpu":
+            return windows
+        # An asynchronous copy; torch reuses the pinned memory only after it has completed.
+        return windows.pin_memory().to(self.device, non_blocking=True)

@@ -1,0 +1,191 @@
+"""Readers of token shards in the formats of llm.c, modded-nanogpt, nanoGPT and Megatron-LM.
+
+None of these formats records its tokenizer or vocabulary size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stages.data.shards import DataError, Shard, count, cut
+
+HEADER = 256
+"""Number of 32-bit integers before the tokens in llm.c's format."""
+
+LLM_C = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
+"""llm.c's magic numbers (GPT-2 and Llama 3), with the version and token type of each."""
+
+MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+MEGATRON_HEADER = np.dtype([("version", "<u8"), ("dtype", "u1"), ("sequences", "<u8"), ("documents", "<u8")])
+MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+"""Codes of Megatron's `DType` for the types that hold tokens."""
+
+VALIDATION_NAMES = ("val", "valid", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splits:
+    """Training and validation shards."""
+
+    train: tuple[Shard, ...]
+    validation: tuple[Shard, ...]
+
+
+def find_shards(path: Path) -> list[Path]:
+    """The `.bin` files at a path: the file itself, those of a folder, or of a Megatron prefix with `.idx`.
+
+    Empty if the path is something else, such as text.
+    """
+    if path.suffix == ".bin" and path.is_file():
+        return [path]
+    if path.suffix == ".idx" and path.is_file():
+        return [path.with_suffix(".bin")]
+    if path.is_dir():
+        return sorted(file for file in path.glob("*.bin") if file.is_file() and file.name[0] != ".")
+    beside = path.with_name(f"{path.name}.bin")
+    if path.with_name(f"{path.name}.idx").is_file() and beside.is_file():
+        return [beside]
+    return []
+
+
+def read_shards(files: Sequence[Path], *, validation_share: float) -> Splits:
+    """The shards in the files, split into training and validation.
+
+    Files with `val`, `valid` or `validation` as a part of their name are held out. Without such files the end
+    is held out; in Megatron's format whole documents.
+
+    Raises:
+        DataError: names the file that does not match its format, and the position.
+    """
+    train = [file for file in files if not _is_validation(file)]
+    if not train:
+        raise DataError(f"{files[0].parent} has validation shards only ({files[0].name})")
+    held_out = tuple(read_shard(file) for file in files if _is_validation(file))
+    shards = tuple(read_shard(file) for file in train)
+    if held_out:
+        return Splits(train=shards, validation=held_out)
+    at = count(shards) - round(count(shards) * validation_share)
+    last = shards[-1]
+    if (index := last.file.with_suffix(".idx")).is_file():
+        before = count(shards[:-1])
+        starts = _document_starts(index) + before
+        earlier = starts[starts <= at]
+        at = int(earlier[-1]) if len(earlier) and earlier[-1] > before else at
+    kept, rest = cut(shards, at=at)
+    return Splits(train=kept, validation=rest)
+
+
+def read_shard(file: Path) -> Shard:
+    """The shard in a `.bin` file; an `.idx` beside it or its first number determines the format.
+
+    Raises:
+        DataError: the file is missing or truncated, or its header or index does not match it.
+    """
+    try:
+        size = file.stat().st_size
+        if (index := file.with_suffix(".idx")).is_file():
+            return _read_megatron(file, index, size=size)
+        with file.open("rb") as opened:
+            header = np.frombuffer(opened.read(4 * HEADER), dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror})") from error
+    if len(header) == 4 * HEADER and (magic := int(header.view("<i4")[0])) in LLM_C:
+        return _read_llm_c(file, header.view("<i4"), magic=magic, size=size)
+    if size == 0 or size % 2:
+        raise DataError(
+            f"{file} has {size} bytes and no header, so it should hold 16-bit tokens, nanoGPT's format; "
+            "the size must be even and above 0 (is the file truncated?)"
+        )
+    return Shard(file=file, dtype="uint16", tokens=size // 2)
+
+
+def _is_validation(file: Path) -> bool:
+    parts = file.stem.lower().replace("-", "_").replace(".", "_").split("_")
+    return any(part in VALIDATION_NAMES for part in parts)
+
+
+def _read_llm_c(file: Path, header: np.ndarray, *, magic: int, size: int) -> Shard:
+    version, dtype = LLM_C[magic]
+    tokens = int(header[2])
+    if header[1] != version:
+        raise DataError(f"{file}: header has version {header[1]} at byte 4; accepted: {version}")
+    expected = 4 * HEADER + tokens * np.dtype(dtype).itemsize
+    if tokens < 1 or size != expected:
+        raise DataError(
+            f"{file} is truncated or damaged: its header (byte 8) says {tokens} tokens, so {expected} bytes; "
+            f"it has {size}"
+        )
+    return Shard(file=file, dtype=dtype, header=4 * HEADER, tokens=tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Index:
+    dtype: str
+    lengths: np.ndarray
+    pointers: np.ndarray
+    documents: np.ndarray
+
+
+def _read_megatron(file: Path, index: Path, *, size: int) -> Shard:
+    content = _read_index(index)
+    width = np.dtype(content.dtype).itemsize
+    tokens = int(content.lengths.sum(dtype=np.int64))
+    if size != tokens * width:
+        raise DataError(
+            f"{file} and {index.name} do not belong together, or one is truncated: the index counts {tokens} "
+            f"tokens of {width} bytes, so {tokens * width} bytes; the file has {size}"
+        )
+    ends = np.cumsum(content.lengths, dtype=np.int64)
+    wrong = np.flatnonzero(content.pointers != (ends - content.lengths) * width)
+    if len(wrong):
+        place = int(wrong[0])
+        raise DataError(
+            f"{index}: sequence {place} is said to begin at byte {content.pointers[place]} of {file.name}, "
+            f"and those before it end at {(ends - content.lengths)[place] * width}"
+        )
+    return Shard(file=file, dtype=content.dtype, tokens=tokens)
+
+
+def _read_index(file: Path) -> _Index:
+    raw = np.memmap(file, dtype=np.uint8, mode="r") if file.stat().st_size else np.empty(0, np.uint8)
+    start = len(MEGATRON_MAGIC) + MEGATRON_HEADER.itemsize
+    if raw[: len(MEGATRON_MAGIC)].tobytes() != MEGATRON_MAGIC or len(raw) < start:
+        raise DataError(f"{file} is no Megatron index: it does not begin with MMIDIDX and a header")
+    header = raw[len(MEGATRON_MAGIC) : start].view(MEGATRON_HEADER)[0]
+    if header["version"] != 1:
+        raise DataError(f"{file}: header has version {header['version']} at byte 9; accepted: 1")
+    if int(header["dtype"]) not in MEGATRON_DTYPES:
+        accepted = ", ".join(f"{code} ({name})" for code, name in MEGATRON_DTYPES.items())
+        raise DataError(f"{file}: tokens of type {header['dtype']} at byte 17; accepted: {accepted}")
+    sequences, documents = int(header["sequences"]), int(header["documents"])
+    expected = start + 12 * sequences + 8 * documents
+    # A multimodal index has one more byte per sequence, which is irrelevant for text.
+    if len(raw) not in (expected, expected + sequences) or sequences < 1:
+        raise DataError(
+            f"{file} is truncated or damaged: its header says {sequences} sequences in {documents} document "
+            f"bounds, so {expected} bytes; it has {len(raw)}"
+        )
+    at_pointers, at_documents = start + 4 * sequences, start + 12 * sequences
+    lengths = raw[start:at_pointers].view("<i4")
+    bounds = raw[at_documents:expected].view("<i8")
+    if (lengths < 0).any():
+        raise DataError(f"{file}: sequence {int(np.argmax(lengths < 0))} has a negative length")
+    if len(bounds) and (bounds[0] < 0 or bounds[-1] > sequences or (np.diff(bounds) < 0).any()):
+        raise DataError(f"{file}: the bounds of documents at byte {at_documents} are not in order")
+    return _Index(
+        dtype=MEGATRON_DTYPES[int(header["dtype"])],
+        lengths=lengths,
+        pointers=raw[start + 4 * sequences : at_documents].view("<i8"),
+        documents=bounds,
+    )
+
+
+def _document_starts(file: Path) -> np.ndarray:
+    """Token index at which each document begins."""
+    content = _read_index(file)
+    ends = np.concatenate(([0], np.cumsum(content.lengths, dtype=np.int64)))
+    return np.asarray(ends[content.documents])

@@ -1,0 +1,1 @@
+"""Hang detection and signals to stop."""

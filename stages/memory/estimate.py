@@ -1,0 +1,221 @@
+"""Memory of a run's stages by kind, from the configuration and its programs. Imports no torch.
+
+Tests compare it with what `stages.memory.measure` counts. Not included: what lives within one action only
+(gradients within a backward, an optimizer's temporaries), and what libraries keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from optimizers.state_size import state_values
+from schedules import Op, Program, analyze
+from stages.config import RunConfig, optimizer_options
+from stages.model.families import describe
+from stages.model.partition import StageCut, cut_of, stage_parameters
+from stages.model.spec import Parameter
+from stages.update.optimizer_sharding import share_out
+from stages.update.reduction_rounds import reduction_plan, room_bytes
+
+TOKEN_BYTES = 8
+"""Size of a token id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Peak bytes of one stage, by kind. Fields are those of the metrics."""
+
+    weights: int
+    """All live versions."""
+    master: int
+    gradients: int
+    optimizer: int
+    correction: int
+    activations: int
+    """Kept by micro-batches in flight for their backward, their inputs included."""
+    recomputed: int
+    """One block's activations, which recomputation computes again within a backward; else 0."""
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Bytes of one value."""
+
+    master: int
+    """Of the master copy and the gradients."""
+    replica: int
+    """Of the weights computed with, and of activations."""
+    wide: int
+    """Of what is computed in at least float32: norms, attention's sums, the loss."""
+
+
+def sizes(config: RunConfig) -> Sizes:
+    """Bytes of a value under `train.precision`."""
+    return {
+        "float32": Sizes(master=4, replica=4, wide=4),
+        "float64": Sizes(master=8, replica=8, wide=8),
+        "bfloat16": Sizes(master=4, replica=2, wide=4),
+    }[config.train.precision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """Facts of a run's programs that its memory depends on. Tuples are indexed by stage."""
+
+    versions: tuple[int, ...]
+    mismatch: tuple[int, ...]
+    in_flight: tuple[frozenset[tuple[int, int]], ...]
+    """As `in_flight_counts` has them."""
+
+
+def course_of(programs: Sequence[Program]) -> Course:
+    """The course of a run, from the programs of its segments, one of each kind."""
+    analyses = [analyze(program) for program in programs]
+    counts = [in_flight_counts(program) for program in programs]
+    stages = range(programs[0].num_stages)
+    return Course(
+        versions=tuple(max(analysis.versions[stage] for analysis in analyses) for stage in stages),
+        mismatch=tuple(max(analysis.mismatch_max[stage] for analysis in analyses) for stage in stages),
+        in_flight=tuple(frozenset().union(*(seen[stage] for seen in counts)) for stage in stages),
+    )
+
+
+def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequence[int]) -> list[StageMemory]:
+    """The peak memory of each stage, on the data rank that holds most of it.
+
+    Activations are those that torch's own kernels keep on a CPU; a compiled block keeps about as much or
+    less.
+
+    Args:
+        config: the run's.
+        course: of the run.
+        gradient_buffers: of each stage.
+
+    Raises:
+        ValueError: the model is the user's own, which the configuration does not describe.
+    """
+    if config.model.factory is not None:
+        raise ValueError(f"what {config.model.factory} keeps in memory is not known before it runs")
+    size = sizes(config)
+    held = []
+    for stage, cut in enumerate(cut_of(config)):
+        parameters = stage_parameters(config.model, cut)
+        count = sum(parameter.size for parameter in parameters)
+        updated = _updated(config, parameters, mismatch=course.mismatch[stage])
+        master, optimizer, correction = max(updated, key=sum)
+        whole, half = microbatch_activations(config, cut)
+        held.append(
+            StageMemory(
+                weights=course.versions[stage] * count * size.replica,
+                master=master,
+                gradients=gradient_buffers[stage] * count * size.master,
+                optimizer=optimizer,
+                correction=correction,
+                # The peak may be of whole micro-batches or of halves.
+                activations=max(wholes * whole + halves * half for wholes, halves in course.in_flight[stage]),
+                recomputed=block_activations(config) if config.train.recompute else 0,
+            )
+        )
+    return held
+
+
+def reduction_bytes(config: RunConfig, cuts: Sequence[StageCut]) -> int:
+    """Bytes of the buffers in which a rank with these stages exchanges gradients with its data-parallel
+    peers: the most that one of its stages needs, on the data rank that needs most."""
+    plans = []
+    for cut in cuts:
+        values = [parameter.size for parameter in stage_parameters(config.model, cut)]
+        ownership = share_out(values, data_ranks=config.parallel.data)
+        plans.append(reduction_plan(values, ownership, number_bytes=sizes(config).master))
+    return room_bytes(plans)
+
+
+def in_flight_counts(program: Program) -> list[set[tuple[int, int]]]:
+    """For each stage, the numbers of micro-batches in flight after its actions: whole ones, and ones whose
+    weight half is still to come."""
+    counts = []
+    for actions in program.actions_by_stage():
+        wholes = halves = 0
+        seen = set()
+        for action in actions:
+            if action.op is Op.FORWARD:
+                wholes += 1
+            elif action.op is Op.BACKWARD:
+                wholes -= 1
+            elif action.op is Op.BACKWARD_INPUT:
+                wholes, halves = wholes - 1, halves + 1
+            elif action.op is Op.BACKWARD_WEIGHT:
+                halves -= 1
+            seen.add((wholes, halves))
+        counts.append(seen)
+    return counts
+
+
+def block_activations(config: RunConfig) -> int:
+    """Bytes that one block keeps of one micro-batch, its input included where a norm keeps it as it is."""
+    size = sizes(config)
+    block = describe(config.model).block
+    return _tokens(config) * block.kept.bytes(narrow=size.replica, wide=size.wide)
+
+
+def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
+    """Bytes that a stage keeps of one micro-batch from its forward to its backward, and those that a split
+    backward keeps from its first half to its second."""
+    spec, size = describe(config.model), sizes(config)
+    activation = config.model.width * size.replica
+    blocks = len(cut.blocks)
+    kept = TOKEN_BYTES if cut.has_embedding else 0
+    if config.train.recompute:
+        kept += blocks * activation
+    else:
+        kept += blocks * spec.block.kept.bytes(narrow=size.replica, wide=size.wide)
+        # Norms keep a wider copy of their input, or where there is none the input itself.
+        if size.wide != size.replica and not cut.has_embedding:
+            kept += activation
+    once = 0
+    if cut.has_head:
+        kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) + TOKEN_BYTES
+        once = 2 * size.wide  # the loss, and what it was divided by
+    else:
+        kept += activation
+    deferred = blocks * spec.block.deferred + cut.has_head * spec.head.deferred
+    return _tokens(config) * kept + once, _tokens(config) * deferred * size.replica
+
+
+def _updated(
+    config: RunConfig, parameters: Sequence[Parameter], *, mismatch: int
+) -> list[tuple[int, int, int]]:
+    """For each data rank, bytes of the master copy, the optimizer's state and the correction's state of the
+    parameters that it owns."""
+    values = [parameter.size for parameter in parameters]
+    per_rank = []
+    for owned in share_out(values, data_ranks=config.parallel.data).owned:
+        roles_and_shapes = [(parameters[index].role, parameters[index].shape) for index in owned]
+        count = sum(values[index] for index in owned)
+        state = state_values(config.optimizer.name, roles_and_shapes, optimizer_options(config.optimizer))
+        master, optimizer, correction = (
+            kept * sizes(config).master for kept in (count, state, _corrections(config, mismatch) * count)
+        )
+        per_rank.append((master, optimizer, correction))
+    return per_rank
+
+
+def _tokens(config: RunConfig) -> int:
+    return config.train.microbatch_size * config.data.context
+
+
+def _corrections(config: RunConfig, mismatch: int) -> int:
+    """Values that the correction keeps for each parameter."""
+    if config.correction.name == "discrepancy":
+        return int(mismatch > 0)
+    return int(config.error_feedback.coefficient != 0 and config.error_feedback.form == "buffered")
+
+
+def message_bytes(config: RunConfig) -> int:
+    """Bytes that one stage sends another for one micro-batch."""
+    return _tokens(config) * config.model.width * sizes(config).replica

@@ -1,0 +1,263 @@
+"""Memory of a stage, counted from its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from stages.config import RunConfig
+from stages.memory.estimate import StageMemory, sizes
+from stages.model.block_runner import block_runner
+from stages.model.decoder import Stage, next_token_loss
+from stages.model.split_backward import DeferredGradients, deferring
+from stages.pipeline.build import Rank, dtypes
+from stages.update.optimizer_step import StageState
+
+KINDS = tuple(kind.name for kind in fields(StageMemory))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """Memory of torch's allocator on a GPU in a segment."""
+
+    peak: int
+    """Peak bytes in use."""
+    reserved: int
+    """Peak bytes taken from the device, in use or not."""
+    retries: int
+    """Times it found no room, freed everything unused and tried again; each stalls the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Peak memory of one rank in a segment, bytes."""
+
+    rank: int
+    stages: dict[int, dict[str, int]]
+    """For each of its stages, bytes by kind; the kinds are those of `stages.memory.estimate.StageMemory`."""
+    in_flight: dict[int, int]
+    """For each of its stages, the peak number of micro-batches in flight."""
+    versions: dict[int, int]
+    """For each of its stages, the number of weight versions."""
+    messages: int
+    """Receive buffers, except those that are the input of a micro-batch in flight."""
+    reduction: int
+    """Buffers of the gradient exchange between data ranks."""
+    device: DeviceMemory | None
+    """None on a CPU."""
+
+    @property
+    def total(self) -> int:
+        return (
+            self.messages
+            + self.reduction
+            + sum(size for kinds in self.stages.values() for size in kinds.values())
+        )
+
+
+def memory_fields(ranks: Sequence[RankMemory]) -> dict[str, Any]:
+    """The fields of a metrics row: lists by stage; `messages`, `reduction`, `total` and what begins with
+    `device_` by rank. Of several data ranks, the one that holds the most counts."""
+    fullest_of_stage: dict[int, RankMemory] = {}
+    fullest: dict[int, RankMemory] = {}
+    for memory in ranks:
+        if memory.rank not in fullest or memory.total > fullest[memory.rank].total:
+            fullest[memory.rank] = memory
+        for stage, kinds in memory.stages.items():
+            known = fullest_of_stage.get(stage)
+            if known is None or sum(kinds.values()) > sum(known.stages[stage].values()):
+                fullest_of_stage[stage] = memory
+    by_stage = sorted(fullest_of_stage.items())
+    by_rank = [fullest[number] for number in sorted(fullest)]
+    devices = [(memory.rank, memory.device) for memory in ranks if memory.device is not None]
+
+    def device_field(name: str) -> list[int]:
+        numbers = sorted({rank for rank, _ in devices})
+        return [
+            max(getattr(device, name) for rank, device in devices if rank == number) for number in numbers
+        ]
+
+    return {
+        **{kind: [memory.stages[stage][kind] for stage, memory in by_stage] for kind in KINDS},
+        "in_flight": [memory.in_flight[stage] for stage, memory in by_stage],
+        "versions": [memory.versions[stage] for stage, memory in by_stage],
+        "messages": [memory.messages for memory in by_rank],
+        "reduction": [memory.reduction for memory in by_rank],
+        "total": [memory.total for memory in by_rank],
+        "device_peak": device_field("peak"),
+        "device_reserved": device_field("reserved"),
+        "device_retries": device_field("retries"),
+    }
+
+
+class MemoryMeter:
+    """Measures the ranks of a process at drains.
+
+    The activations of one micro-batch are measured once, in a separate forward with hooks on what autograd
+    saves; training itself has none. All micro-batches of a stage keep the same, so the peak of a segment is
+    that times the peak number in flight.
+    """
+
+    def __init__(self, config: RunConfig, *, rank_of_stage: Sequence[int], device: torch.device) -> None:
+        self._config = config
+        self._rank_of_stage = rank_of_stage
+        self._device = device
+        self._microbatch_bytes: dict[int, tuple[int, int, int]] = {}
+        self._retries = 0
+
+    def begin(self) -> None:
+        """Reset the device's counters at the start of a segment."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._retries = self._retries_so_far()
+
+    def _retries_so_far(self) -> int:
+        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
+
+    def _device_memory(self) -> DeviceMemory | None:
+        if self._device.type != "cuda":
+            return None
+        return DeviceMemory(
+            peak=torch.cuda.max_memory_allocated(self._device),
+            reserved=torch.cuda.max_memory_reserved(self._device),
+            retries=self._retries_so_far() - self._retries,
+        )
+
+    def measure(self, rank: Rank) -> RankMemory:
+        """Memory of a rank in the segment that has ended."""
+        device = self._device_memory()
+        in_flight = rank.executor.in_flight
+        received_inputs = sum(
+            max(wholes for wholes, _ in in_flight[stage])
+            for stage in rank.stages
+            if stage > 0 and self._rank_of_stage[stage - 1] != rank.number
+        )
+        train, model = self._config.train, self._config.model
+        buffer = train.microbatch_size * self._config.data.context * model.width * sizes(self._config).replica
+        return RankMemory(
+            rank=rank.number,
+            stages={
+                stage: self._stage_bytes(stage, state, in_flight[stage])
+                for stage, state in rank.stages.items()
+            },
+            in_flight={stage: max(map(sum, counts)) for stage, counts in in_flight.items()},
+            versions={stage: len(state.weights.replicas) for stage, state in rank.stages.items()},
+            messages=max(0, rank.connection.links.most_buffers - received_inputs) * buffer,
+            reduction=rank.connection.data.room_bytes,
+            device=device,
+        )
+
+    def _stage_bytes(
+        self, stage: int, state: StageState, in_flight: Collection[tuple[int, int]]
+    ) -> dict[str, int]:
+        weights = state.weights
+        if stage not in self._microbatch_bytes:
+            self._microbatch_bytes[stage] = self._measure_microbatch(
+                state, split=any(half for _, half in in_flight)
+            )
+        whole, half, recomputed = self._microbatch_bytes[stage]
+        replicas = [tensor for replica in weights.replicas for tensor in replica.parameters]
+        master = list(weights.master.parameters)
+        gradients = [buffer.flat for buffer in weights.gradients]
+        moments = [
+            tensor
+            for kept in (state.update.optimizer.state.values() if state.update.optimizer is not None else ())
+            for tensor in kept.values()
+            if isinstance(tensor, Tensor) and tensor.ndim > 0  # step counters, a number each, are left out
+        ]
+        counted = _pointers([*replicas, *master, *gradients, *moments])
+        return {
+            "weights": _bytes(replicas),
+            "master": _bytes(master),
+            "gradients": _bytes(gradients),
+            "optimizer": _bytes(moments),
+            "correction": _bytes(_tensors_in(state.update.correction), without=counted),
+            "activations": max(wholes * whole + halves * half for wholes, halves in in_flight),
+            "recomputed": recomputed,
+        }
+
+    def _measure_microbatch(self, state: StageState, *, split: bool) -> tuple[int, int, int]:
+        """Bytes of one micro-batch: kept until its backward, kept between the halves of its backward, and
+        recomputed within a backward."""
+        train = self._config.train
+        replica = state.weights.newest()
+        module = replica.module
+        permanent = [*replica.parameters, *module.buffers()]
+        if module.rotation is not None:
+            permanent.append(module.rotation)
+        tokens = torch.zeros(
+            (train.microbatch_size, self._config.data.context), dtype=torch.long, device=self._device
+        )
+        activation = torch.zeros(
+            (*tokens.shape, self._config.model.width), dtype=dtypes(self._config).replica, device=self._device
+        ).requires_grad_()
+        given = activation if module.embedding is None else tokens
+        deferred = DeferredGradients() if split else None
+        saved: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            saved.append(tensor)
+            return tensor
+
+        with leaving_no_trace(module, self._device), torch.enable_grad(), deferring(deferred):
+            with saved_tensors_hooks(keep, _same):
+                output = module(given)
+                if module.head is not None:
+                    output = next_token_loss(output, tokens.clone()) / 1
+                whole = _bytes([*saved, given, output], without=_pointers(permanent))
+                saved.clear()
+                if train.recompute:
+                    run_block = block_runner(self._config.model, recompute=False, compiled=train.compile)
+                    run_block(next(iter(module.blocks.values())), activation, module.rotation)
+                recomputed = _bytes(saved, without=_pointers(permanent))
+            if deferred is None:
+                return whole, 0, recomputed
+            start = given if given.requires_grad else replica.parameters[0]
+            torch.autograd.grad(output, start, torch.zeros_like(output))
+            return whole, _bytes(deferred.kept(), without=_pointers(permanent)), recomputed
+
+
+@contextmanager
+def leaving_no_trace(module: Stage, device: torch.device) -> Iterator[None]:
+    """Restore the buffers and the random state, which a forward of a user's own model may change."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for buffer, before in buffers:
+        buffer.copy_(before)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _pointers(tensors: Iterable[Tensor]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _bytes(tensors: Iterable[Tensor], *, without: Collection[int] = ()) -> int:
+    """Bytes of the storages of these tensors, each counted once."""
+    storages = {
+        storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)
+    }
+    return sum(size for pointer, size in storages.items() if pointer not in without)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in an object's attributes, lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors_in(part)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for part in value:
+            yield from _tensors_in(part)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from _tensors_in(vars(value))

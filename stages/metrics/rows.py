@@ -1,0 +1,165 @@
+"""The rows of a run's metrics; docs/run-folder.md describes their fields."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.config import RunConfig, tokens_per_step
+from stages.data.dataset import Corpus
+from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
+
+Row = dict[str, Any]
+
+
+def tokens_per_update(config: RunConfig, *, update_interval: int) -> int:
+    """Tokens whose gradient one update applies."""
+    return tokens_per_step(config) * update_interval // config.schedule.microbatches
+
+
+def start_row(
+    config: RunConfig,
+    corpus: Corpus,
+    *,
+    step: int,
+    updates: int,
+    device: torch.device,
+    stage_parameters: Sequence[int],
+    rank_of_stage: Sequence[int],
+    replayed: bool,
+    shared_gpu: bool,
+) -> Row:
+    """The row written when training begins, or resumes after `step` steps and `updates` updates."""
+    return {
+        "kind": "start",
+        "step": step,
+        "updates": updates,
+        "time": time.time(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": config.site.threads,
+        "replayed": replayed,
+        "shared_gpu": shared_gpu,
+        "parameters": sum(stage_parameters),
+        "stage_parameters": list(stage_parameters),
+        "rank_of_stage": list(rank_of_stage),
+        "microbatches": config.schedule.microbatches,
+        "microbatch_size": config.train.microbatch_size,
+        "context": config.data.context,
+        "tokens_per_step": tokens_per_step(config),
+        "bytes_per_token": corpus.bytes_per_token,
+        "unigram_bits_per_byte": corpus.unigram_bits_per_byte,
+        "corpus_sha256": corpus.sha256,
+    }
+
+
+def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:
+    """The row of an update; `tokens` and `seconds` count from the start of the run."""
+    return {
+        "kind": "step",
+        "step": result.version,
+        "tokens": tokens,
+        "train_loss": result.train_loss,
+        "lr": result.update.lr,
+        "grad_norm": result.update.grad_norm,
+        "skipped": result.update.skipped,
+        "seconds": seconds,
+    }
+
+
+def segment_row(
+    traces: Mapping[tuple[int, int], RankTrace],
+    *,
+    first_step: int,
+    steps: int,
+    writer: tuple[int, int],
+    tokens_per_update: int,
+    seconds: float,
+    timed: bool,
+    memory: Row,
+) -> Row:
+    """The row of a segment: what the ranks measured from one drain to the next.
+
+    Args:
+        traces: by rank of the pipeline and data rank.
+        first_step: of the segment.
+        steps: of the segment.
+        writer: the rank whose clock is used.
+        tokens_per_update: tokens whose gradient one update applies.
+        seconds: of training since the start of the run.
+        timed: whether times are meaningful, as they are not in a replay.
+        memory: fields of `stages.memory.measure`.
+    """
+    by_stage = [merged for _, merged in sorted(_merged_over_data_ranks(traces.values()).items())]
+    periods = max(0, len(traces[writer].update_times) - 1)
+    return {
+        "kind": "segment",
+        "first_step": first_step,
+        "steps": steps,
+        "steady_tokens": periods * tokens_per_update if timed else 0,
+        "steady_seconds": traces[writer].steady_seconds if timed else 0.0,
+        "busy": _mean_busy(traces) if timed else [],
+        "action_seconds": _action_seconds(by_stage) if timed else {},
+        "delay_min": [trace.delay_min for trace in by_stage],
+        "delay_max": [trace.delay_max for trace in by_stage],
+        "mismatch_max": [trace.mismatch_max for trace in by_stage],
+        "memory": memory,
+        "seconds": seconds,
+    }
+
+
+def _action_seconds(by_stage: Sequence[StageTrace]) -> dict[str, list[float | None]]:
+    """Mean seconds of each op at each stage."""
+    ops = sorted({op for trace in by_stage for op in trace.actions})
+    means: dict[str, list[float | None]] = {op.value: [] for op in ops}
+    for trace in by_stage:
+        for op in ops:
+            count, seconds = trace.actions.get(op, (0, 0.0))
+            means[op.value].append(seconds / count if count else None)
+    return means
+
+
+def _mean_busy(traces: Mapping[tuple[int, int], RankTrace]) -> list[float | None]:
+    """Busy share of each rank of the pipeline, the mean over data ranks."""
+    by_rank: dict[int, list[float | None]] = {}
+    for (rank, _), trace in sorted(traces.items()):
+        by_rank.setdefault(rank, []).append(trace.busy)
+    means: list[float | None] = []
+    for shares in by_rank.values():
+        known = [share for share in shares if share is not None]
+        means.append(sum(known) / len(known) if known else None)
+    return means
+
+
+def _merged_over_data_ranks(traces: Iterable[RankTrace]) -> dict[int, StageTrace]:
+    """Measurements of each stage, summed over its data ranks. Their delays equal the program's, so those of
+    one data rank are used."""
+    merged: dict[int, StageTrace] = {}
+    for stage, trace in ((stage, trace) for rank in traces for stage, trace in rank.stages.items()):
+        into = merged.setdefault(stage, StageTrace(trace.delay_min, trace.delay_max, trace.mismatch_max))
+        for op, (count, seconds) in trace.actions.items():
+            before, so_far = into.actions.get(op, (0, 0.0))
+            into.actions[op] = (before + count, so_far + seconds)
+    return merged
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes."""
+    return hashlib.sha256(tensor.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def weights_digest(digests: Iterable[tuple[str, str]]) -> str:
+    """SHA-256 over all parameters, from each one's name and digest; the same for every cut."""
+    digest_of_all = hashlib.sha256()
+    for name, digest in sorted(digests):
+        digest_of_all.update(f"{name}:{digest}\n".encode())
+    return digest_of_all.hexdigest()

@@ -1,0 +1,112 @@
+"""Running a block: plainly, with its activations recomputed in backward, compiled, or both.
+
+Recomputation runs the block a second time when its backward begins, on the same replica, so with the weights
+that the backward reads. With a stash those are the forward's, and the result is the same. Without a stash
+(`paci`) they are the newest: all activations inside the block are then of the newest weights, and only its
+input is of the forward's.
+
+One compilation serves all blocks of all versions: the parameters are inputs of the compiled function.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import astuple
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from stages.config import ModelConfig
+from stages.model.decoder import RunBlock, run_as_it_stands
+from stages.model.families import FAMILIES
+from stages.model.split_backward import deferred_now, deferring
+
+
+def block_runner(config: ModelConfig, *, recompute: bool, compiled: bool) -> RunBlock:
+    """The function that runs the blocks of a model in training.
+
+    Args:
+        config: the model.
+        recompute: keep only a block's input, and run the block again in backward.
+        compiled: compile the block with torch.compile.
+    """
+    run = _run_compiled(config) if compiled else run_as_it_stands
+    return _recomputing(run, random=config.factory is not None) if recompute else run
+
+
+def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
+    """Wrap `run` in activation checkpointing; `random`: the second run draws the same random numbers."""
+
+    def run_block(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
+        deferred = deferred_now()
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            # In a split backward the second run defers its weight gradients to the same place.
+            return nullcontext(), deferring(deferred)
+
+        out: Tensor = checkpoint(
+            run,
+            block,
+            x,
+            rotation,
+            use_reentrant=False,
+            preserve_rng_state=random,
+            context_fn=contexts,
+        )
+        return out
+
+    return run_block
+
+
+def _run_compiled(config: ModelConfig) -> RunBlock:
+    # The compiler reads its inputs' `grad`, which makes torch warn.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    compiled = _compile(astuple(config))
+
+    def run_block(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
+        if not torch.is_grad_enabled():
+            return block(x, rotation)  # type: ignore[no-any-return]
+        assert rotation is not None  # validation refuses it with a model of the user's own
+        aliases = _Aliases.apply(*block.parameters())  # type: ignore[no-untyped-call]
+        return compiled(aliases, x, rotation)
+
+    return run_block
+
+
+@lru_cache
+def _compile(
+    settings: tuple[Any, ...],
+) -> Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]:
+    """The compiled block; its parameters come in the order of `Block.parameters`."""
+    config = ModelConfig(*settings)
+    with torch.device("meta"):
+        template = FAMILIES[config.family].make_block(config)
+    names = [name for name, _ in template.named_parameters()]
+
+    def run(parameters: tuple[Tensor, ...], x: Tensor, rotation: Tensor) -> Tensor:
+        out: Tensor = functional_call(template, dict(zip(names, parameters, strict=True)), (x, rotation))
+        return out
+
+    # `deterministic`: kernels are chosen by rule, not by timing, so a resumed run computes the same bits.
+    # Only one block is compiled: a pool of compile processes has no use.
+    options: dict[str, str | int | bool | Callable[..., Any]] = {"deterministic": True, "compile_threads": 1}
+    return torch.compile(run, fullgraph=True, dynamic=False, options=options)
+
+
+class _Aliases(torch.autograd.Function):
+    """The same tensors without a `grad`: the compiler refuses a bf16 parameter whose gradient is float32.
+    They share memory and version counter with the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> tuple[Tensor, ...]:
+        return tuple(parameter.detach() for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients

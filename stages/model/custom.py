@@ -1,0 +1,135 @@
+"""A user's own model: embedding, blocks and head from a function that `model.factory` names.
+
+The function is imported and called; a configuration contains no code.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from stages.config import ModelConfig
+from stages.model.decoder import Stage, run_as_it_stands
+from stages.model.partition import StageCut
+
+Parts = tuple[nn.Module, Sequence[nn.Module], nn.Module]
+Factory = Callable[[ModelConfig, int], Parts]
+"""Makes (embedding, blocks, head) from the section `model` and the tokens in a sequence.
+
+The embedding takes token ids `(batch, context)`; it and every block return activations `(batch, context,
+width)`; the head returns logits `(batch, context, vocab_size)`. There are as many blocks as the configuration
+has layers. No parameter is in two of them.
+"""
+
+
+class FactoryError(ValueError):
+    """The function that `model.factory` names cannot be used."""
+
+
+class OwnStage(Stage):
+    """The part of a user's model that one stage computes.
+
+    Parameters are called `embedding.*`, `blocks.<number>.*` and `head.*`, whatever the cut.
+
+    Raises:
+        FactoryError: the factory cannot be imported, or returns something else.
+    """
+
+    def __init__(self, config: ModelConfig, cut: StageCut, *, context: int) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.context = context
+        self._cut = cut
+        self._dtype = torch.get_default_dtype()
+        embedding, blocks, head = _parts(config, context)
+        self.embedding = embedding if cut.has_embedding else None  # type: ignore[assignment]
+        self.blocks = nn.ModuleDict({str(index): blocks[index] for index in cut.blocks})
+        self.norm = None
+        self.head = head if cut.has_head else None  # type: ignore[assignment]
+        self.rotation = None
+        self.run_block = run_as_it_stands
+
+    def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
+        """Fill buffers with the values that the factory computes; on the meta device they have none."""
+        self._dtype = dtype
+        if not any(True for _ in self.buffers()):
+            return
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            real = type(self)(self.config, self._cut, context=self.context)
+        values = dict(real.named_buffers())
+        for name, _ in list(self.named_buffers()):
+            owner_name, _, leaf = name.rpartition(".")
+            value = values[name].detach().to(device)
+            setattr(
+                self.get_submodule(owner_name), leaf, value.to(dtype) if value.is_floating_point() else value
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:2], self.config.width)
+        part = "block 0"
+        if self.embedding is not None:
+            x = self._checked(self.embedding(x), "the embedding", self.config.width)
+        for index, block in self.blocks.items():
+            part = f"block {index}"
+            x = self._checked(self.run_block(block, x, None), part, self.config.width)
+        if self.head is not None:
+            return self._checked(self.head(x), "the head", self.config.vocab_size)
+        if x.shape != shape or x.dtype != self._dtype:
+            raise FactoryError(
+                f"{self.config.factory}: {part}, the last of its stage, hands on {list(x.shape)} of "
+                f"{x.dtype}, must be {list(shape)} of {self._dtype} (train.precision)"
+            )
+        # Messages are sent contiguous; replay computes with the same layout.
+        return x.contiguous()
+
+    def _checked(self, x: Tensor, part: str, width: int) -> Tensor:
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != width:
+            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise FactoryError(
+                f"{self.config.factory}: {part} returns {shape}, must be a tensor (batch, context, {width})"
+            )
+        return x
+
+
+def make_stage(config: ModelConfig, cut: StageCut, *, context: int) -> Stage:
+    """The stage's module: of our decoder, or of the user's own model.
+
+    Raises:
+        FactoryError: as `OwnStage`.
+    """
+    return (Stage if config.factory is None else OwnStage)(config, cut, context=context)
+
+
+def _factory(named: str) -> Factory:
+    module_name, _, function_name = named.partition(":")
+    try:
+        factory: Factory = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise FactoryError(f"{named} cannot be imported ({error})") from error
+    return factory
+
+
+def _parts(config: ModelConfig, context: int) -> Parts:
+    named = str(config.factory)
+    try:
+        parts = _factory(named)(config, context)
+    except SystemExit as leaving:
+        raise FactoryError(f"{named} ended the process (SystemExit: {leaving.code})") from leaving
+    if not isinstance(parts, tuple) or len(parts) != 3:
+        raise FactoryError(f"{named} must return (embedding, blocks, head), not {type(parts).__name__}")
+    embedding, blocks, head = parts
+    of_blocks = {f"block {index}": block for index, block in enumerate(blocks)}
+    for what, module in {"embedding": embedding, **of_blocks, "head": head}.items():
+        if not isinstance(module, nn.Module):
+            raise FactoryError(f"{named}: {what} is {type(module).__name__}, must be a torch.nn.Module")
+    if len(blocks) != config.layers:
+        raise FactoryError(f"{named} returns {len(blocks)} blocks, and model.layers is {config.layers}")
+    whole = nn.ModuleDict({"embedding": embedding, "blocks": nn.ModuleList(blocks), "head": head})
+    once = {name for name, _ in whole.named_parameters()}
+    for name, _ in whole.named_parameters(remove_duplicate=False):
+        if name not in once:
+            raise FactoryError(f"{named}: {name} is another parameter, too; stages cannot share parameters")
+    return parts

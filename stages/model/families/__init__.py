@@ -1,0 +1,43 @@
+"""The model families by name: one file each, and one line here. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from optimizers.grouping import Role, role_of
+from stages.config import ModelConfig
+from stages.model.families.llama import LLAMA
+from stages.model.families.qwen3 import QWEN3
+from stages.model.spec import Family, ModelSpec, decoder
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+}
+"""What `model.family` accepts."""
+
+
+def describe(config: ModelConfig) -> ModelSpec:
+    """The description of a configuration's model; of a model of the user's own, of the family's with the same
+    sizes."""
+    return _described(tuple(vars(config).values()))
+
+
+@lru_cache(maxsize=256)  # a planner asks for the same model again and again
+def _described(settings: tuple[Any, ...]) -> ModelSpec:
+    config = ModelConfig(*settings)
+    return decoder(config, FAMILIES[config.family].block_spec(config))
+
+
+def parameter_roles(config: ModelConfig, dimensions: Mapping[str, int]) -> dict[str, Role]:
+    """The optimizer's role of each parameter, given the number of its dimensions by name.
+
+    Raises:
+        ValueError: a parameter of the user's own model has no rule.
+    """
+    if config.factory is not None:
+        return {name: role_of(name, count) for name, count in dimensions.items()}
+    spec = describe(config)
+    return {name: spec.role(name) for name in dimensions}

@@ -1,0 +1,102 @@
+"""Layers that blocks are composed of: RMSNorm, attention, SwiGLU, and a block of them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stages.config import ModelConfig
+from stages.model.spec import head_dim
+from stages.model.split_backward import Linear
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation over the last axis (arXiv 1910.07467)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Causal attention: rotary positions (arXiv 2104.09864), grouped key/value heads (2305.13245).
+
+    Args:
+        config: the model's.
+        normalized: queries and keys of each head are normalized before they are rotated (arXiv 2302.05442).
+    """
+
+    def __init__(self, config: ModelConfig, *, normalized: bool = False) -> None:
+        super().__init__()
+        self.head_dim = head_dim(config)
+        queries, keys = config.heads * self.head_dim, config.kv_heads * self.head_dim
+        self.query = Linear(config.width, queries)
+        self.key = Linear(config.width, keys)
+        self.value = Linear(config.width, keys)
+        self.output = Linear(queries, config.width)
+        self.query_norm = RMSNorm(self.head_dim, config.norm_eps) if normalized else None
+        self.key_norm = RMSNorm(self.head_dim, config.norm_eps) if normalized else None
+
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+        """Attend within each sequence.
+
+        Args:
+            x: `(batch, context, width)`.
+            rotation: `(2, context, head_dim)`, the cosines and sines of `rotary_table`.
+        """
+        batch, context, _ = x.shape
+
+        def heads(projected: Tensor, norm: RMSNorm | None = None) -> Tensor:
+            by_head = projected.view(batch, context, -1, self.head_dim)
+            if norm is not None:
+                by_head = norm(by_head)
+            return by_head.transpose(1, 2)
+
+        query = _rotate(heads(self.query(x), self.query_norm), rotation)
+        key = _rotate(heads(self.key(x), self.key_norm), rotation)
+        mixed = F.scaled_dot_product_attention(
+            query, key, heads(self.value(x)), is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        out: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, context, -1))
+        return out
+
+
+class MLP(nn.Module):
+    """SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = Linear(config.width, config.mlp_width)
+        self.up = Linear(config.width, config.mlp_width)
+        self.down = Linear(config.mlp_width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return out
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind its norm, each added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, *, attention: Attention, mlp: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention = attention
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
+        self.mlp = mlp
+
+    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation)
+        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    cosine, sine = rotation[0, : x.shape[-2]], rotation[1, : x.shape[-2]]
+    first, second = x.chunk(2, dim=-1)
+    return x * cosine + torch.cat((-second, first), dim=-1) * sine

@@ -1,0 +1,239 @@
+"""The description of a model: its parameters, and what its parts compute and keep. Imports no torch.
+
+A model is an embedding, blocks that are alike, and a head. Memory, partition, planner, utilisation, optimizer
+groups, export and import read the description; none of them knows a shape or a formula of its own.
+
+Counts are per token. What is computed and what is stored are stated apart: a part may have more parameters
+than one token meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from optimizers.grouping import DECAYED, Role
+from stages.config import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class ModelPart(StrEnum):
+    """A part of a model."""
+
+    EMBEDDING = "embedding"
+    BLOCK = "block"
+    HEAD = "head"
+    """The last norm and the projection on the vocabulary."""
+
+
+class Parameter(NamedTuple):
+    """One parameter tensor."""
+
+    name: str
+    """In the whole model, as in `blocks.3.mlp.up.weight`; in a block's description without `blocks.3.`."""
+    shape: tuple[int, ...]
+    role: Role
+    """Decides the optimizer's rule and weight decay."""
+    hf_name: str
+    """In Hugging Face transformers, likewise."""
+    part: ModelPart = ModelPart.BLOCK
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return prod(self.shape)
+
+    @property
+    def decayed(self) -> bool:
+        """Whether it is under weight decay."""
+        return self.role in DECAYED
+
+
+def matrix(name: str, rows: int, columns: int, hf_name: str) -> Parameter:
+    """A weight matrix of a block; `name` and `hf_name` without the `.weight` at their end."""
+    return Parameter(f"{name}.weight", (rows, columns), Role.MATRIX, f"{hf_name}.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """Numbers of values by the type that they are computed in."""
+
+    narrow: int = 0
+    """In the type of the weights that forward and backward compute with."""
+    wide: int = 0
+    """In that type, or in float32 where it is narrower: norms, sums of attention, the loss."""
+
+    def __add__(self, other: Values) -> Values:
+        return Values(narrow=self.narrow + other.narrow, wide=self.wide + other.wide)
+
+    def bytes(self, *, narrow: int, wide: int) -> int:
+        """Bytes, with those of one value of each type."""
+        return self.narrow * narrow + self.wide * wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartSpec:
+    """What a part, or a piece of one, holds, computes and keeps; counts are per token.
+
+    Pieces are added: a block is the sum of its attention and its MLP.
+    """
+
+    parameters: tuple[Parameter, ...] = ()
+    """In the module's order."""
+    multiply_adds: int = 0
+    """Of the matrices that one token is multiplied with, in a forward."""
+    attention: int = 0
+    """Multiply-adds of causal attention in a forward, for each token of context: half of the context on
+    average, for the scores and for the values."""
+    kept: Values = field(default_factory=Values)
+    """Activations kept from forward to backward, without the part's input."""
+    deferred: int = 0
+    """Values kept between the halves of a split backward: inputs of the matrices and gradients of their
+    outputs."""
+    passing: Values = field(default_factory=Values)
+    """The most values that are alive at once within a backward."""
+
+    def __add__(self, other: PartSpec) -> PartSpec:
+        most = max(self.passing, other.passing, key=lambda values: values.narrow + values.wide)
+        sums = {
+            entry.name: getattr(self, entry.name) + getattr(other, entry.name)
+            for entry in fields(self)
+            if entry.name != "passing"
+        }
+        return PartSpec(**sums, passing=most)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.size for parameter in self.parameters)
+
+    def forward_multiply_adds(self, *, context: int) -> int:
+        """Of a token in sequences of `context` tokens."""
+        return self.multiply_adds + self.attention * context
+
+    def training_flops(self, *, context: int) -> int:
+        """Floating-point operations of a forward and a backward, by the convention of MFU.
+
+        Six for every weight that a token meets, those of norms included, and attention as if it were not
+        causal (arXiv 2204.02311, appendix B). Recomputed activations do not count.
+        """
+        gains = sum(parameter.size for parameter in self.parameters if parameter.role is Role.VECTOR)
+        return 6 * (self.multiply_adds + gains + 2 * self.attention * context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A model by its parts."""
+
+    layers: int
+    embedding: PartSpec
+    block: PartSpec
+    """One of `layers`."""
+    head: PartSpec
+
+    def parameters(self, blocks: range, *, embedding: bool, head: bool) -> Iterator[Parameter]:
+        """Parameters of some of the blocks, and of the ends where asked, in the module's order."""
+        if embedding:
+            yield from self.embedding.parameters
+        for index in blocks:
+            for parameter in self.block.parameters:
+                yield parameter._replace(
+                    name=f"blocks.{index}.{parameter.name}",
+                    hf_name=f"model.layers.{index}.{parameter.hf_name}",
+                )
+        if head:
+            yield from self.head.parameters
+
+    def whole(self) -> Iterator[Parameter]:
+        """All parameters, in the order of a module that holds the whole model."""
+        return self.parameters(range(self.layers), embedding=True, head=True)
+
+    def role(self, name: str) -> Role:
+        """The role of the parameter with this name in the whole model."""
+        relative = name.split(".", 2)[2] if name.startswith("blocks.") else name
+        listed = (*self.embedding.parameters, *self.block.parameters, *self.head.parameters)
+        return next(parameter.role for parameter in listed if parameter.name == relative)
+
+    @property
+    def parameter_count(self) -> int:
+        """Values of the whole model."""
+        return (
+            self.embedding.parameter_count
+            + self.layers * self.block.parameter_count
+            + self.head.parameter_count
+        )
+
+    def training_flops(self, *, context: int) -> int:
+        """Of a token through the whole model, as in `PartSpec.training_flops`."""
+        return (
+            self.embedding.training_flops(context=context)
+            + self.layers * self.block.training_flops(context=context)
+            + self.head.training_flops(context=context)
+        )
+
+
+def norm(
+    name: str, width: int, hf_name: str, *, count: int = 1, part: ModelPart = ModelPart.BLOCK
+) -> PartSpec:
+    """An RMSNorm over `width` values, applied to `count` vectors of a token; its output is not in it.
+
+    Backward needs the input, the normalized values and the root mean square of each vector.
+    """
+    gain = Parameter(f"{name}.weight", (width,), Role.VECTOR, f"{hf_name}.weight", part)
+    return PartSpec(parameters=(gain,), kept=Values(wide=count * (2 * width + 1)))
+
+
+def decoder(config: ModelConfig, block: PartSpec) -> ModelSpec:
+    """A decoder with these blocks between an embedding and an untied head behind a norm."""
+    width, vocabulary = config.width, config.vocab_size
+    shape = (vocabulary, width)
+    table = Parameter(
+        "embedding.weight", shape, Role.EMBEDDING, "model.embed_tokens.weight", ModelPart.EMBEDDING
+    )
+    projection = PartSpec(
+        parameters=(Parameter("head.weight", shape, Role.HEAD, "lm_head.weight", ModelPart.HEAD),),
+        multiply_adds=width * vocabulary,
+        kept=Values(narrow=width, wide=vocabulary),
+        deferred=width + vocabulary,
+        # The loss is computed in a wider type where the logits are narrow.
+        passing=Values(narrow=vocabulary, wide=vocabulary),
+    )
+    return ModelSpec(
+        layers=config.layers,
+        # A look-up: no arithmetic, and no activation is needed for its gradient.
+        embedding=PartSpec(parameters=(table,)),
+        block=block,
+        head=norm("norm", width, "model.norm", part=ModelPart.HEAD) + projection,
+    )
+
+
+def head_dim(config: ModelConfig) -> int:
+    """Width of one attention head."""
+    return config.head_dim if config.head_dim is not None else config.width // config.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace:
+    """The class of Hugging Face transformers that computes the same."""
+
+    model_type: str
+    architecture: str
+    settings: Mapping[str, Any]
+    """Further content of its config.json, which the computation depends on."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Likewise, which it does not depend on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Models that differ in their sizes alone."""
+
+    block_spec: Callable[[ModelConfig], PartSpec]
+    """Describes one block."""
+    make_block: Callable[[ModelConfig], nn.Module]
+    """Builds one block; imports torch when it is called."""
+    hugging_face: HuggingFace

@@ -1,0 +1,200 @@
+"""Builds a run from its configuration: segments, and each rank's stages and executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from schedules import Program, analyze, verify
+from stages.comm.topology import Connection
+from stages.config import RunConfig
+from stages.data.batches import Batches
+from stages.data.dataset import Corpus
+from stages.model.block_runner import block_runner
+from stages.model.compiler import missing_for_compile
+from stages.model.partition import cut_of
+from stages.pipeline.clock import clock_of
+from stages.pipeline.executor import RankExecutor
+from stages.pipeline.gradient_buffers import gradient_buffers
+from stages.pipeline.rank_stats import StepResult
+from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+from stages.pipeline.weight_versions import WeightVersions
+from stages.update.optimizer_step import StageState, StageUpdate
+from stages.update.step_decision import UpdateRules
+from stages.update.update_stream import streams_of
+
+MOST_ACTIONS = 1_000_000
+"""Approximate maximum of actions in a segment: about 200 MB, and a second or two to build."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank, ready to run."""
+
+    number: int
+    """Rank in its pipeline."""
+    connection: Connection
+    stages: dict[int, StageState]
+    batches: Batches
+    executor: RankExecutor
+
+
+class Types(NamedTuple):
+    """Number formats of a run."""
+
+    master: torch.dtype
+    """Type of the master copy and the gradients."""
+    replica: torch.dtype
+    """Type of the working weights, and of messages between stages."""
+
+
+def dtypes(config: RunConfig) -> Types:
+    """The number formats of `train.precision`."""
+    replica = getattr(torch, config.train.precision)
+    return Types(master=torch.float32 if replica is torch.bfloat16 else replica, replica=replica)
+
+
+def activation_shape(config: RunConfig) -> tuple[int, ...]:
+    """Shape of a message between stages: `(microbatch_size, context, width)`."""
+    return (config.train.microbatch_size, config.data.context, config.model.width)
+
+
+def segment_lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int]]:
+    """(first step, steps) of each segment from step `start`. The pipeline drains at every evaluation, every
+    checkpoint and the end.
+
+    It drains in between where these are far apart, since a segment's program is held in memory.
+    """
+    intervals = [config.train.eval_interval]
+    if config.train.checkpoint_interval:
+        intervals.append(config.train.checkpoint_interval)
+    actions_a_step = 2 * config.schedule.microbatches * schedule_facts(config).stages
+    longest = max(1, MOST_ACTIONS // actions_a_step)
+    lengths = []
+    first = start
+    while first < config.train.steps:
+        next_drain = min((first // interval + 1) * interval for interval in intervals)
+        steps = min(longest, next_drain - first, config.train.steps - first)
+        if first < sync_steps(config):
+            steps = min(steps, sync_steps(config) - first)
+        lengths.append((first, steps))
+        first += steps
+    return lengths
+
+
+def build_ranks(
+    config: RunConfig,
+    *,
+    connections: Sequence[Connection],
+    corpus: Corpus,
+    device: torch.device,
+    on_step: Callable[[StepResult], None],
+    stop: Callable[[], bool],
+) -> list[Rank]:
+    """The ranks that this process performs, with their stages' weights and executors.
+
+    Args:
+        config: of the run.
+        connections: of these ranks to the others.
+        corpus: the training text.
+        device: computes everything.
+        on_step: called at each update of the last stage, in the process that holds that of data rank 0.
+        stop: whether a stop has been requested.
+
+    Raises:
+        RuntimeError: the run wants compiled blocks, and this machine cannot compile.
+    """
+    programs = representative_programs(config)
+    rank_of_stage = programs[0].rank_of_stage
+    analyses = [analyze(program) for program in programs]
+    delays = [
+        max(delays_of_stage)
+        for delays_of_stage in zip(*(analysis.delay_max for analysis in analyses), strict=True)
+    ]
+    cuts = cut_of(config)
+    types = dtypes(config)
+    if config.train.compile:
+        missing = missing_for_compile(device=device.type)
+        if missing is not None:
+            raise RuntimeError(
+                f"train.compile is true, but {missing}; install it, or set train.compile: false"
+            )
+    run_block = block_runner(config.model, recompute=config.train.recompute, compiled=config.train.compile)
+    rules = UpdateRules(
+        clip=config.train.clip,
+        common_step=schedule_facts(config).updates_together,
+        max_skipped=config.train.max_skipped,
+    )
+    buffers = gradient_buffers(programs, data_ranks=config.parallel.data)
+    built = []
+    for connection in connections:
+        data = connection.data
+        stages = {}
+        for stage in (stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank):
+            weights = WeightVersions(
+                config.model,
+                cuts[stage],
+                context=config.data.context,
+                seed=config.seed,
+                replicas=max(analysis.versions[stage] for analysis in analyses),
+                gradient_buffers=buffers[stage],
+                master_dtype=types.master,
+                replica_dtype=types.replica,
+                device=device,
+                data_rank=data.rank,
+                data_ranks=data.size,
+            )
+            for replica in weights.replicas:
+                replica.module.run_block = run_block
+            update = StageUpdate(
+                config,
+                weights,
+                stage=stage,
+                delays=delays,
+                mismatch=max(analysis.mismatch_max[stage] for analysis in analyses),
+            )
+            stages[stage] = StageState(weights=weights, update=update)
+        batches = Batches(config, corpus, device=device, data_rank=data.rank, data_ranks=data.size)
+        executor = RankExecutor(
+            rank=connection.rank,
+            stages=stages,
+            connection=connection,
+            batches=batches,
+            rules=rules,
+            clock=clock_of(device),
+            streams=streams_of(device),
+            on_step=on_step if data.rank == 0 else _ignore_step,
+            stop=stop,
+        )
+        built.append(
+            Rank(
+                number=connection.rank,
+                connection=connection,
+                stages=stages,
+                batches=batches,
+                executor=executor,
+            )
+        )
+    return built
+
+
+def _ignore_step(_result: StepResult) -> None:
+    """Data rank 0 reports an update for all of them."""
+
+
+def representative_programs(config: RunConfig) -> list[Program]:
+    """One program for each kind of segment of the run, verified.
+
+    These are the first, the first under delay, one in the middle and the last: the others differ from the
+    middle one in their numbers alone.
+    """
+    lengths = segment_lengths(config)
+    delayed = [length for length in lengths if length[0] >= sync_steps(config)] or lengths
+    chosen = sorted({lengths[0], delayed[0], delayed[len(delayed) // 2], delayed[-1]})
+    programs = [segment_program(config, first_step=first, steps=steps) for first, steps in chosen]
+    for program in programs:
+        verify(program)
+    return programs

@@ -1,0 +1,158 @@
+"""Validation loss at a drain: forwards alone, with the weights that are evaluated and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from schedules.actions import Action, Op, Program
+from schedules.dependencies import launched
+from schedules.messages import received, sent
+from stages.comm.collectives import Exchange
+from stages.comm.p2p import Links
+from stages.comm.topology import Connection
+from stages.data.batches import Batches
+from stages.model.decoder import next_token_loss
+from stages.update.optimizer_step import StageState
+
+
+def forward_program(
+    *,
+    rank_of_stage: tuple[int, ...],
+    microbatches: int,
+    version: int,
+    data_rank: int,
+    data_ranks: int,
+) -> Program:
+    """The program that sends every `data_ranks`-th of `microbatches` micro-batches forward through all
+    stages."""
+    ranks = range(max(rank_of_stage) + 1)
+    return Program(
+        schedule="evaluation",
+        microbatches=microbatches,
+        update_interval=microbatches,
+        steps=1,
+        first_step=0,
+        rank_of_stage=rank_of_stage,
+        initial_versions=(version,),
+        final_versions=(version,),
+        actions=tuple(
+            tuple(
+                Action(stage, Op.FORWARD, microbatch, version)
+                for microbatch in range(data_rank, microbatches, data_ranks)
+                for stage, holder in enumerate(rank_of_stage)
+                if holder == rank
+            )
+            for rank in ranks
+        ),
+    )
+
+
+@torch.no_grad()
+def evaluate(
+    stages: Mapping[int, StageState],
+    *,
+    connection: Connection,
+    batches: Batches,
+    rank_of_stage: tuple[int, ...],
+    microbatches: int,
+    version: int,
+    dtype: torch.dtype,
+    on_action: Callable[[], None],
+) -> Generator[None, None, float | None]:
+    """Run one rank's part of `forward_program`; yields where another rank of this process must run first.
+
+    Args:
+        stages: of the rank, by number.
+        connection: of the rank to the others.
+        batches: source of tokens and targets.
+        rank_of_stage: see `Program`.
+        microbatches: of the evaluation, shared by the data ranks.
+        version: of the evaluated weights.
+        dtype: of the computation.
+        on_action: called when an action begins.
+
+    Returns:
+        Mean loss in nats a token on the ranks of the last stage, None elsewhere. Summed in the order of the
+        micro-batches, so that it does not depend on the number of data ranks.
+    """
+    links, data = connection.links, connection.data
+    program = forward_program(
+        rank_of_stage=rank_of_stage,
+        microbatches=microbatches,
+        version=version,
+        data_rank=data.rank,
+        data_ranks=data.size,
+    )
+    links.begin(program)
+    weights = {}
+    for stage, state in stages.items():
+        weights[stage] = yield from _whole_weights(state, connection, dtype=dtype)
+    losses: dict[int, Tensor] = {}
+    for number, action in enumerate(program.actions[connection.rank]):
+        on_action()
+        links.passed(launched(number))
+        activation = received(action, program.num_stages)
+        tokens, targets = batches.validation(action.microbatch, count=program.microbatches)
+        if activation is None:
+            given = tokens
+        else:
+            while not links.waits and not links.arrived(activation):
+                yield
+            given = links.receive(activation)
+        # The replica's module has the right type; its own weights are not used.
+        module = stages[action.stage].weights.replicas[0].module
+        output = functional_call(module, weights[action.stage], (given,))
+        message = sent(action, program.num_stages)
+        if message is None:
+            losses[action.microbatch] = next_token_loss(output, targets).double()
+        else:
+            links.send(message, output)
+        if activation is not None:
+            links.release(given)
+    if program.num_stages - 1 not in stages:
+        return None
+    nothing = torch.zeros((), dtype=torch.float64, device=batches.device)
+    own_losses = [losses.get(microbatch, nothing) for microbatch in range(program.microbatches)]
+    gathering = data.all_gather(torch.stack(own_losses))
+    yield from _awaited(gathering, links)
+    by_data_rank = gathering.take()
+    in_order = [
+        by_data_rank[microbatch % data.size][microbatch] for microbatch in range(program.microbatches)
+    ]
+    return float(torch.stack(in_order).mean())
+
+
+def _whole_weights(
+    state: StageState, connection: Connection, *, dtype: torch.dtype
+) -> Generator[None, None, dict[str, Tensor]]:
+    """The stage's evaluation weights by parameter name, gathered from the data ranks that own them."""
+    owned = evaluation_weights(state, dtype=dtype)
+    if connection.data.size == 1:
+        return owned
+    flat, views = state.weights.flat(dtype=dtype)
+    whole = dict(zip(state.weights.names, views, strict=True))
+    for name, tensor in owned.items():
+        whole[name].copy_(tensor)
+    spreading = connection.data.broadcast(flat, state.weights.ownership.bounds)
+    yield from _awaited(spreading, connection.links)
+    spreading.take()
+    return whole
+
+
+def _awaited(exchange: Exchange[Any], links: Links) -> Iterator[None]:
+    while not links.waits and not exchange.ready():
+        yield
+    if links.waits:
+        exchange.wait()
+
+
+def evaluation_weights(state: StageState, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The evaluated and saved weights of the parameters that this data rank owns, by name, as `dtype`."""
+    master = state.weights.master
+    tensors = state.update.correction.evaluation_weights(master.parameters)
+    return {name: tensor.detach().to(dtype) for name, tensor in zip(master.names, tensors, strict=True)}

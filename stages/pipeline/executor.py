@@ -1,0 +1,262 @@
+"""Runs a rank's list of actions, whatever the schedule."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from schedules.actions import Action, Op, Program
+from schedules.dependencies import launched, updated
+from schedules.messages import Message, received, sent
+from stages.comm.topology import Connection
+from stages.data.batches import Batches
+from stages.model.decoder import next_token_loss
+from stages.model.split_backward import DeferredGradients, deferring
+from stages.pipeline.clock import Clock
+from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
+from stages.pipeline.timeline import kept_actions
+from stages.pipeline.weight_versions import Replica
+from stages.update.async_update import RankUpdates
+from stages.update.optimizer_step import StageState
+from stages.update.step_decision import UpdateRules
+from stages.update.update_stream import Streams
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """State that a forward keeps for its backward."""
+
+    input: Tensor
+    output: Tensor
+    replica: Replica
+    version: int
+    writes: int
+    """Number of writes to the replica's weights before the forward."""
+    deferred: DeferredGradients | None
+    """Postponed weight gradients, if the backward is split."""
+
+
+@dataclass(frozen=True)
+class _Half:
+    """State that the input half of a backward keeps for the weight half."""
+
+    deferred: DeferredGradients
+    version: int
+    gradient: Tensor | None
+    """Output gradient received from the next stage; the weight half may need it."""
+
+
+class RankExecutor:
+    """Performs the actions of one rank.
+
+    Args:
+        rank: number in the pipeline.
+        stages: the rank's stages, by number.
+        connection: to the other ranks.
+        batches: source of tokens and targets.
+        rules: clipping and skipping of updates.
+        clock: measures the device's work.
+        streams: the device's queues.
+        on_step: called with each update of the last stage, on the ranks that hold it.
+        stop: whether a stop has been requested. Where all stages update together, all ranks then end the
+            segment early, after the same step.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        stages: Mapping[int, StageState],
+        connection: Connection,
+        batches: Batches,
+        rules: UpdateRules,
+        clock: Clock,
+        streams: Streams,
+        on_step: Callable[[StepResult], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._rank = rank
+        self._stages = stages
+        self._links = connection.links
+        self._data_ranks = connection.data.size
+        self._data_rank = connection.data.rank
+        self._batches = batches
+        self._clock = clock
+        self._updates = RankUpdates(
+            stages=stages,
+            pipeline=connection.pipeline,
+            data=connection.data,
+            rules=rules,
+            waits=connection.links.waits,
+            clock=clock,
+            streams=streams,
+            on_step=on_step,
+            stop=stop,
+        )
+        self.acted_at = 0.0
+        """Clock when the latest action began, seconds."""
+        self._saved: dict[tuple[int, int], _Saved] = {}
+        self._halves: dict[tuple[int, int], _Half] = {}
+        self._losses: list[Tensor] = []
+
+    def connect(self) -> None:
+        """Open every connection to other processes that a segment uses. All ranks call this together, before
+        their first segment: later, a rank that waits for a connection would hold up others."""
+        self._links.connect()
+        self._updates.connect()
+
+    @property
+    def end_step(self) -> int:
+        """The step before which the segment ends; earlier than the program's after a requested stop."""
+        return self._updates.end_step
+
+    def run(self, program: Program) -> Iterator[None]:
+        """Perform the segment; yields where another rank of this process must run first."""
+        self._program = program
+        self._last_stage = program.num_stages - 1
+        self._loss_share = program.update_interval * self._data_ranks
+        self.trace = RankTrace(
+            stages={stage: StageTrace() for stage in self._stages},
+            latest=deque(maxlen=self._timed_actions(program)),
+        )
+        self.in_flight: dict[int, set[tuple[int, int]]] = {stage: set() for stage in self._stages}
+        """For each stage, the counts of micro-batches in flight that occurred: (before their backward,
+        between its halves)."""
+        self._split = {
+            (action.stage, action.microbatch)
+            for action in program.actions[self._rank]
+            if action.op is Op.BACKWARD_INPUT
+        }
+        self._links.begin(program)
+        self._clock.begin()
+        self._updates.begin(program, self.trace)
+        for number, action in enumerate(program.actions[self._rank]):
+            self._links.passed(launched(number))
+            yield from self._updates.go_on(before=action)
+            self._links.passed(updated(number))
+            if self._is_after_end(action):
+                continue
+            self.acted_at = time.perf_counter()
+            if action.op is Op.UPDATE:
+                self._begin_update(action)
+                continue
+            started = self._clock.mark()
+            if action.op is Op.FORWARD:
+                yield from self._forward(action)
+            elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
+                yield from self._backward(action)
+            else:
+                self._backward_weight(action)
+            self._clock.measure(started, partial(self.trace.note_action, action))
+        yield from self._updates.go_on(before=None)
+        self._clock.finish()
+        left = sorted(self._saved) + sorted(self._halves)
+        if left:
+            raise RuntimeError(f"micro-batches without a whole backward at the drain: {left}")
+
+    def _timed_actions(self, program: Program) -> int:
+        """Number of most recent actions to timestamp; 0 in replay and for data ranks other than 0."""
+        if not self._links.waits or self._data_rank:
+            return 0
+        return kept_actions(len(program.actions[self._rank]), steps=program.steps)
+
+    def _is_after_end(self, action: Action) -> bool:
+        if action.op is Op.UPDATE:
+            return action.version * self._program.update_interval > self.end_step * self._program.microbatches
+        return action.microbatch >= self.end_step * self._program.microbatches
+
+    def _forward(self, action: Action) -> Iterator[None]:
+        stage, microbatch = action.stage, action.microbatch
+        replica = self._stages[stage].weights.holding(action.version)
+        activation = received(action, self._program.num_stages)
+        if activation is None:
+            stage_input = self._batches.tokens(microbatch)
+        else:
+            stage_input = (yield from self._receive(activation)).detach().requires_grad_()
+        deferred = DeferredGradients() if (stage, microbatch) in self._split else None
+        with deferring(deferred):
+            output = replica.module(stage_input)
+        message = sent(action, self._program.num_stages)
+        if message is None:
+            loss = next_token_loss(output, self._batches.targets(microbatch))
+            self._losses.append(loss.detach())
+            output = loss / self._loss_share
+        else:
+            self._links.send(message, output.detach())
+        replica.pending_backwards += 1
+        self._saved[stage, microbatch] = _Saved(
+            stage_input, output, replica, replica.version, replica.writes, deferred
+        )
+        self._count_in_flight(stage)
+
+    def _backward(self, action: Action) -> Iterator[None]:
+        stage, microbatch = action.stage, action.microbatch
+        saved = self._saved.pop((stage, microbatch))
+        weights, update = self._stages[stage].weights, self._stages[stage].update
+        if weights.holding(action.version) is not saved.replica:
+            raise RuntimeError(f"{action}: the forward ran on the replica of another version")
+        if len(weights.replicas) > 1 and saved.replica.writes != saved.writes:
+            # Autograd does not notice where the backward recomputes its activations.
+            raise RuntimeError(f"{action}: its weights were written since the forward")
+        incoming = received(action, self._program.num_stages)
+        gradient = None if incoming is None else (yield from self._receive(incoming))
+        mismatch = saved.replica.version - saved.version
+        whole = self._updates.last_backward(action)
+        watching = nullcontext() if whole is None else whole.watching()
+        with update.at_backward(saved.replica, mismatch=mismatch), watching:
+            torch.autograd.backward(saved.output, gradient)
+        if gradient is not None and saved.deferred is None:
+            self._links.release(gradient)
+        outgoing = sent(action, self._program.num_stages)
+        if outgoing is not None:
+            assert saved.input.grad is not None
+            self._links.send(outgoing, saved.input.grad)
+            self._links.release(saved.input)
+        saved.replica.pending_backwards -= 1
+        if saved.deferred is None:
+            weights.gathering.versions.append(saved.version)
+        else:
+            self._halves[stage, microbatch] = _Half(saved.deferred, saved.version, gradient)
+        self._count_in_flight(stage)
+        trace = self.trace.stages[stage]
+        trace.mismatch_max = max(trace.mismatch_max, mismatch)
+
+    def _backward_weight(self, action: Action) -> None:
+        half = self._halves.pop((action.stage, action.microbatch))
+        half.deferred.compute(self._updates.last_backward(action))
+        if half.gradient is not None:
+            self._links.release(half.gradient)
+        self._stages[action.stage].weights.gathering.versions.append(half.version)
+        self._count_in_flight(action.stage)
+
+    def _count_in_flight(self, stage: int) -> None:
+        wholes = sum(replica.pending_backwards for replica in self._stages[stage].weights.replicas)
+        halves = sum(split_stage == stage for split_stage, _ in self._halves)
+        self.in_flight[stage].add((wholes, halves))
+
+    def _begin_update(self, action: Action) -> None:
+        stage = action.stage
+        gradient = self._stages[stage].weights.take_gradient()
+        # Counted from the versions that forwards have read, not from the program.
+        self.trace.stages[stage].note_delays([action.version - 1 - read for read in gradient.versions])
+        losses: list[Tensor] = []
+        if stage == self._last_stage:
+            losses, self._losses = self._losses, []
+        if stage == max(self._stages):
+            self._clock.tell(self.trace.note_update)
+        self._updates.add(action, gradient, losses)
+
+    def _receive(self, message: Message) -> Generator[None, None, Tensor]:
+        while not self._links.waits and not self._links.arrived(message):
+            yield
+        started = self._clock.mark()
+        tensor = self._links.receive(message)
+        self._clock.measure(started, self.trace.note_wait)
+        return tensor

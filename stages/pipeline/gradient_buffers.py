@@ -1,0 +1,35 @@
+"""The number of gradient buffers that a stage needs. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from schedules import Op, Program
+
+
+def gradient_buffers(programs: Sequence[Program], *, data_ranks: int) -> list[int]:
+    """For each stage: 2 where backwards run before the previous gradient has been applied, else 1.
+
+    An update is postponed only where it waits for other ranks: for gradients of data ranks, or for the norm.
+
+    Args:
+        programs: of the run's segments, one of each kind.
+        data_ranks: number of data ranks.
+    """
+    updates_together = all(program.updates_together for program in programs)
+    waits_for_others = data_ranks > 1 or (updates_together and programs[0].num_ranks > 1)
+    return [1 + (waits_for_others and _overlaps(programs, stage)) for stage in range(programs[0].num_stages)]
+
+
+def _overlaps(programs: Sequence[Program], stage: int) -> bool:
+    """Whether `stage` runs a backward between an update and the first reader of what it writes."""
+    for program in programs:
+        unread: int | None = None
+        for action in program.stage_actions(stage):
+            if action.op is Op.UPDATE:
+                unread = action.version
+            elif unread is not None and action.version >= unread:
+                unread = None
+            elif unread is not None and action.op is not Op.FORWARD:
+                return True
+    return False

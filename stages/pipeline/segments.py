@@ -1,0 +1,83 @@
+"""The programs of a run's segments, and facts of its schedule. Imports no torch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import schedules
+from optimizers import check_correction
+from stages.config import RunConfig, correction_options
+
+SYNCHRONOUS = "1f1b"
+"""The schedule of the synchronous steps at the start of a run under another (`sync-start`)."""
+
+
+class ScheduleFacts(NamedTuple):
+    """What holds for every segment under the run's schedule."""
+
+    synchronous: bool
+    """Whether every gradient is applied to the weights that it was computed at."""
+    updates_together: bool
+    """Whether all stages update once a step, with one gradient norm; if not, each updates on its own."""
+    stages: int
+
+
+def schedule_facts(config: RunConfig) -> ScheduleFacts:
+    """Facts of a run's schedule: declared by a schedule of the family, derived from a user's own program.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built with these numbers.
+    """
+    name = config.schedule.name
+    if schedules.is_custom(name):
+        program = segment_program(config, first_step=sync_steps(config), steps=DERIVED_FROM_STEPS)
+        return ScheduleFacts(
+            schedules.analyze(program).synchronous, program.updates_together, program.num_stages
+        )
+    schedule = schedules.find(name)
+    chunks = config.schedule.chunks if "chunks" in schedule.options else schedule.stages_per_rank
+    return ScheduleFacts(schedule.synchronous, schedule.updates_together, config.parallel.stages * chunks)
+
+
+DERIVED_FROM_STEPS = 3
+"""Steps of the program that the facts of a user's own schedule are derived from."""
+
+
+def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedules.Program:
+    """The program of steps `first_step .. first_step + steps - 1` of a run.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built with these numbers.
+    """
+    schedule, stages = config.schedule, config.parallel.stages
+    if first_step < sync_steps(config):
+        return _build(
+            SYNCHRONOUS, stages=stages, microbatches=schedule.microbatches, steps=steps, first_step=first_step
+        )
+    options = schedules.options_taken(schedule.name)
+    return _build(
+        schedule.name,
+        stages=stages,
+        microbatches=schedule.microbatches,
+        steps=steps,
+        first_step=first_step,
+        # Every arm of a matrix may have these two; the schedules that do not take them ignore them.
+        ahead=schedule.ahead if "ahead" in options else 1,
+        delay=schedule.delay if "delay" in options else None,
+        delayed_from=sync_steps(config),
+        chunks=schedule.chunks,
+        split=schedule.split,
+        update_interval=schedule.update_interval,
+    )
+
+
+_build = lru_cache(maxsize=2)(schedules.build)
+
+
+def sync_steps(config: RunConfig) -> int:
+    """Steps at the start of the run that are synchronous whatever its schedule (`sync-start`)."""
+    if config.correction.name != "sync-start":
+        return 0
+    settings = check_correction("sync-start", correction_options(config.correction))
+    return min(int(settings["sync_steps"]), config.train.steps)

@@ -1,0 +1,31 @@
+"""Warms up a stage: its first micro-batch and step, before ranks wait for each other."""
+
+from __future__ import annotations
+
+import torch
+
+from stages.config import RunConfig
+from stages.memory.measure import leaving_no_trace
+from stages.model.decoder import next_token_loss
+from stages.pipeline.build import activation_shape, dtypes
+from stages.update.optimizer_step import StageState
+
+
+def warm_up(state: StageState, config: RunConfig, *, device: torch.device) -> None:
+    """Perform a forward, a backward and a step, and discard their effects.
+
+    A receive that is posted ahead occupies a GPU until its message arrives. One-time work of a first
+    micro-batch or step (compiling, loading kernels, allocating) may wait for an idle device, while the
+    message waits for that work. So it is done before any receive is posted, on all ranks at once.
+    """
+    module = state.weights.newest().module
+    shape = activation_shape(config)
+    tokens = torch.zeros(shape[:2], dtype=torch.long, device=device)
+    activation = torch.zeros(shape, dtype=dtypes(config).replica, device=device).requires_grad_()
+    with leaving_no_trace(module, device), torch.enable_grad():
+        output = module(tokens if module.embedding is not None else activation)
+        if module.head is not None:
+            output = next_token_loss(output, tokens)
+        output.sum().backward()
+    state.weights.gathering.flat.zero_()
+    state.update.rehearse()

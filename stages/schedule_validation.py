@@ -1,0 +1,105 @@
+"""Validates the schedule of a configuration, and what depends on it. Imports no torch."""
+
+from __future__ import annotations
+
+import schedules
+from stages.config import RunConfig
+from stages.limits import ConfigError
+from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+
+CUSTOM_STEPS = 3
+"""Steps in each of the two segments that a custom schedule is checked with."""
+
+
+def check_schedule(config: RunConfig) -> None:
+    """Check the keys of `schedule`, and those that depend on it.
+
+    Raises:
+        ConfigError: names the first invalid key, what is wrong and what is accepted; for a custom schedule it
+            lists every problem, one per line.
+    """
+    name = config.schedule.name
+    if schedules.is_custom(name):
+        _check_custom_schedule(config)
+    else:
+        _check_delay(config)
+    try:
+        segment_program(config, first_step=0, steps=1)
+    except schedules.ScheduleError as error:
+        raise ConfigError("schedule", str(error)) from None
+    facts = schedule_facts(config)
+    stages = facts.stages
+    if stages > config.model.layers:
+        raise ConfigError(
+            "parallel.stages",
+            f"{stages} stages are asked for; the model {config.model.name} has {config.model.layers} blocks, "
+            "and every stage needs one",
+        )
+    cut = config.parallel.cut
+    if cut is not None and (len(cut) != stages or sum(cut) != config.model.layers or min(cut) < 1):
+        raise ConfigError(
+            "parallel.cut",
+            f"is {cut}; accepted: the blocks of {stages} stages, at least one each and "
+            f"{config.model.layers} in all",
+        )
+    if config.error_feedback.coefficient != 0 and facts.synchronous:
+        raise ConfigError(
+            "error_feedback", f"corrects for delay, and the schedule {name} has none; accepted with it: false"
+        )
+    if config.train.clip == "global" and not facts.updates_together:
+        raise ConfigError(
+            "train.clip",
+            f"global needs a step that all stages share, and under {name} each stage updates on its own; "
+            "accepted with it: stage, none",
+        )
+
+
+def _check_custom_schedule(config: RunConfig) -> None:
+    """Build the programs of two consecutive segments and report every problem, one per line."""
+    first_step = sync_steps(config)
+    try:
+        first, second = (
+            segment_program(config, first_step=first_step + CUSTOM_STEPS * number, steps=CUSTOM_STEPS)
+            for number in range(2)
+        )
+    except schedules.ScheduleError as error:
+        raise ConfigError("schedule.name", str(error)) from None
+    problems = []
+    if first.rank_of_stage != second.rank_of_stage:
+        problems.append(f"places stages on ranks {first.rank_of_stage}, then on {second.rank_of_stage}")
+    if len(first.initial_versions) > 1:
+        problems.append(
+            f"begins at step {first_step} with versions {list(first.initial_versions)}, but only the newest "
+            "is there (after a synchronous start, see the option delayed_from)"
+        )
+    if first.final_versions != second.initial_versions:
+        problems.append(
+            f"a segment ends with versions {list(first.final_versions)}, and the next begins with "
+            f"{list(second.initial_versions)}"
+        )
+    if (first.updates_together, first.update_interval) != (second.updates_together, second.update_interval):
+        problems.append("updates in another way in its second segment")
+    if first_step and first.rank_of_stage != tuple(range(config.parallel.stages)):
+        problems.append("sync-start needs one stage a rank, in order")
+    if problems:
+        raise ConfigError(
+            "schedule.name", "\n".join(f"{config.schedule.name}: {problem}" for problem in problems)
+        )
+
+
+def _check_delay(config: RunConfig) -> None:
+    schedule, stages = config.schedule, config.parallel.stages
+    microbatches, delay, ahead = schedule.microbatches, schedule.delay, schedule.ahead
+    lead = schedules.find(schedule.name).lead
+    if lead is None:
+        return
+    least = lead(ranks=stages, ahead=ahead, split=schedule.split)
+    if delay * microbatches < least:
+        needed, smallest = -(-least // delay), -(-least // microbatches)
+        further = "" if ahead == 1 else f" and schedule.ahead = {ahead}"
+        raise ConfigError(
+            "schedule.microbatches",
+            f"is {microbatches}; {schedule.name} with {stages} stages needs at least {needed} "
+            f"micro-batches a step for schedule.delay = {delay}{further} (with {microbatches}, the smallest "
+            f"delay is {smallest})",
+        )

@@ -1,0 +1,300 @@
+"""Trains a run segment by segment; at drains it evaluates and saves checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from schedules import Program, analyze
+from stages.checkpoint.manager import Checkpoints, Progress
+from stages.comm.json_data import from_json
+from stages.comm.process import Process
+from stages.comm.topology import Connection
+from stages.config import RunConfig
+from stages.data.dataset import prepare
+from stages.liveness.watchdog import ActivityTracker
+from stages.memory.measure import MemoryMeter
+from stages.metrics.recorder import Recorder
+from stages.metrics.row_writer import RankReport, Rows
+from stages.metrics.rows import tensor_digest
+from stages.pipeline.build import build_ranks, dtypes, representative_programs, segment_lengths
+from stages.pipeline.drain_meetings import DrainMeetings
+from stages.pipeline.evaluation import evaluate, evaluation_weights
+from stages.pipeline.initial_broadcast import broadcast_initial_weights, read_initial_weights
+from stages.pipeline.rank_stats import StepResult, staleness_problem
+from stages.pipeline.replay import drive
+from stages.pipeline.segments import segment_program
+from stages.pipeline.warm_up import warm_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What a run leaves in memory, for the stages that this process holds."""
+
+    weights: dict[str, Tensor]
+    """Evaluation weights by parameter name."""
+    train_losses: list[float]
+    """One per update; empty where the last stage of data rank 0 is in another process."""
+    val_losses: list[float]
+    """One per evaluation; likewise."""
+    stopped_at: int | None
+    """Step after which the run ended because a stop was requested; None: it is complete."""
+
+
+class SkippedTooOftenError(RuntimeError):
+    """The gradient was not finite in too many steps in a row."""
+
+
+class TrainingLoop:
+    """Trains the ranks of `connections` in one process: all ranks of the run if `process` is None.
+
+    Arguments are those of `stages.trainer.train`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        connections: Sequence[Connection],
+        device: torch.device,
+        process: Process | None,
+        recorder: Recorder,
+        checkpoints: Path | None,
+        text_folder: Path | None,
+        stop: Callable[[], bool],
+        doing: ActivityTracker,
+    ) -> None:
+        torch.set_num_threads(config.site.threads)
+        program = representative_programs(config)[0]
+        self._doing = doing
+        doing.begin("reading the data", kind="disk")
+        self._config = config
+        self._device = device
+        self._process = process
+        self._rank_of_stage = program.rank_of_stage
+        self._corpus = prepare(config.data, spare=text_folder)
+        doing.begin("building the model", kind="building")
+        self._ranks = build_ranks(
+            config,
+            connections=connections,
+            corpus=self._corpus,
+            device=device,
+            on_step=self._on_step,
+            stop=self._stop_requested,
+        )
+        self._stages = [state for rank in self._ranks for state in rank.stages.values()]
+        doing.acted_at = lambda: max(rank.executor.acted_at for rank in self._ranks)
+        self._memory_meter = MemoryMeter(config, rank_of_stage=program.rank_of_stage, device=device)
+        self._stop = stop
+        self._checkpoints: Checkpoints | None = None
+        if checkpoints is not None:
+            self._checkpoints = Checkpoints(
+                checkpoints,
+                keep=config.site.keep_checkpoints,
+                process=process,
+                timeout=config.site.save_timeout,
+            )
+        writer = (program.rank_of_stage[-1], 0)
+        self._meetings = DrainMeetings(process, writing_process=writer[0] * config.parallel.data)
+        writes = writer in {(rank.number, rank.connection.data.rank) for rank in self._ranks}
+        self._rows = Rows(
+            config,
+            recorder if writes else None,
+            update_interval=program.update_interval,
+            writer=writer,
+            replayed=process is None,
+        )
+        self._seconds = 0.0
+        """Of training, since the start of the run."""
+        self._segment_started = 0.0
+
+    def run(self) -> TrainingResult:
+        """Train from the newest checkpoint, or from the start, to the end or to a requested stop.
+
+        Raises:
+            RuntimeError: a measured delay is not the program's.
+            SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
+        """
+        start = self._load()
+        self._start(start)
+        config = self._config.train
+        stopped_at = None
+        for first_step, steps in segment_lengths(self._config, start=start.step):
+            done, stopping = self._train_segment(first_step, steps)
+            last = done == config.steps
+            if done % config.eval_interval == 0 or last:
+                self._evaluate(done)
+            if stopping or last or (config.checkpoint_interval and done % config.checkpoint_interval == 0):
+                self._save(done)
+            if stopping and not last:
+                stopped_at = done
+                break
+        self._finish_saving()
+        self._doing.begin("ending")
+        weights = {
+            name: tensor
+            for state in self._stages
+            for name, tensor in evaluation_weights(state, dtype=dtypes(self._config).master).items()
+        }
+        if stopped_at is None:
+            self._write_end(weights)
+        return TrainingResult(
+            weights=weights,
+            train_losses=self._rows.train_losses,
+            val_losses=self._rows.val_losses,
+            stopped_at=stopped_at,
+        )
+
+    def _load(self) -> Progress:
+        """Load the newest valid checkpoint, or the initial weights."""
+        start = Progress(step=0, seconds=0.0)
+        if self._checkpoints is not None:
+            self._doing.begin("going on from a checkpoint", kind="disk")
+            start = self._checkpoints.load(self._stages, lambda step: self._program(step, 1).initial_versions)
+        if start.step == 0 and self._config.model.init is not None:
+            self._doing.begin("reading the initial weights", kind="disk")
+            read_initial_weights(self._ranks, self._config.model, process=self._process)
+        return start
+
+    def _start(self, start: Progress) -> None:
+        """Wait for all ranks, connect them, and write the first row."""
+        self._doing.begin("starting", kind="start")
+        if self._process is not None and self._device.type == "cuda":
+            for state in self._stages:
+                warm_up(state, self._config, device=self._device)
+        self._seconds = start.seconds
+        program = self._program(start.step, 1)
+        updates = start.step * program.microbatches // program.update_interval
+        sizes = [
+            (stage, sum(state.weights.sizes)) for rank in self._ranks for stage, state in rank.stages.items()
+        ]
+        # Ranks that were built fast wait here for the others.
+        collected = self._meetings.at_writer(sizes, starting=True)
+        if self._process is not None:
+            for rank in self._ranks:
+                rank.executor.connect()
+        if start.step == 0:
+            broadcast_initial_weights(self._ranks, in_process=self._process is None)
+        if collected is None:
+            return
+        stage_sizes = dict(from_json(list[tuple[int, int]], collected))
+        self._rows.start(
+            self._corpus,
+            step=start.step,
+            updates=updates,
+            device=self._device,
+            stage_parameters=[size for _, size in sorted(stage_sizes.items())],
+            rank_of_stage=self._rank_of_stage,
+            shared_gpu=self._process is not None and self._process.host_staged,
+        )
+
+    def _train_segment(self, first_step: int, steps: int) -> tuple[int, bool]:
+        """Train to the next drain. Returns the steps done by then, and whether the run ends there."""
+        program = self._program(first_step, steps)
+        self._doing.begin("training")
+        self._memory_meter.begin()
+        met = self._meetings.latest
+        self._segment_started = time.perf_counter()
+        drive([rank.executor.run(program) for rank in self._ranks])
+        self._finish_sending()
+        self._doing.begin("meeting the other ranks at a drain")
+        self._seconds += time.perf_counter() - self._segment_started
+        done = self._ranks[0].executor.end_step
+        cut_short = done < first_step + steps
+        steps = done - first_step
+        program = self._program(first_step, steps)
+        # None stands for no: everybody receives the first value that is something else.
+        gave_up, failed, stop, wrong = self._meetings.first(
+            next((rank.executor.trace.gave_up for rank in self._ranks if rank.executor.trace.gave_up), None),
+            self._saving_failed or None,
+            self._stop() or None,
+            staleness_problem([rank.executor.trace for rank in self._ranks], analyze(program)),
+        )
+        if gave_up or failed:
+            self._finish_saving()
+        if gave_up:
+            raise SkippedTooOftenError(gave_up)
+        if wrong:
+            raise RuntimeError(wrong)
+        collected = self._meetings.at_writer(
+            [
+                RankReport(
+                    rank=rank.number,
+                    data_rank=rank.connection.data.rank,
+                    trace=rank.executor.trace,
+                    met=met,
+                    memory=self._memory_meter.measure(rank),
+                )
+                for rank in self._ranks
+            ]
+        )
+        if collected is not None:
+            reports = from_json(list[RankReport], collected)
+            self._rows.segment(reports, first_step=first_step, steps=steps, seconds=self._seconds)
+        return done, cut_short or bool(stop)
+
+    def _evaluate(self, step: int) -> None:
+        parts = [
+            evaluate(
+                rank.stages,
+                connection=rank.connection,
+                batches=rank.batches,
+                rank_of_stage=self._rank_of_stage,
+                microbatches=self._config.train.eval_microbatches,
+                version=step,
+                dtype=dtypes(self._config).replica,
+                on_action=lambda: self._doing.begin("evaluating"),
+            )
+            for rank in self._ranks
+        ]
+        losses = drive(parts)
+        self._finish_sending()
+        for rank, loss in zip(self._ranks, losses, strict=True):
+            if loss is not None and rank.connection.data.rank == 0:
+                self._rows.evaluation(loss, step=step, seconds=self._seconds)
+
+    def _save(self, step: int) -> None:
+        if self._checkpoints is None:
+            return
+        self._doing.begin("writing a checkpoint", kind="disk")
+        self._checkpoints.save(
+            Progress(step=step, seconds=self._seconds),
+            self._stages,
+            self._program(step, 1).initial_versions,
+            first=self._rows.flush,
+        )
+
+    def _finish_saving(self) -> None:
+        """Wait for a checkpoint that is being written."""
+        if self._checkpoints is not None:
+            self._doing.begin("writing a checkpoint", kind="disk")
+            self._checkpoints.finish()
+
+    def _write_end(self, weights: Mapping[str, Tensor]) -> None:
+        own = [(name, tensor_digest(tensor)) for name, tensor in weights.items()]
+        digests = self._meetings.at_writer(own)
+        if digests is not None:
+            self._rows.end(from_json(list[tuple[str, str]], digests), seconds=self._seconds)
+
+    def _program(self, first_step: int, steps: int) -> Program:
+        return segment_program(self._config, first_step=first_step, steps=steps)
+
+    def _stop_requested(self) -> bool:
+        return self._stop() or self._saving_failed
+
+    @property
+    def _saving_failed(self) -> bool:
+        return self._checkpoints is not None and self._checkpoints.failed
+
+    def _finish_sending(self) -> None:
+        for rank in self._ranks:
+            rank.connection.links.finish()
+
+    def _on_step(self, result: StepResult) -> None:
+        """Called at each update of the last stage, in the process that holds that of data rank 0."""
+        self._rows.step(result, seconds=self._seconds + result.time - self._segment_started)

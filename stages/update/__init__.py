@@ -1,0 +1,1 @@
+"""From gathered gradients to the next weight version: reduction, clipping, optimizer step, correction."""

@@ -1,0 +1,260 @@
+"""The updates of a rank, completed in the pipeline's slack.
+
+Between two phases of an update (`stages.update.update_phases`) the rank goes on with its actions; only an
+action that needs the update waits for it.
+
+On a GPU the device waits for exchanges, on a stream of the updates' own: all phases up to the verdict are
+launched at once, and all after it as soon as the host, which looks between two actions, knows the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from schedules.actions import Action, Program
+from stages.comm.collectives import Exchange, Group, Reduction
+from stages.pipeline.clock import Clock
+from stages.pipeline.rank_stats import RankTrace, StepResult
+from stages.pipeline.weight_versions import GradientBuffer
+from stages.update.early_reduction import WholeGradients, needs_update, slack_of
+from stages.update.optimizer_step import StageState
+from stages.update.step_decision import Gathered, UpdateRules
+from stages.update.update_phases import UpdatePhases
+from stages.update.update_stream import Streams
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Pending:
+    unit: Sequence[Gathered]
+    """Kept until the update is done: on a GPU its memory must not be reused before."""
+    phases: Generator[Exchange[Any], None, None]
+    awaited: Exchange[Any] | None = None
+
+    def is_needed(self, action: Action) -> bool:
+        stages = [gathered.stage for gathered in self.unit]
+        return needs_update(action, stages=stages, version=self.unit[0].version)
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """An update that is launched on the device and may not have completed."""
+
+    pending: _Pending
+    end: Any
+    """Its end on the updates' stream."""
+
+
+class RankUpdates:
+    """The updates of one rank, one at a time.
+
+    In a schedule whose stages update together, the stages of a rank are one update.
+
+    Args:
+        stages: of the rank, by number.
+        pipeline: the ranks of this rank's pipeline, in order.
+        data: the data ranks that hold the same stages.
+        rules: of the run's updates.
+        waits: whether this rank blocks until an exchange completes; if not, other ranks of its process run.
+        clock: of the device that computes.
+        streams: of that device.
+        on_step: called with each update of the last stage.
+        stop: whether this process has been asked to stop.
+    """
+
+    def __init__(
+        self,
+        *,
+        stages: Mapping[int, StageState],
+        pipeline: Group,
+        data: Group,
+        rules: UpdateRules,
+        waits: bool,
+        clock: Clock,
+        streams: Streams,
+        on_step: Callable[[StepResult], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._stages = stages
+        self._pipeline = pipeline
+        self._data = data
+        self._rules = rules
+        self._waits = waits
+        self._clock = clock
+        self._update_clock = clock.beside()
+        self._streams = streams
+        self._gathered: list[Gathered] = []
+        self._early: dict[int, Reduction] = {}
+        self._pending: _Pending | None = None
+        self._launched: _Launched | None = None
+        self._phases = UpdatePhases(
+            stages=stages,
+            pipeline=pipeline,
+            data=data,
+            rules=rules,
+            clock=clock,
+            update_clock=self._update_clock,
+            on_step=on_step,
+            stop=stop,
+        )
+
+    @property
+    def end_step(self) -> int:
+        """The step before which the segment ends; earlier than the program's once a rank is asked to stop."""
+        return self._phases.end_step
+
+    def connect(self) -> None:
+        """Make every exchange of an update once, in its real size. Nothing changes: gradients are zero, and
+        all data ranks hold the same weights."""
+        unit = len(self._stages) if self._rules.common_step else 1
+        for state in self._stages.values():
+            weights = state.weights
+            gradient = weights.gathering
+            for early in (False, True):
+                reduction = self._data.reduce_scatter(gradient.flat, weights.reduction, early=early)
+                reduction.advance(len(gradient.views))
+                _complete(reduction)
+            numbers = gradient.flat.new_zeros(unit + 2, dtype=torch.float64)
+            _complete(self._data.all_gather(numbers))
+            _complete(self._data.broadcast(weights.newest().flat, weights.ownership.bounds))
+            if self._rules.common_step:
+                _complete(self._pipeline.all_gather(numbers[1:]))
+            else:
+                _complete(self._pipeline.all_gather(numbers[:1]))
+
+    def begin(self, program: Program, trace: RankTrace) -> None:
+        """Prepare for a segment; its measurements go to `trace`."""
+        self._trace = trace
+        slack = slack_of(program, self._pipeline.rank, common_step=self._rules.common_step)
+        self._begin_early = slack.early if self._data.size > 1 else frozenset[Action]()
+        # Without slack nothing runs beside the updates, and a second stream would only take memory.
+        self._beside = self._streams.parallel and slack.any
+        self._update_clock.begin()
+        self._phases.begin(program, trace)
+
+    def last_backward(self, action: Action) -> WholeGradients | None:
+        """Observer of a backward's gradients, for a last backward within which the reduction begins."""
+        if action not in self._begin_early:
+            return None
+        weights = self._stages[action.stage].weights
+        reduction = self._reduction(action.stage, weights.gathering, early=True)
+        self._early[action.stage] = reduction
+        return WholeGradients(weights.holding(action.version).parameters, advance=reduction.advance)
+
+    def add(self, action: Action, gradient: GradientBuffer, losses: list[Tensor]) -> None:
+        """Begin the update that `action` names, with the gradient and losses that its stage has gathered."""
+        reduction = self._early.pop(action.stage, None)
+        if reduction is None:
+            reduction = self._reduction(action.stage, gradient, early=False)
+        gathered = Gathered(
+            stage=action.stage, version=action.version, gradient=gradient, losses=losses, reduction=reduction
+        )
+        # Before the reduction begins, so that the time is known when the verdict is.
+        self._clock.tell(gathered.began_at.append)
+        reduction.advance(len(gradient.views))
+        self._gathered.append(gathered)
+        if self._rules.common_step and len(self._gathered) < len(self._stages):
+            return
+        unit = sorted(self._gathered, key=lambda gathered: gathered.stage)
+        self._gathered = []
+        self._pending = _Pending(unit=unit, phases=self._phases.run(unit, reduced=self._after_reduction))
+        self._resume(self._pending)
+        self._resume_without_waiting()
+
+    def _reduction(self, stage: int, gradient: GradientBuffer, *, early: bool) -> Reduction:
+        """The reduction of a gradient, all of it on the updates' stream."""
+        plan = self._stages[stage].weights.reduction
+        reduction = self._data.reduce_scatter(gradient.flat, plan, early=early)
+        streams = self._streams
+
+        def beside(call: Callable[[], T]) -> Callable[[], T]:
+            def call_beside() -> T:
+                with streams.beside():
+                    return call()
+
+            return call_beside
+
+        def advance(whole: int) -> None:
+            streams.fork()
+            with streams.beside():
+                reduction.advance(whole)
+
+        return Reduction(
+            ready=beside(reduction.ready),
+            wait=beside(reduction.wait),
+            take=beside(reduction.take),
+            advance=advance,
+        )
+
+    def go_on(self, *, before: Action | None) -> Iterator[None]:
+        """Continue the pending update as far as its exchanges have completed.
+
+        Complete it if the action `before` needs it, or at a drain (None). Yields where this rank would have
+        to wait and other ranks of its process may run.
+        """
+        self._resume_without_waiting()
+        while self._pending is not None:
+            if before is not None and not self._pending.is_needed(before):
+                return
+            if not self._waits:
+                yield
+            else:
+                assert self._pending.awaited is not None
+                started = self._clock.mark()
+                with self._stream():
+                    self._pending.awaited.wait()
+                self._clock.measure(started, self._trace.note_wait_for_update)
+                self._resume(self._pending)
+            self._resume_without_waiting()
+        launched = self._launched
+        if launched is not None and (before is None or launched.pending.is_needed(before)):
+            started = self._clock.mark()
+            self._streams.join(launched.end)
+            self._clock.measure(started, self._trace.note_wait_for_update)
+            self._launched = None
+        agreement = self._phases.agreement
+        while (awaited := agreement.go_on(before=before)) is not None:
+            if not self._waits:
+                yield
+                continue
+            awaited.wait()
+            agreement.heard()
+        if before is None:
+            self._update_clock.finish()
+
+    def _resume_without_waiting(self) -> None:
+        while self._pending is not None and self._pending.awaited is not None:
+            awaited = self._pending.awaited
+            with self._stream():
+                ready = awaited.device_waits or awaited.ready()
+            if not ready:
+                return
+            self._resume(self._pending)
+
+    def _stream(self) -> AbstractContextManager[Any]:
+        return self._streams.beside() if self._beside else nullcontext()
+
+    def _resume(self, pending: _Pending) -> None:
+        with self._stream():
+            try:
+                pending.awaited = next(pending.phases)
+            except StopIteration:
+                self._pending = None
+        if self._pending is None and self._beside:
+            self._launched = _Launched(pending, self._streams.point())
+
+    def _after_reduction(self) -> None:
+        if self._data.size > 1 and not self._beside:
+            self._streams.join(self._streams.point())
+
+
+def _complete(exchange: Exchange[Any]) -> None:
+    exchange.wait()
+    exchange.take()

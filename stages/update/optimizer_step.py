@@ -1,0 +1,203 @@
+"""The update of one stage: clip, step the optimizer, correct, write the oldest replica."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from optimizers.build import build_optimizer
+from optimizers.corrections.base import Correction
+from optimizers.corrections.build import build_stage_correction
+from optimizers.corrections.catalogue import check_correction
+from optimizers.corrections.dc_asgd import compensate
+from optimizers.corrections.discrepancy import DiscrepancyCorrection
+from optimizers.corrections.error_feedback import build_error_feedback
+from stages.config import RunConfig, correction_options, optimizer_options
+from stages.model.families import parameter_roles
+from stages.pipeline.weight_versions import (
+    GradientBuffer,
+    Replica,
+    WeightVersions,
+    writing_under_pending_backward,
+)
+from stages.update.lr_schedule import learning_rate_factor
+
+CLIP_EPSILON = 1e-6
+"""Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateResult:
+    """Result of one update."""
+
+    lr: float
+    grad_norm: float | None
+    """Norm before clipping; None if it is not computed (`clip: none`)."""
+    skipped: bool
+    """Whether the gradient was not finite, so that the weights did not change."""
+
+
+def squared_norm(gradient: GradientBuffer) -> Tensor:
+    """Sum of squares of the part of a stage's gradient that this data rank owns, a float64 scalar.
+
+    Computed per parameter and summed in float64, so that it hardly depends on how the model is cut.
+    """
+    if not gradient.owned_views:
+        return torch.zeros((), dtype=torch.float64, device=gradient.flat.device)
+    norms = torch.stack(torch._foreach_norm(gradient.owned_views))
+    return norms.double().square().sum()
+
+
+class StageUpdate:
+    """Turns a gathered gradient into the next weight version of one stage."""
+
+    def __init__(
+        self, config: RunConfig, weights: WeightVersions, *, stage: int, delays: Sequence[int], mismatch: int
+    ) -> None:
+        """Start with no steps taken.
+
+        Args:
+            config: the run's.
+            weights: of the stage.
+            stage: its number.
+            delays: of each stage, the most updates between the weights that a gradient is computed at and
+                those it is applied to.
+            mismatch: the most versions between a micro-batch's forward and its backward at the stage.
+        """
+        self._config = config
+        self._weights = weights
+        self.optimizer: Optimizer | None = None
+        """None on a data rank that owns no parameters."""
+        parameters = dict(zip(weights.master.names, weights.master.parameters, strict=True))
+        self._new_optimizer = partial(
+            build_optimizer,
+            parameters,
+            name=config.optimizer.name,
+            lr=config.optimizer.lr,
+            weight_decay=config.optimizer.weight_decay,
+            options=optimizer_options(config.optimizer),
+            roles=parameter_roles(config.model, {name: value.ndim for name, value in parameters.items()}),
+            stage=stage,
+            delays=delays,
+        )
+        if weights.master.parameters:
+            self.optimizer = self._new_optimizer()
+        settings = correction_options(config.correction)
+        self._strength = 0.0
+        if config.correction.name == "delay-compensation":
+            self._strength = float(check_correction(config.correction.name, settings)["strength"])
+        self.correction: Correction
+        if config.correction.name == "none":
+            self.correction = build_error_feedback(
+                coefficient=config.error_feedback.coefficient,
+                form=config.error_feedback.form,
+                decay_at=config.error_feedback.decay_at,
+            )
+        else:
+            self.correction = build_stage_correction(
+                config.correction.name,
+                options=settings,
+                delay=delays[stage],
+                mismatch=mismatch,
+            )
+
+    def rehearse(self) -> None:
+        """Take a step with a temporary optimizer, and restore the weights.
+
+        One-time work of a first step (workspaces, kernels, memory) may wait for an idle device.
+        """
+        if self.optimizer is None:
+            return
+        master, gradient = self._weights.master.parameters, self._weights.gathering
+        kept = [parameter.detach().to("cpu", copy=True) for parameter in master]
+        with torch.no_grad():
+            for parameter, view in zip(master, gradient.owned_views, strict=True):
+                # Any gradient of full rank that is the same in every run will do.
+                parameter.grad = view.copy_(parameter)
+            self._new_optimizer().step()
+            for parameter, weights in zip(master, kept, strict=True):
+                parameter.grad = None
+                parameter.copy_(weights)
+        gradient.flat.zero_()
+
+    def prepare(self, gradient: GradientBuffer) -> None:
+        """Apply a correction of the gradient, if the run has one, after the reduction and before clipping."""
+        if self._strength and gradient.owned_views:
+            (version,) = set(gradient.versions)
+            compensate(
+                gradient.owned_views,
+                current=self._weights.owned_of(self._weights.newest()),
+                computed_at=self._weights.owned_of(self._weights.holding(version)),
+                strength=self._strength,
+            )
+
+    def clip(self, gradient: GradientBuffer, *, squared: Tensor) -> None:
+        """Scale the part of a gradient that this data rank owns to a norm of at most `train.clip_norm`.
+
+        The device is not synchronized. A gradient that is not finite stays so.
+
+        Args:
+            gradient: of the stage.
+            squared: square of the norm to clip by, a float64 scalar.
+        """
+        scale = self._config.train.clip_norm / (squared.sqrt() + CLIP_EPSILON)
+        gradient.owned.mul_(scale.clamp(max=1.0))
+
+    @contextmanager
+    def at_backward(self, replica: Replica, *, mismatch: int) -> Iterator[None]:
+        """Within this context, the replica holds the weights that the correction computes for a backward.
+
+        Args:
+            replica: that the backward runs on.
+            mismatch: versions between the weights it holds and those that the forward read.
+        """
+        if mismatch == 0 or not isinstance(self.correction, DiscrepancyCorrection):
+            yield
+            return
+        kept = [parameter.detach().clone() for parameter in replica.parameters]
+        with torch.no_grad(), writing_under_pending_backward(replica.parameters):
+            self.correction.backward_weights(self._weights.master.parameters, replica.parameters, mismatch)
+        yield
+        with torch.no_grad(), writing_under_pending_backward(replica.parameters):
+            torch._foreach_copy_(list(replica.parameters), kept)
+
+    def apply(
+        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: float | None, finite: bool
+    ) -> UpdateResult:
+        """Write `version` of the parameters that this data rank owns.
+
+        Args:
+            gradient: of the micro-batches since the last update, reduced and clipped; cleared afterwards.
+            version: the version written.
+            step: 0-based step whose learning rate applies.
+            clip_by: squared norm that it was clipped by, of all stages or of this one; None: not clipped.
+            finite: whether the step is taken; if not, the weights do not change.
+        """
+        factor = learning_rate_factor(self._config.optimizer, step=step, steps=self._config.train.steps)
+        norm = None if clip_by is None else math.sqrt(clip_by)
+        master = self._weights.master.parameters
+        with self._weights.rewriting(version=version) as replica:
+            if self.optimizer is not None:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = group["peak_lr"] * factor
+                if finite:
+                    self.correction.update(optimizer=self.optimizer, master=master, replica=replica)
+                else:
+                    self.correction.skip(master=master, replica=replica)
+        gradient.clear()
+        return UpdateResult(lr=self._config.optimizer.lr * factor, grad_norm=norm, skipped=not finite)
+
+
+@dataclass
+class StageState:
+    """Weights and update of a stage, on one rank."""
+
+    weights: WeightVersions
+    update: StageUpdate

@@ -1,0 +1,158 @@
+"""What one update does, in phases between which it waits for an exchange: reduce the gradient over the data
+ranks, agree with the pipeline's ranks, step, and broadcast the new weights from their owners."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from schedules.actions import NO_MICROBATCH, Action, Op, Program
+from stages.comm.collectives import Exchange, Group
+from stages.liveness.stop_signal import never
+from stages.pipeline.clock import Clock
+from stages.pipeline.rank_stats import RankTrace, StepResult
+from stages.pipeline.weight_versions import Replica
+from stages.update.agreed_end import Agreement
+from stages.update.optimizer_step import StageState
+from stages.update.step_decision import Gathered, UpdateRules, Verdict, judge
+
+
+class UpdatePhases:
+    """The work of a rank's updates, and the step before which they end.
+
+    Args:
+        stages: of the rank, by number.
+        pipeline: the ranks of this rank's pipeline, in order.
+        data: the data ranks that hold the same stages.
+        rules: of the run's updates.
+        clock: of the actions.
+        update_clock: of the updates.
+        on_step: called with each update of the last stage.
+        stop: whether this process has been asked to stop.
+    """
+
+    def __init__(
+        self,
+        *,
+        stages: Mapping[int, StageState],
+        pipeline: Group,
+        data: Group,
+        rules: UpdateRules,
+        clock: Clock,
+        update_clock: Clock,
+        on_step: Callable[[StepResult], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self._stages = stages
+        self._pipeline = pipeline
+        self._data = data
+        self._rules = rules
+        self._clock = clock
+        self._update_clock = update_clock
+        self._on_step = on_step
+        self._stop = stop
+        self._skipped = dict.fromkeys(stages, 0)
+        self.agreement = Agreement(pipeline, end=self._end_before)
+
+    def begin(self, program: Program, trace: RankTrace) -> None:
+        """Prepare for a segment; its measurements go to `trace`."""
+        self._program = program
+        self._trace = trace
+        self._ending = False
+        self.end_step = program.first_step + program.steps
+        """The step before which the segment ends; earlier than the program's once a rank is asked to stop."""
+        self.agreement.begin(program)
+
+    def run(
+        self, unit: Sequence[Gathered], *, reduced: Callable[[], None]
+    ) -> Generator[Exchange[Any], None, None]:
+        """Update the stages of `unit`; yields each exchange that must have completed before it goes on.
+
+        Args:
+            unit: gradients of the stages that update together.
+            reduced: called once the gradients are reduced.
+        """
+        version, interval = unit[0].version, self._program.update_interval
+        # Ranks end after whole steps.
+        step, left = divmod(version * interval, self._program.microbatches)
+        verdict = yield from judge(
+            unit,
+            stages=self._stages,
+            rank_of_stage=self._program.rank_of_stage,
+            pipeline=self._pipeline,
+            data=self._data,
+            rules=self._rules,
+            stop=never if left else self._stop,
+            reduced=reduced,
+        )
+        if not self._rules.common_step and not left:
+            self.agreement.tell(step - 1, stop=verdict.stop, device=unit[0].gradient.flat.device)
+        elif verdict.stop:
+            self._end_before_reader_of(version)
+        broadcasts: list[tuple[Gathered, Replica, Exchange[None]]] = []
+        for gathered in unit:
+            weights = self._stages[gathered.stage].weights
+            replica = weights.oldest() if self._data.size > 1 else None
+            self._apply(gathered, verdict)
+            if replica is not None:
+                exchange = self._data.broadcast(replica.flat, weights.ownership.bounds)
+                broadcasts.append((gathered, replica, exchange))
+        for gathered, replica, exchange in broadcasts:
+            yield exchange
+            with self._stages[gathered.stage].weights.completing(replica, version=gathered.version):
+                exchange.take()
+
+    def _apply(self, gathered: Gathered, verdict: Verdict) -> None:
+        stage, version = gathered.stage, gathered.version
+        step = (version * self._program.update_interval - 1) // self._program.microbatches
+        started = self._update_clock.mark()
+        result = self._stages[stage].update.apply(
+            gathered.gradient,
+            version=version,
+            step=step,
+            clip_by=verdict.clip_by(stage, self._rules),
+            finite=math.isfinite(verdict.judged(stage)),
+        )
+        self._update_clock.measure(
+            started, partial(self._trace.note_action, Action(stage, Op.UPDATE, NO_MICROBATCH, version))
+        )
+        self._skipped[stage] = self._skipped[stage] + 1 if result.skipped else 0
+        if self._skipped[stage] == self._rules.max_skipped > 0 and self._trace.gave_up is None:
+            self._give_up(stage, version)
+        if stage == self._program.num_stages - 1:
+            # The verdict depends on that backward, so its time is known by now.
+            self._clock.settle()
+            self._on_step(
+                StepResult(
+                    version=version,
+                    train_loss=verdict.train_loss,
+                    update=result,
+                    time=gathered.began_at[0],
+                )
+            )
+
+    def _give_up(self, stage: int, version: int) -> None:
+        which = "the gradient" if self._rules.common_step else f"the gradient of stage {stage}"
+        self._trace.gave_up = (
+            f"{which} was not finite in {self._skipped[stage]} updates in a row, up to update {version}: "
+            "none of them was applied (train.max_skipped)"
+        )
+        if self._rules.common_step:
+            self._end_before_reader_of(version)
+
+    def _end_before_reader_of(self, version: int) -> None:
+        """End the segment before the first step that reads `version`.
+
+        No rank has begun that step: it first has to complete this update, and then knows of the end.
+        """
+        if self._ending:
+            return
+        self._ending = True
+        m = self._program.microbatches
+        readers = (a for a in self._program.all_actions() if a.op is Op.FORWARD and a.version >= version)
+        self._end_before(min((action.microbatch // m for action in readers), default=self.end_step))
+
+    def _end_before(self, step: int) -> None:
+        self.end_step = min(self.end_step, step)

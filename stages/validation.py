@@ -1,0 +1,272 @@
+"""Validation of a configuration, done for every cell before anything is written. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib.util import find_spec
+from typing import Any
+
+import schedules
+from optimizers import NAMES as OPTIMIZER_NAMES
+from optimizers import check_correction, check_options, is_custom, refusal
+from stages.config import (
+    CORRECTION_NAMES,
+    ModelConfig,
+    RunConfig,
+    correction_options,
+    declared_options,
+    optimizer_options,
+)
+from stages.data.dataset import BYTE_VALUES, DataError, vocabulary
+from stages.limits import ConfigError as ConfigError
+from stages.limits import check_limits
+from stages.model.families import FAMILIES
+from stages.model.spec import head_dim
+from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+from stages.schedule_validation import check_schedule
+from stages.update.lr_schedule import DECAY_SHARE, SCHEDULES
+
+CLIPS = ("global", "stage", "none")
+PRECISIONS = ("float32", "float64", "bfloat16")
+DEVICES = ("auto", "cpu", "cuda")
+FORMS = ("look-ahead", "buffered")
+CORRECTIONS = ("none", *CORRECTION_NAMES)
+
+
+def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | None = None) -> None:
+    """Check the settings of a run.
+
+    Args:
+        config: the run's configuration.
+        seen: cache of the vocabulary sizes of data sets, kept from call to call.
+
+    Raises:
+        ConfigError: names the first invalid key, what is wrong and what is accepted.
+    """
+    check_limits(config)
+    if not schedules.is_custom(config.schedule.name):
+        _one_of("schedule.name", config.schedule.name, (*schedules.NAMES, "package.module:function"))
+    check_optimizer(config)
+    _one_of("train.clip", config.train.clip, CLIPS)
+    _one_of("train.precision", config.train.precision, PRECISIONS)
+    _one_of("error_feedback.form", config.error_feedback.form, FORMS)
+    _one_of("error_feedback.decay_at", config.error_feedback.decay_at, ("y", "x"))
+    if config.error_feedback.decay_at == "x" and config.error_feedback.form != "buffered":
+        raise ConfigError(
+            "error_feedback.decay_at", "x needs the form that keeps it; accepted: form: buffered"
+        )
+    _one_of("site.device", config.site.device, DEVICES)
+    _check_model(config)
+    check_schedule(config)
+    _check_lr_schedule(config)
+    _check_correction(config)
+    _check_compile(config)
+    check_data(config, {} if seen is None else seen)
+
+
+def _check_model(config: RunConfig) -> None:
+    model = config.model
+    _one_of("model.family", model.family, FAMILIES)
+    if model.width % model.heads:
+        raise ConfigError("model.heads", f"is {model.heads}, must divide model.width = {model.width}")
+    if model.head_dim is not None and model.head_dim < 1:
+        raise ConfigError("model.head_dim", f"is {model.head_dim}, must be at least 1")
+    if head_dim(model) % 2:
+        key = "model.heads" if model.head_dim is None else "model.head_dim"
+        raise ConfigError(
+            key, f"gives heads of width {head_dim(model)}, which must be even for rotary positions"
+        )
+    if model.heads % model.kv_heads:
+        raise ConfigError("model.kv_heads", f"is {model.kv_heads}, must divide model.heads = {model.heads}")
+    if model.factory is not None:
+        _check_factory(config, model.factory)
+
+
+def _check_factory(config: RunConfig, factory: str) -> None:
+    module, colon, function = factory.partition(":")
+    if not colon or not function.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError("model.factory", f"is {factory!r}; accepted: package.module:function, or null")
+    try:
+        importable = find_spec(module) is not None
+    except ImportError:
+        importable = False
+    if not importable:
+        raise ConfigError(
+            "model.factory",
+            f"there is no module {module} to import; install it, or name its folder in PYTHONPATH",
+        )
+    if config.model.family != ModelConfig.family:
+        raise ConfigError(
+            "model.family", f"does not go with model.factory; accepted with it: {ModelConfig.family}"
+        )
+    if config.model.init is not None:
+        raise ConfigError(
+            "model.init", "goes with the decoder, not with model.factory; accepted with it: null"
+        )
+    if config.train.compile:
+        raise ConfigError(
+            "train.compile", "goes with the decoder, not with model.factory; accepted with it: false"
+        )
+
+
+def check_optimizer(config: RunConfig) -> None:
+    """Check the optimizer and its options.
+
+    A custom optimizer is imported, which imports torch, and takes a few steps.
+
+    Raises:
+        ConfigError: see `check`.
+    """
+    name, options = config.optimizer.name, config.optimizer.options
+    if is_custom(name):
+        for option in declared_options(config.optimizer):
+            raise ConfigError(
+                f"optimizer.{option}",
+                f"is not passed to {name}; accepted with it: optimizer.options.{option}",
+            )
+        from optimizers.custom import OptimizerError, check_custom
+
+        try:
+            check_custom(name, tuple(sorted(options.items())))
+        except OptimizerError as error:
+            raise ConfigError("optimizer.name", str(error)) from None
+        return
+    _one_of("optimizer.name", name, (*OPTIMIZER_NAMES, "package.module:name"))
+    for option in options:
+        raise ConfigError(
+            f"optimizer.options.{option}", f"is for an optimizer of your own; {name} takes optimizer.{option}"
+        )
+    try:
+        check_options(name, optimizer_options(config.optimizer))
+    except ValueError as error:
+        raise ConfigError("optimizer", str(error)) from None
+
+
+def _check_lr_schedule(config: RunConfig) -> None:
+    optimizer = config.optimizer
+    _one_of("optimizer.schedule", optimizer.schedule, SCHEDULES)
+    share = optimizer.decay_share
+    if share is not None and optimizer.schedule != "wsd":
+        raise ConfigError(
+            "optimizer.decay_share", f"is of wsd, not of {optimizer.schedule}; accepted with it: null"
+        )
+    if share is not None and not 0 < share <= 1:
+        raise ConfigError("optimizer.decay_share", f"is {share:g}, must be a share above 0 and at most 1")
+    decay = DECAY_SHARE if share is None else share
+    if optimizer.schedule == "wsd" and optimizer.warmup + decay > 1 + 1e-9:
+        raise ConfigError(
+            "optimizer.decay_share",
+            f"is {decay:g}, which with optimizer.warmup = {optimizer.warmup:g} is more than the run; "
+            f"accepted with it: at most {1 - optimizer.warmup:g}",
+        )
+
+
+def _check_correction(config: RunConfig) -> None:
+    name = config.correction.name
+    _one_of("correction.name", name, CORRECTIONS)
+    if name == "none":
+        if correction_options(config.correction):
+            raise ConfigError(
+                "correction", "has settings and no name; accepted: " + ", ".join(CORRECTIONS[1:])
+            )
+        return
+    try:
+        settings = check_correction(name, correction_options(config.correction))
+    except ValueError as error:
+        raise ConfigError("correction", str(error)) from None
+    if config.error_feedback.coefficient != 0:
+        raise ConfigError("correction.name", f"{name} and error feedback do not go together; accepted: none")
+    program = segment_program(config, first_step=sync_steps(config), steps=3)
+    stashed = max(schedules.analyze(program).mismatch_max) == 0
+    reason = refusal(name, synchronous=schedule_facts(config).synchronous, stashed=stashed)
+    if reason is not None:
+        raise ConfigError("correction.name", f"{reason}; accepted: none")
+    if name == "sync-start" and program.update_interval != program.microbatches:
+        raise ConfigError(
+            "correction.name",
+            f"{name} needs updates once a step; accepted with it: "
+            f"schedule.update_interval = {program.microbatches}",
+        )
+    if name == "delay-compensation" and not _has_one_version_per_update(program):
+        raise ConfigError(
+            "correction.name",
+            f"{name} needs one weight version for all micro-batches of an update, as 2bw has, and pipedream "
+            "with schedule.update_interval = 1",
+        )
+    if name == "discrepancy" and config.parallel.data > 1:
+        raise ConfigError(
+            "parallel.data",
+            f"is {config.parallel.data}, and {name} needs the master copy of all weights at every "
+            "backward, which data ranks share out; accepted with it: 1",
+        )
+    flavour, optimizer = settings.get("flavour"), config.optimizer
+    if flavour == "adam-moments" and optimizer.name != "adamw":
+        raise ConfigError("correction.flavour", "adam-moments predicts from the moments of adamw only")
+    if flavour == "momentum" and is_custom(optimizer.name):
+        raise ConfigError(
+            "correction.flavour", "momentum: an optimizer of your own keeps its state under names of its own"
+        )
+    if flavour == "momentum" and (optimizer.name in ("soap", "basis-rotation") or optimizer.momentum == 0):
+        raise ConfigError("correction.flavour", f"momentum: {optimizer.name} keeps none to predict from")
+
+
+def _check_compile(config: RunConfig) -> None:
+    if not config.train.compile:
+        return
+    name, program = config.schedule.name, segment_program(config, first_step=sync_steps(config), steps=3)
+    if program.split_backward:
+        raise ConfigError(
+            "train.compile",
+            f"{name} computes a backward in two halves, and a compiled block's is one piece; "
+            "accepted with it: false",
+        )
+    if not config.train.recompute and max(schedules.analyze(program).mismatch_max) > 0:
+        raise ConfigError(
+            "train.compile",
+            f"under {name} weights change between forward and backward, and which activations a compiled "
+            "block keeps, and which it computes anew from the newer weights, is the compiler's choice; "
+            "accepted with it: train.recompute: true (all are computed anew)",
+        )
+
+
+def _has_one_version_per_update(program: schedules.Program) -> bool:
+    read: dict[tuple[int, int], int] = {}
+    return all(
+        read.setdefault((action.stage, action.microbatch // program.update_interval), action.version)
+        == action.version
+        for action in program.all_actions()
+        if action.op is schedules.Op.FORWARD
+    )
+
+
+def check_data(config: RunConfig, seen: dict[tuple[Any, ...], int | DataError]) -> None:
+    """Check that the data exists, has the run's hash, and fits the model's vocabulary.
+
+    Args:
+        config: the run's configuration.
+        seen: see `check`.
+
+    Raises:
+        ConfigError: see `check`.
+    """
+    data = config.data
+    key = (data.path, data.sha256, data.context, data.validation_share)
+    if key not in seen:
+        try:
+            seen[key] = vocabulary(data)
+        except DataError as error:
+            seen[key] = error
+    needed = seen[key]
+    if isinstance(needed, DataError):
+        raise ConfigError("data.path", str(needed))
+    if config.model.vocab_size < needed:
+        what = f"the data in {data.path}" if needed != BYTE_VALUES else "text read as bytes"
+        raise ConfigError(
+            "model.vocab_size",
+            f"is {config.model.vocab_size}, {what} needs {needed} or more",
+        )
+
+
+def _one_of(key: str, value: str, accepted: Collection[str]) -> None:
+    if value not in accepted:
+        raise ConfigError(key, f"{value!r} is not known; accepted: {', '.join(accepted)}")

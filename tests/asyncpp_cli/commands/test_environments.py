@@ -1,0 +1,129 @@
+"""Every command that people type, where the system refuses something: one line, and a code by rule."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.text import Text
+from support.paths import ROOT
+from support.privileges import NOBODY, permitted
+from support.report_experiment import ExperimentFolder, begun, settings
+
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State, Status
+
+SCRIPT = ROOT / "tests" / "support" / "every_command.py"
+PRIVATE = "unshare -m --propagation private"
+
+ENVIRONMENTS = {
+    # name: what the folder goes through, what the commands run under, kind of `every_command`
+    "plain": ("", "", "plain"),
+    "ascii": ("", "env PYTHONIOENCODING=ascii LC_ALL=C", "plain"),
+    "80 columns": ("", "env -u COLUMNS -u LINES -u NO_COLOR TERM=xterm", "terminal"),
+    "no home": ("", f"{NOBODY} env -u HOME -u USER -u LOGNAME -u XDG_CACHE_HOME -u XDG_CONFIG_HOME", "plain"),
+    "closed": ("", "", "closed"),
+    "read-only": ("mount --bind {0} {0} && mount -o remount,bind,ro {0} && ", "", "read-only"),
+    "full": ("mount -t tmpfs -o size=2m none {0} && cp -r {0}.copy/. {0} && ", "", "full"),
+    "no processes": ("", f"{NOBODY} prlimit --nproc=1", "few"),
+}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """An experiment of a completed and a failed run, and some text; where any user may go."""
+    with tempfile.TemporaryDirectory() as outer:
+        Path(outer).chmod(0o755)
+        yield filled(Path(outer) / "there")
+
+
+def filled(there: Path) -> Path:
+    there.mkdir()
+    made = ExperimentFolder(there / "e")
+    begun(made.add(settings("1f1b", "muon"), status=Status()))
+    failed = Status(state=State.FAILED, attempt=1, step=2, steps=4, reason="rank 0 vanished")
+    made.add(settings("2bw", "muon"), status=failed)
+    # A text that is not there: where it could be launched, it is refused before anything trains.
+    for run in made.cells[1:]:
+        config = there / "e" / "runs" / run.id / "config.yaml"
+        config.write_text(config.read_text().replace("path: null", "path: /no/such/text"))
+    waiting = ExperimentFolder(there / "c")
+    for seed in (0, 1):
+        waiting.add(settings("1f1b", "adamw", seed=seed), status=Status())
+    (there / "text.txt").write_text("a line of text\n" * 2000)
+    for path in (there, *there.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    return there
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.slow
+def test_every_command(environment: str, folder: Path, tmp_path: Path) -> None:
+    mounting, under, kind = ENVIRONMENTS[environment]
+    shutil.copytree(folder, f"{folder}.copy")
+    prefix = f"{PRIVATE} sh -c {shlex.quote(mounting.format(folder) + 'true')}"
+    if (mounting and not permitted(prefix)) or (under and not permitted(f"{under} true")):
+        pytest.skip(f"not permitted here: {mounting or under}")
+    results = tmp_path / "results"
+    results.mkdir()
+    command = f"exec {under} {sys.executable} {SCRIPT} {folder} {results} {kind}"
+    wrapped = shlex.split(PRIVATE) if mounting else []
+    subprocess.run(
+        [*wrapped, "sh", "-c", mounting.format(folder) + command],
+        env=dict(
+            os.environ, OMP_NUM_THREADS="1", ASYNCPP_CACHE=str(tmp_path / "cache"), POLARS_MAX_THREADS="1"
+        ),
+        timeout=500,
+        check=False,
+        capture_output=True,
+    )
+    ends: list[dict[str, Any]] = json.loads((results / "ends.json").read_text())
+    assert ends[-1]["arguments"][0] == "status", "they ended with one of the commands"
+    for end in ends:
+        assert end["fault"] == "", end
+        assert "Traceback" not in end["errors"], end
+        assert end["code"] in (0, 1, 2), end
+        if end["code"] == 2:
+            assert end["errors"].count("asyncpp: error: ") == 1, end
+    code = {" ".join(end["arguments"]).replace(str(folder), "DIR"): end["code"] for end in ends}
+    errors = {" ".join(end["arguments"]).replace(str(folder), "DIR"): end["errors"] for end in ends}
+    if environment in ("plain", "ascii", "80 columns", "no home"):
+        for words in ("status DIR/e", "report DIR/e", "sweep quickstart --out DIR/new", "logs DIR/e run-0"):
+            assert code[words] == 0, errors[words]
+    if environment == "closed":
+        assert code["status DIR/e"] == 1
+        assert "standard output cannot be written (Bad file descriptor" in errors["status DIR/e"]
+    if environment in ("read-only", "full"):
+        assert code["status DIR/e"] == 0
+        assert code["report DIR/e"] == 0
+        assert code["launch DIR/c"] == 1
+        said = errors["launch DIR/c"].splitlines()
+        assert [line.partition(" could not be started")[0] for line in said] == ["run-0", said[1]]
+        reason = "Read-only file system" if environment == "read-only" else "No space left on device"
+        assert code["sweep quickstart --out DIR/new"] == (2 if environment == "read-only" else 1)
+        assert reason in errors["sweep quickstart --out DIR/new"]
+        assert reason in errors["launch DIR/c"]
+        assert reason in errors["train DIR/c/runs/run-0 --replay"]
+    if environment == "no processes":
+        for words in ("report DIR/e", "launch DIR/c", "quickstart --out DIR/quick", "doctor --dir DIR"):
+            assert code[words] == 1
+            assert "no more processes or threads are allowed here" in errors[words]
+            assert len(errors[words].splitlines()) <= (1 if words.startswith(("report", "doctor")) else 8)
+        run = Run(folder / "c" / "runs" / "run-0")
+        assert run.status().state == State.INTERRUPTED
+        assert "could not be started" in run.status().reason
+    if environment == "80 columns":
+        for end in ends:
+            of_fixed_form = {"--json", "csv"} & set(end["arguments"])
+            if end["arguments"][0] in ("status", "report", "doctor", "optimizers") and not of_fixed_form:
+                wide = [line for line in end["output"].split("\n") if Text.from_ansi(line).cell_len > 80]
+                assert wide == [], end["arguments"]

@@ -1,0 +1,96 @@
+"""`asyncpp export`: weights of a run, and the files beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.exported_runs import SHARED, TINY, run_of, train
+
+from asyncpp_cli.experiment.config_file import config_text
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.run_folder import Run
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(Path(__file__).read_text() * 4)
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Run:
+    return run_of(tmp_path_factory.mktemp("run") / "r", text, stages=2)
+
+
+@pytest.mark.parametrize("layout", ["hf", "safetensors"])
+@pytest.mark.slow
+def test_export_import_export_is_byte_identical(layout: str, run: Run, text: Path, tmp_path: Path) -> None:
+    """Over another number of stages, and a run that learns next to nothing."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert asyncpp("export", run.folder, "--format", layout, "--out", first).code == 0
+    again = run_of(tmp_path / "again", text, stages=4, schedule="1f1b", lr="1e-30", init=first)
+    ended = asyncpp("export", again.folder, "--format", layout, "--out", second)
+    assert ended.code == 0
+    assert "master weights" in ended.output
+    assert sorted(file.name for file in first.iterdir()) == sorted(file.name for file in second.iterdir())
+    (tmp_path / "plain").touch()
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes()
+        assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert (first / "config.json").exists() == (layout == "hf")
+
+
+def test_an_older_checkpoint_and_working_weights_can_be_asked_for(run: Run, tmp_path: Path) -> None:
+    assert (
+        asyncpp("export", run.folder, "--out", tmp_path / "w", "--weights", "working", "--step", "2").code
+        == 0
+    )
+    refused = asyncpp("export", run.folder, "--out", tmp_path / "x", "--step", "1")
+    assert (refused.code, "no checkpoint of step 1; there are those of 2" in refused.errors) == (2, True)
+    assert not (tmp_path / "x").exists()
+
+
+def test_export_overwrites_nothing_and_says_what_is_missing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("precious")
+    refused = asyncpp("export", run.folder, "--out", tmp_path / "full")
+    assert (refused.code, "exists already" in refused.errors) == (2, True)
+    assert [file.name for file in (tmp_path / "full").iterdir()] == ["mine"]
+    fresh = Run(tmp_path / "fresh")
+    fresh.folder.mkdir()
+    fresh.config_file.write_text(config_text(run.config()))
+    refused = asyncpp("export", fresh.folder, "--out", tmp_path / "out")
+    assert (refused.code, "no checkpoint yet" in refused.errors) == (2, True)
+    refused = asyncpp("export", tmp_path, "--out", tmp_path / "out")
+    assert (refused.code, "is not a run" in refused.errors) == (2, True)
+
+
+@pytest.mark.slow
+def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    (tmp_path / "text.txt").write_text(Path(__file__).read_text() * 4)
+    data = tmp_path / "data"
+    made = asyncpp("data", "prepare", tmp_path / "text.txt", "--tokenizer", "train:300", "--out", data)
+    assert made.code == 0, made.errors
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("}", ", vocab_size: 320}"))
+    (tmp_path / "t.yaml").write_text(SHARED % ("", data, 1, "1f1b", "1e-3"))
+    assert asyncpp("sweep", tmp_path / "t.yaml", "--out", tmp_path / "e").code == 0
+    [run] = open_experiment(tmp_path / "e").runs
+    train(run)
+    assert asyncpp("export", run.folder, "--out", tmp_path / "hf").code == 0
+    said = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (
+        said["eos_token_id"]
+        == json.loads((data / "manifest.json").read_text())["tokenizer"]["end_of_document"]
+    )
+    text = "def test_the_tokenizer(tmp_path: Path)"
+    expected = Tokenizer.from_file(str(data / "tokenizer.json")).encode(text).ids
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf")(text)["input_ids"] == expected
+    assert asyncpp("export", run.folder, "--format", "safetensors", "--out", tmp_path / "own").code == 0
+    assert [file.name for file in (tmp_path / "own").iterdir()] == ["model.safetensors"]

@@ -1,0 +1,37 @@
+"""Commands that are shown to be typed next: they parse, and do what was done before."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.launches import TINY
+
+from asyncpp_cli.commands.launch import resume_command
+from asyncpp_cli.console import command
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.status import State, Status
+
+
+def test_a_folder_that_begins_with_a_dash_is_no_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one_run = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
+    made = asyncpp("sweep", "quickstart", *TINY, *one_run, "--out=-a dash")
+    hint = shlex.split(made.errors.rpartition("Next: ")[2])
+    assert hint == ["asyncpp", "launch", "./-a dash"]
+    assert asyncpp("status", *hint[2:]).code == 0
+    (run,) = open_experiment(Path("-a dash")).runs
+    shown = {"replay": True, "max_parallel": 2, "only": None}
+    assert (
+        resume_command([run], Path("-a dash"), **shown)
+        == "asyncpp launch './-a dash' --replay --max-parallel 2"
+    )
+    # What was chosen to be tried again is chosen by its name: it has not failed this time.
+    shown["only"] = [run.id]
+    assert resume_command([run], Path("-a dash"), **shown) == f"asyncpp retry './-a dash' {run.id}"
+    run.write_status(Status(state=State.COMPLETED))
+    assert asyncpp("status", *shlex.split(command("status", Path("-a dash")))[2:]).code == 0

@@ -1,0 +1,191 @@
+"""`model.init`: a run that starts from exported weights, or from a model of transformers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.command_line import asyncpp
+from support.exported_runs import SHARED, TINY, run_of, train
+from support.single_process import whole_model
+from support.small_runs import small_config
+
+from asyncpp_cli.experiment.matrix import expand
+from asyncpp_cli.experiment.settings import config_hash
+from asyncpp_cli.experiment.template import load
+from asyncpp_cli.runs.run_folder import Run
+from stages.checkpoint.initial_weights import InitError, check_init, read_initial
+from stages.config import ModelConfig
+from stages.model.families import FAMILIES
+from stages.model.hf_config import config_differences
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(Path(__file__).read_text() * 4)
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Run:
+    return run_of(tmp_path_factory.mktemp("run") / "r", text, stages=2)
+
+
+def test_identity_is_what_the_weights_are_and_not_where(run: Run, text: Path, tmp_path: Path) -> None:
+    asyncpp("export", run.folder, "--out", tmp_path / "here")
+    (tmp_path / "there").mkdir()
+    template = tmp_path / "t.yaml"
+    (tmp_path / "tiny.yaml").write_text(TINY)
+
+    def digest(init: Path | None) -> str:
+        model = "" if init is None else f"model.init: '{init}'"
+        template.write_text(SHARED % (model, text, 2, "2bw", "1e-2"))
+        [resolved] = expand(load(str(template), []))
+        return config_hash(resolved.config)
+
+    weights = load_file(tmp_path / "here" / "model.safetensors")
+    save_file(weights, tmp_path / "there" / "model.safetensors", metadata={"format": "pt"})
+    assert digest(tmp_path / "here") == digest(tmp_path / "there") != digest(None)
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, tmp_path / "there" / "model.safetensors", metadata={"format": "pt"})
+    assert digest(tmp_path / "here") != digest(tmp_path / "there")
+
+
+@pytest.mark.slow
+def test_weights_that_change_after_the_sweep_are_refused(run: Run, text: Path, tmp_path: Path) -> None:
+    asyncpp("export", run.folder, "--out", tmp_path / "w")
+    started = run_of(tmp_path / "r", text, stages=1, schedule="1f1b", init=tmp_path / "w")
+    weights = load_file(tmp_path / "w" / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, tmp_path / "w" / "model.safetensors")
+    fresh = Run(tmp_path / "fresh")
+    fresh.folder.mkdir()
+    fresh.config_file.write_text(started.config_file.read_text())
+    with pytest.raises(InitError, match="has changed since the run was made"):
+        train(fresh)
+    # A run that goes on from its own checkpoint does not need them any more.
+    (tmp_path / "w" / "model.safetensors").unlink()
+    train(started)
+
+
+def rewritten(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    weights.pop(name, None)
+    save_file(weights | ({} if tensor is None else {name: tensor}), file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds neither model.safetensors nor"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"nonsense"), "is not safetensors"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(
+                (folder / "model.safetensors").read_bytes()[:-8]
+            ),
+            "is not safetensors",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2**62) + b"{}"),
+            "is not safetensors",
+        ),
+        (lambda folder: changed(folder, "model.norm.weight", None), "has no model.norm.weight"),
+        (
+            lambda folder: changed(folder, "model.norm.weight", torch.ones(17)),
+            r"model.norm.weight is \[17\], the model tiny has \[16\]",
+        ),
+        (
+            lambda folder: changed(folder, "model.layers.4.mlp.up_proj.weight", torch.ones(1)),
+            "has model.layers.4.mlp.up_proj.weight, which the model tiny has no place for",
+        ),
+        (lambda folder: rewritten(folder, num_attention_heads=8), "num_attention_heads is 8, here 4"),
+        (lambda folder: rewritten(folder, rms_norm_eps=1e-6), "rms_norm_eps is 1e-06, here 1e-05"),
+        # What transformers takes where the file does not say.
+        (lambda folder: rewritten(folder, rms_norm_eps=None), "rms_norm_eps is 1e-06, here 1e-05"),
+        (
+            lambda folder: rewritten(folder, rope_scaling={"rope_type": "llama3", "factor": 8.0}),
+            "rope_type is llama3, here default",
+        ),
+    ],
+    ids=range(11),
+)
+def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
+    damage: object, message: str, run: Run, text: Path, tmp_path: Path
+) -> None:
+    import re
+
+    asyncpp("export", run.folder, "--out", tmp_path / "w")
+    damage(tmp_path / "w")  # type: ignore[operator]
+    template = tmp_path / "t.yaml"
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    template.write_text(SHARED % (f"model.init: '{tmp_path / 'w'}'", text, 2, "2bw", "1e-2"))
+    refused = asyncpp("sweep", template, "--out", tmp_path / "e")
+    assert refused.code == 2
+    assert re.search(message, refused.errors), refused.errors
+    assert "model.init" in refused.errors
+    assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(family: str, tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    model_config = transformers.AutoConfig.for_model(
+        family,
+        vocab_size=256,
+        hidden_size=16,
+        intermediate_size=24,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        **sizes,
+    )
+    theirs = transformers.AutoModelForCausalLM.from_config(model_config)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)  # gains of norms, too
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="8KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    config = small_config(text=tmp_path / "none", layers=2)
+    config.model = replace(config.model, family=family, head_dim=6, init=str(tmp_path / "theirs"))
+    check_init(config.model)
+    ours = whole_model(config, dtype=torch.float32)
+    read = read_initial(config.model, [name for name, _ in ours.named_parameters()])
+    assert torch.equal(read["head.weight"], read["embedding.weight"])
+    tokens = torch.randint(256, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.copy_(read[name])
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"rope_theta is 10000\.0, here 500"):
+        check_init(replace(config.model, rope_base=500.0))
+    other = next(name for name in FAMILIES if name != family)
+    with pytest.raises(InitError):
+        check_init(replace(config.model, family=other))
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes() -> None:
+    from transformers import LlamaConfig
+
+    taken = LlamaConfig(num_attention_heads=4, hidden_size=16)
+    given = ModelConfig(name="m", layers=2, width=16, heads=4, kv_heads=4, mlp_width=24)
+    assert config_differences(replace(given, norm_eps=taken.rms_norm_eps), {}) == []
+    base = taken.rope_parameters["rope_theta"]
+    assert config_differences(given, {"rms_norm_eps": 1e-5}) == []
+    assert config_differences(replace(given, rope_base=5e5), {"rms_norm_eps": 1e-5}) == [
+        f"rope_theta is {base:.1f}, here 500000.0"
+    ]

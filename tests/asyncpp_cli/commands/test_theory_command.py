@@ -1,0 +1,77 @@
+"""`asyncpp theory`: limits and rates, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.command_line import asyncpp
+
+
+@pytest.mark.parametrize(
+    ("momentum", "beta", "delay", "coefficient", "limit"),
+    [
+        ("none", "0", "0", "0", 2.0),
+        ("ema", "0.9", "1", "0", 1.0),
+        ("nesterov-ema", "0.95", "1", "1", 6.78),
+    ],
+)
+def test_stability_as_json(momentum: str, beta: str, delay: str, coefficient: str, limit: float) -> None:
+    ended = asyncpp(
+        *("theory", "stability", "--momentum", momentum, "--beta", beta),
+        *("--delay", delay, "--coefficient", coefficient, "--json"),
+    )
+    assert ended.code == 0
+    assert ended.errors == ""
+    found = json.loads(ended.output)
+    assert found["limit"] == pytest.approx(limit, abs=0.005)
+    assert found["momentum"] == momentum
+
+
+@pytest.mark.slow
+def test_stability_table() -> None:
+    ended = asyncpp("theory", "stability")
+    assert ended.code == 0
+    (row,) = [line.split() for line in ended.output.splitlines() if line.startswith("nesterov-ema  0.95")]
+    assert row[2:5] == ["26.9", "3.75", "6.78"]
+    assert "delay 3" in asyncpp("theory", "stability", "--delay", "3").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--momentum", "ema", "--beta", "1"], "beta is 1, accepted: at least 0 and below 1"),
+        (["--momentum", "ema", "--delay", "-1"], "delay is -1, accepted: at least 0"),
+        (["--momentum", "none", "--coefficient", "-1"], "coefficient is -1, accepted: at least 0"),
+        (["--json"], "--json wants one case"),
+        (["--delay", "-2"], "delay is -2"),
+    ],
+)
+def test_bad_arguments_are_one_line(arguments: list[str], reason: str) -> None:
+    ended = asyncpp("theory", "stability", *arguments)
+    assert ended.code == 2
+    assert ended.output == ""
+    assert ended.errors.count("\n") == 1
+    assert reason in ended.errors
+
+
+@pytest.mark.slow
+def test_convergence_has_the_rate_in_every_arm() -> None:
+    """Slopes of -0.5 come with long runs; from 128 to 512 steps they are past -0.3 and falling."""
+    ended = asyncpp("theory", "convergence", "--steps", "32,128,512", "--json")
+    assert ended.code == 0
+    arms = {row["arm"]: row for row in json.loads(ended.output)}
+    assert list(arms) == ["synchronous", "delay 1", "delay 1 with error feedback"]
+    for row in arms.values():
+        assert -0.6 < row["rate"] < -0.3
+        assert row["norms"] == sorted(row["norms"], reverse=True)
+    last = [row["norms"][-1] for row in arms.values()]
+    assert last[0] < last[2] < last[1], "a delay costs, and error feedback pays some of it back"
+
+
+@pytest.mark.parametrize("steps", ["10", "ten,20", "0,5"])
+def test_bad_lengths_are_one_line(steps: str) -> None:
+    ended = asyncpp("theory", "convergence", "--steps", steps)
+    assert ended.code == 2
+    assert ended.errors.count("\n") == 1
+    assert "--steps is" in ended.errors

@@ -1,0 +1,160 @@
+"""`asyncpp data prepare` takes no more memory than it says, whatever it is given."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import lzma
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.command_line import asyncpp
+from support.texts import prepared, write_tokenizer, written_tokens
+
+from asyncpp_cli.data import documents, parts, sources
+from asyncpp_cli.data.parquet_sizes import text_size
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+MIB = 1 << 20
+
+
+def refused(file: Path) -> str:
+    options = ["--tokenizer", "bytes", "--workers", "1", "--out", file.parent / "out"]
+    ended = asyncpp("data", "prepare", file, *options)
+    assert (ended.code, ended.errors.count("\n")) == (2, 1), ended
+    return ended.errors
+
+
+@pytest.mark.slow
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "LONGEST_LINE", MIB)
+    monkeypatch.setattr(documents, "LONGEST_LINE", MIB)
+    start = b'{"text": "first"}\n{"text": "'
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(start + b"a" * 24 * MIB + b'"}\n', 1))
+    (tmp_path / "nested.jsonl").write_text("[")
+    refused(tmp_path / "nested.jsonl")  # what the command imports is not to be counted
+    tracemalloc.start()
+    try:
+        said = refused(tmp_path / "x.jsonl.gz")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "x.jsonl.gz, line 2: longer than 1 MiB; a line is one document" in said
+    assert peak < 12 * MIB
+
+
+def test_a_long_line_inside_of_a_part_is_refused_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "LONGEST_LINE", 1000)
+    lines = [json.dumps({"text": "a" * size}) for size in (10, 2000, 10)]
+    (tmp_path / "x.jsonl").write_text("\n".join(lines))
+    assert "x.jsonl, line 2: longer than" in refused(tmp_path / "x.jsonl")
+
+
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("[" * 100_000)
+    assert "x.jsonl, line 1: not JSON" in refused(tmp_path / "x.jsonl")
+
+
+def test_a_little_zstandard_is_not_unpacked_into_much_at_once(tmp_path: Path) -> None:
+    (tmp_path / "x.zst").write_bytes(zstandard.compress(bytes(256 * MIB)))
+    [source] = sources.find_sources([str(tmp_path / "x.zst")])
+    with sources.opened(source) as (stream, _):
+        sizes = [len(stream.read(MIB)) for _ in range(3)]
+    assert max(sizes) <= 33 * MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [("x.txt.zst", zstandard.compress(b"text" * MIB)), ("x.txt.xz", lzma.compress(b"text" * 99))],
+)
+def test_what_takes_much_memory_to_unpack_is_refused(
+    name: str, packed: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "UNPACK_MEMORY", 1 << 17)
+    (tmp_path / name).write_bytes(packed)
+    assert f"{name} cannot be read" in refused(tmp_path / name)
+
+
+def test_streams_of_xz_follow_each_other_with_padding(tmp_path: Path) -> None:
+    one, two = (lzma.compress(text * 5) for text in (b"first half ", b"second half "))
+    (tmp_path / "x.txt.xz").write_bytes(one + bytes(8) + two + bytes(4))
+    prepared(tmp_path / "x.txt.xz", "--tokenizer", "bytes", out=tmp_path / "out")
+    tokens = written_tokens(tmp_path / "out")
+    assert (
+        bytes([*tokens["train"], *tokens["validation"]]) == b"first half " * 5 + b"second half " * 5 + b"\0"
+    )
+
+
+def test_a_document_of_json_is_cut_where_a_text_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LONGEST", 100)
+    write_tokenizer(tmp_path / "tokenizer.json")
+    lines = "\n".join(f"line {number} of a long document" for number in range(30))
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": lines}))
+    prepared(tmp_path / "x.jsonl", "--tokenizer", "bytes", out=tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert sum(split["documents"] for split in content["splits"].values()) > 5
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "uncompressed"])
+def test_the_size_of_text_in_parquet_is_known_before_it_is_unpacked(compression: str, tmp_path: Path) -> None:
+    import polars
+
+    # Of their own, or they would stand in the file once.
+    texts = [f"{number} " + "abc " * 5000 for number in range(400)]
+    table = polars.DataFrame({"other": [[1, 2]] * 400, "text": texts})
+    table.write_parquet(tmp_path / "x.parquet", compression=compression, row_group_size=100)  # type: ignore[arg-type]
+    found = text_size(tmp_path / "x.parquet", "text")
+    size = sum(map(len, texts))
+    assert size <= found.total < 1.1 * size
+    assert size / 400 <= found.largest_page < 1.1 * size / 4
+    assert text_size(tmp_path / "x.parquet", "none").total == 0
+
+
+def test_a_page_of_parquet_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import polars
+
+    polars.DataFrame({"text": ["short", "a" * 8 * MIB]}).write_parquet(tmp_path / "x.parquet")
+    monkeypatch.setattr(parts, "LONGEST_PAGE", MIB)
+    assert (tmp_path / "x.parquet").stat().st_size < MIB / 10
+    assert "x.parquet: a page of 'text' unpacks to 8 MiB" in refused(tmp_path / "x.parquet")
+
+
+def test_what_is_packed_far_is_read_in_smaller_pieces(tmp_path: Path) -> None:
+    import polars
+
+    texts = [f"{number} " + "abc " * 5000 for number in range(400)]
+    polars.DataFrame({"text": texts}).write_parquet(tmp_path / "x.parquet")
+    [source] = sources.find_sources([str(tmp_path / "x.parquet")])
+    [part] = parts.parts([source], size=MIB, separator="", field="text")
+    sizes = [sum(map(len, documents.documents(piece, field="text", separator=""))) for piece in part.pieces]
+    assert sum(sizes) == sum(map(len, texts))
+    assert max(sizes) <= parts.MOST_PACKED * 1.1 * MIB
+
+
+# A column chunk that claims to lie before the file.
+@example(place=5932, junk=b"\x01")
+@given(place=st.integers(0, 10**6), junk=st.binary(min_size=1, max_size=4))
+@pytest.mark.slow
+def test_a_damaged_parquet_file_is_refused_or_read(
+    place: int, junk: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    import polars
+
+    file = tmp_path_factory.mktemp("t") / "x.parquet"
+    polars.DataFrame({"text": ["some", "text"] * 50}).write_parquet(file)
+    content = bytearray(file.read_bytes())
+    place = len(content) - 1 - place % len(content)
+    content[place : place + len(junk)] = junk
+    file.write_bytes(content)
+    with contextlib.suppress(ValueError):
+        text_size(file, "text")

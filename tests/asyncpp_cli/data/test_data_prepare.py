@@ -1,0 +1,140 @@
+"""`asyncpp data prepare`: what it writes is what the slow and obvious way writes."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+import zstandard
+from support.texts import (
+    SHARE,
+    expected_tokens,
+    prepared,
+    some_documents,
+    write_lines,
+    write_tokenizer,
+    written_tokens,
+)
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.mark.slow
+def test_every_form_of_input_gives_each_documents_tokens_in_order(tmp_path: Path) -> None:
+    import polars
+
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    groups = [some_documents(40, seed=seed) for seed in range(8)]
+    texts = tmp_path / "in"
+    (texts / "deeper").mkdir(parents=True)
+    joined = "\n<|endoftext|>\n".join(groups[0]).encode()
+    (texts / "a.txt").write_bytes(joined)
+    (texts / "b.txt.gz").write_bytes(gzip.compress("\n<|endoftext|>\n".join(groups[1]).encode()))
+    halves = [zstandard.compress(half.encode()) for half in ("\n<|endoftext|>\n".join(groups[2]), "")]
+    (texts / "c.txt.zst").write_bytes(b"".join(halves))
+    write_lines(texts / "d.jsonl", groups[3])
+    write_lines(texts / "plain", groups[4])
+    (texts / "deeper" / "e.jsonl.xz").write_bytes(lzma.compress((texts / "plain").read_bytes()))
+    write_lines(texts / "plain", groups[5])
+    (texts / "deeper" / "f.jsonl.bz2").write_bytes(bz2.compress((texts / "plain").read_bytes()))
+    (texts / "plain").unlink()
+    (texts / "g.py").write_text("\n" + groups[6][0] + "\n\n")
+    polars.DataFrame({"text": [*groups[7], None, ""], "other": 1}).write_parquet(texts / "h.parquet")
+    (texts / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (texts / ".hidden.txt").write_text("secret")
+    prepared(texts, "--tokenizer", tmp_path / "tokenizer.json", out=tmp_path / "out")
+    in_order = [
+        *groups[0],
+        *groups[1],
+        *groups[2],
+        *groups[3],
+        *groups[4],
+        *groups[5],
+        groups[6][0],
+        *groups[7],
+    ]
+    stripped = [document.strip("\n") for document in in_order]
+    documents = [*stripped[:120], *in_order[120:240], stripped[240], *in_order[241:]]
+    assert written_tokens(tmp_path / "out") == expected_tokens(documents, tokenizer, share=SHARE)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert sum(split["documents"] for split in manifest["splits"].values()) == len(documents)
+    assert sum(split["bytes"] for split in manifest["splits"].values()) == len("".join(documents).encode())
+
+
+def test_gpt2_files_and_a_tokenizer_json_give_the_same_tokens(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(tmp_path / "whole.json")
+    folder = tmp_path / "bpe"
+    folder.mkdir()
+    tokenizer.model.save(str(folder))
+    known = json.loads((folder / "vocab.json").read_text())
+    # GPT-2's files name their own end of a document.
+    known["<|endoftext|>"] = known.pop("</s>")
+    (folder / "encoder.json").write_text(json.dumps(known))
+    (folder / "vocab.json").unlink()
+    (folder / "merges.txt").rename(folder / "vocab.bpe")
+    documents = [*some_documents(30), "a </s> and <|endoftext|> inside of a line are text"]
+    write_lines(tmp_path / "in.jsonl", documents)
+    prepared(tmp_path / "in.jsonl", "--tokenizer", folder, out=tmp_path / "a")
+    prepared(tmp_path / "in.jsonl", "--tokenizer", tmp_path / "whole.json", out=tmp_path / "b")
+    assert written_tokens(tmp_path / "a") == written_tokens(tmp_path / "b")
+    tokens = [token for split in written_tokens(tmp_path / "a").values() for token in split]
+    assert tokens.count(known["<|endoftext|>"]) == len(documents)
+
+
+def test_a_tokenizer_is_trained_on_what_is_not_held_out(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", some_documents(200))
+    out = tmp_path / "out"
+    prepared(tmp_path / "in.jsonl", "--tokenizer", "train:300", out=out)
+    tokenizer = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 300
+    assert tokenizer.token_to_id("<|endoftext|>") == 0
+    splits = written_tokens(out)
+    assert max(max(tokens) for tokens in splits.values()) < 300
+    text = "".join(some_documents(200))
+    decoded = "".join(tokenizer.decode(tokens, skip_special_tokens=True) for tokens in splits.values())
+    assert sorted(decoded) == sorted(text)
+    assert len(decoded.encode()) > 1.5 * sum(map(len, splits.values()))
+
+
+def test_bytes_need_no_library_and_a_zero_ends_a_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for missing in ("tokenizers", "polars", "zstandard"):
+        monkeypatch.setitem(sys.modules, missing, None)
+    documents = some_documents(60)
+    (tmp_path / "in.txt").write_text("\n\n".join(text.replace("\n", " ") for text in documents))
+    prepared(tmp_path / "in.txt", "--tokenizer", "bytes", "--separator", "", out=tmp_path / "out")
+    splits = {split: bytes(tokens) for split, tokens in written_tokens(tmp_path / "out").items()}
+    assert all(text.endswith(b"\0") for text in splits.values())
+    found = b"".join(splits.values()).decode().split("\0")[:-1]
+    assert sorted(found) == sorted(text.replace("\n", " ") for text in documents)
+
+
+def test_one_document_holds_out_its_end(tmp_path: Path) -> None:
+    text = "0123456789" * 50
+    (tmp_path / "in.txt").write_text(text)
+    prepared(tmp_path / "in.txt", "--tokenizer", "bytes", out=tmp_path / "out")
+    splits = {split: bytes(tokens) for split, tokens in written_tokens(tmp_path / "out").items()}
+    assert splits["train"] + splits["validation"] == text.encode() + b"\0"
+    assert len(splits["validation"]) == 50
+
+
+@pytest.mark.slow
+def test_documents_and_lines_of_any_length_are_read(tmp_path: Path) -> None:
+    long = "word " * 1_000_000
+    (tmp_path / "in.txt").write_text("short\n<|endoftext|>\n" + long.strip() + "\n<|endoftext|>\nlast")
+    write_lines(tmp_path / "in.jsonl", ["first", long, "last"])
+    (tmp_path / "lines.txt").write_text("né " * 30 + "\n" + "é" * 3_000_000 + "\n" + "ab\n" * 1000)
+    inputs = [tmp_path / name for name in ("in.txt", "in.jsonl", "lines.txt")]
+    prepared(*inputs, "--tokenizer", "bytes", out=tmp_path / "out")
+    texts = [bytes(tokens).decode() for tokens in written_tokens(tmp_path / "out").values()]
+    assert sum(text.count("é") for text in texts) == 3_000_030
+    assert sum(text.count("word") for text in texts) == 2_000_000
+    # One in three of text (cut at most every 4 MiB), three of lines, of which one is cut likewise.
+    assert sum(text.count("\0") for text in texts) == 4 + 3 + 4

@@ -1,0 +1,130 @@
+"""`asyncpp data prepare`: what it cannot read, or must not write over, it refuses by file and place."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from support.command_line import asyncpp
+from support.texts import some_documents, write_lines, write_tokenizer
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def break_line(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    lines[2] = "{" + lines[2][2:]
+    file.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "arguments", "says"),
+    [
+        ("x.jsonl", break_line, [], ["x.jsonl, line 3: not JSON"]),
+        ("x.jsonl", None, ["--field", "body"], ["x.jsonl, line 1: no field 'body'", "id, text"]),
+        ("x.jsonl", None, ["--field", "id"], ["x.jsonl, line 1: the field 'id' is not text"]),
+        ("x.txt", lambda file: file.write_bytes(b"a\nb\nc\xff\n"), [], ["x.txt, line 3: not UTF-8"]),
+        ("x.txt", lambda file: file.write_bytes(b""), [], ["is empty"]),
+        ("x.txt", lambda file: file.write_bytes(b"\n\n"), [], ["hold no text"]),
+        ("x.txt", Path.unlink, [], ["x.txt does not exist", "pattern"]),
+        (
+            "x.jsonl.gz",
+            lambda file: file.write_bytes(gzip.compress(b"{}")[:-3]),
+            [],
+            ["x.jsonl.gz cannot be read"],
+        ),
+        (
+            "x.txt.xz",
+            lambda file: file.write_bytes(lzma.compress(b"text" * 99)[:-9]),
+            [],
+            ["x.txt.xz cannot be read"],
+        ),
+        (
+            "x.txt.zst",
+            lambda file: file.write_bytes(zstandard.compress(b"text" * 9)[:-5]),
+            [],
+            ["middle of a frame"],
+        ),
+        (
+            "x.txt.zst",
+            lambda file: file.write_bytes(b"no zstandard at all"),
+            [],
+            ["x.txt.zst cannot be read"],
+        ),
+        (
+            "x.parquet",
+            lambda file: file.write_bytes(b"PAR1 is not enough"),
+            [],
+            ["x.parquet cannot be read as Parquet"],
+        ),
+        ("x.jsonl", None, ["--tokenizer", "bpe"], ["--tokenizer bpe", "accepted: bytes"]),
+        ("x.jsonl", None, ["--tokenizer", "train:100"], ["train:100", "at least 257"]),
+        ("x.jsonl", None, ["--end-of-document", "<end>"], ["tokenizer.json has no token <end>"]),
+        ("x.jsonl", None, ["--validation-share", "1"], ["--validation-share is 1"]),
+        ("x.jsonl", None, ["--workers", "0"], ["--workers is 0"]),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_file_and_place(
+    name: str, damage: Callable[[Path], object] | None, arguments: list[str], says: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    write_lines(file, some_documents(5))
+    write_tokenizer(tmp_path / "tokenizer.json")
+    if damage is not None:
+        damage(file)
+    ended = asyncpp(
+        *("data", "prepare", file, "--tokenizer", tmp_path / "tokenizer.json", "--workers", "1"),
+        *("--out", tmp_path / "out", *arguments),
+    )
+    assert ended.code == 2
+    assert "Traceback" not in ended.errors
+    for words in says:
+        assert words in ended.errors
+
+
+def test_a_parquet_column_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+    import polars
+
+    polars.DataFrame({"body": ["a"], "number": [1]}).write_parquet(tmp_path / "x.parquet")
+    inputs = ["data", "prepare", tmp_path / "x.parquet", "--tokenizer", "bytes", "--out", tmp_path / "out"]
+    assert "no column 'text' (--field); columns: body, number" in asyncpp(*inputs, "--workers", "1").errors
+    assert "is Int64, not text" in asyncpp(*inputs, "--workers", "1", "--field", "number").errors
+
+
+def test_a_folder_of_something_else_or_of_another_order_is_refused(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in.jsonl", some_documents(20))
+    inputs = ["data", "prepare", tmp_path / "in.jsonl", "--tokenizer", "bytes", "--workers", "1", "--out"]
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "thesis.tex").write_text("years of work")
+    assert "holds something else" in asyncpp(*inputs, taken).errors
+    assert asyncpp(*inputs, tmp_path / "out").code == 0
+    other = asyncpp(*inputs, tmp_path / "out", "--validation-share", "0.2")
+    assert other.code == 2
+    assert "validation_share = 0.005, not 0.2" in other.errors
+    write_lines(tmp_path / "in.jsonl", some_documents(21))
+    assert "from other inputs" in asyncpp(*inputs, tmp_path / "out").errors
+
+
+@pytest.mark.parametrize(
+    ("missing", "name", "tokenizer"),
+    [
+        ("tokenizers", "x.jsonl", "train:300"),
+        ("polars", "x.parquet", "bytes"),
+        ("zstandard", "x.txt.zst", "bytes"),
+    ],
+)
+def test_a_missing_library_is_named_with_what_installs_it(
+    missing: str, name: str, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / name, some_documents(5))
+    monkeypatch.setitem(sys.modules, missing, None)
+    ended = asyncpp("data", "prepare", tmp_path / name, "--tokenizer", tokenizer, "--out", tmp_path / "out")
+    assert ended.code == 2
+    assert f"needs the package {missing}" in ended.errors
+    assert 'pip install "asyncpp[data]"' in ended.errors

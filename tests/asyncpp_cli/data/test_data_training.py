@@ -1,0 +1,145 @@
+"""Prepared data from end to end: checked by sweep, trained on, reported in bits a byte, and looked at."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.command_line import asyncpp
+from support.texts import some_documents, write_lines, write_tokenizer
+
+TEMPLATE = """
+matrix: {schedule: 2bw, optimizer: adamw}
+model: micro
+model.vocab_size: 300
+schedule.microbatches: 2
+data: {path: prepared, context: 16}
+train: {steps: 3, microbatch_size: 2, eval_microbatches: 1}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A prepared folder, in the folder that commands are typed in."""
+    monkeypatch.setenv("ASYNCPP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "in.jsonl", some_documents(100))
+    write_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "mine.yaml").write_text(TEMPLATE)
+    inputs = ["in.jsonl", "--tokenizer", "tokenizer.json", "--validation-share", "0.2", "--workers", "1"]
+    ended = asyncpp("data", "prepare", *inputs, "--out", "prepared")
+    assert ended.code == 0, ended.errors
+    assert "model.vocab_size: 300 or more" in ended.output
+    return tmp_path / "prepared"
+
+
+@pytest.mark.slow
+def test_a_run_on_prepared_data_is_reported_in_bits_a_byte(folder: Path, tmp_path: Path) -> None:
+    assert asyncpp("sweep", "mine.yaml", "--out", "out").code == 0
+    assert asyncpp("launch", "out", "--replay").code == 0
+    [metrics] = (tmp_path / "out").rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    start = rows[0]
+    validation = json.loads((folder / "manifest.json").read_text())["splits"]["validation"]
+    assert start["bytes_per_token"] == validation["bytes"] / validation["tokens"]
+    assert 3 < start["unigram_bits_per_byte"] < 6
+    loss = next(row["val_loss"] for row in rows if row["kind"] == "eval")
+    assert loss == pytest.approx(math.log(300), rel=0.1)
+    shown = json.loads(asyncpp("report", "out", "--format", "json").output)
+    [run] = shown
+    assert run["bits_per_byte"] == pytest.approx(loss / math.log(2) / start["bytes_per_token"])
+
+
+@pytest.mark.slow
+def test_a_dry_run_trains_a_twin_on_the_same_data(folder: Path) -> None:
+    assert asyncpp("sweep", "mine.yaml", "--out", "out").code == 0
+    ended = asyncpp("launch", "out", "--dry-run", "--replay")
+    assert ended.code == 0, ended.errors
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("vocabulary", ["model.vocab_size: is 299", "prepared needs 300 or more"]),
+        ("context", ["data.path", "the train split", "one sequence needs 100001"]),
+        ("truncated", ["data.path", "train-000000.bin is truncated", "manifest.json says"]),
+        ("missing", ["data.path", "train-000000.bin is missing"]),
+        ("checksum", ["data.path", "train-000000.bin is not what its manifest says", "SHA-256"]),
+        ("range", ["data.path", "train-000000.bin holds 999 at byte 20 (token 10)", "0 to 299"]),
+        ("manifest", ["data.path", "is no manifest", "vocab_size"]),
+        ("newer", ["data.path", "format 99", "newer asyncpp"]),
+    ],
+)
+def test_damaged_or_unfit_data_is_refused_before_anything_is_written(
+    damage: str, says: list[str], folder: Path, tmp_path: Path
+) -> None:
+    shard, manifest = folder / "train-000000.bin", folder / "manifest.json"
+    content = json.loads(manifest.read_text())
+    changes = []
+    match damage:
+        case "vocabulary":
+            changes = ["model.vocab_size=299"]
+        case "context":
+            changes = ["data.context=100000"]
+        case "truncated":
+            shard.write_bytes(shard.read_bytes()[:-2])
+        case "missing":
+            shard.unlink()
+        case "checksum":
+            shard.write_bytes(shard.read_bytes()[:-2] + b"\1\0")
+        case "range":
+            tokens = np.fromfile(shard, "<u2")
+            tokens[10] = 999
+            tokens.tofile(shard)
+            import hashlib
+
+            content["splits"]["train"]["shards"][0]["sha256"] = hashlib.sha256(shard.read_bytes()).hexdigest()
+            manifest.write_text(json.dumps(content))
+        case "manifest":
+            del content["vocab_size"]
+            manifest.write_text(json.dumps(content))
+        case "newer":
+            manifest.write_text(json.dumps({**content, "format": 99}))
+    ended = asyncpp("sweep", "mine.yaml", *changes, "--out", "out")
+    assert ended.code == 2
+    assert ended.errors.count("\n") == 1
+    for words in says:
+        assert words in ended.errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_inspect_shows_counts_and_text(folder: Path) -> None:
+    ended = asyncpp("data", "inspect", folder, "--samples", "2", "--verify")
+    assert ended.code == 0, ended.errors
+    content = json.loads((folder / "manifest.json").read_text())
+    for split in content["splits"].values():
+        assert f"{split['documents']:,}" in ended.output
+        assert f"{split['tokens']:,}" in ended.output
+    assert "2 files match the checksums of manifest.json" in ended.output
+    assert ended.output.count("train, token ") == 2
+    assert "quick" in asyncpp("data", "inspect", folder, "--samples", "20").output
+
+
+@pytest.mark.slow
+def test_inspect_names_what_is_wrong(folder: Path, tmp_path: Path) -> None:
+    shard = folder / "train-000000.bin"
+    shard.write_bytes(shard.read_bytes()[:-2] + b"\1\0")
+    assert "SHA-256" in asyncpp("data", "inspect", folder, "--verify").errors
+    (folder / "tokenizer.json").write_text("{}")
+    assert "is not the tokenizer that manifest.json names" in asyncpp("data", "inspect", folder).errors
+    (tmp_path / "empty").mkdir()
+    assert "holds no manifest.json" in asyncpp("data", "inspect", tmp_path / "empty").errors
+
+
+def test_inspect_decodes_other_projects_tokens_if_told_how(folder: Path, tmp_path: Path) -> None:
+    whole = (folder / "train-000000.bin").read_bytes()
+    (tmp_path / "nano").mkdir()
+    (tmp_path / "nano" / "train.bin").write_bytes(whole)
+    plain = asyncpp("data", "inspect", tmp_path / "nano", "--samples", "1")
+    assert plain.code == 0, plain.errors
+    assert "another project's format" in plain.output
+    decoded = asyncpp("data", "inspect", tmp_path / "nano", "--samples", "9", "--tokenizer", "tokenizer.json")
+    assert "quick" in decoded.output

@@ -1,0 +1,262 @@
+"""`asyncpp doctor`: this machine for real, and what it says of clusters that are not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.doctor import node_check
+from asyncpp_cli.doctor.checks import Check
+from asyncpp_cli.doctor.cluster import (
+    account_check,
+    array_check,
+    cluster_checks,
+    nodes_check,
+    partition_check,
+    submit_limit_check,
+)
+from asyncpp_cli.doctor.job import handshake_checks, network_check, software_check
+from asyncpp_cli.doctor.machine import folder_check, gpu_check, torch_check, within
+from asyncpp_cli.doctor.preemption import preemption_check, requeue_check
+from asyncpp_cli.doctor.slurm_info import Node, gpus_of, megabytes_of, seconds_of
+from asyncpp_cli.launch.sites import Site, find_site
+from asyncpp_cli.launch.submission.snapshot import copy_code
+
+FILE = Path("mine.yaml")
+SITE = Site(name="mine", file=FILE)
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.slow
+def test_this_machine_is_fit_and_torch_is_asked_in_other_processes(tmp_path: Path) -> None:
+    code = (
+        "import sys; from asyncpp_cli.main import main\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-P", "-c", code, "doctor", "--json", "--dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stdout
+    assert asked.stderr.strip() == "False"
+    checks = {check["check"]: check for check in json.loads(asked.stdout)}
+    assert {"python", "cores", "torch", "gpus", "gloo", "compiler", "folder"} <= set(checks)
+    assert all(set(check) == {"check", "ok", "detail", "advice"} for check in checks.values())
+    assert metadata.version("torch") in checks["torch"]["detail"]
+    assert str(tmp_path) in checks["folder"]["detail"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_makes_no_sense_is_one_line(tmp_path: Path) -> None:
+    for arguments, message in (
+        (["--job"], "--job is for clusters"),
+        (["--dir", str(tmp_path / "none")], "no such folder"),
+        (["--site", "nowhere"], "unknown site"),
+    ):
+        ended = asyncpp("doctor", *arguments)
+        assert (ended.code, ended.errors.count("\n")) == (2, 1)
+        assert message in ended.errors
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "accepted"),
+    [
+        ("2.13.0+cpu", ">=2.11,<2.14", True),
+        ("2.11", "<2.14,>=2.11", True),
+        ("2.10.1", ">=2.11,<2.14", False),
+        ("2.14.0", ">=2.11,<2.14", False),
+        ("2.14.0.dev2026", ">=2.11,<2.14", False),
+        ("3.9.1", ">=3.11", False),
+        ("1.0", "", True),
+    ],
+)
+def test_versions_are_compared_as_numbers(version: str, wanted: str, accepted: bool) -> None:
+    assert within(version, wanted) is accepted
+    assert torch_check(version, wanted=wanted).ok is accepted
+
+
+def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
+    assert folder_check(tmp_path / "not" / "yet").ok
+    if Path("/proc/self").is_dir():
+        found = folder_check(Path("/proc"))
+        assert not found.ok
+        assert "cannot be written" in found.detail
+
+
+def test_gpus_that_torch_does_not_see_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    without = gpu_check({"gpus": [], "cuda": None})
+    assert (without.ok, without.detail) == (False, "the driver shows 2, torch none (built for CUDA: no)")
+    gpu = {"name": "H200", "memory": 140 * 2**30}
+    seen = gpu_check({"gpus": [gpu, gpu], "cuda": "13.0", "nccl_version": "2.29"})
+    assert seen.detail == "0: H200, 140 GiB; 1: H200, 140 GiB; CUDA 13.0, NCCL 2.29"
+
+
+def test_without_slurm_here_that_alone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [found] = cluster_checks(find_site("testcluster"), tmp_path)
+    assert (found.check, found.ok) == ("slurm", False)
+    assert "sbatch" in found.detail
+
+
+def test_slurms_words_are_read() -> None:
+    assert gpus_of("gpu:h100:8(S:0-1),nvme:1") == 8
+    assert gpus_of("gpu:4") == 4
+    assert gpus_of("gpu:a100:2,gpu:v100:1") == 3
+    assert gpus_of("(null)") == 0
+    assert [seconds_of(time) for time in ("90", "1:30", "24:00:00", "2-12", "1-00:00:01")] == [
+        *(5400, 90, 86400),
+        *(216000, 86401),
+    ]
+    assert seconds_of("UNLIMITED") == float("inf")
+    assert [megabytes_of(amount) for amount in ("900", "900M", "64G", "1T")] == [900, 900, 65536, 1048576]
+
+
+def has(check: Check, word: str, advice: str) -> None:
+    assert (check.verdict, advice in check.advice) == (word, True), check
+
+
+def test_a_partition_is_there_open_and_long_enough() -> None:
+    there = {"gpu": {"PartitionName": "gpu", "State": "UP", "MaxTime": "12:00:00", "TotalNodes": "2"}}
+    fits = replace(SITE, partition="gpu", time="12:00:00")
+    assert partition_check(fits, there).verdict == "ok"
+    has(
+        partition_check(replace(fits, partition="cpu"), there), "wrong", "mine.yaml: partition: accepted: gpu"
+    )
+    has(partition_check(SITE, there), "wrong", "accepted: gpu")
+    has(partition_check(replace(fits, time="1-00"), there), "wrong", 'time: "12:00:00" at most')
+    there["gpu"] |= {"State": "DRAIN"}
+    has(partition_check(fits, there), "wrong", "wait until it is up")
+    assert partition_check(SITE, {"all": {"PartitionName": "all", "State": "UP", "Default": "YES"}}).ok
+
+
+def test_nodes_have_what_the_profile_takes() -> None:
+    nodes = [Node(f"n{number}", 96, 500_000, 4, "mixed") for number in range(3)]
+    fits = replace(SITE, gpus_per_node=4, cpus_per_task=24, memory="480G", max_nodes=3)
+    assert nodes_check(fits, nodes).verdict == "ok"
+    has(nodes_check(replace(fits, gpus_per_node=8), nodes), "wrong", "gpus_per_node: 4 at most")
+    has(nodes_check(replace(fits, memory="500G"), nodes), "wrong", "memory: 500000M at most")
+    has(nodes_check(replace(fits, cpus_per_task=25), nodes), "wrong", "cpus_per_task: 24 at most for 4 ranks")
+    has(nodes_check(replace(fits, max_nodes=4), nodes), "wrong", "max_nodes: 3 at most")
+    has(nodes_check(SITE, nodes), "note", "gpus_per_node: 4")
+    down = [replace(node, state="down*") for node in nodes]
+    has(nodes_check(fits, down), "wrong", "sinfo -R")
+
+
+def test_accounts_and_limits_of_the_user() -> None:
+    mine = [{"account": "a", "partition": "", "qos": "normal,long", "most": "200"}]
+    ours = replace(SITE, account="a", qos="long", submit_limit=200)
+    assert account_check(ours, mine, enforced="associations,limits").verdict == "ok"
+    theirs = replace(ours, account="b")
+    has(account_check(theirs, mine, enforced="associations"), "wrong", "account: b is not yours; accepted: a")
+    assert account_check(theirs, mine, enforced="none").verdict == "note"
+    has(account_check(replace(ours, qos="short"), mine, enforced="qos"), "wrong", "accepted: long, normal")
+
+    assert submit_limit_check(ours, mine, {}).verdict == "ok"
+    has(submit_limit_check(ours, mine, {"long": "50"}), "wrong", "mine.yaml: submit_limit: 50")
+    has(submit_limit_check(replace(ours, submit_limit=None), mine, {}), "wrong", "submit_limit: 200")
+    assert submit_limit_check(SITE, [], {"normal": ""}).verdict == "ok"
+
+    assert array_check(SITE, {"MaxArraySize": "1001"}).verdict == "ok"
+    has(array_check(replace(SITE, array_limit=2000), {"MaxArraySize": "1001"}), "note", "has no effect")
+    has(array_check(SITE, {"MaxArraySize": "0"}), "wrong", "MaxArraySize")
+
+
+def test_runs_that_are_preempted_need_time_to_save() -> None:
+    config = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+    partition = {"PreemptMode": "REQUEUE", "GraceTime": "60"}
+    assert preemption_check(SITE, config, partition).verdict == "ok"
+    has(preemption_check(SITE, config, partition | {"GraceTime": "0"}), "note", "GraceTime")
+    patient = replace(SITE, run={"grace": 90.0})
+    has(preemption_check(patient, config, partition), "note", "90 s (run.grace)")
+    has(preemption_check(SITE, config, partition | {"PreemptMode": "CANCEL"}), "note", "launch again")
+    has(preemption_check(SITE, config, partition | {"PreemptMode": "SUSPEND"}), "note", "suspended")
+    assert preemption_check(SITE, {"PreemptType": "preempt/none"}, {}).verdict == "ok"
+    told = preemption_check(SITE, config | {"PreemptParameters": "send_user_signal"}, partition)
+    assert "signal USR2" in told.detail
+
+    assert requeue_check(SITE, {"JobRequeue": "1", "KillWait": "30 sec"}).verdict == "ok"
+    has(requeue_check(SITE, {"JobRequeue": "1", "KillWait": "10 sec"}), "note", "KillWait")
+    never = replace(SITE, remove_flags=["requeue"])
+    has(requeue_check(never, {"JobRequeue": "0", "KillWait": "30 sec"}), "wrong", "remove_flags")
+
+
+def test_a_node_says_what_it_has(tmp_path: Path) -> None:
+    shutil.copy(node_check.__file__, tmp_path)
+    subprocess.run([sys.executable, "-P", "node_check.py"], cwd=tmp_path, check=True, timeout=60)
+    found = json.loads((tmp_path / "answer-0.json").read_text())
+    assert found["host"] == socket.gethostname()
+    assert abs(found["time"] - time.time()) < 60
+    assert software_check(found["versions"]).ok
+    has(software_check(found["versions"] | {"torch": ""}), "wrong", "Python environment")
+
+    node = {"host": "n1", "interfaces": ["lo", "ib0"], "address": "10.0.0.1"}
+    assert network_check(SITE, node).ok
+    assert network_check(replace(SITE, network_interface="ib0"), node).ok
+    has(network_check(replace(SITE, network_interface="eth9"), node), "wrong", "accepted: ib0")
+    has(network_check(SITE, node | {"address": "127.0.1.1"}), "wrong", "network_interface: one of ib0")
+
+
+def test_what_ranks_on_two_nodes_make_of_each_other() -> None:
+    def of(met: dict[str, str]) -> list[Check]:
+        return list(handshake_checks(SITE, "n1 and n2", met))
+
+    [met] = of({"gloo": ""})
+    assert (met.check, met.verdict) == ("two nodes", "ok")
+    assert "n1 and n2 found each other" in met.detail
+    over_gloo, over_nccl = of({"gloo": "", "nccl": "RuntimeError: no route to host"})
+    assert over_gloo.ok
+    has(over_nccl, "wrong", "network_interface")
+    assert over_nccl.detail == "nccl: RuntimeError: no route to host"
+    [met] = of({"problem": "No module named 'torch'"})
+    has(met, "wrong", "Python environment")
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.slow
+def test_two_tasks_of_a_job_shake_hands(tmp_path: Path) -> None:
+    shutil.copy(node_check.__file__, tmp_path)
+    copy_code(tmp_path / "code")
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-P", "node_check.py"],
+            cwd=tmp_path,
+            env=dict(os.environ)
+            | {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "GLOO_SOCKET_IFNAME": LOOPBACK},
+        )
+        for rank in range(2)
+    ]
+    assert [task.wait(timeout=100) for task in tasks] == [0, 0]
+    found = json.loads((tmp_path / "handshake-0.json").read_text())
+    assert found["gloo"] == ""
+    assert json.loads((tmp_path / "handshake-1.json").read_text()) == {}
+
+
+@pytest.mark.timeout(150)
+def test_a_task_whose_handshake_cannot_begin_says_why(tmp_path: Path) -> None:
+    shutil.copy(node_check.__file__, tmp_path)
+    broken = tmp_path / "code" / "0" / "stages"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtorch.so: cannot open')")
+    environment = dict(os.environ) | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+    subprocess.run(
+        [sys.executable, "-P", "node_check.py"], cwd=tmp_path, env=environment, check=True, timeout=100
+    )
+    found = json.loads((tmp_path / "handshake-1.json").read_text())
+    assert found == {"problem": "ImportError: libtorch.so: cannot open"}

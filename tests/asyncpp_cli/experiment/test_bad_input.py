@@ -1,0 +1,238 @@
+"""What a user can get wrong: one line naming file and key, exit code 2, and nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.experiment.yaml_data import parse_value
+
+GOOD = """
+matrix: {schedule: 2bw, optimizer: adamw}
+model: micro
+schedule.microbatches: 2
+train.steps: 3
+"""
+
+
+def refused(*arguments: str | Path) -> str:
+    """The message of a command that must be refused."""
+    ended = asyncpp(*arguments)
+    assert ended.code == 2, ended
+    assert ended.output == ""
+    assert ended.errors.count("\n") == 1
+    assert "Traceback" not in ended.errors
+    return ended.errors
+
+
+@pytest.mark.parametrize(
+    ("added", "named"),
+    [
+        ("train.stepz: 3", ["train.stepz", "did you mean train.steps"]),
+        ("trian: {steps: 3}", ["trian.steps", "did you mean train.steps"]),
+        ("model.tied: true", ["model.tied: unknown key; accepted: model.name, model.family, model.layers"]),
+        ("model.hheads: 4", ["model.hheads", "did you mean model.heads"]),
+        ("train.microbatches: 4", ["did you mean"]),
+        ("frobnicate: 3", ["frobnicate", "accepted", "parallel", "overrides"]),
+        ("optimizer.lr: fast", ["optimizer.lr", "must be a number", "fast"]),
+        ("train.eval_interval: 2.5", ["train.eval_interval", "must be an integer"]),
+        ("train.eval_interval: true", ["train.eval_interval", "must be an integer"]),
+        ("optimizer.lr: .nan", ["optimizer.lr", "finite"]),
+        ("train: 3", ["train", "is a section"]),
+        ("train: {steps: 10}", ["train.steps", "given twice"]),
+        ("zip: {optimizer: [muon]}", ["zip: optimizer", "already"]),
+        ("data.path: '???'", ["data.path", '"???" stands for no value']),
+        ("train.eval_interval: 1:30", ["line 6", "1:30", "minutes and seconds", "quotes"]),
+        ("data.path: 1:30", ["line 6", "1:30"]),
+        ("train.warmup: 017", ["line 6", "017", "base eight, 15"]),
+        ("train.clip: [1, 2]", ["train.clip", "one value"]),
+        ("overrides: [{when: {schedul: 2bw}, set: {seed: 1}}]", ["overrides[0].when", "schedul"]),
+        ("overrides: [{when: {schedule: 2bw}}]", ["overrides[0]", "set"]),
+        ("exclude: [{}]", ["exclude[0]"]),
+        ("exclude: [{schedule: 2bw}]", ["no cell left"]),
+        ("include: 3", ["include", "list"]),
+        ("zip: {seed: [1, 2], optimizer.lr: [1]}", ["zip", "seed 2, optimizer.lr 1"]),
+        ("name: [1]", ["name", "text"]),
+        ("parallel.stages: 5\nschedule.delay: 2", ["parallel.stages", "5"]),
+        ("parallel.stages: 4", ["schedule", "schedule.microbatches", "at least 3 micro-batches"]),
+        ("parallel.stages: 3\nschedule.ahead: 2", ["at least 4 micro-batches", "schedule.ahead = 2"]),
+        ("schedule.ahead: 0", ["schedule.ahead", "at least 1"]),
+        ("train.clip: everything", ["train.clip", "global"]),
+        ("data.path: /nonexistent/text", ["data.path", "/nonexistent/text"]),
+    ],
+)
+def test_a_template_that_is_wrong_is_refused_by_file_and_key(
+    tmp_path: Path, added: str, named: list[str]
+) -> None:
+    template = tmp_path / "mine.yaml"
+    template.write_text(GOOD + added + "\n")
+    out = tmp_path / "out"
+    message = refused("sweep", template, "--out", out)
+    assert str(template) in message
+    for words in named:
+        assert words in message
+    assert not out.exists()
+    assert list(tmp_path.iterdir()) == [template]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("schedule=3bw", ["schedule.name", "3bw", "1f1b", "2bw"]),
+        ("optimizer=adamv", ["optimizer.name", "adamv", "adamw", "muon"]),
+        ("model=huge", ["model", "huge", "nano", "135m"]),
+        ("matrix.error_feedback=true", ["error_feedback", "1f1b"]),
+        ("matrix.seed=[0,0]", ["same run"]),
+        ("seed=017", ["seed", "base eight, 15"]),
+        ("matrix.seed=[1:30]", ["1:30"]),
+        ("data.path=", ["data.path", "no value", "null"]),
+        ("data.path=/tmp #1", ["data.path", "comment", "quotes"]),
+        ("data.path=???", ["data.path", "no value"]),
+        ("matrix.seed=[]", ["seed", "no values"]),
+        ("train.steps", ["train.steps", "KEY=VALUE"]),
+        ("train.steps=[1", ["train.steps", "not YAML"]),
+        ("seed=[0,1]", ["matrix.seed"]),
+        ("train.steps=!!python/name:os.system", ["train.steps", "tag"]),
+    ],
+)
+def test_a_change_that_is_wrong_is_refused_by_key(tmp_path: Path, change: str, named: list[str]) -> None:
+    arguments = ["quickstart", change]
+    if change == "matrix.error_feedback=true":
+        arguments += ["exclude=[]", "matrix.schedule=1f1b"]
+    message = refused("sweep", *arguments, "--out", tmp_path / "out")
+    for words in named:
+        assert words in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a: [1", "not YAML"),
+        ("- 1", "mapping"),
+        ("seed: 1\nseed: 2", "duplicate"),
+        ("name: !!python/object/apply:os.system ['touch hacked']", "tag"),
+        ("name: ${oc.env:HOME}", "interpolation"),
+        ("name: &a x\ndescription: *a", "aliases"),
+        ("3: 4", "not text"),
+        ("a: \x00", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    template = tmp_path / "mine.yaml"
+    template.write_text(text)
+    message = refused("sweep", template, "--out", tmp_path / "out")
+    assert str(template) in message
+    assert named in message
+    assert list(tmp_path.iterdir()) == [template]
+
+
+def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    assert "quickstart" in refused("sweep", "quickstrat", "--out", tmp_path / "out")
+    assert "quickstart" in refused("templates", "show", "quickstrat")
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert str(binary) in refused("sweep", binary, "--out", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("ten years of work")
+    assert str(tmp_path) in refused("sweep", "quickstart", "--out", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+    assert "is a file" in refused("sweep", "quickstart", "--out", tmp_path / "thesis.tex")
+
+    experiment = tmp_path / "experiment"
+    assert asyncpp("sweep", "quickstart", "--out", experiment).code == 0
+    before = (experiment / "experiment.json").read_text()
+    assert "another experiment" in refused("sweep", "quickstart", "train.steps=7", "--out", experiment)
+    assert (experiment / "experiment.json").read_text() == before
+    assert len(list((experiment / "runs").iterdir())) == 6
+
+
+@pytest.mark.parametrize("command", ["launch", "status", "report"])
+def test_commands_refuse_a_folder_without_an_experiment(tmp_path: Path, command: str) -> None:
+    assert "experiment.json" in refused(command, tmp_path)
+    assert "experiment.json" in refused(command, tmp_path / "nothing")
+    (tmp_path / "experiment.json").write_text("{")
+    assert "not JSON" in refused(command, tmp_path)
+    (tmp_path / "experiment.json").write_text('{"format": 99}')
+    assert "newer" in refused(command, tmp_path)
+
+
+@pytest.mark.slow
+def test_launch_and_train_refuse_what_they_cannot_do(tmp_path: Path) -> None:
+    experiment = tmp_path / "experiment"
+    assert asyncpp("sweep", "quickstart", "--out", experiment).code == 0
+    assert "local" in refused("launch", experiment, "--site", "moon")
+    assert "config.yaml" in refused("train", experiment)
+    run = min((experiment / "runs").iterdir())
+    assert "torchrun" in refused("train", run)
+    assert not (run / "attempts").exists()
+
+
+def test_launch_refuses_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    experiment = tmp_path / "experiment"
+    assert asyncpp("sweep", "quickstart", "site.device=cuda", "--out", experiment).code == 0
+    assert "site.device" in refused("launch", experiment)
+
+
+def test_validation_text_that_one_evaluation_reads_more_than_once_is_told(
+    tmp_path: Path, own_cache: None
+) -> None:
+    (tmp_path / "text.txt").write_text("some text to train on " * 100)
+    changes = [f"data.path={tmp_path / 'text.txt'}", "data.context=16", "train.eval_microbatches=4"]
+    told = asyncpp("sweep", "quickstart", *changes, "--list")
+    assert told.code == 0, told.errors
+    said = "has 110 tokens, and an evaluation reads 512 (32 sequences of 16), so they overlap"
+    assert told.errors.count(said) == 1
+    enough = asyncpp("sweep", "quickstart", *changes, "data.validation_share=0.4", "--list")
+    assert "overlap" not in enough.errors
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "says"),
+    [
+        ("x", [], "one sequence needs 129"),
+        ("some text " * 20, ["data.context=100"], "the validation split of"),
+        ("some text " * 200, ["seed=340282366920938463463374607431768211456"], "fits into 64 bits"),
+        ("some text " * 200, ["site.timeout=1e300"], "site.timeout: is 1e+300, must be at most 1e+08"),
+        ("some text " * 200, ["error_feedback=1e308", "exclude=[]"], "must be at most 1e+09"),
+        ("some text " * 200, ["model.layers=10000000"], "is 10,000,000, must be at most 10,000"),
+        ("some text " * 200, ["schedule.microbatches=1000000000"], "must be at most 100,000"),
+        ("some text " * 200, ["parallel.data=1000000000"], "must be at most 10,000"),
+    ],
+)
+def test_what_could_not_be_trained_is_refused_before_anything_is_written(
+    text: str, changes: list[str], says: str, tmp_path: Path, own_cache: None
+) -> None:
+    (tmp_path / "text.txt").write_text(text)
+    ended = asyncpp(
+        "sweep", "quickstart", f"data.path={tmp_path / 'text.txt'}", *changes, "--out", tmp_path / "e"
+    )
+    assert (ended.code, ended.errors.count("\n")) == (2, 1), ended.errors
+    assert says in ended.errors
+    assert not (tmp_path / "e").exists()
+
+
+def test_numbers_are_read_as_a_person_means_them() -> None:
+    meant = {"7": 7, "007": 7, "00": 0, "1e3": 1000.0, "0.5": 0.5, "'017'": "017", "'1:30'": "1:30"}
+    meant |= {"a#b": "a#b", "'a #b'": "a #b", "2001": 2001, "null": None, "host:30": "host:30"}
+    assert {text: parse_value(text, where="key=") for text in meant} == meant
+
+
+def test_a_correction_that_changes_nothing_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "{model: micro, optimizer: adamw, train: {steps: 3, clip: stage}, correction.name: lr-discount, "
+        "matrix: {schedule: [2bw, pipedream], parallel.stages: [2, 3]}, schedule.microbatches: 4}"
+    )
+    done = asyncpp("sweep", file, "--list", "schedule.microbatches=4")
+    assert done.code == 0, done
+    # pipedream's delay is p - 1 at its first stage.
+    assert "and 2 more: correction lr-discount divides" in done.errors
+    told = asyncpp("sweep", file, "--list", "matrix.schedule=[pipedream]", "matrix.parallel.stages=[3]")
+    assert "lr-discount" not in told.errors

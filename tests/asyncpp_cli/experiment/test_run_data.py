@@ -1,0 +1,199 @@
+"""What a run trains on: the same for every attempt and every seed, wherever it lies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.paths import ROOT
+
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.status import State
+
+BEFORE = ROOT / "tests" / "support" / "experiment_before"
+"""An experiment of asyncpp 0.1: seed 0 completed, seed 1 saved after step 15 of 30, seed 2 never begun."""
+
+TEMPLATE = """
+matrix: {schedule: [1f1b], optimizer: [sgd], seed: [0, 1]}
+model: micro
+schedule.microbatches: 2
+data: {path: texts, context: 16, validation_share: 0.3}
+train: {steps: 2, microbatch_size: 2, eval_microbatches: 1}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> Path:
+    """A folder to type commands in, with a template and its texts."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(BEFORE / "texts", tmp_path / "texts")
+    (tmp_path / "mine.yaml").write_text(TEMPLATE)
+    return tmp_path
+
+
+def ids(experiment: Path) -> list[str]:
+    return [cell.id for cell in open_experiment(experiment).cells]
+
+
+def states(experiment: Path) -> list[State]:
+    return [run.status().state for run in open_experiment(experiment).runs]
+
+
+def train(experiment: Path) -> None:
+    """Train what is not completed, one run after the other in this process."""
+    for run in open_experiment(experiment).runs:
+        if run.status().state != State.COMPLETED:
+            ended = asyncpp("train", run.folder, "--replay")
+            assert ended.code == 0, ended.errors
+
+
+def refused(*arguments: str | Path) -> str:
+    ended = asyncpp(*arguments)
+    assert ended.code == 2, ended
+    assert ended.errors.count("\n") == 1
+    return ended.errors
+
+
+@pytest.mark.slow
+def test_the_same_data_elsewhere_makes_the_same_runs(folder: Path) -> None:
+    assert asyncpp("sweep", "mine.yaml", "--out", "a").code == 0
+    shutil.copytree("texts", "elsewhere/other-name")
+    assert asyncpp("sweep", "mine.yaml", "data.path=elsewhere/other-name", "--out", "b").code == 0
+    assert ids(Path("a")) == ids(Path("b"))
+    (folder / "elsewhere" / "other-name" / "0.txt").write_text("other words " * 99)
+    assert asyncpp("sweep", "mine.yaml", "data.path=elsewhere/other-name", "--out", "c").code == 0
+    assert not set(ids(Path("a"))) & set(ids(Path("c")))
+
+
+@pytest.mark.slow
+def test_moved_data_is_found_where_the_user_says_it_went(folder: Path) -> None:
+    assert asyncpp("sweep", "mine.yaml", "--out", "e").code == 0
+    shutil.move("texts", "new-place")
+    assert "texts does not exist" in refused("launch", "e", "--replay")
+    (folder / "wrong").mkdir()
+    (folder / "wrong" / "0.txt").write_text("other words " * 99)
+    assert "holds other data" in refused("data", "moved", "e", "wrong")
+    ended = asyncpp("data", "moved", "e", "new-place")
+    assert ended.code == 0, ended.errors
+    assert "2 runs" in ended.errors + ended.output
+    train(Path("e"))
+    assert states(Path("e")) == [State.COMPLETED] * 2
+
+
+@pytest.mark.slow
+def test_sweeping_again_with_the_new_place_says_so_too(folder: Path) -> None:
+    assert asyncpp("sweep", "mine.yaml", "matrix.data.path=[texts]", "--out", "e").code == 0
+    before = ids(Path("e"))
+    shutil.move("texts", "new-place")
+    changes = ["matrix.data.path=[new-place]", "matrix.seed=[0,1,2]"]
+    ended = asyncpp("sweep", "mine.yaml", *changes, "--out", "e")
+    assert ended.code == 0, ended.errors
+    assert "1 runs added to the 2" in ended.errors + ended.output
+    assert ids(Path("e"))[:2] == before
+    train(Path("e"))
+    assert states(Path("e")) == [State.COMPLETED] * 3
+
+
+@pytest.mark.slow
+def test_changed_data_is_refused_by_a_launch_a_resumed_run_and_another_seed(folder: Path) -> None:
+    assert asyncpp("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e").code == 0
+    [run] = open_experiment(Path("e")).runs
+    held = (folder / "texts" / "0.txt").read_text()
+    (folder / "texts" / "0.txt").write_text(held.replace("pipeline", "Pipeline"))
+    for command in (["launch", "e", "--replay"], ["train", run.folder, "--replay"]):
+        said = refused(*command)
+        assert "texts holds other data than the run was made for" in said
+    assert run.status().state == State.PENDING
+    said = refused("sweep", "mine.yaml", "matrix.seed=[0,1]", "--out", "e")
+    assert "has changed since the runs of e were made" in said
+    assert ids(Path("e")) == [run.id]
+    (folder / "texts" / "0.txt").write_text(held)
+    train(Path("e"))
+
+
+@pytest.mark.slow
+def test_a_run_without_a_cache_splits_its_text_in_its_own_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "file").write_text("no folder")
+    monkeypatch.setenv("ASYNCPP_CACHE", str(folder / "file" / "cache"))
+    assert asyncpp("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e").code == 0
+    train(Path("e"))
+    [run] = open_experiment(Path("e")).runs
+    assert run.status().state == State.COMPLETED
+    assert len(list((run.folder / "text").glob("bytes-*/manifest.json"))) == 1
+
+
+@pytest.mark.slow
+def test_the_report_names_the_data(folder: Path) -> None:
+    assert asyncpp("sweep", "mine.yaml", "--out", "e").code == 0
+    train(Path("e"))
+    data = open_experiment(Path("e")).runs[0].config().data
+    assert data.sha256 is not None
+    assert f"Data: SHA-256 {data.sha256}" in asyncpp("report", "e", "--format", "markdown").output
+    [cell] = json.loads(asyncpp("report", "e", "--format", "json").output)
+    assert cell["conditions"]["corpus_sha256"] == data.sha256
+
+
+@pytest.mark.slow
+def test_another_python_is_refused_but_has_the_same_ids(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = ["data.path=null", "matrix.seed=[0]"]
+    assert asyncpp("sweep", "mine.yaml", *changes, "--out", "e").code == 0
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(folder / "texts"))
+    for file in (folder / "texts").iterdir():
+        file.rename(file.with_suffix(".py"))
+    assert "holds other data than the run was made for" in refused("launch", "e", "--replay")
+    changes[1] = "matrix.seed=[0,1]"
+    assert "another Python?" in refused("sweep", "mine.yaml", *changes, "--out", "e")
+    assert asyncpp("sweep", "mine.yaml", *changes, "--out", "f").code == 0
+    assert ids(Path("f"))[0] == ids(Path("e"))[0]
+
+
+@pytest.fixture
+def before(folder: Path) -> Path:
+    """The experiment of asyncpp 0.1, whose texts lie nowhere yet."""
+    shutil.copytree(BEFORE / "experiment", folder / "before")
+    for name in ("small.yaml", "tiny.yaml"):
+        shutil.copy(BEFORE / name, folder)
+    return Path("before")
+
+
+@pytest.mark.slow
+def test_an_experiment_of_the_version_before_is_read_and_resumed(before: Path) -> None:
+    assert states(before) == [State.COMPLETED, State.INTERRUPTED, State.PENDING]
+    assert asyncpp("report", before).code == 0
+    assert "/tmp/asyncpp-before/texts does not exist" in refused("launch", before, "--replay")
+    assert asyncpp("data", "moved", before, "texts").code == 0
+    first, second, third = open_experiment(before).runs
+    train(before)
+    starts = [json.loads(line) for line in second.metrics_file.read_text().splitlines() if '"start"' in line]
+    assert [row["step"] for row in starts] == [0, 15]
+    assert states(before) == [State.COMPLETED] * 3
+    known = {row["corpus_sha256"] for run in (first, second, third) for row in run.metrics()[:1]}
+    assert len(known) == 1
+
+
+@pytest.mark.slow
+def test_an_experiment_of_the_version_before_takes_more_seeds_and_no_other_data(
+    before: Path, folder: Path
+) -> None:
+    was = ids(before)
+    assert asyncpp("data", "moved", before, "texts").code == 0
+    held = (folder / "texts" / "0.txt").read_text()
+    (folder / "texts" / "0.txt").write_text(held.replace("pipeline", "Pipeline"))
+    # By what a run of its own, or of another seed, has begun to train on.
+    assert "holds other data" in refused("launch", before, "--replay")
+    for run in open_experiment(before).runs[1:]:
+        assert "holds other data" in refused("train", run.folder, "--replay")
+    more = ["tiny.yaml", "matrix.seed=[0,1,2,3]", "--out", before]
+    assert "has changed since the runs of before were made" in refused("sweep", *more)
+    (folder / "texts" / "0.txt").write_text(held)
+    assert asyncpp("sweep", *more).code == 0
+    assert ids(before)[:3] == was
+    train(before)
+    assert states(before) == [State.COMPLETED] * 4

@@ -1,0 +1,56 @@
+"""`asyncpp sweep` and the templates that are shipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.experiment.matrix import expand
+from asyncpp_cli.experiment.settings import config_hash
+from asyncpp_cli.experiment.shipped import template_names
+from asyncpp_cli.experiment.template import load
+from asyncpp_cli.runs.experiment_folder import open_experiment
+
+
+@pytest.mark.slow
+def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> None:
+    folder = tmp_path / "e"
+    listed = asyncpp("sweep", "quickstart", "--list")
+    assert listed.code == 0
+    assert not folder.exists()
+    written = asyncpp("sweep", "quickstart", "--out", folder)
+    assert written.output == listed.output
+    cells = open_experiment(folder).cells
+    assert len(cells) == 6
+    assert "6 cells" in listed.output
+    assert all(cell.id in listed.output for cell in cells)
+    touched = folder / "runs" / cells[0].id / "metrics.jsonl"
+    touched.write_text("kept")
+
+    again = asyncpp("sweep", "quickstart", "--out", folder)
+    assert again.code == 0
+    assert open_experiment(folder).cells == cells
+    more = asyncpp("sweep", "quickstart", "matrix.seed=[0,1]", "--out", folder)
+    assert "6 runs added" in more.errors
+    assert {cell.id for cell in cells} < {cell.id for cell in open_experiment(folder).cells}
+    assert touched.read_text() == "kept"
+    for cell in open_experiment(folder).cells:
+        config = open_experiment(folder).run(cell.id).config()
+        assert cell.id.endswith(config_hash(config)[:8])
+    assert json.loads((folder / "experiment.json").read_text())["format"] == 1
+
+
+@pytest.mark.slow
+def test_every_shipped_template_is_listed_and_shown() -> None:
+    listed = asyncpp("templates", "list")
+    for name in ("quickstart", "nano", "micro", "135m", "360m", "local"):
+        assert name in listed.output
+        assert asyncpp("templates", "show", name).output.strip()
+
+
+@pytest.mark.parametrize("name", template_names("experiments"))
+def test_every_cell_of_a_shipped_experiment_is_a_run(name: str) -> None:
+    assert expand(load(name, []))

@@ -1,0 +1,131 @@
+"""Ending runs of this machine on purpose, and choosing those to start again. On a cluster: tests/cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp as in_process
+from support.launches import HOURS, StartLaunch, asyncpp, is_training, sweep, wait_for
+
+from asyncpp_cli.launch.cancellations import Cancellations
+from asyncpp_cli.launch.local.launcher import Launcher, tasks_of
+from asyncpp_cli.launch.resources import this_machine
+from asyncpp_cli.launch.retry import runs_to_retry
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause, State, Status
+
+ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_cancel_lets_a_run_save_and_stay_ended(tmp_path: Path, start_launch: StartLaunch) -> None:
+    (run,) = sweep(tmp_path / "e", *ONE, f"train.steps={HOURS}").runs
+    launched = start_launch(tmp_path / "e")
+    wait_for(lambda: is_training(run), seconds=250)
+    ended = asyncpp("cancel", tmp_path / "e", run.id[:-2])
+    assert (ended.returncode, ended.stderr) == (0, "Cancelled: 0 queued, 1 running.\n")
+    status = run.status()
+    assert (status.state, status.cause) == (State.INTERRUPTED, Cause.CANCELLED)
+    assert status.reason.startswith("cancelled by ")
+    assert run.saved_step == status.step > 0
+    assert launched.finish(seconds=250) == 1
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_a_launch_that_is_open_starts_nothing_that_was_cancelled(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    experiment = sweep(tmp_path / "e", *ONE, "matrix.seed=[0,1,2]", f"train.steps={HOURS}")
+    first, *others = experiment.runs
+    launched = start_launch(tmp_path / "e", "--max-parallel", "1", "--replay")
+    wait_for(lambda: is_training(first), seconds=250)
+    ended = in_process("cancel", tmp_path / "e")
+    assert (ended.code, ended.errors) == (0, "Cancelled: 0 queued, 1 running.\n")
+    assert launched.finish(seconds=250) == 1
+    assert "0 of 3 runs completed" in launched.errors
+    assert "; 2 were cancelled before they began" in launched.errors
+    assert [run.status().attempt for run in experiment.runs] == [1, 0, 0]
+    # The next launch is another matter; and one that looked just before it was said gives the run back.
+    later = Cancellations(experiment)
+    assert others[0].id not in later
+    assert launch_with(experiment, cancelled=_AfterOneLook(others[0].id)) == State.INTERRUPTED
+    assert others[0].status().cause == Cause.CANCELLED
+    assert not list(others[0].logs.iterdir())
+
+
+class _AfterOneLook:
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._looks = 0
+
+    def __contains__(self, run_id: object) -> bool:
+        self._looks += 1
+        return run_id == self._run_id and self._looks > 2
+
+
+class _Silent:
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        pass
+
+
+def launch_with(experiment: Experiment, *, cancelled: Container[str]) -> State:
+    """Launch the second run alone. How it ended."""
+    machine = this_machine()
+    tasks, _ = tasks_of(experiment.runs[1:2], replay=True, machine=machine)
+    [status] = Launcher(
+        tasks, machine=machine, max_parallel=1, replay=True, progress=_Silent(), cancelled=cancelled
+    ).run()
+    return status.state
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.slow
+def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
+    folder = tmp_path / "e"
+    experiment = sweep(folder, *ONE, "matrix.seed=[0,1,2,3,4,5]", "train.steps=2")
+    killed, memory, limit, cancelled, completed, fresh = (run.id for run in experiment.runs)
+    for run_id, state, cause in (
+        (killed, State.FAILED, Cause.KILLED),
+        (memory, State.FAILED, Cause.OUT_OF_MEMORY),
+        (limit, State.INTERRUPTED, Cause.TIME_LIMIT),
+        (cancelled, State.INTERRUPTED, Cause.CANCELLED),
+        (completed, State.COMPLETED, Cause.NONE),
+    ):
+        experiment.run(run_id).write_status(Status(state=state, cause=cause, attempt=1))
+
+    def chosen(**which: bool) -> set[str]:
+        wanted = {"failed": False, "timeout": False, "oom": False} | which
+        named = {completed, fresh} if which.get("named") else set()
+        wanted.pop("named", None)
+        return set(runs_to_retry(experiment, named=named, **wanted))
+
+    assert chosen(failed=True) == {killed, memory}
+    assert chosen(oom=True) == {memory}
+    assert chosen(timeout=True) == {limit}
+    assert chosen(timeout=True, oom=True) == {limit, memory}
+    assert chosen(named=True) == {fresh}
+
+    assert in_process("retry", folder).code == 2
+    again = in_process("retry", folder, completed)
+    assert (again.code, again.errors) == (0, f"{completed} is completed: nothing is left to train\n")
+    experiment.run(memory).write_status(Status(state=State.COMPLETED, attempt=1))
+    none = in_process("retry", folder, "--oom").errors
+    assert none == f"None of the 6 runs ran out of memory: asyncpp status {folder}\n"
+    ended = Status(state=State.FAILED, cause=Cause.OUT_OF_MEMORY, attempt=1)
+    experiment.run(memory).write_status(ended)
+    ambiguous = in_process("retry", folder, "2bw-adamw")
+    assert (ambiguous.code, "6 runs begin with it" in ambiguous.errors) == (2, True)
+    assert "no such run" in in_process("cancel", folder, "nothing").errors
+    done = asyncpp("retry", folder, "--oom")
+    assert done.returncode == 0, done.stderr
+    after = {run.id: run.status() for run in open_experiment(folder).runs}
+    assert (after[memory].state, after[memory].attempt) == (State.COMPLETED, 2)
+    assert {run_id: status.attempt for run_id, status in after.items() if run_id != memory} == {
+        **dict.fromkeys((killed, limit, cancelled, completed), 1),
+        fresh: 0,
+    }

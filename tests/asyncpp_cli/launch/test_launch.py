@@ -1,0 +1,203 @@
+"""Runs launched for real: processes, signals, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp as in_process
+from support.launches import (
+    HOURS,
+    TINY,
+    StartLaunch,
+    asyncpp,
+    is_training,
+    processes_of,
+    sweep,
+    threads_of,
+    wait_for,
+)
+
+from asyncpp_cli.experiment.template import load, text_of
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.processes import is_gone
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+
+
+def starts(run: Run) -> int:
+    return sum(json.loads(line)["kind"] == "start" for line in run.metrics_file.read_text().splitlines())
+
+
+def weights(run: Run) -> str:
+    return str(run.metrics()[-1]["weights_sha256"])
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    changes = ["matrix.schedule=2bw", "matrix.optimizer=adamw", "train.steps=3"]
+    experiment = sweep(tmp_path / "a b;'c\"$(touch x)", *changes)
+    (tmp_path / "optimizers").mkdir()
+    (tmp_path / "optimizers" / "__init__.py").write_text("raise ImportError('a package of the user')")
+    first, second = start_launch(experiment.folder), start_launch(experiment.folder)
+    for launched in (first, second):
+        assert launched.finish(seconds=250) == 0, launched.errors
+        assert launched.output == ""
+    for run in experiment.runs:
+        assert run.status().state == State.COMPLETED
+        assert run.status().attempt == 1
+        assert run.status().step == 3
+        assert starts(run) == 1
+    assert asyncpp("launch", experiment.folder).returncode == 0
+    assert [run.status().attempt for run in experiment.runs] == [1, 1]
+
+    replayed = sweep(tmp_path / "replayed", *changes, "error_feedback=true")
+    assert asyncpp("launch", replayed.folder, "--replay").returncode == 0
+    (run,) = replayed.runs
+    assert weights(run) == weights(experiment.run(run.id))
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_a_killed_rank_fails_its_run_alone_and_ctrl_c_interrupts(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    experiment = sweep(
+        tmp_path / "e",
+        "matrix={schedule: 2bw, optimizer: adamw}",
+        f"zip={{error_feedback: [false, true], train.steps: [{HOURS}, 3]}}",
+        "exclude=[]",
+    )
+    long, short = experiment.runs
+    launched = start_launch(experiment.folder, "--max-parallel", "2")
+    wait_for(lambda: is_training(long), seconds=250)
+    os.kill(long.status().pids[1], signal.SIGKILL)
+    assert launched.finish(seconds=250) == 1, launched.errors
+    failed = long.status()
+    assert failed.state == State.FAILED
+    assert "rank 1 was killed by SIGKILL" in failed.reason
+    assert failed.reason in launched.errors
+    assert short.status().state == State.COMPLETED
+
+    launched = start_launch(experiment.folder, "--max-parallel", "3")
+    wait_for(lambda: is_training(long), seconds=250)
+    assert long.status().attempt == 2
+    processes = processes_of(long)
+    launched.ctrl_c()
+    assert launched.finish(seconds=250) == 130, launched.errors
+    assert f"To resume: asyncpp launch {experiment.folder} --max-parallel 3\n" in launched.errors
+    assert long.status().state == State.INTERRUPTED
+    assert long.status().reason == "Ctrl-C in asyncpp launch"
+    assert short.status().attempt == 1
+    wait_for(lambda: all(is_gone(process) for process in processes), seconds=250)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_a_killed_launch_leaves_its_run_going_which_the_next_leaves_alone(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    experiment = sweep(
+        tmp_path / "e",
+        "matrix={schedule: 2bw, optimizer: adamw}",
+        f"train.steps={HOURS}",
+        "exclude=[]",
+    )
+    (run,) = experiment.runs
+    launched = start_launch(experiment.folder)
+    wait_for(lambda: is_training(run), seconds=250)
+    launched.process.kill()
+    launched.finish(seconds=250)
+    before = run.status()
+
+    other = start_launch(experiment.folder)
+    wait_for(lambda: "running      (on " in other.errors, seconds=250)
+    other.ctrl_c()
+    assert other.finish(seconds=250) == 130, other.errors
+    assert (run.status().attempt, run.status().pids) == (1, before.pids)
+    assert run.status().state == State.RUNNING
+
+    supervisor = Attempt(run, 1).processes(0)[1]
+    os.kill(supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: all(is_gone(process) for process in processes_of(run)), seconds=250)
+    shown = asyncpp("status", experiment.folder, "--json")
+    (status,) = json.loads(shown.stdout)
+    assert status["state"] == "failed"
+    assert "rank 0 vanished" in status["reason"]
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_a_rank_that_saved_before_its_supervisor_looked_says_why(
+    tmp_path: Path, start_launch: StartLaunch
+) -> None:
+    """A cluster signals both at once; which of them acts first is chance."""
+    experiment = sweep(
+        tmp_path / "e", "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={HOURS}"
+    )
+    (run,) = experiment.runs
+    launched = start_launch(experiment.folder, "--replay")
+    wait_for(lambda: is_training(run), seconds=250)
+    trainer, supervisor = Attempt(run, 1).processes(0)
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    for process in (supervisor, trainer):
+        os.kill(process.pid, signal.SIGUSR2)
+    # Its first thread is seen as gone while others still end, and no parent is told of it until they have.
+    wait_for(lambda: is_gone(trainer) and threads_of(trainer) <= 1, seconds=250)
+    os.kill(supervisor.pid, signal.SIGCONT)
+    assert launched.finish(seconds=250) == 1, launched.errors
+    status = run.status()
+    assert (status.state, status.reason) == (State.INTERRUPTED, "rank 0 was told to end by SIGUSR2")
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path: Path) -> None:
+    experiment = sweep(tmp_path / "e", "matrix.schedule=2bw", "matrix.optimizer=muon", "train.steps=2")
+    under_torchrun, alone = experiment.runs
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "asyncpp_cli"]
+    started = [*torchrun, "train", str(under_torchrun.folder)]
+    # The folder it is started from comes first where Python looks, and has packages of the user's own.
+    for name in ("optimizers", "stages", "schedules"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        (tmp_path / "mine" / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    done = subprocess.run(
+        started, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path / "mine"
+    )
+    assert done.returncode == 0, done.stderr
+    assert asyncpp("train", alone.folder, "--replay").returncode == 0
+    for run in experiment.runs:
+        assert (run.status().state, run.status().attempt, run.status().step) == (State.COMPLETED, 1, 2)
+        assert starts(run) == 1
+    again = asyncpp("train", alone.folder, "--replay")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "completed" in again.stderr
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = [*TINY, "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
+    template = tmp_path / "tiny.yaml"
+    template.write_text(text_of(load("quickstart", changes)))
+    monkeypatch.setattr("asyncpp_cli.commands.quickstart.TEMPLATE", str(template))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "asyncpp-quickstart").mkdir()
+    ended = in_process("quickstart")
+    assert ended.code == 0, ended.errors
+    assert "1 of 1 runs completed in asyncpp-quickstart-2" in ended.errors
+    assert "asyncpp sweep" in ended.errors
+    assert "2bw" in ended.output
+    assert in_process("quickstart", "--out", "asyncpp-quickstart-2").code == 0
+    assert [run.status().attempt for run in open_experiment(Path("asyncpp-quickstart-2")).runs] == [1]

@@ -1,0 +1,67 @@
+"""What a run takes: a process for every rank of every replica of its pipeline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.launch.resources import Machine, ranks_of, resources_of
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.status import State
+from stages.config import ModelConfig, ParallelConfig, RunConfig, ScheduleConfig
+
+TINY = [
+    "matrix.schedule=2bw",
+    "matrix.optimizer=adamw",
+    "matrix.error_feedback=false",
+    "model=micro",
+    "data.context=16",
+    "train.microbatch_size=1",
+    "train.eval_microbatches=3",
+    "train.steps=3",
+    "parallel.stages=1",
+]
+
+
+def config_of(*, stages: int, data: int, chunks: int = 1) -> RunConfig:
+    name = "interleaved-1f1b" if chunks > 1 else "1f1b"
+    return RunConfig(
+        schedule=ScheduleConfig(name=name, microbatches=4, chunks=chunks),
+        model=ModelConfig(name="micro", layers=8, width=16, heads=2, kv_heads=2, mlp_width=32),
+        parallel=ParallelConfig(stages=stages, data=data),
+    )
+
+
+def test_a_run_has_a_rank_for_every_stage_of_every_replica() -> None:
+    assert ranks_of(config_of(stages=2, data=3)) == 6
+    assert ranks_of(config_of(stages=2, data=3, chunks=2)) == 6
+    config = config_of(stages=2, data=2)
+    here = Machine(cores=8, gpus=("0", "1", "2", "3"))
+    assert resources_of(config, replay=False, machine=here).processes == 4
+    assert resources_of(config, replay=False, machine=here).gpus == 4
+    assert resources_of(config, replay=True, machine=here).processes == 1
+    config.site.device = "cuda"
+    with pytest.raises(UserError, match="the run has 4 processes, but there are 3 GPUs"):
+        resources_of(config, replay=False, machine=Machine(cores=8, gpus=("0", "1", "2")))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.slow
+def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -> None:
+    folder = tmp_path / "experiment"
+    made = asyncpp("sweep", "quickstart", *TINY, "parallel.data=2", "--out", folder)
+    assert made.code == 0, made.errors
+    launched = asyncpp("launch", folder)
+    assert launched.code == 0, launched.errors
+    (run,) = open_experiment(folder).runs
+    assert run.status().state == State.COMPLETED, run.status().reason
+    assert [bool(Attempt(run, 1).processes(rank)) for rank in range(3)] == [True, True, False]
+    start, *rows = run.metrics()
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3]
+    assert start["tokens_per_step"] == 2 * run.config().schedule.microbatches * 16
+    assert rows[-1]["kind"] == "end"

@@ -1,0 +1,133 @@
+"""Runs that are killed or told to end, launched again: they end with the same rows and the same weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.launches import StartLaunch, asyncpp, rows_of, sweep, wait_for
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+from stages.liveness.stop_signal import RESUMABLE
+
+STEPS = 150
+ONE_RUN = ["matrix={schedule: 2bw, optimizer: muon}", "exclude=[]", "error_feedback=true", "seed=3"]
+OFTEN = ["train.eval_interval=50", "train.checkpoint_interval=20", "site.timeout=20"]
+
+
+def check_same(
+    run: Run, undisturbed: Run, *, kinds: tuple[str, ...] = ("step", "eval", "segment", "end")
+) -> None:
+    for kind in kinds:
+        assert rows_of(run, kind) == rows_of(undisturbed, kind), kind
+    assert len(rows_of(run, "step")) == STEPS
+
+
+def steps_written(run: Run) -> int:
+    try:
+        return run.metrics_file.read_text().count('"kind": "step"')
+    except FileNotFoundError:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run as it is without a kill, in one process."""
+    experiment = one_run(tmp_path_factory.mktemp("undisturbed") / "e")
+    assert asyncpp("launch", experiment.folder, "--replay").returncode == 0
+    return experiment.runs[0]
+
+
+def one_run(folder: Path, *changes: str) -> Experiment:
+    return sweep(folder, *ONE_RUN, f"train.steps={STEPS}", *OFTEN, *changes)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_kill_9_at_a_random_step_and_launch_again(
+    tmp_path: Path, undisturbed: Run, start_launch: StartLaunch, chance: random.Random
+) -> None:
+    experiment = one_run(tmp_path / "e")
+    (run,) = experiment.runs
+    step, rank = chance.randrange(1, STEPS - 10), chance.randrange(2)
+    launched = start_launch(experiment.folder)
+    wait_for(lambda: steps_written(run) >= step, seconds=250)
+    os.kill(run.status().pids[rank], signal.SIGKILL)
+    assert launched.finish(seconds=250) == 1, (step, rank, launched.errors)
+    assert (run.status().state, run.status().attempt) == (State.FAILED, 1)
+    saved = run.saved_step
+    launched = start_launch(experiment.folder)
+    assert launched.finish(seconds=250) == 0, (step, rank, launched.errors)
+    check_same(run, undisturbed)
+    starts = [json.loads(line) for line in run.metrics_file.read_text().splitlines() if '"start"' in line]
+    assert [(row["attempt"], row["step"]) for row in starts] == [(1, 0), (2, saved or 0)]
+    (shown,) = json.loads(asyncpp("status", experiment.folder, "--json").stdout)
+    assert (shown["state"], shown["saved_step"]) == ("completed", STEPS)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_ctrl_c_and_a_signal_to_one_rank_save_first(
+    tmp_path: Path, undisturbed: Run, start_launch: StartLaunch
+) -> None:
+    experiment = one_run(tmp_path / "e")
+    (run,) = experiment.runs
+    launched = start_launch(experiment.folder)
+    wait_for(lambda: steps_written(run) >= 5, seconds=250)
+    launched.ctrl_c()
+    assert launched.finish(seconds=250) == 130, launched.errors
+    first = run.saved_step
+    assert first is not None
+    assert (run.status().state, run.status().reason) == (State.INTERRUPTED, "Ctrl-C in asyncpp launch")
+    assert run.status().step == first == rows_of(run, "step")[-1]["step"]
+
+    launched = start_launch(experiment.folder)
+    wait_for(lambda: steps_written(run) >= first + 3, seconds=250)
+    os.kill(run.status().pids[0], signal.SIGUSR2)
+    assert launched.finish(seconds=250) == 1, launched.errors
+    second = run.saved_step
+    assert second is not None
+    assert second > first
+    assert run.status().state == State.INTERRUPTED
+    assert "SIGUSR2" in run.status().reason
+    ends = [Attempt(run, 2).read(f"rank-{rank}.end") for rank in (0, 1)]
+    assert [end and end["code"] for end in ends] == [RESUMABLE, RESUMABLE]
+
+    launched = start_launch(experiment.folder)
+    assert launched.finish(seconds=250) == 0, launched.errors
+    # Where it was told to end a segment was cut in two, which changes no numbers.
+    check_same(run, undisturbed, kinds=("step", "eval", "end"))
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, undisturbed: Run
+) -> None:
+    (run,) = one_run(tmp_path / "e").runs
+    command = [sys.executable, "-m", "asyncpp_cli", "train", str(run.folder), "--replay"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as training:
+        try:
+            wait_for(lambda: steps_written(run) >= 45, seconds=250)
+        finally:
+            training.terminate()
+        _, errors = training.communicate(timeout=40)
+    assert training.returncode == RESUMABLE, errors
+    assert f"saved after step {run.saved_step}" in errors
+    assert run.status().state == State.INTERRUPTED
+
+    newest = run.checkpoints / f"step-{run.saved_step}" / "__0_0.distcp"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    done = asyncpp("train", run.folder, "--replay")
+    assert done.returncode == 0, done.stderr
+    assert "is not used: __0_0.distcp has 1000 bytes instead of" in done.stderr
+    check_same(run, undisturbed)

@@ -1,0 +1,187 @@
+"""Site profiles: what they may say, and what a cell takes there."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.experiment.settings import assign
+from asyncpp_cli.launch.job.rank_entry import tasks_of_node
+from asyncpp_cli.launch.sites import find_site, read_site, site_files, user_folder
+from asyncpp_cli.launch.submission.job_shape import JobShape, shape_of
+from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
+from stages.config import RunConfig
+
+
+@pytest.fixture(autouse=True)
+def own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    user_folder().mkdir(parents=True)
+    return user_folder()
+
+
+def config(*, stages: int, **site: object) -> RunConfig:
+    made = RunConfig()
+    settings = {"schedule.name": "1f1b", "model.layers": stages, "train.steps": 1, "parallel.stages": stages}
+    assign(made, settings | {f"site.{key}": value for key, value in site.items()})
+    return made
+
+
+def test_every_shipped_profile_is_accepted() -> None:
+    assert {"local", "testcluster"} <= set(site_files())
+    for name in site_files():
+        assert find_site(name).description
+
+
+def test_a_profile_of_ones_own_is_found_by_name_and_by_path(own_profiles: Path, tmp_path: Path) -> None:
+    (own_profiles / "mine.yaml").write_text("partition: a\ntime: '90'\n")
+    (own_profiles / "testcluster.yaml").write_text("partition: b\n")
+    (tmp_path / "there.yml").write_text("gpus_per_node: 4\nrun: {grace: 60, threads: 2}\n")
+    assert (find_site("mine").partition, find_site("mine").time) == ("a", "90")
+    assert find_site("testcluster").partition == "b"
+    there = find_site(str(tmp_path / "there.yml"))
+    assert (there.name, there.gpus_per_node, there.run) == ("there", 4, {"grace": 60.0, "threads": 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("partitoin: a", "partitoin: unknown key; did you mean partition?"),
+        ("gpus_per_node: many", "gpus_per_node: must be an integer, not 'many'"),
+        ("gpus_per_node: true", "gpus_per_node: must be an integer, not True"),
+        ("time: 'soon'", "time: 'soon' is not a time"),
+        ("memory: lots", "memory: 'lots' is not an amount"),
+        ("setup: module load cuda", "setup: must be a list"),
+        ("environment: {A-B: 1}", "environment: 'A-B' is not a name"),
+        ("environment: {A: [1]}", "environment.A: must be text"),
+        ("flags: {--exclusive: true}", "flags: --exclusive: accepted: a flag's name without its dashes"),
+        ("flags: {output: x}", "flags: output is set by asyncpp"),
+        ("remove_flags: [job-name]", "flags: job-name is set by asyncpp"),
+        ("srun_flags: [mpi]", "srun_flags: 'mpi' is not a flag"),
+        ("partition: 'a b'", "partition: 'a b' is empty or contains white space"),
+        ("run: {threds: 2}", "run.threds: unknown key; did you mean site.threads?"),
+        ("run: {grace: 200}", "signal_lead: 120 s are too few; accepted: at least run.grace (200)"),
+        ("array_limit: 0", "array_limit: must be at least 1"),
+        ("scheduler: pbs", "scheduler: 'pbs' is not known; accepted: slurm"),
+    ],
+)
+def test_a_mistake_is_refused_by_file_and_key(own_profiles: Path, text: str, message: str) -> None:
+    file = own_profiles / "mine.yaml"
+    file.write_text(f"{text}\n")
+    with pytest.raises(UserError) as refused:
+        read_site(file, name="mine")
+    assert str(refused.value).startswith(f"{file}: {message}")
+
+
+def test_an_unknown_site_is_one_line_that_names_the_known(tmp_path: Path) -> None:
+    ended = asyncpp("launch", tmp_path, "--site", "nowhere")
+    assert (ended.code, ended.errors.count("\n")) == (2, 1)
+    assert "nowhere: unknown site; accepted: local, slurm-gpu, testcluster" in ended.errors
+
+
+@pytest.mark.parametrize(
+    ("stages", "profile", "shape"),
+    [
+        (8, "gpus_per_node: 8", (1, 8, 8, 1, 8)),
+        (2, "gpus_per_node: 8\ncpus_per_task: 12", (1, 2, 2, 12, 2)),
+        (16, "gpus_per_node: 8", (2, 16, 8, 1, 8)),
+        (12, "gpus_per_node: 8", (2, 12, 6, 1, 6)),
+        (5, "gpus_per_node: 4", (2, 5, 3, 1, 3)),
+        (4, "tasks_per_node: 1", (4, 4, 1, 1, 0)),
+        (4, "cpus_per_node: 8\ncpus_per_task: 4", (2, 4, 2, 4, 0)),
+        (4, "partition: any", (1, 4, 4, 1, 0)),
+    ],
+)
+def test_a_cell_takes_a_task_a_rank_and_a_gpu_a_task(
+    own_profiles: Path, stages: int, profile: str, shape: tuple[int, int, int, int, int]
+) -> None:
+    file = own_profiles / "mine.yaml"
+    file.write_text(f"{profile}\n")
+    names = ("nodes", "tasks", "tasks_per_node", "cpus_per_task", "gpus_per_node")
+    wanted = JobShape(**dict(zip(names, shape, strict=True)))
+    site = read_site(file, name="mine")
+    assert shape_of(config(stages=stages), site, replay=False) == wanted
+    alone = shape_of(config(stages=stages), site, replay=True)
+    assert (alone.nodes, alone.tasks, alone.gpus_per_node) == (1, 1, min(1, wanted.gpus_per_node))
+
+
+def test_a_cell_for_which_a_site_has_no_room_is_refused(own_profiles: Path) -> None:
+    file = own_profiles / "mine.yaml"
+    for profile, cell, key in (
+        ("cpus_per_node: 2\ncpus_per_task: 4", config(stages=2), "cpus_per_node"),
+        ("gpus_per_node: 2\nmax_nodes: 1", config(stages=4), "max_nodes"),
+        ("partition: any", config(stages=2, device="cuda"), "gpus_per_node"),
+    ):
+        file.write_text(f"{profile}\n")
+        with pytest.raises(UserError, match=f"mine.yaml: {key}: "):
+            shape_of(cell, read_site(file, name="mine"), replay=False)
+
+
+def test_how_many_tasks_a_node_has() -> None:
+    assert [tasks_of_node("2(x3),1", node=node) for node in range(4)] == [2, 2, 2, 1]
+    assert tasks_of_node("3", node=0) == 3
+    with pytest.raises(ValueError, match="does not say"):
+        tasks_of_node("2(x3),1", node=4)
+
+
+def test_the_script_has_what_the_site_adds_and_lacks_what_it_removes(
+    own_profiles: Path, tmp_path: Path
+) -> None:
+    file = own_profiles / "mine.yaml"
+    file.write_text(
+        "gpus_per_node: 4\ngpu_type: h100\ntime: '2-00:00:00'\nsignal_lead: 240\nmemory: 64G\n"
+        'setup: [module load cuda]\nenvironment: {SAID: "a b\';$(touch x)"}\n'
+        "flags: {exclusive: true, licenses: 'a:1 b'}\nremove_flags: [requeue, open-mode]\n"
+    )
+    site = read_site(file, name="mine")
+    shape = shape_of(config(stages=8), site, replay=False)
+    job = BatchJob(name="asyncpp-e-1", shape=shape, tasks=7, at_once=3, code="c0de", manifest="array-1.json")
+    script = array_script(site, tmp_path, job)
+    flags = dict(
+        line.removeprefix("#SBATCH --").partition("=")[::2]
+        for line in script.splitlines()
+        if line.startswith("#SBATCH")
+    )
+    assert flags == {
+        "array": "0-6%3",
+        "cpus-per-task": "1",
+        "exclusive": "",
+        "gres": "gpu:h100:4",
+        "job-name": "asyncpp-e-1",
+        "licenses": "'a:1 b'",
+        "mem": "64G",
+        "nodes": "2",
+        "ntasks": "8",
+        "ntasks-per-node": "4",
+        "output": "%A_%a.out",
+        "signal": "USR2@240",
+        "time": "2-00:00:00",
+    }
+    ran = subprocess.run(
+        [
+            "bash",
+            "-c",
+            script.replace("module load cuda", "true").partition("# command")[0] + 'printf %s "$SAID"',
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout == "a b';$(touch x)"
+    assert not (tmp_path / "x").exists()
+    assert script.rstrip().endswith(" -m asyncpp_cli.launch.job.array_entry array-1.json")
+
+
+def test_a_time_without_quotes_is_refused_for_what_yaml_reads(own_profiles: Path) -> None:
+    file = own_profiles / "mine.yaml"
+    file.write_text("time: 1:30:00\n")
+    with pytest.raises(UserError) as refused:
+        read_site(file, name="mine")
+    assert str(refused.value).startswith(f"{file}, line 1: 1:30:00 would be read as")
+    assert "quotes" in str(refused.value)

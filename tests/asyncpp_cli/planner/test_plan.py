@@ -1,0 +1,242 @@
+"""The planner: its list, what it says of memory and time, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.estimate import Estimate, estimate
+from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.ranking import ranked
+from asyncpp_cli.planner.roofline import Roofline
+from schedules import is_synchronous
+from stages.config import tokens_per_step
+from stages.memory.estimate import course_of, stage_memory
+from stages.pipeline.segments import segment_program
+from stages.validation import check
+
+
+@pytest.mark.slow
+def test_the_title_names_what_the_times_are_of() -> None:
+    for device in ("h100", "a100"):
+        done = asyncpp("plan", "135m", "--gpus", "4", "--rows", "1", "--schedule", "2bw", "--device", device)
+        assert f"on 4 GPUs, times of {device} (data sheet)" in " ".join(done.output.split()), done
+        listed = asyncpp("plan", "135m", "--gpus", "4", "--schedule", "2bw", "--device", device, "--json")
+        assert {one["times_of"] for one in json.loads(listed.output)} == {f"{device} (data sheet)"}
+
+
+FIELDS = [
+    *("schedule", "stages", "data_parallel", "microbatches", "microbatch_size", "recompute", "fits"),
+    *("memory_gb", "step_time", "tokens_per_second", "bubble", "delay"),
+]
+COSTS = Roofline(find_device("h100", key=""))
+
+
+def planned(*arguments: str) -> list[dict[str, Any]]:
+    ended = asyncpp("plan", *arguments, "--json")
+    assert ended.code == 0, ended.errors
+    found: list[dict[str, Any]] = json.loads(ended.output)
+    return found
+
+
+@pytest.fixture(scope="module")
+def ten_billion() -> list[dict[str, Any]]:
+    return planned("10b", "--gpus", "64", "--memory", "80")
+
+
+@pytest.mark.slow
+def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[dict[str, Any]]) -> None:
+    assert list(ten_billion[0])[: len(FIELDS)] == FIELDS
+    fitting = [one for one in ten_billion if one["fits"]]
+    assert {one["schedule"] for one in fitting if not is_synchronous(one["schedule"])} >= {"2bw", "paci"}
+    assert {one["delay"] for one in fitting if one["schedule"] == "2bw"} >= {1}
+    assert {one["chunks"] for one in fitting if one["schedule"] == "interleaved-1f1b"} == {2, 4}
+    for one in ten_billion:
+        assert one["stages"] * one["data_parallel"] == 64
+        tokens = one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 4096
+        assert tokens == 2**19
+        assert one["tokens_per_second"] == pytest.approx(tokens / one["step_time"])
+        assert one["fits"] == (one["memory_gb"] <= 80)
+        assert sum(one["cut"]) == 44
+        assert 0 <= one["bubble"] < 1
+        held = [sum(of_stage.values()) / 1e9 for of_stage in one["memory"]]
+        assert len(held) == one["stages"] * one["chunks"]
+        of_ranks = [sum(held[rank :: one["stages"]]) for rank in range(one["stages"])]
+        assert one["memory_gb"] == pytest.approx(max(of_ranks), abs=1e-3)
+
+
+def test_running_further_ahead_takes_memory_and_no_more_delay_and_can_be_faster(
+    ten_billion: list[dict[str, Any]],
+) -> None:
+    alike = ("stages", "microbatches", "microbatch_size", "recompute")
+    of_2bw = [one for one in ten_billion if one["schedule"] == "2bw"]
+    usual = {tuple(one[key] for key in alike): one for one in of_2bw if one["ahead"] == 1}
+    further = [one for one in of_2bw if one["ahead"] == 2]
+    pairs = [(one, usual[tuple(one[key] for key in alike)]) for one in further]
+    # Not always: what is in flight takes from the slack that the reduction hides in.
+    assert any(one["step_time"] < beside["step_time"] for one, beside in pairs)
+    for one, beside in pairs:
+        assert one["delay"] == beside["delay"] == 1
+        assert one["microbatches"] >= 2 * (one["stages"] - 1)
+        if one["cut"] == beside["cut"]:
+            assert one["memory_gb"] >= beside["memory_gb"]
+
+
+def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
+    assert ten_billion[0]["fits"]
+    assert not ten_billion[-1]["fits"]
+    for better, worse in pairwise(ten_billion):
+        assert (not better["fits"], better["step_time"]) <= (not worse["fits"], worse["step_time"])
+
+
+@pytest.mark.slow
+def test_every_layout_is_a_run_that_could_be_trained() -> None:
+    base = base_of("360m", ["optimizer=muon"])
+    names = ("1f1b", "interleaved-1f1b", "2bw", "paci")
+    found = ranked(base.config, gpus=8, tokens_per_step=2**17, names=names, costs=COSTS, limit_gb=75)
+    assert len(found) > 20
+    for one in found:
+        one.config.model.vocab_size = 50304  # at least that of any data
+        check(one.config)
+        assert tokens_per_step(one.config) == 2**17
+        one.config.parallel.cut = list(one.cut)
+        check(one.config)
+
+
+def test_many_microbatches_hold_no_more_at_once_than_the_program_that_stands_for_them() -> None:
+    base = base_of("360m", [])
+    sizes = {"stages": 4, "data": 1, "size": 1, "recompute": False, "chunks": 2}
+    config = layout(base.config, "interleaved-1f1b", microbatches=24, **sizes)
+    program = segment_program(config, first_step=0, steps=1)
+    whole = stage_memory(config, course_of([program]), gradient_buffers=[1] * 8)
+    planned_for = estimate(config, COSTS, limit_gb=None)
+    for of_stage, kinds in zip(whole, planned_for.memory, strict=True):
+        assert kinds | asdict(of_stage) == kinds
+
+
+@pytest.mark.slow
+def test_the_v_takes_the_time_of_2bw_and_split_fewer_activations() -> None:
+    base = base_of("7b", []).config
+
+    def planned_for(name: str, *, split: bool = False) -> Estimate:
+        config = layout(base, name, stages=4, data=1, microbatches=16, size=1, recompute=False)
+        config.schedule.split = split
+        return estimate(config, COSTS, limit_gb=None)
+
+    def activations(planned: Estimate) -> int:
+        ranks: dict[int, int] = defaultdict(int)
+        for rank, memory in zip(planned.rank_of_stage, planned.memory, strict=True):
+            ranks[rank] += memory["activations"]
+        return max(ranks.values())
+
+    two_bw, whole, split = planned_for("2bw"), planned_for("2bw-v"), planned_for("2bw-v", split=True)
+    assert whole.step.seconds == pytest.approx(two_bw.step.seconds, rel=0.2)
+    assert activations(split) < activations(whole) < activations(two_bw)
+
+
+def test_less_memory_takes_recomputation_or_more_stages() -> None:
+    large, small = (
+        [one for one in planned("3b", "--gpus", "8", "--memory", memory) if one["fits"]]
+        for memory in ("141", "20")
+    )
+    assert len(small) < len(large)
+    assert small[0]["step_time"] > large[0]["step_time"]
+    assert (small[0]["recompute"], small[0]["stages"]) > (large[0]["recompute"], large[0]["stages"])
+    assert not any(one["fits"] for one in planned("10b", "--gpus", "2", "--memory", "24"))
+
+
+def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
+    """1F1B keeps the most activations at the first stage, so that one is given fewer blocks."""
+    base = base_of("3b", [])
+    config = layout(base.config, "1f1b", stages=4, data=2, microbatches=64, size=2, recompute=False)
+    even = estimate(config, COSTS, limit_gb=None)
+    limit = even.memory_gb * 0.93
+    fitting = estimate(config, COSTS, limit_gb=limit)
+    assert even.memory_gb > limit >= fitting.memory_gb
+    assert fitting.cut[0] < even.cut[0]
+    assert sum(fitting.cut) == sum(even.cut)
+    asked = config
+    asked.parallel.cut = list(even.cut)
+    assert estimate(asked, COSTS, limit_gb=limit).cut == even.cut
+
+
+@pytest.mark.slow
+def test_a_stage_of_the_largest_model_has_as_many_parameters_as_is_planned(
+    ten_billion: list[dict[str, Any]],
+) -> None:
+    import torch
+
+    from stages.model.decoder import Stage
+    from stages.model.partition import stage_cuts
+
+    model = base_of("10b", []).config.model
+    best = next(one for one in ten_billion if one["schedule"] == "1f1b" and one["fits"])
+    for cut, memory in zip(stage_cuts(best["cut"]), best["memory"], strict=True):
+        with torch.device("meta"):
+            module = Stage(model, cut, context=4096)
+        assert memory["weights"] == 2 * sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.slow
+def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
+    found = planned("quickstart", "--gpus", "2", "--memory", "1")
+    tokens = {one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 128 for one in found}
+    assert tokens == {2048}
+    assert all(one["fits"] for one in found)
+    table = asyncpp("plan", "quickstart", "--gpus", "2", "--memory", "1", "--rows", "3")
+    assert table.code == 0
+    assert f"3 of {len(found)} layouts" in table.output
+    assert "GB per stage (limit 1.0)" in table.output
+
+
+@pytest.mark.slow
+def test_schedules_can_be_chosen() -> None:
+    found = planned("360m", "--gpus", "4", "--schedule", "gpipe", "--schedule", "pipedream-unstashed")
+    assert {one["schedule"] for one in found} == {"gpipe", "pipedream-unstashed"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nano3", "--gpus", "2"], "unknown experiment template 'nano3'"),
+        (["360m", "--gpus", "0"], "Invalid value for '--gpus'"),
+        (["360m", "--gpus", "2", "--memory", "-1"], "--memory -1"),
+        (["360m", "--gpus", "2", "--device", "abacus"], "unknown GPU 'abacus'; accepted: h100"),
+        (["360m", "--gpus", "2", "--schedule", "3f3b"], "--schedule 3f3b: unknown; accepted: gpipe"),
+        (["360m", "--gpus", "64", "--tokens-per-step", "1000"], "no layout of 64 GPUs"),
+        (["360m", "widht=3", "--gpus", "2"], "widht: unknown key"),
+        (["360m", "optimizer", "--gpus", "2"], "write KEY=VALUE"),
+        (["360m", "--gpus", "2", "--profile", "nowhere.json"], "nowhere.json: cannot be read"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], message: str) -> None:
+    refused = asyncpp("plan", *arguments)
+    assert refused.code == 2
+    assert message in " ".join(refused.errors.split())
+
+
+@pytest.mark.slow
+def test_a_sweep_shows_memory_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    shown = asyncpp("sweep", "quickstart", "--list")
+    assert (shown.code, "GB a rank" in shown.output, "step s" in shown.output) == (0, True, False)
+    large = ["model=3b", "data.context=4096", "site.gpu=h100", "matrix.schedule=1f1b"]
+    shown = asyncpp("sweep", "quickstart", "--list", *large, "site.memory_gb=300")
+    assert (shown.code, "step s" in shown.output) == (0, True)
+    refused = asyncpp("sweep", "quickstart", "--out", tmp_path / "e", *large, "site.memory_gb=80")
+    assert refused.code == 2
+    assert "site.memory_gb: stage 0 needs" in refused.errors
+    assert "a device has 80" in refused.errors
+    assert "activations" in refused.errors
+    assert "it would fit with train.recompute: true" in refused.errors
+    assert not (tmp_path / "e").exists()
+    refused = asyncpp("sweep", "quickstart", "--list", "site.gpu=abacus")
+    assert (refused.code, "site.gpu: unknown GPU 'abacus'" in refused.errors) == (2, True)

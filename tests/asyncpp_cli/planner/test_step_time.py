@@ -1,0 +1,108 @@
+"""The planner's closed forms beside the simulator that plays every action."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import schedules
+from asyncpp_cli.planner.step_time import StageTimes, simulated_step, step_time
+from schedules.simulate import steps_to_measure
+
+
+def times(*, stages: int, uneven: bool, message: float, update: float, reduction: float = 0.0) -> StageTimes:
+    generator = random.Random(stages)
+    forward = tuple(1 + uneven * 0.3 * generator.random() for _ in range(stages))
+    return StageTimes(
+        forward=forward,
+        backward=tuple(1.8 * seconds for seconds in forward),
+        input_half=tuple(1.1 * seconds for seconds in forward),
+        weight_half=tuple(0.8 * seconds for seconds in forward),
+        update=(update,) * stages,
+        reduction=(reduction,) * stages,
+        message=message,
+    )
+
+
+def simulated(
+    name: str, given: StageTimes, *, microbatches: int, chunks: int = 1, ahead: int = 1
+) -> tuple[float, float]:
+    """Seconds a step and the bubble, every action played."""
+    ranks = len(given.forward) // chunks
+    steps = steps_to_measure(stages=ranks * chunks, microbatches=microbatches, ahead=ahead)
+    program = schedules.build(
+        name, stages=ranks, microbatches=microbatches, steps=steps, chunks=chunks, ahead=ahead
+    )
+    whole = simulated_step(program, given)
+    return whole.seconds, whole.bubble
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", "2bw", "pipedream", "paci"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 8, 16])
+def test_steps_take_as_long_as_in_the_simulator(name: str, stages: int) -> None:
+    for microbatches in (2, 8, 64):
+        for uneven in (False, True):
+            for message in (0.0, 0.1):
+                given = times(stages=stages, uneven=uneven, message=message, update=0.2)
+                estimated = step_time(name, given, microbatches=microbatches, update_interval=None)
+                seconds, bubble = simulated(name, given, microbatches=microbatches)
+                # Updates that are met between two messages overlap with them in part; beyond that, and with
+                # messages that take time, it is exact.
+                assert estimated.seconds == pytest.approx(seconds, rel=0.03)
+                assert estimated.bubble == pytest.approx(bubble, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", "2bw"])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_without_messages_and_updates_it_is_exact(name: str, uneven: bool) -> None:
+    for stages, microbatches in ((2, 2), (4, 4), (4, 32), (8, 64)):
+        given = times(stages=stages, uneven=uneven, message=0.0, update=0.0)
+        estimated = step_time(name, given, microbatches=microbatches, update_interval=None)
+        assert estimated.seconds == pytest.approx(
+            simulated(name, given, microbatches=microbatches)[0], rel=1e-3
+        )
+
+
+@pytest.mark.parametrize("microbatches", [6, 8, 40])
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [("interleaved-1f1b", 2), ("interleaved-1f1b", 3), ("looped-bfs", 2), ("zb-v", 2), ("dualpipe-v", 2)],
+)
+def test_a_rank_of_several_stages(name: str, chunks: int, microbatches: int) -> None:
+    microbatches += 4 if name == "dualpipe-v" else 0
+    given = times(stages=4 * chunks, uneven=True, message=0.05, update=0.1)
+    estimated = step_time(name, given, microbatches=microbatches, update_interval=None, chunks=chunks)
+    seconds, bubble = simulated(name, given, microbatches=microbatches, chunks=chunks)
+    assert estimated.seconds == pytest.approx(seconds, rel=0.03)
+    assert estimated.bubble == pytest.approx(bubble, abs=0.03)
+
+
+@pytest.mark.parametrize("message", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("ahead", [2, 3])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_pipeline_that_runs_further_ahead(*, message: float, ahead: int, uneven: bool) -> None:
+    given = times(stages=4, uneven=uneven, message=message, update=0.2)
+    estimated = step_time("2bw", given, microbatches=24, update_interval=None, ahead=ahead)
+    seconds, bubble = simulated("2bw", given, microbatches=24, ahead=ahead)
+    assert estimated.seconds == pytest.approx(seconds, rel=0.03)
+    assert estimated.bubble == pytest.approx(bubble, abs=0.03)
+
+
+@pytest.mark.parametrize(("name", "exposed"), [("1f1b", 2.0), ("paci", 2.0), ("2bw", 0.0)])
+def test_a_reduction_is_hidden_where_the_schedule_has_room_for_it(name: str, exposed: float) -> None:
+    hidden = times(stages=4, uneven=False, message=0.0, update=0.1, reduction=2.0)
+    free = times(stages=4, uneven=False, message=0.0, update=0.1)
+    with_it, without = (
+        step_time(name, given, microbatches=16, update_interval=None).seconds for given in (hidden, free)
+    )
+    assert with_it - without == pytest.approx(exposed)
+    assert with_it == pytest.approx(simulated(name, hidden, microbatches=16)[0], rel=0.03)
+
+
+def test_more_updates_a_step_take_more_time() -> None:
+    given = times(stages=4, uneven=False, message=0.0, update=0.5)
+    often, once = (
+        step_time("pipedream", given, microbatches=8, update_interval=interval).seconds for interval in (1, 8)
+    )
+    assert often - once == pytest.approx(7 * 0.5)

@@ -1,0 +1,132 @@
+"""Metrics read in columns are those read line by line."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.report_experiment import metrics
+
+from asyncpp_cli.report.load import metrics_rows as rows_module
+from asyncpp_cli.report.load.metrics_rows import STEP_SCHEMA, Metrics, from_rows, read_metrics
+from asyncpp_cli.runs.run_folder import Run
+
+
+def written(folder: Path, text: str) -> Run:
+    run = Run(folder)
+    run.metrics_file.write_text(text)
+    return run
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def assert_same(found: Metrics, expected: Metrics) -> None:
+    assert found.steps.equals(expected.steps, null_equal=True)
+    assert (list(found.others), found.torn) == (list(expected.others), expected.torn)
+
+
+def read_slowly(run: Run) -> Metrics:
+    rows, torn = run.metrics_and_torn_lines()
+    return from_rows(rows, torn=torn)
+
+
+@pytest.fixture
+def only_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow way is an error."""
+
+    def never(*_: Any, **__: Any) -> Metrics:
+        raise AssertionError("read line by line")
+
+    monkeypatch.setattr(rows_module, "from_rows", never)
+
+
+@pytest.mark.usefixtures("only_fast")
+def test_a_whole_file_is_read_in_columns(tmp_path: Path) -> None:
+    run = written(tmp_path, lines(metrics()))
+    found = read_metrics(run)
+    assert_same(found, read_slowly(run))
+    assert found.steps["step"].to_list() == [1, 2, 3, 4]
+    assert [row["kind"] for row in found.others] == ["start", "segment", "eval", "segment", "eval", "end"]
+
+
+@pytest.mark.usefixtures("only_fast")
+def test_a_file_without_steps_is_read_in_columns(tmp_path: Path) -> None:
+    run = written(tmp_path, lines(metrics()[:1]))
+    assert_same(read_metrics(run), read_slowly(run))
+    assert read_metrics(Run(tmp_path / "none")).others == ()
+
+
+@pytest.mark.usefixtures("only_fast")
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_losses_that_are_not_finite_are_read_in_columns(tmp_path: Path, bad: float) -> None:
+    rows = metrics(val_losses=(4.0, bad))
+    rows[2] |= {"train_loss": bad, "grad_norm": None, "skipped": True}
+    found = read_metrics(written(tmp_path, lines(rows)))
+    assert [math.isfinite(loss) for loss in found.steps["train_loss"]] == [True, False, True, True]
+    last = found.others[-2]["val_loss"]
+    assert last == bad or math.isnan(last) == math.isnan(bad)
+
+
+def test_a_torn_line_is_counted_wherever_it_is(tmp_path: Path) -> None:
+    text = lines(metrics())
+    for torn in (
+        text[:-20],
+        text.replace('{"kind": "step", "step": 2', '{"kind": "st\n{"kind": "step", "step": 2'),
+    ):
+        found = read_metrics(written(tmp_path, torn))
+        assert found.torn == 1
+        assert found.steps["step"].to_list() == [1, 2, 3, 4]
+
+
+@given(st.data())
+@pytest.mark.slow
+def test_resumed_runs_lose_the_same_rows_either_way(data: st.DataObject) -> None:
+    """Attempts that go on from any step, with rows of any later ones before them."""
+    rows: list[dict[str, Any]] = []
+    done = 0
+    for _ in range(data.draw(st.integers(1, 4))):
+        begin = data.draw(st.integers(0, done))
+        rows.append({"kind": "start", "step": begin, "updates": begin})
+        done = begin + data.draw(st.integers(0, 4))
+        for step in range(begin + 1, done + 1):
+            rows.append(dict(metrics()[1]) | {"step": step, "train_loss": data.draw(st.floats(1, 5))})
+            if data.draw(st.booleans()):
+                rows.append({"kind": "eval", "step": step, "tokens": step, "val_loss": 1.0, "seconds": 1.0})
+    with tempfile.TemporaryDirectory() as folder:
+        run = written(Path(folder), lines(rows))
+        expected = read_slowly(run)
+        assert_same(rows_module._read_in_columns(run.metrics_file.read_bytes()), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", "x"),
+        ("step", 1.5),
+        ("tokens", None),
+        ("skipped", 1),
+        ("train_loss", "low"),
+        ("seconds", True),
+    ],
+)
+def test_a_step_row_of_another_form_is_an_error(tmp_path: Path, name: str, value: Any) -> None:
+    rows = metrics()
+    rows[1][name] = value
+    with pytest.raises((TypeError, ValueError)):
+        read_metrics(written(tmp_path, lines(rows)))
+    del rows[1][name]
+    with pytest.raises((KeyError, ValueError)):
+        read_metrics(written(tmp_path, lines(rows)))
+
+
+def test_the_columns_are_the_fields_of_a_step_row() -> None:
+    assert set(STEP_SCHEMA) == set(metrics()[1]) - {"kind"}

@@ -1,0 +1,209 @@
+"""Runs that failed, are gone, or whose files are damaged: reported as such, the rest unharmed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
+from support.command_line import asyncpp
+from support.report_experiment import (
+    ExperimentFolder,
+    cells_of,
+    metrics,
+    quickstart_folder,
+    report_of,
+    settings,
+)
+
+from asyncpp_cli.report.analysis.timelines import timeline_pairs
+from asyncpp_cli.report.formats.html.gantt_svg import to_svg
+from asyncpp_cli.report.formats.html.page_data import page_data
+from asyncpp_cli.report.formats.latex import to_latex
+from asyncpp_cli.report.formats.markdown import to_markdown
+from asyncpp_cli.report.formats.records import to_csv, to_json, to_parquet
+from asyncpp_cli.report.formats.step_table import to_step_table
+from asyncpp_cli.report.formats.terminal import to_text
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.processes import this_process
+from asyncpp_cli.runs.status import State, Status
+
+
+@pytest.fixture
+def quickstart(tmp_path: Path) -> ExperimentFolder:
+    return quickstart_folder(tmp_path / "experiment")
+
+
+def test_every_cell_is_shown_whatever_became_of_it(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    experiment.add(settings("1f1b", "muon"))
+    killed = Status(state=State.FAILED, attempt=1, step=2, steps=4, reason="rank 1 was killed by SIGKILL")
+    experiment.add(settings("2bw", "muon"), status=killed)
+    going_on = experiment.add(settings("2bw", "adamw"), status=Status())
+    attempt = claim(going_on, processes=1, replay=True, steps=4)
+    assert attempt is not None
+    attempt.record_start(0, this_process())
+    experiment.add(settings("gpipe", "muon"), status=Status())
+    gone = experiment.add(settings("gpipe", "adamw"))
+    for file in gone.folder.iterdir():
+        file.unlink()
+    gone.folder.rmdir()
+    cells = cells_of(experiment.folder)
+    assert [cell["status"] for cell in cells] == ["completed", "failed", "running", "pending", "missing"]
+    assert "SIGKILL" in cells[1]["reason"]
+    assert (cells[4]["schedule"], cells[4]["optimizer"], cells[4]["val_loss"]) == ("gpipe", "adamw", None)
+    assert "rank 1 was killed by SIGKILL" in to_text(report_of(experiment.folder))
+    assert "rank 1 was killed by SIGKILL" in to_markdown(report_of(experiment.folder))
+
+
+def test_a_run_whose_process_has_vanished_is_not_called_running(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    run = experiment.add(settings("2bw", "adamw"), status=Status())
+    code = (
+        "import sys; from pathlib import Path; from asyncpp_cli.runs.attempts.claims import claim; "
+        "from asyncpp_cli.runs.processes import this_process; "
+        "from asyncpp_cli.runs.run_folder import open_run; "
+        "attempt = claim(open_run(Path(sys.argv[1])), processes=1, replay=True, steps=4); "
+        "attempt.record_start(0, this_process())"
+    )
+    subprocess.run([sys.executable, "-c", code, str(run.folder)], check=True, timeout=60)
+    [cell] = cells_of(experiment.folder)
+    assert cell["status"] == "failed"
+    assert "rank 0" in cell["reason"]
+
+
+def damage_nothing_but_the_last_line(run: Path) -> None:
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text[:-20])
+
+
+def remove_metrics(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+
+
+def remove_config(run: Path) -> None:
+    (run / "config.yaml").unlink()
+
+
+def spoil_config(run: Path) -> None:
+    (run / "config.yaml").write_text("train: [1, 2")
+
+
+def spoil_status(run: Path) -> None:
+    (run / "status.json").write_text('{"format": 1, "sta')
+
+
+def make_status_newer(run: Path) -> None:
+    content = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps(content | {"format": 99}))
+
+
+def spoil_a_row(run: Path) -> None:
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text.replace('"steady_seconds": 2.0', '"steady_seconds": "long"'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [
+        (remove_metrics, "metrics.jsonl"),
+        (remove_config, "config.yaml"),
+        (spoil_config, "config.yaml"),
+        (spoil_status, "status.json"),
+        (make_status_newer, "status.json"),
+        (spoil_a_row, "metrics.jsonl"),
+    ],
+)
+def test_a_damaged_run_is_reported_and_the_rest_unharmed(
+    quickstart: ExperimentFolder, damage: Any, file: str
+) -> None:
+    whole = cells_of(quickstart.folder)
+    damage(quickstart.folder / "runs" / quickstart.cells[-1].id)
+    *others, damaged = cells_of(quickstart.folder)
+    assert others == whole[:-1]
+    assert (damaged["schedule"], damaged["status"], damaged["n"]) == ("2bw", "damaged", 1)
+    assert file in damaged["reason"]
+    assert file in re.sub(r"\s", "", to_text(report_of(quickstart.folder)))
+
+
+@pytest.mark.slow
+def test_a_torn_last_line_costs_that_line_alone(quickstart: ExperimentFolder) -> None:
+    whole = cells_of(quickstart.folder)
+    damage_nothing_but_the_last_line(quickstart.folder / "runs" / quickstart.cells[0].id)
+    assert cells_of(quickstart.folder) == whole
+    printed = asyncpp("report", quickstart.folder)
+    assert "1 truncated line(s)" in " ".join(printed.output.split())
+
+
+def test_a_diverged_run_is_null_in_json_and_named_in_the_table(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    experiment.add(settings("1f1b", "muon"))
+    experiment.add(settings("2bw", "muon"), rows=metrics(val_losses=(4.0, math.nan), delay=1))
+    [_, diverged] = cells_of(experiment.folder)
+    assert (diverged["val_loss"], diverged["gap"], diverged["status"]) == (None, None, "completed")
+    assert "nan" in to_text(report_of(experiment.folder))
+
+
+def test_repeated_steps_count_once(tmp_path: Path) -> None:
+    """A run that was killed and begun again: only the second attempt's rows count."""
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    first = metrics(val_losses=(9.0, 9.0), steady=((1, 100.0), (1, 100.0)))[:6]
+    experiment.add(settings("1f1b", "muon"), rows=[*first, *metrics(val_losses=(4.0, 3.0))])
+    [cell] = cells_of(experiment.folder)
+    assert (cell["val_loss"], cell["tokens_per_second"]) == (3.0, 1000.0)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings_of_hypothesis(max_examples=100, deadline=None)
+@given(
+    schedules=st.permutations(["1f1b", "2bw"]),
+    place=st.integers(0, 10),
+    field=st.integers(0, 100),
+    value=JSON,
+    remove=st.booleans(),
+)
+@pytest.mark.slow
+def test_no_row_whatever_it_holds_stops_the_report(
+    schedules: list[str], place: int, field: int, value: Any, remove: bool
+) -> None:
+    rows = metrics()
+    for row in rows:
+        if row["kind"] == "segment":
+            row["action_seconds"] = {"F": [0.1, 0.1], "B": [0.2, 0.2], "U": [0.01, 0.01]}
+            row["memory"] = {"total": [1, 2], "device_peak": []}
+    row = rows[place % len(rows)]
+    name = list(row)[field % len(row)]
+    if remove:
+        del row[name]
+    else:
+        row[name] = value
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = ExperimentFolder(Path(folder) / "experiment")
+        experiment.add(settings(schedules[0], "muon"), rows=rows)
+        experiment.add(settings(schedules[1], "muon"))
+        report = report_of(experiment.folder, keep_steps=True, target=3.5)
+        cells = json.loads(to_json(report.cells))
+        assert cells[1]["val_loss"] == 3.0
+        assert cells[0]["status"] in ("completed", "damaged")
+        written = (to_text(report), to_markdown(report), to_latex(report), to_csv(report.cells))
+        for text in (*written, page_data(report.cells)):
+            assert "2bw" in text
+        to_parquet(report.cells)
+        to_step_table(report.cells)
+        for pair in timeline_pairs(report.cells):
+            assert to_svg(pair).endswith("</svg>")

@@ -1,0 +1,229 @@
+"""One report in every form: the numbers are the same, and names do no harm in any of them."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
+from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
+
+from asyncpp_cli.report.formats.html.page import to_page
+from asyncpp_cli.report.formats.html.page_data import page_data
+from asyncpp_cli.report.formats.latex import to_latex
+from asyncpp_cli.report.formats.markdown import to_markdown
+from asyncpp_cli.report.formats.records import to_csv, to_json, to_parquet
+from asyncpp_cli.report.formats.terminal import to_text
+from asyncpp_cli.report.layout import columns as columns_module
+from asyncpp_cli.report.layout.column import single
+from asyncpp_cli.report.layout.columns import records, shown_columns
+from asyncpp_cli.report.layout.document import Report
+from asyncpp_cli.runs.status import State, Status
+
+HOSTILE = "</script><script>alert(1)</script>|[bold]\x1b[31m`x`$\\input{a}$_%&<img src=x onerror=alert(1)>"
+
+
+class Rows(html.parser.HTMLParser):
+    """The texts of a page's table cells by row, its script elements' number, and the addresses it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.scripts = 0
+        self.handlers: list[str] = []
+        self.links: list[str] = []
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._inside = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.rows[-1][-1] += data
+
+
+def page_of(report: Report, folder: Path) -> str:
+    """The page without plotly, which knows nothing of the report."""
+    page = to_page(report, steps_file="steps.parquet", folder=folder)
+    begin = page.index("<script>/**\n* plotly.js")
+    return page[:begin] + page[page.index("</script>", begin) + len("</script>") :]
+
+
+FINITE = st.floats(0.5, 20.0)
+
+
+@settings_of_hypothesis(max_examples=15, deadline=None)
+@given(
+    losses=st.lists(FINITE, min_size=6, max_size=6),
+    seconds=st.lists(st.floats(0.01, 100.0), min_size=6, max_size=6),
+    busy=st.floats(0.05, 1.0),
+)
+@pytest.mark.slow
+def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
+    losses: list[float], seconds: list[float], busy: float
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        experiment = ExperimentFolder(folder / "experiment")
+        for place, (loss, time) in enumerate(zip(losses, seconds, strict=True)):
+            rows = metrics(
+                val_losses=(5.0, loss), steady=((1000, time), (500, time)), busy=((busy, 0.5), (0.9, 1.0))
+            )
+            experiment.add(settings(("1f1b", "2bw")[place % 2], "muon", seed=place // 2), rows=rows)
+        report = report_of(experiment.folder, keep_steps=True)
+        cells = json.loads(to_json(report.cells))
+        in_csv = list(csv.DictReader(io.StringIO(to_csv(report.cells))))
+        in_parquet = pl.read_parquet(to_parquet(report.cells)).to_dicts()
+        arms = json.loads(page_data(report.cells))["arms"]
+        page = Rows()
+        page.feed(page_of(report, folder))
+        terminal, markdown = to_text(report), to_markdown(report)
+        for place, cell in enumerate(cells):
+            # The records hold the same values, as far as a form has types for them.
+            for key, value in cell.items():
+                if isinstance(value, float | int) and not isinstance(value, bool):
+                    assert (float(in_csv[place][key]), in_parquet[place][key]) == (value, value), key
+                elif value is None:
+                    assert (in_csv[place][key], in_parquet[place][key]) == ("", None), key
+            arm = arms[place]
+            for key in ("val_loss", "gap", "gap_low", "gap_high", "tokens_per_second", "busy_by_rank"):
+                assert arm[key] == cell[key], key
+            # The tables say them to the digits that they show.
+            shown = [
+                f"{cell['val_loss']:.3f}±{cell['val_loss_std']:.3f}",
+                f"{cell['bits_per_byte']:.3f}",
+                f"{cell['tokens_per_second']:,.0f}",
+                f"{cell['bubble']:.0%} ({cell['bubble_predicted']:.0%})",
+            ]
+            if cell["gap"] is not None:
+                half = (cell["gap_high"] - cell["gap_low"]) / 2
+                shown += [f"{cell['gap']:+.3f}±{half:.3f}", f"{cell['throughput_ratio']:.2f}"]
+            assert set(shown) <= set(page.rows[place + 1])
+            [line] = [line for line in terminal.splitlines() if line.startswith(f"{cell['schedule']} ")]
+            assert [text for text in shown if text not in line] == []
+            assert [text for text in shown if f" {text} |" not in markdown.splitlines()[4 + place]] == []
+
+
+def test_every_column_that_people_see_is_a_number_of_the_records(tmp_path: Path) -> None:
+    report = report_of(quickstart_folder(tmp_path / "experiment").folder)
+    known = records(report.cells)[0]
+    assert [column.key for column in shown_columns(report.cells) if column.key not in known] == []
+
+
+def test_a_column_is_declared_once_for_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = report_of(quickstart_folder(tmp_path / "experiment").folder)
+    column = single("half_loss", "half\nloss", lambda cell: cell.val_loss.mean / 2, form="{:.4f}")
+    measured = columns_module.measured_columns
+    monkeypatch.setattr(columns_module, "measured_columns", lambda cells: [*measured(cells), column])
+    number = report.cells[0].val_loss.mean / 2
+    laid_out = replace(report, cols=("optimizer",), values="half_loss")
+    for text in (
+        *(to_text(report), to_markdown(report), to_latex(report), page_of(report, tmp_path)),
+        *(to_text(laid_out), to_markdown(laid_out), to_latex(laid_out), page_of(laid_out, tmp_path)),
+    ):
+        assert "half" in text
+        assert f"{number:.4f}" in text
+    assert json.loads(to_json(report.cells))[0]["half_loss"] == number
+    assert float(next(csv.DictReader(io.StringIO(to_csv(report.cells))))["half_loss"]) == number
+    assert pl.read_parquet(to_parquet(report.cells))["half_loss"][0] == number
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Report:
+    experiment = ExperimentFolder(tmp_path / "experiment", name=HOSTILE)
+    for seed in range(2):
+        experiment.add(settings("1f1b", "muon", seed=seed, **{"model.name": HOSTILE}))
+    failed = Status(state=State.FAILED, reason=HOSTILE)
+    names = {"model.name": HOSTILE, "data.path": HOSTILE}
+    experiment.add(settings("2bw", "muon", **names), status=failed, axes={"data.path": HOSTILE})
+    return report_of(experiment.folder, keep_steps=True)
+
+
+def test_names_with_html_in_them_stay_text_on_the_page(hostile: Report, tmp_path: Path) -> None:
+    page = Rows()
+    page.feed(page_of(hostile, tmp_path))
+    # The data and our own script; plotly's was cut out.
+    assert page.scripts == 2
+    assert page.handlers == []
+    assert sorted(set(page.links)) == [
+        *(f"experiment/runs/run-{number}/" for number in range(3)),
+        "steps.parquet",
+    ]
+    assert "<" not in page_data(hostile.cells)
+    assert HOSTILE in json.loads(page_data(hostile.cells))["arms"][1]["name"]
+
+
+def test_names_with_latex_in_them_stay_text(hostile: Report) -> None:
+    text = to_latex(hostile)
+    assert "\\input" not in text
+    assert "\\textbackslash{}input\\{a\\}" in text
+    rows = [line for line in text.splitlines() if line.strip().startswith(("1f1b", "2bw")) and "&" in line]
+    columns_of = {len(re.findall(r"(?<!\\)&", row)) for row in rows}
+    assert len(rows) == 2
+    assert len(columns_of) == 1
+    # Every special character outside of our own commands is escaped.
+    [caption] = [line for line in text.splitlines() if "caption" in line]
+    inner = caption.removeprefix("  \\caption{").removesuffix("}")
+    assert re.findall(r"(?<!\\)[$&#%_]", inner.replace(r"$\pm$", "")) == []
+    assert "\x1b" not in text
+
+
+def test_latex_has_as_many_titles_as_numbers(tmp_path: Path) -> None:
+    text = to_latex(report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder))
+    [layout] = re.findall(r"begin\{tabular\}\{([lr]+)\}", text)
+    body = text[text.index("\\toprule") : text.index("\\bottomrule")]
+    rows = [line for line in body.splitlines() if line.endswith("\\\\")]
+    assert {len(row.split(" & ")) for row in rows} == {len(layout)}
+    assert "$\\pm$" in body
+    assert text.count("{") == text.count("}")
+
+
+def test_the_latex_float_holds_the_table_alone_and_has_a_label(tmp_path: Path) -> None:
+    report = report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder)
+    inside, end, after = to_latex(report).partition("\\end{table}\n")
+    assert end
+    assert re.search(r"\\caption\{.*\}\n  \\label\{tab:[a-z0-9-]+\}\n", inside)
+    assert "\\par" not in inside
+    assert len(after.splitlines()) == len([*report.summary, *report.problems, *report.conditions]) > 0
+    assert all(line.startswith("% ") for line in after.splitlines())
+
+
+def test_the_curves_of_many_runs_fit_into_what_they_may_take(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    for seed in range(8):
+        start, step, *rest = metrics()
+        steps = [step | {"step": place, "train_loss": 2 + 1 / place} for place in range(1, 401)]
+        steps[200]["train_loss"] = 7.5
+        others = [row for row in rest if row["kind"] != "step"]
+        experiment.add(settings("1f1b", "muon", seed=seed), rows=[start, *steps, *others])
+    cells = report_of(experiment.folder, keep_steps=True).cells
+    whole = page_data(cells)
+    assert [len(run["train"]["loss"]) for run in json.loads(whole)["arms"][0]["runs"]] == [400] * 8
+    text = page_data(cells, most_characters=20_000)
+    assert len(text) <= 20_000 < len(whole)
+    for run in json.loads(text)["arms"][0]["runs"]:
+        assert (max(run["train"]["loss"]), min(run["train"]["loss"])) == (7.5, 2.0025)
+        assert (run["train"]["step"][0], run["train"]["step"][-1]) == (1, 400)
+        mean = sum(run["mean"]["loss"]) / len(run["mean"]["loss"])
+        assert mean == pytest.approx(2.03, abs=0.02)

@@ -1,0 +1,88 @@
+"""One run's rows against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from support.report_experiment import metrics
+
+from asyncpp_cli.report.load.measure import Measurement
+from asyncpp_cli.report.load.measure import measure as measure_metrics
+from asyncpp_cli.report.load.metrics_rows import from_rows
+
+
+def measure(rows: Sequence[Mapping[str, Any]]) -> Measurement:
+    return measure_metrics(from_rows(rows))
+
+
+def test_last_evaluation_is_the_loss() -> None:
+    measured = measure(metrics(val_losses=(4.0, 3.0)))
+    assert measured.val_loss == 3.0
+    assert measured.steps_done == 4
+
+
+def test_bits_per_byte_counts_the_bytes_of_a_token() -> None:
+    rows = metrics(val_losses=(4.0, 2 * math.log(2)))
+    assert measure(rows).bits_per_byte == pytest.approx(2.0, rel=1e-15)
+    rows[0]["bytes_per_token"] = 4.0
+    assert measure(rows).bits_per_byte == pytest.approx(0.5, rel=1e-15)
+
+
+def test_throughput_is_total_tokens_over_total_seconds_not_a_mean_of_rates() -> None:
+    assert measure(metrics(steady=((1000, 1.0), (3000, 9.0)))).tokens_per_second == 400.0
+
+
+def test_segments_of_one_update_have_no_steady_state() -> None:
+    measured = measure(metrics(steady=((0, 0.0), (0, 0.0))))
+    assert measured.tokens_per_second is None
+    assert measured.bubble is None
+
+
+def test_bubble_weighs_segments_by_their_length() -> None:
+    # rank 0 is busy for 1 s of 2 and 7.2 s of 8, rank 1 for 0.5 s of 2 and 6 s of 8
+    measured = measure(metrics(steady=((1, 2.0), (1, 8.0)), busy=((0.5, 0.25), (0.9, 0.75))))
+    assert measured.bubble_by_rank == pytest.approx((0.18, 0.35))
+    assert measured.bubble == pytest.approx(0.265)
+
+
+def test_delay_is_the_largest_of_all_stages_and_segments() -> None:
+    rows = metrics(delay=1)
+    assert measure(rows).delay == 1
+    [first, second] = [row for row in rows if row["kind"] == "segment"]
+    first["delay_max"] = [3, 0]
+    second["delay_max"] = [1, 2]
+    assert measure(rows).delay == 3
+
+
+def test_skipped_steps_are_counted() -> None:
+    rows = metrics()
+    rows[1]["skipped"] = True
+    assert measure(rows).skipped_steps == 1
+
+
+def test_a_run_that_has_just_begun_has_no_numbers() -> None:
+    measured = measure(metrics()[:1])
+    assert (measured.val_loss, measured.tokens_per_second, measured.delay, measured.bubble) == (None,) * 4
+    assert measured.unigram_bits_per_byte == 4.83
+    assert measure([]) == Measurement()
+
+
+def test_memory_is_the_largest_of_the_segments_and_the_devices_where_they_count_it() -> None:
+    rows = metrics()
+    assert measure(rows).peak_memory == ()
+    [first, second] = [row for row in rows if row["kind"] == "segment"]
+    first["memory"] = {"weights": [1, 1], "total": [10, 40], "device_peak": []}
+    second["memory"] = {"weights": [1, 1], "total": [30, 20], "device_peak": []}
+    assert measure(rows).peak_memory == (30, 40)
+    first["memory"]["device_peak"] = second["memory"]["device_peak"] = [50, 60]
+    assert measure(rows).peak_memory == (50, 60)
+
+
+def test_a_segment_in_which_a_rank_was_not_timed_has_no_bubble() -> None:
+    rows = metrics(steady=((1000, 2.0), (0, 1.0)), busy=((0.5, 0.75), (0.5, 0.5)))
+    [_, second] = [row for row in rows if row["kind"] == "segment"]
+    second["busy"] = [None, None]
+    assert measure(rows).bubble_by_rank == (0.5, 0.25)

@@ -1,0 +1,181 @@
+"""The numbers of a report, recomputed from the raw metrics, and alike in every form."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from rich.console import Console
+from support.report_experiment import (
+    ExperimentFolder,
+    cells_of,
+    metrics,
+    quickstart_folder,
+    report_of,
+    settings,
+)
+
+from asyncpp_cli.report.formats.markdown import to_markdown
+from asyncpp_cli.report.formats.records import to_csv, to_parquet
+from asyncpp_cli.report.formats.terminal import to_table, to_text
+
+REQUIRED_KEYS = {
+    *("schedule", "optimizer", "error_feedback", "model", "status", "n"),
+    *("val_loss", "gap", "tokens_per_second", "throughput_ratio", "delay", "bubble"),
+}
+
+
+@pytest.fixture
+def quickstart(tmp_path: Path) -> ExperimentFolder:
+    return quickstart_folder(tmp_path / "experiment")
+
+
+def recomputed(folder: Path) -> dict[tuple[str, str, float], dict[str, float]]:
+    """The numbers of each cell straight from the lines of metrics.jsonl, by other code than the report's."""
+    of_cell: dict[tuple[str, str, float], list[list[dict[str, Any]]]] = {}
+    for cell in json.loads((folder / "experiment.json").read_text())["cells"]:
+        lines = (folder / "runs" / cell["id"] / "metrics.jsonl").read_text().splitlines()
+        key = tuple(cell["axes"][axis] for axis in ("schedule", "optimizer", "error_feedback"))
+        of_cell.setdefault(key, []).append([json.loads(line) for line in lines])
+    numbers = {}
+    for key, runs in of_cell.items():
+        losses, speeds, waits = [], [], []
+        for rows in runs:
+            losses.append([row["val_loss"] for row in rows if row["kind"] == "eval"][-1])
+            cut = [row for row in rows if row["kind"] == "segment"]
+            window = sum(row["steady_seconds"] for row in cut)
+            speeds.append(sum(row["steady_tokens"] for row in cut) / window)
+            busy = [sum(row["busy"][rank] * row["steady_seconds"] for row in cut) for rank in (0, 1)]
+            waits.append(1 - (busy[0] + busy[1]) / 2 / window)
+        numbers[key] = {
+            "val_loss": sum(losses) / 2,
+            "val_loss_std": abs(losses[0] - losses[1]) / math.sqrt(2),
+            "bits_per_byte": sum(losses) / 2 / math.log(2),
+            "tokens_per_second": sum(speeds) / 2,
+            "bubble": sum(waits) / 2,
+        }
+    return numbers
+
+
+def test_json_numbers_are_those_of_the_raw_metrics(quickstart: ExperimentFolder) -> None:
+    expected = recomputed(quickstart.folder)
+    cells = cells_of(quickstart.folder)
+    assert len(cells) == 6
+    for cell in cells:
+        key = (cell["schedule"], cell["optimizer"], float(cell["error_feedback"]))
+        for name, value in expected[key].items():
+            assert cell[name] == pytest.approx(value, rel=1e-12), (key, name)
+        base = expected["1f1b", cell["optimizer"], 0.0]
+        if cell["schedule"] == "2bw":
+            assert cell["gap"] == pytest.approx(expected[key]["val_loss"] - base["val_loss"], rel=1e-9)
+            ratio = expected[key]["tokens_per_second"] / base["tokens_per_second"]
+            assert cell["throughput_ratio"] == pytest.approx(ratio, rel=1e-12)
+        assert cell["delay"] == (1 if cell["schedule"] == "2bw" else 0)
+        assert (cell["status"], cell["n"]) == ("completed", 2)
+
+
+def test_json_has_the_keys_that_scripts_rely_on(quickstart: ExperimentFolder) -> None:
+    first = cells_of(quickstart.folder)[0]
+    assert first.keys() >= REQUIRED_KEYS
+    assert first["error_feedback"] == 0.0
+    assert first["unigram_bits_per_byte"] == 4.83
+    assert first["conditions"]["torch"] == "2.13.0"
+    assert first["conditions"]["tokens_per_step"] == 2048
+
+
+def test_error_feedback_is_a_number_and_so_a_column_of_one_type(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    for coefficient in (0.0, 1.0, 0.5):
+        experiment.add(settings("2bw", "muon", coefficient))
+    cells = report_of(experiment.folder).cells
+    assert [cell["error_feedback"] for cell in cells_of(experiment.folder)] == [0.0, 1.0, 0.5]
+    assert pl.read_csv(to_csv(cells).encode())["error_feedback"].to_list() == [0.0, 1.0, 0.5]
+    assert pl.read_parquet(to_parquet(cells))["error_feedback"].to_list() == [0.0, 1.0, 0.5]
+
+
+def test_lists_can_be_read_back(quickstart: ExperimentFolder) -> None:
+    cells = report_of(quickstart.folder).cells
+    known = cells_of(quickstart.folder)
+    in_csv = list(csv.DictReader(io.StringIO(to_csv(cells))))
+    in_parquet = pl.read_parquet(to_parquet(cells)).to_dicts()
+    assert all(len(cell["busy_by_rank"]) > 1 for cell in known)
+    for name in ("busy_by_rank", "peak_memory_by_rank", "runs"):
+        assert [json.loads(line[name]) for line in in_csv] == [cell[name] for cell in known]
+        assert [line[name] for line in in_parquet] == [cell[name] for cell in known]
+
+
+def test_csv_has_the_numbers_of_the_json(quickstart: ExperimentFolder) -> None:
+    lines = list(csv.DictReader(io.StringIO(to_csv(report_of(quickstart.folder).cells))))
+    for line, cell in zip(lines, cells_of(quickstart.folder), strict=True):
+        for name in ("val_loss", "val_loss_std", "gap", "tokens_per_second", "throughput_ratio", "bubble"):
+            assert (None if line[name] == "" else float(line[name])) == cell[name]
+
+
+def test_table_and_markdown_show_the_numbers_of_the_json(quickstart: ExperimentFolder) -> None:
+    report = report_of(quickstart.folder)
+    cell = cells_of(quickstart.folder)[2]
+    assert (cell["schedule"], cell["optimizer"], cell["error_feedback"]) == ("2bw", "adamw", 0.0)
+    numbers = [
+        f"{cell['val_loss']:.3f}±{cell['val_loss_std']:.3f}",
+        f"{cell['gap']:+.3f}",
+        f"{cell['tokens_per_second']:,.0f}",
+        f"{cell['throughput_ratio']:.2f}",
+        f"{cell['bubble']:.0%} (0%)",
+    ]
+    for text in (to_text(report), to_markdown(report)):
+        [line] = [line for line in text.splitlines() if re.match(r"\W*2bw\W+adamw\W+off", line)]
+        assert [number for number in numbers if number not in line] == []
+
+
+def test_table_is_at_most_120_columns_and_says_its_conditions(quickstart: ExperimentFolder) -> None:
+    text = to_text(report_of(quickstart.folder))
+    assert max(map(len, text.splitlines())) <= 120
+    assert "2 micro-batches x 8 sequences x 128 tokens = 2,048 tokens per step" in text
+    assert "torch 2.13.0" in text
+    assert "host node7, device cpu" in text
+
+
+def test_replayed_runs_have_no_throughput_and_say_so(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    rows = metrics(steady=((0, 0.0), (0, 0.0)), busy=((), ()))
+    rows[0]["replayed"] = True
+    experiment.add(settings("1f1b", "muon"), rows=rows)
+    [cell] = cells_of(experiment.folder)
+    assert (cell["tokens_per_second"], cell["bubble"], cell["val_loss"]) == (None, None, 3.0)
+    assert "Replayed runs" in to_text(report_of(experiment.folder))
+
+
+def test_runs_on_shards_that_count_no_bytes_say_why_there_are_no_bits_per_byte(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    experiment.add(settings("1f1b", "muon"))
+    assert "unknown bytes per token" not in to_text(report_of(experiment.folder))
+    rows = metrics()
+    rows[0] |= {"bytes_per_token": None, "unigram_bits_per_byte": None}
+    experiment.add(settings("2bw", "muon"), rows=rows)
+    assert "Runs on token shards of unknown bytes per token" in to_text(report_of(experiment.folder))
+
+
+def test_a_narrow_terminal_sees_every_number_uncut(quickstart: ExperimentFolder) -> None:
+    stream = io.StringIO()
+    to_table(report_of(quickstart.folder), console=Console(file=stream, width=80, color_system=None))
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert all(f"{cell['gap']:+.3f}" in text for cell in cells_of(quickstart.folder) if cell["gap"])
+    assert "model nano, status completed, n 2" in " ".join(text.split())
+
+
+def test_a_terminal_that_is_too_narrow_still_sees_every_number(quickstart: ExperimentFolder) -> None:
+    stream = io.StringIO()
+    to_table(report_of(quickstart.folder), console=Console(file=stream, width=40, color_system=None))
+    assert "…" not in stream.getvalue()
+    assert all(
+        f"{cell['gap']:+.3f}" in stream.getvalue() for cell in cells_of(quickstart.folder) if cell["gap"]
+    )

@@ -1,0 +1,286 @@
+"""The HTML page, opened in a real headless Chromium."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from support.browser import CHROMIUM, Page, browser
+from support.command_line import asyncpp
+from support.report_experiment import ExperimentFolder, metrics, settings
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
+
+ROWS = 3000
+SPIKE = 1234
+HOSTILE = "<img src=x onerror=console.error(1)>"
+
+
+TIMELINES = {
+    schedule: {
+        "first_step": 2998,
+        "steps": 2,
+        "steps_kept": 1.0,
+        "ranks": [
+            [["0B5998@2999", 0, 200_000], ["0U3000", 200_000, 210_000]],
+            [
+                ["1F5999@2999", 100_000, 300_000],
+                ["1B5999@2999", 300_000, 700_000],
+                ["1U3000", 700_000, 710_000],
+            ],
+        ],
+    }
+    for schedule in ("1f1b", "2bw")
+}
+
+
+def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
+    """Enough steps to be thinned, with a spike and a hole in them."""
+    start, *_, segment, evaluation, end = metrics(val_losses=(4.0, 2.0 + delay / 8 + seed / 100), delay=delay)
+    segment["action_seconds"] = {"F": [0.1, 0.2], "B": [0.2, 0.4], "U": [0.01, 0.01]}
+    steps = [
+        {
+            "kind": "step",
+            "step": step,
+            "tokens": 2048 * step,
+            "train_loss": math.nan if step == 77 else 9.5 if step == SPIKE else 2 + 3 / step,
+            "lr": 1e-3,
+            "grad_norm": 1.0,
+            "skipped": step == 77,
+            "seconds": 0.25 * step,
+        }
+        for step in range(1, ROWS + 1)
+    ]
+    return [start, *steps, segment, evaluation, end]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of three arms, one of them with HTML for a name, beside its experiment."""
+    folder = tmp_path_factory.mktemp("page")
+    experiment = ExperimentFolder(folder / "experiment", name=HOSTILE)
+    for place, (schedule, name) in enumerate((("1f1b", "plain"), ("2bw", "plain"), ("1f1b", HOSTILE))):
+        for seed in range(2):
+            rows = long_run(seed, place % 2)
+            experiment.add(
+                settings(schedule, "muon", seed=seed, **{"data.path": name}),
+                rows=rows,
+                axes={"data.path": name},
+                timeline=TIMELINES[schedule],
+            )
+    done = asyncpp("report", experiment.folder, "--format", "html", "--out", folder / "page.html")
+    assert done.code == 0, done.errors
+    return folder / "page.html"
+
+
+@pytest.mark.slow
+def test_the_whole_curves_stand_beside_the_page(written: Path) -> None:
+    table = pl.read_parquet(written.with_suffix(".steps.parquet"))
+    assert table["run"].n_unique() == 6
+    kind, run = pl.col("kind").cast(pl.String), pl.col("run").cast(pl.String)
+    one = table.filter((run == "run-3") & (kind == "step"))
+    losses = [row["train_loss"] for row in long_run(1, 1) if row["kind"] == "step"]
+    assert one["step"].to_list() == list(range(1, ROWS + 1))
+    assert [None if math.isnan(x) else x for x in one["train_loss"]] == [
+        None if math.isnan(x) else x for x in losses
+    ]
+    assert table.filter(kind == "eval")["val_loss"].drop_nulls().len() == 6
+
+
+def test_the_page_is_small_and_links_to_the_runs(written: Path) -> None:
+    text = written.read_text(encoding="utf-8")
+    assert len(text.encode()) < 8e6
+    links = re.findall(r'href="([^"]*)"', text)
+    assert "page.steps.parquet" in links
+    inside = [link for link in links if link.startswith("experiment/")]
+    assert len(inside) == 6
+    assert all((written.parent / link).is_dir() for link in inside)
+
+
+@pytest.fixture(scope="module")
+def page(written: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium (apt-get install chromium)")
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        opened.open(written)
+        yield opened
+
+
+def traces(page: Page) -> list[dict[str, Any]]:
+    """Colour, opacity and number of points of each line of the loss chart."""
+    found: list[dict[str, Any]] = page.value(
+        "document.getElementById('loss-chart').data.map(t => "
+        "({opacity: t.opacity ?? 1, points: t.x.length, last: t.x[t.x.length - 1], text: t.text,"
+        " top: Math.max(...t.y.filter(v => v !== null))}))"
+    )
+    return found
+
+
+@needs_chromium
+def test_it_says_nothing_to_the_console_and_asks_for_nothing(page: Page, written: Path) -> None:
+    assert page.messages == []
+    asked = [address for address in page.requests if not address.startswith("data:")]
+    assert asked == [written.absolute().as_uri()]
+
+
+@needs_chromium
+def test_arms_with_several_seeds_are_a_mean_in_a_band(page: Page) -> None:
+    """At each point of the line: half the sum of the two losses, and their distance over root 2."""
+    chart = "document.getElementById('loss-chart').data"
+    assert page.value(f"{chart}.length") == 9
+    page.value("document.querySelector('[data-seeds=\"single\"]').click()")
+    first, second = page.value(f"{chart}.filter(t => (t.opacity ?? 1) === 1).slice(0, 2).map(t => t.y)")
+    page.value("document.querySelector('[data-seeds=\"band\"]').click()")
+    low, high, mean = page.value(f"{chart}.slice(0, 3).map(t => t.y)")
+    pairs = list(zip(first, second, strict=True))
+    assert mean == pytest.approx([(a + b) / 2 for a, b in pairs])
+    assert [b - a for a, b in zip(low, high, strict=True)] == pytest.approx(
+        [2 * abs(a - b) / math.sqrt(2) for a, b in pairs]
+    )
+    # What follows looks at single runs.
+    page.value("document.querySelector('[data-seeds=\"single\"]').click()")
+    assert page.messages == []
+
+
+@needs_chromium
+def test_curves_are_there_thinned_with_their_extremes(page: Page) -> None:
+    found = traces(page)
+    raw = [trace for trace in found if trace["opacity"] < 1]
+    smooth = [trace for trace in found if trace["opacity"] == 1]
+    assert (len(raw), len(smooth)) == (6, 6)
+    assert all(trace["points"] < ROWS and trace["last"] == ROWS and trace["top"] == 9.5 for trace in raw)
+    drawn = "[...document.querySelectorAll('#loss-chart .scatterlayer .trace')]"
+    assert page.value(f"{drawn}.filter(trace => trace.querySelector('path')).length") == 12
+
+
+@needs_chromium
+def test_arms_axes_and_losses_can_be_switched(page: Page) -> None:
+    def click(selector: str) -> None:
+        page.value(f"document.querySelector({selector!r}).click()")
+
+    click('[data-arm="0"]')
+    assert len(traces(page)) == 8
+    assert page.value("document.getElementById('speed-chart').data[0].x.length") == 2
+    click('[data-axis="tokens"]')
+    assert {trace["last"] for trace in traces(page) if trace["opacity"] < 1} == {ROWS * 2048}
+    click('[data-axis="seconds"]')
+    # 750 seconds, in minutes
+    assert {trace["last"] for trace in traces(page) if trace["opacity"] < 1} == {12.5}
+    click('[data-kind="val"]')
+    assert [trace["points"] for trace in traces(page)] == [1] * 4
+    click('[data-range="end"]')
+    click('[data-kind="train"]')
+    low, high = page.value("document.getElementById('loss-chart').layout.xaxis.range")
+    assert (low, high) == (pytest.approx(6.25, rel=0.01), pytest.approx(12.5, rel=0.02))
+    for selector in ('[data-arm="0"]', '[data-axis="step"]', '[data-range="all"]'):
+        click(selector)
+    assert len(traces(page)) == 12
+    assert page.messages == []
+
+
+@needs_chromium
+def test_smoothing_is_a_mean_and_leaves_the_raw_data_behind(page: Page) -> None:
+    ask = "document.getElementById('loss-chart').data.filter(t => (t.opacity ?? 1) === 1)[0].y.length"
+    slide = (
+        "(() => { const s = document.getElementById('smoothing'); s.value = %d; "
+        "s.dispatchEvent(new Event('input')); return %s; })()"
+    )
+    spread = (
+        "(y => Math.max(...y) - Math.min(...y))(document.getElementById('loss-chart').data[1].y.slice(-200))"
+    )
+    rough, fine = page.value(slide % (0, spread)), page.value(slide % (20, spread))
+    assert fine < rough
+    assert page.value(ask) > 100
+    assert len(traces(page)) == 12
+
+
+@needs_chromium
+def test_every_chart_and_timeline_is_drawn(page: Page) -> None:
+    assert page.value("document.querySelectorAll('#gap-chart .errorbar').length") == 1
+    assert page.value("document.querySelectorAll('#busy-chart .hm').length") == 1
+    assert page.value("document.getElementById('memory').hidden")
+    # Two programs, predicted and measured, on two ranks.
+    assert page.value("document.querySelectorAll('svg.gantt .g-rank').length") == 8
+    boxes = page.value("[...document.querySelectorAll('svg.gantt rect title')].map(t => t.textContent)")
+    # The same five actions four times, and the measured ones at the times that the run wrote.
+    assert len(boxes) == 4 * 5
+    assert boxes.count("1B5999@2999: 0.3 to 0.7 s") == 2
+    captions = page.value("[...document.querySelectorAll('#timelines figcaption')].map(t => t.textContent)")
+    assert all("The last step before the drain after step 3000" in caption for caption in captions)
+    assert page.value("document.images.length") == 0
+
+
+@needs_chromium
+def test_names_with_html_are_shown_as_they_are(page: Page) -> None:
+    assert page.value("document.querySelector('h1').textContent") == HOSTILE
+    arms = page.value("[...document.querySelectorAll('#arm-list label')].map(l => l.textContent)")
+    assert any(HOSTILE in arm for arm in arms)
+    rows = page.value("[...document.querySelectorAll('#speed-chart .ytick text')].map(t => t.textContent)")
+    assert any("<img" in row for row in rows)
+
+
+@needs_chromium
+def test_it_is_dark_where_the_system_is(page: Page, written: Path) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    chart = "document.getElementById('loss-chart').layout.paper_bgcolor"
+    assert (page.value(ground), page.value(chart)) == ("rgb(255, 255, 255)", "#fff")
+
+    def prefer(scheme: str, colour: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.call("Emulation.setEmulatedMedia", features=features)
+        # The page hears of it with its next frame.
+        there = f"{chart} === '{colour}'"
+        page.value(f"new Promise(r => {{ const see = () => {there} ? r(0) : setTimeout(see, 20); see(); }})")
+
+    prefer("dark", "#0d1117")
+    assert page.value(ground) == "rgb(13, 17, 23)"
+    page.value("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.value(chart) == "#fff"
+    page.value("window.dispatchEvent(new Event('afterprint'))")
+    assert page.value(chart) == "#0d1117"
+    prefer("light", "#fff")
+    assert page.value(ground) == "rgb(255, 255, 255)"
+
+
+@needs_chromium
+def test_a_phone_shows_loss_and_gap_on_its_first_screen(page: Page, written: Path) -> None:
+    page.open(written, width=390, height=844)
+    titles = page.value(
+        "[...document.querySelectorAll('#table thead th')].filter(th => th.offsetParent).map(th => "
+        "[th.textContent, th.getBoundingClientRect().right, th.getBoundingClientRect().bottom])"
+    )
+    seen = [text for text, right, bottom in titles if right <= 390 and bottom <= 844]
+    assert any(text.startswith("val loss") for text in seen)
+    assert any(text.startswith("gap") for text in seen)
+    page.value("document.getElementById('every-column').click()")
+    every = page.value(
+        "[...document.querySelectorAll('#table thead th')].filter(th => th.offsetParent).length"
+    )
+    assert every > len(titles)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_it_fits_a_phone_and_prints(page: Page, written: Path, tmp_path: Path) -> None:
+    page.open(written, width=390, height=800)
+    assert page.value("document.documentElement.scrollWidth") <= 390
+    widths = page.value("[...document.querySelectorAll('.chart .main-svg')].map(s => s.clientWidth)")
+    assert widths
+    assert max(widths) <= 390
+    page.value(
+        "window.drawn = new Promise(r => document.getElementById('loss-chart').on('plotly_relayout', r)); 0"
+    )
+    page.call("Emulation.setDeviceMetricsOverride", width=700, height=800, deviceScaleFactor=1, mobile=False)
+    page.value("window.drawn.then(() => 0)")
+    charts = "[...document.querySelectorAll('.chart')].filter(c => c.querySelector('.main-svg'))"
+    rooms = page.value(f"{charts}.map(c => [c.clientHeight, c.querySelector('.main-svg').clientHeight])")
+    assert len(rooms) == 4
+    assert all(room >= drawn for room, drawn in rooms)
+    page.print(tmp_path / "page.pdf")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    assert page.messages == []

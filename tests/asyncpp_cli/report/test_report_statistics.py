@@ -1,0 +1,80 @@
+"""Student's t and the intervals against SciPy's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, paired, spread, welch
+from asyncpp_cli.report.analysis.t_distribution import t_probability, t_quantile
+
+LOSSES = st.lists(st.floats(1.0, 5.0), min_size=2, max_size=6, unique=True)
+
+
+@pytest.mark.parametrize("df", [0.5, 1, 1.3, 2, 3, 4.7, 10, 30.2, 100, 1e4])
+def test_quantiles_are_those_of_scipy(df: float) -> None:
+    for probability in (0.6, 0.9, 0.95, 0.975, 0.995, 0.9995):
+        # SciPy's own quantile is good to about 1e-11.
+        assert t_quantile(probability, df) == pytest.approx(stats.t.ppf(probability, df), rel=1e-10)
+
+
+@given(st.floats(-50, 50), st.floats(0.5, 1e4))
+def test_probabilities_are_those_of_scipy(t: float, df: float) -> None:
+    assert t_probability(t, df) == pytest.approx(stats.t.cdf(t, df), rel=1e-10, abs=1e-15)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5, 1.0, math.nan])
+def test_quantiles_are_asked_for_above_one_half(probability: float) -> None:
+    with pytest.raises(ValueError, match="between"):
+        t_quantile(probability, 3)
+
+
+@given(LOSSES, LOSSES)
+@pytest.mark.slow
+def test_the_interval_of_a_difference_is_scipys(one: list[float], other: list[float]) -> None:
+    mine, theirs = spread(one), spread(other)
+    assert mine is not None
+    assert theirs is not None
+    found = welch(mine, theirs)
+    assert found is not None
+    expected = stats.ttest_ind(one, other, equal_var=False).confidence_interval(CONFIDENCE)
+    width = expected.high - expected.low
+    assert found.low == pytest.approx(expected.low, abs=1e-8 * width + 1e-12)
+    assert found.high == pytest.approx(expected.high, abs=1e-8 * width + 1e-12)
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 5.0), st.floats(1.0, 5.0)), min_size=2, max_size=6))
+def test_the_interval_of_paired_differences_is_scipys(pairs: list[tuple[float, float]]) -> None:
+    differences = [one - other for one, other in pairs]
+    found = paired(differences)
+    assert found is not None
+    error = stats.sem(differences)
+    middle = sum(differences) / len(differences)
+    reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(pairs) - 1) * error
+    assert found.low == pytest.approx(middle - reach, rel=1e-9, abs=1e-9)
+    assert found.high == pytest.approx(middle + reach, rel=1e-9, abs=1e-9)
+
+
+def test_one_run_or_a_diverged_one_has_no_interval() -> None:
+    three, one, bad = spread([1.0, 2.0, 3.0]), spread([1.0]), spread([1.0, math.nan])
+    assert three is not None
+    assert one is not None
+    assert bad is not None
+    assert welch(three, one) is None
+    assert welch(one, three) is None
+    assert welch(three, bad) is None
+    assert paired([0.5]) is None
+    assert paired([0.5, math.inf]) is None
+
+
+def test_runs_that_agree_to_the_bit_have_an_interval_without_width() -> None:
+    one, other = spread([2.0, 2.0]), spread([1.5, 1.5])
+    assert one is not None
+    assert other is not None
+    found = welch(one, other)
+    assert found is not None
+    assert (found.low, found.high) == (0.5, 0.5)

@@ -1,0 +1,102 @@
+"""The sentences under the table say what the cells say, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.report_experiment import settings
+
+from asyncpp_cli.report.analysis.aggregate import aggregate
+from asyncpp_cli.report.analysis.summary import summary_lines
+from asyncpp_cli.report.load.measure import Measurement
+from asyncpp_cli.report.load.run import RunResult
+
+
+def words_of(*runs: RunResult) -> str:
+    cells, _ = aggregate(runs)
+    return " ".join(summary_lines(cells))
+
+
+def run(
+    schedule: str,
+    optimizer: str = "muon",
+    error_feedback: float = 0.0,
+    *,
+    loss: float | None,
+    speed: float | None = 1000.0,
+    bubble: float | None = None,
+    seed: int = 0,
+    tokens_per_parameter: float = 40.0,
+    **further: Any,
+) -> RunResult:
+    return RunResult(
+        id=f"{schedule}-{optimizer}-{error_feedback}-{seed}",
+        axes={},
+        config=settings(schedule, optimizer, error_feedback, seed, **further),
+        state="completed",
+        measurement=Measurement(
+            steps_done=10,
+            val_loss=loss,
+            tokens_per_second=speed,
+            bubble=bubble,
+            start={"parameters": 1000, "tokens_per_step": 100 * tokens_per_parameter},
+        ),
+    )
+
+
+def test_costs_of_each_optimizer_and_what_error_feedback_recovers() -> None:
+    said = words_of(
+        run("1f1b", "adamw", loss=2.0),
+        run("1f1b", "muon", loss=1.5),
+        run("2bw", "adamw", loss=2.5),
+        run("2bw", "adamw", 1.0, loss=2.125),
+        run("2bw", "muon", loss=1.625),
+        run("2bw", "muon", 0.5, loss=1.75),
+    )
+    assert "of adamw by +0.500, with error feedback by +0.125 (75% of the gap recovered);" in said
+    assert "of muon by +0.125, with error feedback (c = 0.5) by +0.250 (a wider gap)" in said
+
+
+def test_a_better_delayed_cell_is_not_said_to_cost() -> None:
+    said = words_of(run("1f1b", loss=2.0), run("2bw", loss=1.9), run("2bw", "muon", 1.0, loss=1.95))
+    assert "of muon by -0.100, with error feedback by -0.050 nats" in said
+    assert "recovered" not in said
+
+
+def test_speed_gives_the_range_over_the_pairs_and_the_waiting() -> None:
+    said = words_of(
+        run("1f1b", "adamw", loss=2.0, speed=1000.0, bubble=0.31),
+        run("1f1b", "muon", loss=2.0, speed=1000.0, bubble=0.33),
+        run("2bw", "adamw", loss=2.0, speed=1250.0, bubble=0.04),
+        run("2bw", "muon", loss=2.0, speed=1500.0, bubble=0.04),
+    )
+    assert "2bw trains on 1.25 to 1.50 times as many tokens per second as 1f1b" in said
+    assert "wait 4% of the time instead of 31% to 33%" in said
+
+
+def test_nothing_is_said_without_a_comparison() -> None:
+    assert words_of(run("2bw", loss=2.0)) == ""
+    assert words_of(run("1f1b", loss=2.0), run("gpipe", loss=2.0)) == ""
+    assert words_of() == ""
+
+
+def test_few_seeds_and_short_runs_are_named() -> None:
+    assert "n = 1" in words_of(run("1f1b", loss=2.0), run("2bw", loss=2.5))
+    three = [run(name, loss=2.0, seed=seed) for name in ("1f1b", "2bw") for seed in range(3)]
+    assert "n = " not in words_of(*three)
+    assert "short run" not in words_of(*three)
+    short = words_of(
+        run("1f1b", loss=2.0, tokens_per_parameter=0.5), run("2bw", loss=2.5, tokens_per_parameter=0.5)
+    )
+    assert "A short run (0.5 tokens per parameter" in short
+
+
+def test_each_model_has_its_sentence() -> None:
+    said = words_of(
+        run("1f1b", loss=2.0),
+        run("2bw", loss=2.5),
+        run("1f1b", loss=1.0, **{"model.name": "micro"}),
+        run("2bw", loss=1.25, **{"model.name": "micro"}),
+    )
+    assert "Loss (nano): against 1f1b, 2bw changes the validation loss of muon by +0.500" in said
+    assert "Loss (micro): against 1f1b, 2bw changes the validation loss of muon by +0.250" in said

@@ -1,0 +1,116 @@
+"""Who may run a run, and with which code: what holds on any filesystem and whatever is edited meanwhile."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from asyncpp_cli.launch.submission import snapshot
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+
+TOGETHER = 8
+
+
+def test_of_many_who_claim_at_once_without_locks_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for number in range(20):
+        run = Run(tmp_path / str(number))
+        run.folder.mkdir()
+        start = Barrier(TOGETHER)
+
+        def take(run: Run = run, start: Barrier = start) -> Attempt | None:
+            start.wait()
+            return claim(run, processes=1, replay=True, steps=1)
+
+        with ThreadPoolExecutor(TOGETHER) as pool:
+            taken = [future.result() for future in [pool.submit(take) for _ in range(TOGETHER)]]
+        assert [attempt.number for attempt in taken if attempt is not None] == [1]
+        assert (run.status().state, run.status().attempt) == (State.RUNNING, 1)
+        assert [folder.name for folder in run.attempts.iterdir()] == ["1"]
+
+
+@pytest.mark.slow
+def test_a_claim_that_was_killed_half_way_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    code = (
+        "import os, sys; from pathlib import Path; from asyncpp_cli.runs.attempts import claims; "
+        "claims.Run.write_status = lambda *_: os._exit(9); "
+        "claims.claim(claims.Run(Path(sys.argv[1])), processes=1, replay=True, steps=1)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
+    assert killed.returncode == 9
+    assert run.status().attempt == 0
+    assert (run.attempts / "1").is_dir()
+    attempt = claim(run, processes=1, replay=True, steps=1)
+    assert attempt is not None
+    assert attempt.number == 2
+
+
+@pytest.mark.slow
+def test_the_copy_of_the_code_is_what_runs_and_is_made_once(tmp_path: Path) -> None:
+    copied = snapshot.copy_code(tmp_path / "code")
+    assert copied.name == snapshot.code_hash()
+    assert snapshot.copy_code(tmp_path / "code") == copied
+    ask = (
+        "import json, asyncpp_cli, stages; from asyncpp_cli.launch.submission.snapshot import code_hash; "
+        "print(json.dumps([asyncpp_cli.__file__, stages.__file__, code_hash()]))"
+    )
+    environment = {"PYTHONPATH": f"code/{copied.name}", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    asked = subprocess.run(
+        [sys.executable, "-c", ask],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=60,
+        check=True,
+    )
+    ours, stages, digest = json.loads(asked.stdout)
+    assert Path(ours).is_relative_to(copied)
+    assert Path(stages).is_relative_to(copied)
+    assert digest == copied.name
+
+
+def test_other_software_than_at_the_submission_is_named() -> None:
+    assert snapshot.difference(snapshot.software()) == ""
+    before = snapshot.software() | {"torch": "1.0"}
+    assert snapshot.difference(before) == f"torch was 1.0 and is {snapshot.software()['torch']}"
+
+
+def test_only_one_of_many_claims_a_run(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    ready, done = context.Event(), context.Event()
+    claimers = [context.Process(target=_claim, args=(run, ready, done, results)) for _ in range(8)]
+    for claimer in claimers:
+        claimer.start()
+    ready.set()
+    numbers = [results.get(timeout=30) for _ in claimers]
+    done.set()
+    for claimer in claimers:
+        claimer.join()
+    assert sorted(numbers) == [0] * 7 + [1]
+
+
+def _claim(run: Run, ready: object, done: object, results: object) -> None:
+    ready.wait()  # type: ignore[attr-defined]
+    attempt = claim(run, processes=1, replay=True, steps=1)
+    results.put(attempt.number if attempt is not None else 0)  # type: ignore[attr-defined]
+    done.wait()  # type: ignore[attr-defined]

@@ -1,0 +1,89 @@
+"""A rank that ends on a full disk: why it did is known all the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.launches import TINY
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.settle import current_status, end_rank
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.processes import process_id, this_process
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    if subprocess.run(mounting, capture_output=True, check=False, timeout=60).returncode != 0:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True, timeout=60)
+
+
+@pytest.fixture
+def run(small_disk: Path) -> Run:
+    one_run = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
+    assert asyncpp("sweep", "quickstart", *TINY, *one_run, "--out", small_disk / "e").code == 0
+    (run,) = open_experiment(small_disk / "e").runs
+    return run
+
+
+def fill(disk: Path) -> Path:
+    file = disk / "full"
+    with file.open("wb", buffering=0) as opened:
+        while shutil.disk_usage(disk).free:
+            opened.write(bytes(4096))
+    return file
+
+
+def begin(run: Run) -> Attempt:
+    attempt = claim(run, processes=1, replay=True, steps=3)
+    assert attempt is not None
+    return attempt
+
+
+@pytest.mark.slow
+def test_a_ranks_last_word_finds_room(run: Run, small_disk: Path) -> None:
+    for number, words in enumerate(
+        ("OSError: [Errno 28] No space left on device", "exit code 1: No space"), 1
+    ):
+        attempt = begin(run)
+        attempt.record_start(0, this_process())
+        filled = fill(small_disk)
+        if number == 1:
+            attempt.record_error(0, OSError(28, os.strerror(28)))
+        end_rank(attempt, 0, code=1, signal_number=None, stopped=False)
+        status = current_status(run)
+        assert (status.state, status.attempt) == (State.FAILED, number)
+        assert words in status.reason
+        assert asyncpp("status", small_disk / "e").output.count(words) == 1
+        filled.unlink()
+        assert words in current_status(run).reason
+        assert words in run.status().reason
+        assert not list(attempt.folder.glob("*.reserved"))
+
+
+def test_a_rank_for_which_there_was_no_room_is_not_called_killed(run: Run, small_disk: Path) -> None:
+    attempt = begin(run)
+    with subprocess.Popen(["true"]) as child:
+        attempt.record_start(0, process_id(child.pid))
+    for file in attempt.folder.glob("*.reserved"):
+        file.unlink()
+    filled = fill(small_disk)
+    assert current_status(run).reason == "rank 0 ended without a record: no space is left on its disk"
+    filled.unlink()

@@ -1,0 +1,183 @@
+"""A rank's supervisor looks at one place, however many ranks there are."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncpp_cli.launch.supervisor import _Supervisor
+from asyncpp_cli.runs.attempts import early_exits
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.settle import end_rank, settle
+from asyncpp_cli.runs.processes import this_process
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+from stages.liveness.stop_signal import RESUMABLE
+
+GONE = replace(this_process(), pid=2**22 + 1, start=1)
+SOON = 5.0
+opened: list[str] | None = None
+
+
+def note(event: str, arguments: tuple[Any, ...]) -> None:
+    if opened is not None and event in ("open", "os.listdir", "os.scandir"):
+        opened.append(str(arguments[0]))
+
+
+sys.addaudithook(note)
+
+
+@contextmanager
+def opening() -> Iterator[list[str]]:
+    global opened
+    opened = []
+    try:
+        yield opened
+    finally:
+        opened = None
+
+
+def attempt_of(folder: Path, ranks: int) -> Attempt:
+    run = Run(folder)
+    folder.mkdir(parents=True)
+    attempt = claim(run, processes=ranks, replay=False, steps=1)
+    assert attempt is not None
+    for rank in range(ranks):
+        attempt.record_start(rank, this_process())
+    return attempt
+
+
+def supervisor(attempt: Attempt, rank: int, *, size: int = 4) -> _Supervisor:
+    """Of a rank of machines with four each."""
+    return _Supervisor(
+        attempt, rank=rank, size=size, local_rank=rank % 4, local_size=4, grace=9.0, received=[]
+    )
+
+
+def current_status(watching: _Supervisor) -> float | None:
+    watching._polled = watching._polled_others = 0.0
+    return watching._seconds_left()
+
+
+def fall(attempt: Attempt, rank: int, code: int) -> None:
+    signal_number = -code if code < 0 else None
+    end_rank(attempt, rank, code=code if code > 0 else None, signal_number=signal_number, stopped=False)
+
+
+def long_ago(attempt: Attempt) -> None:
+    falls = [vars(fall) | {"time": fall.time - 60} for fall in attempt.early_exits]
+    attempt.write("fallen", {"fallen": falls})
+
+
+def files_of_a_look(attempt: Attempt, ranks: int) -> int:
+    watching = supervisor(attempt, 1, size=ranks)
+    assert current_status(watching) is None  # which process is its neighbour's is read once
+    with opening() as files:
+        assert current_status(watching) is None
+    return sum(str(attempt.folder.parent.parent) in file for file in files)
+
+
+def files_of_an_end(attempt: Attempt, ranks: int) -> int:
+    """Of the last but one rank's."""
+    for rank in range(ranks - 2):
+        attempt.write(f"rank-{rank}.end", {"code": 0, "signal": None, "stopped": False, "time": 1.0})
+    with opening() as files:
+        end_rank(attempt, ranks - 2, code=0, signal_number=None, stopped=False)
+    assert attempt.run.status().state == State.RUNNING
+    return sum(str(attempt.folder.parent.parent) in file for file in files)
+
+
+@pytest.mark.parametrize("count", [files_of_a_look, files_of_an_end])
+def test_among_64_ranks_as_many_files_are_opened_as_among_4(
+    count: Callable[[Attempt, int], int], tmp_path: Path
+) -> None:
+    few, many = (count(attempt_of(tmp_path / str(ranks), ranks), ranks) for ranks in (4, 64))
+    assert 0 < many == few < 8
+
+
+def test_all_ranks_together_look_no_oftener_beyond_some_hundreds(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path / "run", 1)
+
+    def looks_a_second(size: int) -> float:
+        watching = supervisor(attempt, 0, size=size)
+        return size * (1 / watching._poll_seconds + 4 / watching._others_poll_seconds)
+
+    assert looks_a_second(64) == 64 * 8
+    assert looks_a_second(4096) == looks_a_second(65536) == 2000
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"), [(1, True), (-signal.SIGKILL, True), (RESUMABLE, False), (-signal.SIGTERM, False)]
+)
+def test_a_rank_that_fell_long_ago_ends_the_others(code: int, failed: bool, tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path / "run", 4)
+    itself, another = supervisor(attempt, 2), supervisor(attempt, 0)
+    fall(attempt, 2, code)
+    assert current_status(another) is None
+    assert another._another_failed() is failed
+    assert not itself._another_failed()
+    long_ago(attempt)
+    assert current_status(another) == SOON
+    assert current_status(itself) is None
+
+
+def test_a_rank_that_failed_is_told_of_after_many_that_were_ended(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path / "run", 8)
+    for rank in range(4):
+        fall(attempt, rank, RESUMABLE)
+    assert not supervisor(attempt, 7, size=8)._another_failed()
+    for rank in range(4, 8):
+        attempt.record_error(rank, ValueError("loss is not finite"))
+        fall(attempt, rank, 1)
+    assert [(one.rank, one.failed) for one in attempt.early_exits] == [
+        (0, False),
+        (1, False),
+        (4, True),
+        (5, True),
+    ]
+    for rank in range(8):  # who failed first sees that another has as well
+        assert supervisor(attempt, rank, size=8)._another_failed()
+
+
+def test_a_rank_that_vanished_is_seen_on_its_machine_and_told_to_all(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path / "run", 8)
+    attempt.record_start(1, GONE)
+    attempt.write("rank-1.end", {"code": 0, "signal": None, "stopped": False, "time": 1.0})
+    attempt.record_start(2, GONE)
+    elsewhere, before = supervisor(attempt, 5, size=8), supervisor(attempt, 0, size=8)
+    assert current_status(elsewhere) is None
+    assert not attempt.early_exits
+    assert current_status(before) is None
+    assert [one.rank for one in attempt.early_exits] == [2]
+    long_ago(attempt)
+    assert [current_status(one) for one in (elsewhere, before)] == [SOON, SOON]
+    assert not elsewhere._another_failed()
+
+
+def test_who_waits_for_a_rank_that_vanishes_last_settles_the_run(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path / "run", 4)
+    for rank in (1, 2, 3):
+        fall(attempt, rank, 1)
+    waiting = supervisor(attempt, 3)
+    attempt.record_start(0, GONE)
+    waiting.wait_for_others()
+    assert attempt.run.status().state == State.FAILED
+    assert not list(attempt.folder.glob("fallen.json.reserved"))
+
+
+def test_a_file_that_is_damaged_ends_nobody(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path / "run", 4)
+    for content in ("{}", '{"fallen": [{"rank": 1}]}', '{"fallen": 3}', "["):
+        (attempt.folder / "fallen.json").write_text(content)
+        assert attempt.early_exits == []
+        assert current_status(supervisor(attempt, 3)) is None
+    assert early_exits.parse_early_exits(None) == []
+    assert settle(attempt.run).state == State.RUNNING

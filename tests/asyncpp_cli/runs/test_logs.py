@@ -1,0 +1,157 @@
+"""`asyncpp logs`: the right one of a run's logs, and following it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.settle import end_rank
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.processes import this_process
+from asyncpp_cli.runs.run_folder import Run
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    made = asyncpp("sweep", "quickstart", "--out", tmp_path / "e")
+    assert made.code == 0, made.errors
+    return open_experiment(tmp_path / "e")
+
+
+def begun(run: Run) -> Attempt:
+    """A claimed attempt of two ranks, both of which are this process."""
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    for rank in range(2):
+        attempt.record_start(rank, this_process())
+        log(attempt, rank).write_text(f"attempt {attempt.number}, rank {rank} began\n")
+    return attempt
+
+
+def log(attempt: Attempt, rank: int) -> Path:
+    return attempt.run.log_file(attempt=attempt.number, rank=rank)
+
+
+def end(attempt: Attempt, *codes: int) -> None:
+    for rank, code in enumerate(codes):
+        end_rank(attempt, rank, code=code, signal_number=None, stopped=False)
+
+
+@pytest.mark.slow
+def test_the_log_of_the_rank_that_failed_first_in_the_last_attempt(experiment: Experiment) -> None:
+    run = experiment.runs[0]
+    first = begun(run)
+    first.record_error(1, ValueError("its own fault"))
+    end(first, 1, 1)
+    second = begun(run)
+    second.record_error(0, ValueError("this time it is rank 0"))
+    time.sleep(0.01)
+    second.record_error(1, ConnectionError("the other is gone"))
+    end(second, 1, 1)
+
+    shown = asyncpp("logs", experiment.folder, run.id)
+    assert (shown.code, shown.output) == (0, "attempt 2, rank 0 began\n")
+    assert shown.errors.startswith(f"{log(second, 0)} (also: attempt-1-rank-0.log, attempt-1-rank-1.log")
+    other = asyncpp("logs", experiment.folder, run.id, "--rank", "1")
+    assert other.output == "attempt 2, rank 1 began\n"
+    before = asyncpp("logs", experiment.folder, run.id, "--attempt", "1")
+    assert before.output == "attempt 1, rank 1 began\n"
+
+    none = asyncpp("logs", experiment.folder, run.id, "--rank", "7")
+    assert (none.code, none.errors.count("\n")) == (2, 1)
+    assert "no log (attempt 2, rank 7); there are: attempt 1 rank 0, " in none.errors
+
+
+@pytest.mark.slow
+def test_a_run_is_named_by_what_its_id_begins_with(experiment: Experiment) -> None:
+    run = experiment.runs[0]
+    end(begun(run), 0, 0)
+    shown = asyncpp("logs", experiment.folder, run.id[:-4])
+    # None failed: the last rank, which knows the loss.
+    assert (shown.code, shown.output) == (0, "attempt 1, rank 1 began\n")
+    for name in ("", "nothing"):
+        refused = asyncpp("logs", experiment.folder, name)
+        assert (refused.code, refused.errors.count("\n")) == (2, 1)
+    waiting = asyncpp("logs", experiment.folder, experiment.runs[1].id)
+    assert waiting.code == 2
+    assert "it has not begun" in waiting.errors
+
+
+class Following:
+    """`asyncpp logs -f` in a process of its own."""
+
+    def __init__(self, run: Run, output: Path) -> None:
+        self.output, self.errors = output.with_suffix(".out"), output.with_suffix(".err")
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "asyncpp_cli",
+            "logs",
+            str(run.folder.parents[1]),
+            run.id,
+            "-f",
+        ]
+        with self.output.open("w") as out, self.errors.open("w") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err)
+
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + 60
+        while text not in self.output.read_text():
+            assert time.monotonic() < deadline, self.output.read_text() + self.errors.read_text()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def follower(experiment: Experiment, tmp_path: Path) -> Iterator[Following]:
+    """Follows the first run, whose attempt has begun. It does not outlive the test."""
+    attempt = begun(experiment.runs[0])
+    following = Following(attempt.run, tmp_path / "followed")
+    with following.process:
+        try:
+            following.wait_for("rank 1 began\n")
+            yield following
+        finally:
+            following.process.kill()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_following_goes_on_to_the_end_of_the_run(follower: Following, experiment: Experiment) -> None:
+    run = experiment.runs[0]
+    attempt = Attempt(run, 1)
+    with log(attempt, 1).open("a") as file:
+        file.write("half a ")
+        file.flush()
+        follower.wait_for("half a ")
+        file.write("line, ünd more\n")
+        file.flush()
+        follower.wait_for("line, ünd more\n")
+        file.write("last words\n")
+    attempt.record_error(0, ValueError("bad luck"))
+    end(attempt, 1, 1)
+    assert follower.process.wait(timeout=60) == 0
+    assert follower.output.read_text() == "attempt 1, rank 1 began\nhalf a line, ünd more\nlast words\n"
+    said = follower.errors.read_text().splitlines()
+    assert f"{run.id} is failed: rank 0: ValueError: bad luck" in said[-2]
+    assert said[-1] == f"rank 0 failed first: {log(attempt, 0)}"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_ctrl_c_leaves_quietly_and_the_run_be(follower: Following, experiment: Experiment) -> None:
+    attempt = Attempt(experiment.runs[0], 1)
+    follower.process.send_signal(signal.SIGINT)
+    assert follower.process.wait(timeout=60) == 130
+    assert len(follower.errors.read_text().splitlines()) == 1
+    assert attempt.run.status().state == "running"
+    end(attempt, 0, 0)

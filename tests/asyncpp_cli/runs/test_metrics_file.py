@@ -1,0 +1,104 @@
+"""The file of a run's metrics: damaged lines, steps done again, and what the recorder adds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.metrics_rows import step_row
+
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.recorder import MetricsWriter, RunRecorder
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+from asyncpp_cli.version import asyncpp_version, commit
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+@given(cut=st.integers(min_value=0, max_value=200))
+@settings(max_examples=60, deadline=None)
+def test_a_torn_line_costs_itself_alone(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    run = Run(tmp_path_factory.mktemp("run"))
+    first = MetricsWriter(run)
+    for row in [{"kind": "start", "step": 0}, step_row(1), step_row(2)]:
+        first.append(row)
+    first.close()
+    whole = run.metrics_file.read_bytes()
+    cut = min(cut, len(whole))
+    run.metrics_file.write_bytes(whole[:cut])
+    kept = [json.loads(line) for line in whole[:cut].split(b"\n")[:-1]]
+    last = whole[:cut].rpartition(b"\n")[2]
+    if last in whole.split(b"\n") and last:
+        kept.append(json.loads(last))  # only its line end is missing
+    assert run.metrics() == kept
+
+    second = MetricsWriter(run)
+    second.append(step_row(9))
+    second.close()
+    assert run.metrics() == [*kept, step_row(9)]
+
+
+def test_steps_that_are_done_again_count_once(run: Run) -> None:
+    metrics = MetricsWriter(run)
+    rows = [
+        {"kind": "start", "step": 0, "attempt": 1},
+        step_row(1),
+        {"kind": "segment", "first_step": 0, "steps": 2},
+        step_row(2),
+        {"kind": "segment", "first_step": 2, "steps": 2},
+        step_row(3),
+        {"kind": "eval", "step": 3},
+        {"kind": "end", "step": 3},
+        {"kind": "start", "step": 2, "attempt": 2},
+        step_row(3),
+    ]
+    for row in rows:
+        metrics.append(row)
+    metrics.close()
+    assert run.metrics() == [*rows[:4], *rows[8:]]
+    again = MetricsWriter(run)
+    again.append({"kind": "start", "step": 0, "attempt": 3})
+    again.close()
+    assert run.metrics() == [{"kind": "start", "step": 0, "attempt": 3}]
+
+
+def test_where_a_step_has_several_updates_a_resumed_run_drops_by_updates(run: Run) -> None:
+    metrics = MetricsWriter(run)
+    rows = [step_row(7), step_row(8), step_row(9), {"kind": "start", "step": 2, "updates": 8}, step_row(9)]
+    for row in rows:
+        metrics.append(row)
+    metrics.close()
+    assert run.metrics() == [*rows[:2], *rows[3:]]
+
+
+def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) -> None:
+    attempt = claim(run, processes=1, replay=True, steps=4)
+    assert attempt is not None
+    recorder = RunRecorder(run, attempt=attempt.number)
+    recorder.append({"kind": "start", "step": 0})
+    for step in (1, 2, 3):
+        recorder.append(step_row(step))
+        recorder.heartbeat(step, train_loss=1.0 / step, tokens_per_second=1.0)
+    assert run.status().step == 1  # the later ones came too soon after it
+    recorder.close()
+    status = run.status()
+    assert (status.state, status.step, status.steps, status.attempt) == (State.RUNNING, 3, 4, 1)
+    assert (status.train_loss, status.tokens_per_second) == (1.0 / 3.0, 16.0)
+    code = {"asyncpp": asyncpp_version(), "commit": commit()}
+    assert run.metrics()[0] == {"kind": "start", "step": 0, "attempt": 1} | code
+
+
+def test_metrics_that_are_removed_while_they_are_written_end_the_run(run: Run) -> None:
+    metrics = MetricsWriter(run)
+    metrics.append({"kind": "start", "step": 0, "attempt": 1})
+    run.metrics_file.unlink()
+    with pytest.raises(OSError, match="removed while the run writes it"):
+        metrics.append(step_row(1))
+    metrics.close()

@@ -1,0 +1,176 @@
+"""How an attempt ends: state, cause and reason of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.metrics_rows import step_row
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import check_current, claim, record_processes
+from asyncpp_cli.runs.attempts.outcome import blamed_rank
+from asyncpp_cli.runs.attempts.settle import end_rank, settle
+from asyncpp_cli.runs.processes import process_id, this_process
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause, State, Status
+from stages.comm.hub_client import GoneError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+START = {"kind": "start", "step": 0, "attempt": 1}
+
+END = {"kind": "end", "step": 5, "weights_sha256": "0123456789abcdef" * 4}
+
+
+def write_rows(run: Run, *rows: dict[str, object], torn: str = "") -> None:
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows) + torn)
+
+
+def ended(attempt: Attempt, *codes: int, stopped: bool = False) -> Status:
+    """The status after ranks have ended with these codes (of a signal where negative)."""
+    for rank in range(len(codes)):
+        attempt.record_start(rank, this_process())
+    record_processes(attempt, [os.getpid()] * len(codes))
+    for rank, code in enumerate(codes):
+        end_rank(
+            attempt,
+            rank,
+            code=code if code >= 0 else None,
+            signal_number=-code if code < 0 else None,
+            stopped=stopped,
+        )
+    return attempt.run.status()
+
+
+def test_a_run_is_completed_when_every_rank_ended_well(run: Run) -> None:
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    write_rows(run, START, END)
+    status = ended(attempt, 0, 0)
+    assert (status.state, status.step, status.reason) == (State.COMPLETED, 5, "")
+    assert status.pids == [os.getpid()] * 2
+    assert claim(run, processes=2, replay=False, steps=5) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "torn", "lacks"),
+    [
+        (None, "", "No such file"),
+        ([], "", "it is empty"),
+        ([START, step_row(1)], "", "the last row of metrics.jsonl is of kind step, not the end row"),
+        ([START], json.dumps(END), "the last row of metrics.jsonl is damaged"),
+        ([START, END, step_row(5)], "", "kind step"),
+        ([START, END | {"step": 4}], "", "the end row of metrics.jsonl is of step 4, and the run has 5"),
+        ([START, END | {"weights_sha256": None}], "", "no hash of the weights"),
+        ([START | {"attempt": 7}, END], "", "no row of this attempt"),
+        ([END], "", "no row of this attempt"),
+    ],
+)
+def test_a_run_without_its_end_row_is_not_completed(
+    run: Run, rows: list[dict[str, object]] | None, torn: str, lacks: str
+) -> None:
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    if rows is not None:
+        write_rows(run, *rows, torn=torn)
+    status = ended(attempt, 0, 0)
+    assert (status.state, status.cause) == (State.FAILED, Cause.ERROR)
+    assert status.reason.startswith("its processes ended with exit code 0, but ")
+    assert lacks in status.reason
+    assert claim(run, processes=2, replay=False, steps=5) is not None
+
+
+def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> None:
+    attempt = claim(run, processes=3, replay=False, steps=5)
+    assert attempt is not None
+    attempt.record_error(0, ConnectionError("the other side\nis gone"))
+    status = ended(attempt, 1, -9, 1)
+    assert status.state == State.FAILED
+    assert status.reason == "rank 1 was killed by SIGKILL (signal 9)"
+
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    assert attempt.number == 2
+    attempt.record_error(1, FloatingPointError("loss is not finite"))
+    time.sleep(0.01)
+    attempt.record_error(0, ConnectionError("the other side\nis gone"))
+    # Rank 1 was aborted after its exception: what it said itself is the cause.
+    assert ended(attempt, 1, -6).reason == "rank 1: FloatingPointError: loss is not finite"
+
+    # Who says that another is gone may say so first.
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    attempt.record_error(0, GoneError("rank 1 is gone: its process ended"))
+    time.sleep(0.01)
+    attempt.record_error(1, FloatingPointError("loss is not finite"))
+    assert ended(attempt, 1, 1).reason == "rank 1: FloatingPointError: loss is not finite"
+
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    run.log_file(attempt=4, rank=0).write_text("Traceback\nMemoryError: none left\n\n")
+    assert "exit code 1: MemoryError: none left (logs/attempt-4-rank-0.log)" in ended(attempt, 1, 0).reason
+
+
+class OutOfMemoryError(RuntimeError):
+    """By the name of torch's, which a command that starts without torch knows it by."""
+
+
+@pytest.mark.parametrize("kind", [MemoryError, OutOfMemoryError])
+def test_a_rank_out_of_memory_is_the_cause_and_not_the_neighbour_it_took_with_it(
+    run: Run, kind: type[Exception]
+) -> None:
+    attempt = claim(run, processes=3, replay=False, steps=1)
+    assert attempt is not None
+    # NCCL aborts the neighbour at once, and the rank itself ends with the interpreter.
+    end_rank(attempt, 0, code=None, signal_number=6, stopped=False)
+    attempt.record_error(2, ConnectionError("gone"))
+    end_rank(attempt, 2, code=1, signal_number=None, stopped=False)
+    attempt.record_error(1, kind("tried to allocate 2 GiB"))
+    end_rank(attempt, 1, code=None, signal_number=6, stopped=False)
+    status = run.status()
+    assert status.cause == Cause.OUT_OF_MEMORY
+    assert status.reason == f"rank 1: {kind.__name__}: tried to allocate 2 GiB"
+    assert blamed_rank(attempt) == 1
+
+
+def test_a_run_that_was_told_to_end_is_interrupted(run: Run) -> None:
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    attempt.stop("Ctrl-C")
+    attempt.stop("too late to be the reason")
+    status = ended(attempt, -15, 1, stopped=True)
+    assert (status.state, status.reason) == (State.INTERRUPTED, "Ctrl-C")
+    assert claim(run, processes=2, replay=False, steps=5) is not None
+
+
+def test_a_run_whose_processes_vanished_is_settled_by_whoever_looks(run: Run) -> None:
+    attempt = claim(run, processes=1, replay=True, steps=5)
+    assert attempt is not None
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        attempt.record_start(0, process_id(child.pid))
+        assert settle(run).state == State.RUNNING
+        child.kill()
+    status = settle(run)
+    assert (status.state, status.reason) == (
+        State.FAILED,
+        "rank 0 vanished: killed by SIGKILL, or its machine stopped",
+    )
+    with pytest.raises(RuntimeError, match="over"):
+        check_current(attempt)
+
+
+def test_a_rank_that_never_started_ends_the_attempt_once_nobody_can_start_it(run: Run) -> None:
+    assert claim(run, processes=2, replay=False, steps=5) is not None
+    assert settle(run).state == State.RUNNING
+    status = settle(run, none_to_come=True)
+    assert (status.state, status.reason) == (State.FAILED, "rank 0 never started")

@@ -1,0 +1,137 @@
+"""A process is named by more than host and pid: boot and PID namespace, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from support.report_experiment import ExperimentFolder, settings
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.settle import current_status
+from asyncpp_cli.runs.processes import (
+    is_gone,
+    is_local,
+    is_suspended,
+    parse_process,
+    send_signal,
+    this_process,
+)
+from asyncpp_cli.runs.status import State, Status
+
+IN_ANOTHER_NAMESPACE = ("unshare", "--pid", "--fork")
+
+
+def may_unshare() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*IN_ANOTHER_NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+
+
+needs_unshare = pytest.mark.skipif(not may_unshare(), reason="no PID namespaces are permitted here")
+
+NAME = "import json; from asyncpp_cli.runs.processes import *; "
+
+
+def test_a_process_of_another_boot_or_namespace_is_elsewhere() -> None:
+    me = this_process()
+    assert is_local(me)
+    assert not is_gone(me)
+    gone = replace(me, start=me.start + 1)
+    assert is_gone(gone)
+    for elsewhere in (
+        replace(gone, host="elsewhere"),
+        replace(gone, boot="00000000-0000-0000-0000-000000000000"),
+        replace(gone, namespace="pid:[1]"),
+    ):
+        assert not is_local(elsewhere)
+        assert not is_gone(elsewhere)
+        send_signal(replace(elsewhere, start=me.start), signal.SIGKILL)  # would be the end of this test
+    # As an earlier version wrote it: by host, pid and start alone.
+    earlier = parse_process({"host": me.host, "pid": me.pid, "start": me.start})
+    assert is_local(earlier)
+    assert not is_gone(earlier)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        3,
+        [],
+        {},
+        {"host": "h", "pid": 0, "start": 1},
+        {"host": "h", "pid": -1, "start": 1},
+        {"host": "h", "pid": 10**30, "start": 1},
+        {"host": "h", "pid": True, "start": 1},
+        {"host": "h", "pid": 1, "start": "1"},
+        {"host": 3, "pid": 1, "start": 1},
+        {"host": "h", "pid": 1, "start": 1, "boot": None},
+    ],
+)
+def test_what_names_no_process_is_refused(record: object) -> None:
+    with pytest.raises(ValueError, match="names no process"):
+        parse_process(record)
+
+
+@needs_unshare
+def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Path) -> None:
+    """The host has the same name there, and the pid is nobody's here, or another's."""
+    experiment = ExperimentFolder(tmp_path / "e")
+    run = experiment.add(settings("2bw", "adamw"), status=Status())
+    attempt = claim(run, processes=1, replay=True, steps=4)
+    assert attempt is not None
+    code = NAME + "import sys; print(json.dumps(vars(this_process())), flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        there = parse_process(json.loads(child.stdout.readline()))
+        assert there.host == this_process().host
+        assert there.namespace != this_process().namespace
+        attempt.record_start(0, there)
+        content = json.loads((attempt.folder / "attempt.json").read_text())
+        (attempt.folder / "attempt.json").write_text(json.dumps(content | {"by": asdict(there)}))
+        assert not is_local(there)
+        # By host, pid and start alone it is gone, and the run would have been trained twice.
+        assert is_gone(replace(there, boot="", namespace="", start=1))
+        assert current_status(run).state == State.RUNNING
+        assert claim(run, processes=1, replay=True, steps=4) is None
+
+        # And the other way round: from there, this process is not looked for.
+        mine = json.dumps(asdict(this_process()))
+        asked = [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", NAME + f"print(is_gone(parse_process({mine})))"]
+        assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
+    # An hour after its last sign of life nobody waits for it any more.
+    run.write_status(replace(run.status(), updated=1.0))
+    assert current_status(run).state == State.FAILED
+    assert Attempt(run, 1).read("outcome") is not None
+
+
+def test_a_stopped_process_is_known() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        from asyncpp_cli.runs.processes import process_id
+
+        process = process_id(child.pid)
+        assert not is_suspended(process)
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        assert is_suspended(process)
+        child.kill()
+        child.wait()
+        assert not is_suspended(process)
+
+
+def test_a_pid_that_is_used_again_is_another_process() -> None:
+    me = this_process()
+    assert not is_gone(me)
+    assert is_gone(type(me)(host=me.host, pid=me.pid, start=me.start + 1))
+    assert not is_gone(type(me)(host="elsewhere", pid=me.pid, start=me.start + 1))

@@ -1,0 +1,286 @@
+"""`asyncpp schedule` as a person and a script use it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.paths import ROOT
+from typer.testing import CliRunner
+
+from asyncpp_cli.errors import UserError, refusal_of
+from asyncpp_cli.main import app
+from schedules import NAMES, build, verify
+from schedules.io.program_file import from_text, to_text
+
+KEYS = {
+    "schedule",
+    "bubble",
+    "step_time",
+    "delay_max",
+    "mismatch_max",
+    "versions_max",
+    "activations_max",
+    "drain_time",
+}
+
+
+def run(*words: str) -> str:
+    """What `asyncpp schedule WORDS` writes to standard output."""
+    result = CliRunner().invoke(app, ["schedule", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refusal(*words: str) -> str:
+    """The message with which `asyncpp schedule WORDS` is refused."""
+    with pytest.raises((UserError, OSError)) as caught:
+        run(*words)
+    refused = refusal_of(caught.value)
+    assert refused is not None
+    return refused.message
+
+
+def geometry(stages: int, microbatches: int) -> tuple[str, ...]:
+    return "--stages", str(stages), "--microbatches", str(microbatches)
+
+
+def test_list_has_the_whole_family():
+    assert [row["schedule"] for row in json.loads(run("list", "--json"))] == list(NAMES)
+    table = run("list", *geometry(8, 16))
+    assert max(len(line) for line in table.splitlines()) <= 90
+    for name in NAMES:
+        assert f"{name}: " in table
+
+
+def test_list_leaves_out_what_the_numbers_do_not_allow():
+    result = CliRunner().invoke(app, ["schedule", "list", *geometry(4, 9), "--json"])
+    assert result.exit_code == 0
+    names = [row["schedule"] for row in json.loads(result.stdout)]
+    assert names == [name for name in NAMES if name != "interleaved-1f1b"]
+    assert "interleaved-1f1b is left out: interleaved-1f1b has rounds of" in result.stderr
+
+
+def test_compare_writes_what_scripts_rely_on():
+    words = ("--chunks", "2", "--forward", "1", "--backward", "2", "--json")
+    rows = json.loads(run("compare", "1f1b", "interleaved-1f1b", "2bw", *geometry(4, 8), *words))
+    assert all(row.keys() >= KEYS for row in rows)
+    bubbles = {row["schedule"]: row["bubble"] for row in rows}
+    assert bubbles["1f1b"] == pytest.approx(3 / 11)
+    assert bubbles["interleaved-1f1b"] == pytest.approx(3 / 19)
+    assert bubbles["2bw"] == 0
+    two_bw = rows[2]
+    assert two_bw["step_time"] == 24
+    assert (two_bw["delay_max"], two_bw["mismatch_max"], two_bw["versions_max"]) == (1, 0, 2)
+    assert (two_bw["activations_max"], two_bw["drain_time"]) == (4, 9)
+
+
+def test_compare_with_the_halves_of_a_split_backward():
+    times = ("--forward", "1", "--input", "1", "--weight", "1")
+    rows = json.loads(run("compare", "1f1b", "zero-bubble", *geometry(4, 8), *times, "--json"))
+    idle = [row["bubble"] * row["step_time"] for row in rows]
+    assert idle == pytest.approx([9, 3])
+
+
+def test_compare_is_a_table_for_people():
+    table = run("compare", "1f1b", "2bw", *geometry(4, 8))
+    assert "27.3 %" in table
+    assert "0.0 %" in table
+
+
+def test_compare_takes_costs_of_messages_and_chance():
+    def step_time(*words):
+        (row,) = json.loads(run("compare", "2bw", *geometry(4, 8), *words, "--json"))
+        return row["step_time"]
+
+    plain = step_time()
+    assert step_time("--latency", "0.5") > plain
+    assert step_time("--message-size", "3", "--bandwidth", "2") > plain
+    assert step_time("--update", "2") == plain + 2
+    assert step_time("--latency", "0.5", "--ahead", "2") == plain
+    assert step_time("--jitter", "0.3", "--seed", "1") != step_time("--jitter", "0.3", "--seed", "2")
+
+
+def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
+    """A run's folder with these metrics; of its configuration only the presence counts here."""
+    folder.mkdir()
+    (folder / "config.yaml").write_text("{}")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_compare_takes_the_times_that_a_run_measured(tmp_path):
+    segment = {"kind": "segment", "busy": [0.9, 0.8]}
+    run_folder = write_run(
+        tmp_path / "run",
+        [
+            {"kind": "start", "step": 0, "microbatches": 4, "microbatch_size": 8, "context": 16},
+            {**segment, "steps": 3, "action_seconds": {"F": [1.0, 2.0], "B": [2.0, 3.0], "U": [1.0, 0.5]}},
+            {**segment, "steps": 1, "action_seconds": {"F": [5.0, 2.0], "B": [6.0, 3.0], "U": [1.0, 0.5]}},
+        ],
+    )
+    (row,) = json.loads(run("compare", "2bw", "--costs-of", run_folder, "--json"))
+    # By steps: rank 0 takes 2 + 3 for a micro-batch and 1 for the update, rank 1 takes 2 + 3 and 0.5.
+    assert (row["stages"], row["microbatches"]) == (2, 4)
+    assert row["step_time"] == pytest.approx(4 * 5 + 1)
+    assert "3 ranks, and 2 of them were measured" in refusal(
+        "compare", "2bw", "--stages", "3", "--costs-of", run_folder
+    )
+    assert "leave out --forward" in refusal("compare", "2bw", "--costs-of", run_folder, "--forward", "2")
+
+
+def test_a_run_without_measurements_has_no_costs(tmp_path):
+    start = {"kind": "start", "step": 0, "microbatches": 4, "microbatch_size": 8, "context": 16}
+    run_folder = write_run(tmp_path / "run", [start])
+    assert "no segment of it was measured" in refusal("compare", "2bw", "--costs-of", run_folder)
+    assert "is not a run" in refusal("compare", "2bw", "--costs-of", str(tmp_path))
+
+
+def test_show_is_a_chart_of_80_columns_with_a_table():
+    shown = run("show", "2bw", *geometry(4, 8))
+    chart, table = shown.split("F forward")
+    assert max(len(line) for line in chart.splitlines()) <= 80
+    assert "rank 3 ..................F0@0" in chart
+    assert "delay" in table
+    assert "\x1b" not in shown
+
+
+def test_show_writes_the_program_as_json():
+    content = json.loads(run("show", "2bw", *geometry(2, 2), "--steps", "3", "--json"))
+    assert (content["schedule"], content["stages"], content["microbatches"], content["steps"]) == (
+        "2bw",
+        2,
+        2,
+        3,
+    )
+    assert content["ranks"][1][:5] == ["1F0@0", "1B0@0", "1F1@0", "1B1@0", "1U1"]
+    assert content["analysis"]["delay_max"] == [1, 1]
+    assert content["analysis"]["versions"] == [2, 2]
+
+
+def test_too_few_microbatches_for_a_delay_of_1_are_said():
+    result = CliRunner().invoke(app, ["schedule", "show", "2bw", *geometry(8, 2)])
+    assert (
+        "2bw: a delay of 1 needs 7 micro-batches a step on 8 ranks; the smallest delay with 2 is 4"
+        in result.stderr
+    )
+    assert "a delay of 1 needs" not in result.stdout
+
+
+def test_check_accepts_what_export_writes(tmp_path):
+    file = tmp_path / "program.txt"
+    run("export", "pipedream", *geometry(3, 4), "--out", str(file))
+    assert from_text(file.read_text(), file="x") == build("pipedream", stages=3, microbatches=4, steps=1)
+    assert "valid (pipedream, 3 stages on 3 ranks, 4 micro-batches a step, 1 step)" in run("check", str(file))
+    assert run("show", str(file)).startswith("pipedream: 3 stages")
+
+
+def test_check_names_everything_that_is_wrong_and_exits_with_2(tmp_path):
+    file = tmp_path / "program.txt"
+    text = to_text(build("1f1b", stages=2, microbatches=2, steps=1))
+    file.write_text(text.replace("0B1@0 ", "").replace("1U1", "1U3"))
+    result = CliRunner().invoke(app, ["schedule", "check", str(file)])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert f"{file}: stage 0 never performs the backward of micro-batch 1" in result.stderr
+    assert f"{file}: 1U3 writes version 3 where 1 is due" in result.stderr
+    assert "(and 3 more)" in refusal("show", str(file))
+
+
+def test_import_and_export_go_round_by_torchs_csv(tmp_path):
+    file = tmp_path / "zbv.csv"
+    program = run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2")
+    first = from_text(program, file="x")
+    assert first.schedule == "torch-ZBVZeroBubble"
+    text = tmp_path / "zbv.txt"
+    text.write_text(program)
+    file.write_text(run("export", str(text), "--format", "csv"))
+    assert from_text(run("import", str(file)), file="x").actions == first.actions
+    assert "valid" in run("check", str(file))
+
+
+def test_what_was_imported_can_be_compared(tmp_path):
+    imported, csv = tmp_path / "zbv.txt", tmp_path / "zbv.csv"
+    imported.write_text(run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2"))
+    csv.write_text(run("export", str(imported), "--format", "csv"))
+    again = tmp_path / "again.txt"
+    again.write_text(run("import", str(csv)))
+    rows = json.loads(run("compare", str(imported), str(again), "--json"))
+    assert rows[0]["bubble"] == rows[1]["bubble"]
+    short = tmp_path / "short.txt"
+    short.write_text(run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2", "--steps", "1"))
+    assert "write the file with more (schedule import --steps N)" in refusal("compare", str(short))
+
+
+def test_export_writes_a_trace():
+    trace = json.loads(run("export", "1f1b", *geometry(2, 2), "--format", "trace"))
+    assert {event["name"] for event in trace["traceEvents"]} >= {"0F0@0", "1U1"}
+
+
+def test_draw_writes_a_picture(tmp_path):
+    file = tmp_path / "x.svg"
+    result = CliRunner().invoke(app, ["schedule", "draw", "1f1b", "2bw", *geometry(2, 4), "--out", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "</svg>" in file.read_text()
+
+
+PAGE = ROOT / "docs" / "schedules.md"
+
+
+def test_the_program_on_the_page_is_right():
+    (text,) = re.findall(r"```\n(asyncpp program, format 1\n.*?)```", PAGE.read_text(), re.DOTALL)
+    verify(from_text(text, file="x"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("show", "2bx", *geometry(2, 2)), "unknown schedule '2bx'; accepted: gpipe, 1f1b"),
+        (("show", "2bw"), "--stages is missing: 2bw needs --stages and --microbatches"),
+        (("show", "2bw", "--stages", "2"), "--microbatches is missing"),
+        (("show", "2bw", *geometry(0, 2)), "stages is 0; accepted: 1 or more"),
+        (("show", "2bw", *geometry(4, 2), "--delay", "1"), "needs a delay of at least 2"),
+        (("show", "1f1b", *geometry(4, 2), "--chunks", "2"), "--chunks 2: not an option of 1f1b"),
+        (("compare", "interleaved-1f1b", *geometry(4, 9), "--chunks", "2"), "accepted: a multiple of 4"),
+        (("compare", "2bw", *geometry(4, 4), "--forward", "-1"), "forward takes -1.0"),
+        (("compare", "2bw", *geometry(4, 4), "--input", "1"), "are given together"),
+        (("compare", "2bw", *geometry(4, 4), "--bandwidth", "0"), "--bandwidth 0.0: accepted: more than 0"),
+        (("compare", "2bw", *geometry(4, 4), "--steps", "3"), "2bw: 3 steps are too few to measure"),
+        (("check", "no/such/file"), "no/such/file: cannot be read (No such file or directory)"),
+        (("export", "2bw", *geometry(2, 2), "--steps", "2", "--format", "csv"), "synchronous schedules only"),
+        (("import", "ZBX", *geometry(2, 2)), "Unknown schedule name 'ZBX'"),
+        (("import", "DualPipeV"), "--stages and --microbatches are missing"),
+        (("draw", "2bw", *geometry(2, 2), "--out", "x.gif"), "a picture is a file of .svg, .png, .pdf"),
+        (("draw", "2bw", *geometry(2, 2), "--out", "no/such/x.svg"), "cannot be written"),
+        (("export", "2bw", *geometry(2, 2), "--out", "no/such/x"), "cannot be written"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(words, message):
+    said = refusal(*words)
+    assert message in said
+    assert "\n" not in said
+
+
+def test_the_commands_need_no_torch_and_a_mistake_ends_with_2():
+    code = (
+        "import sys; from asyncpp_cli.main import main\n"
+        "sys.argv = 'asyncpp schedule compare 2bw 1f1b --stages 4 --microbatches 4'.split()\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
+        "sys.argv = ['asyncpp', 'schedule', 'show', 'x']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("asyncpp: error: unknown schedule 'x'")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,59 @@
+"""Every script in benchmarks/ that can run small runs small. Its figures are not looked at.
+
+The others have tests of their own: big_stage.py (test_lone_stage) and soak.py (test_soak).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+from support.texts import some_documents, write_lines, write_tokenizer
+
+pytestmark = pytest.mark.slow
+
+PIPELINE = "pipeline.py --ranks 2 --microbatches 2 --forward-ms 1 --rounds 1 --json"
+PLAN = "plan_step_time.py --width 64 --context 16 --microbatch-size 1 --steps 3 --repeats 1 --rounds 2 --json"
+
+PRINTS_JSON = {
+    PIPELINE: "busy_2bw",
+    f"{PIPELINE} --data 2 --reduce-ms 2": "conditions",
+    "report_size.py --runs 4 --rows 20 --json": "reports",
+    "schedule_sizes.py --one 2bw 4 8 1": "simulate",
+    "optimizer_steps.py --models micro --steps 1 --device cpu --json": "ratio",
+    PLAN: "2bw",
+}
+"""For each command something that it prints."""
+
+
+def run(tmp_path: Path, script: str, *arguments: str | Path) -> str:
+    ended = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / script, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("command", PRINTS_JSON)
+def test_prints_json(command: str, tmp_path: Path) -> None:
+    printed = run(tmp_path, *command.split())
+    json.loads(printed)
+    assert f'"{PRINTS_JSON[command]}' in printed
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_tokenizing(tmp_path: Path) -> None:
+    write_lines(tmp_path / "text.jsonl", some_documents(100))
+    write_tokenizer(tmp_path / "tokenizer.json")
+    run(tmp_path, "tokenizing.py", "text.jsonl", "tokenizer.json", "--out", tmp_path, "--repeat", "1")
+    (written,) = tmp_path.glob("tokenizing-*.md")
+    assert "| turn | library alone, s | ours, s |" in written.read_text()

@@ -1,0 +1,194 @@
+"""How errors end a command: one line and an exit code by rule, or a traceback and where to report it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.atomic_files import read_json, write_text
+from asyncpp_cli.commands import templates
+from asyncpp_cli.errors import DamagedError, UserError, doing, refusal_of
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        *((number, 2) for number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)),
+        *((number, 2) for number in (errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENODEV)),
+        *((number, 1) for number in (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EMFILE, errno.ENFILE)),
+        *((number, 1) for number in (errno.ENOMEM, errno.EIO, errno.EFBIG, errno.EPIPE, errno.EBADF)),
+    ],
+)
+def test_what_the_system_refuses_names_file_and_reason(number: int, code: int) -> None:
+    refusal = refusal_of(OSError(number, os.strerror(number), "some/file"))
+    assert refusal is not None
+    assert refusal.code == code
+    assert refusal.message.startswith("some/file cannot be opened (")
+    assert os.strerror(number) in refusal.message
+
+
+def test_what_was_being_done_is_told(tmp_path: Path) -> None:
+    def told(act: object) -> str:
+        with pytest.raises(OSError, match=r"\[Errno") as caught:
+            act()  # type: ignore[operator]
+        refusal = refusal_of(caught.value)
+        assert refusal is not None
+        return refusal.message
+
+    file = tmp_path / "file"
+    file.touch()
+    assert told((file / "in").mkdir) == f"{file}/in cannot be made (Not a directory)"
+    assert told((tmp_path / "no").read_text) == f"{tmp_path}/no cannot be read (No such file or directory)"
+    assert told(lambda: list(file.iterdir())) == f"{file} cannot be listed (Not a directory)"
+    # Of a file that is written beside its place, the place is named.
+    assert told(lambda: write_text(file / "in", "")) == f"{file}/in cannot be written (Not a directory)"
+    full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115, PTH123
+
+    def write() -> None:
+        with full, doing("written", "shard"):
+            full.write(b"text")
+
+    assert "shard cannot be written (No space left on device: free some space)" in told(write)
+
+
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+def test_what_is_no_fault_of_ours() -> None:
+    for error, words, code in (
+        (UserError("wrong"), "wrong", 2),
+        (DamagedError("damaged"), "damaged", 2),
+        (MemoryError(), "memory", 1),
+        (RuntimeError("can't start new thread"), "ulimit -u", 1),
+        (PanicException("Os { code: 11, message: 'Resource temporarily unavailable' }"), "ulimit -u", 1),
+        (RuntimeError("Could not determine home directory."), "HOME", 2),
+        (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "surrogates not allowed"), "a\\udcff", 2),
+    ):
+        refusal = refusal_of(error)
+        assert refusal is not None
+        assert words in refusal.message
+        assert refusal.code == code
+    for error in (
+        PanicException("boom"),
+        RuntimeError("boom"),
+        KeyError("x"),
+        UnicodeEncodeError("ascii", "ä", 0, 1, "no"),
+    ):
+        assert refusal_of(error) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["frobnicate"], "No such command 'frobnicate' (asyncpp --help"),
+        (["status"], "Missing argument 'DIR' (asyncpp status --help"),
+        (["status", "x", "--frob"], "No such option: --frob"),
+        (["report", "x", "--format", "docx"], "'docx' is not one of"),
+        (["launch", "x", "--max-parallel", "0"], "--max-parallel"),
+        (["schedule", "show"], "Missing argument"),
+        (["status", "a\nb\x1b[2J", "--frob\n\x1b"], "No such option"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_told_in_one_line(arguments: list[str], named: str) -> None:
+    ended = asyncpp(*arguments)
+    assert ended.code == 2
+    assert ended.output == ""
+    assert ended.errors.startswith("asyncpp: error: ")
+    assert ended.errors.count("\n") == 1
+    assert "\x1b" not in ended.errors
+    assert named in ended.errors
+
+
+def test_a_command_without_a_sub_command_shows_help() -> None:
+    for arguments in ([], ["templates"]):
+        ended = asyncpp(*arguments)
+        assert ended.code == 2
+        assert "Usage:" in ended.output + ended.errors
+
+
+def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr("asyncpp_cli.experiment.shipped.TEMPLATE_KINDS", property(fail))
+    assert templates.app is not None
+    with pytest.raises(AttributeError) as caught:
+        asyncpp("templates", "list")
+    [note] = caught.value.__notes__
+    assert "bug of asyncpp" in note
+    assert "report it" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "not JSON"),
+        ('{"format": ' + "1" * 5000 + "}", "not JSON"),
+        ('{"format": "x"}', "format 'x'"),
+        ('{"format": null}', "format None"),
+        ('{"format": [1]}', "format [1]"),
+        ('{"format": true}', "format True"),
+        ('{"format": 99}', "newer"),
+        ("[]", "no JSON object"),
+        ("\udcff", "not JSON"),
+    ],
+)
+def test_json_of_any_kind_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "file.json"
+    file.write_text(text, errors="surrogateescape")
+    with pytest.raises(DamagedError) as caught:
+        read_json(file, newest_format=1)
+    assert str(file) in str(caught.value)
+    assert words in str(caught.value)
+    file.rename(tmp_path / "experiment.json")
+    ended = asyncpp("status", tmp_path)
+    assert (ended.code, ended.errors.count("\n")) == (2, 1)
+
+
+def test_a_file_that_grows_too_large_is_named(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        ended = asyncpp("sweep", "quickstart", "--out", tmp_path / "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ended.code == 1
+    assert "config.yaml cannot be written (File too large" in ended.errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def ended(command: str, **environment: str) -> tuple[int, str]:
+    """Exit code and standard error of a shell command, in which `asyncpp` is this one."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", command.replace("asyncpp", f"{sys.executable} -m asyncpp_cli")],
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        env=dict(os.environ) | environment,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.slow
+def test_outputs_that_are_closed_or_full() -> None:
+    code, errors = ended("asyncpp templates list >&-")
+    assert (code, errors.count("\n")) == (1, 1)
+    assert "standard output cannot be written (Bad file descriptor" in errors
+    code, errors = ended("asyncpp templates list >/dev/full")
+    assert (code, errors.count("\n")) == (1, 1)
+    assert "standard output cannot be written (No space left" in errors
+    # As with any command before `head`: it is silent.
+    assert ended("{ asyncpp templates list; echo $? >&2; } | true") == (0, "1\n")
+    # That nobody can be told is no reason to fail.
+    assert ended("asyncpp --version >/dev/null 2>/dev/full") == (0, "")
+    assert ended("asyncpp frobnicate 2>&-") == (2, "")

@@ -1,0 +1,190 @@
+"""asyncpp as it is installed: which code it says it is, and others that use its packages' names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+from asyncpp_cli.version import RELEASE, STAMP_FILE, Stamp, asyncpp_version, stamp_of, write_stamp
+
+BUILD = "import sys; from setuptools import build_meta; print(build_meta.{what}(sys.argv[1]))"
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    done = subprocess.run(
+        ["git", "-C", str(folder), *who, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def built(what: str, tree: Path, folder: Path) -> Path:
+    """Build a distribution of the tree, as pip does."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-W", "ignore", "-c", BUILD.format(what=what), str(folder)]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / done.stdout.splitlines()[-1]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A folder of installed packages, with asyncpp in it."""
+
+    site: Path
+    commit: str
+
+    def run(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(self.site), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run(
+            [sys.executable, "-m", "asyncpp_cli", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=cwd,
+            env=environment,
+        )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """asyncpp built from a checkout into a source distribution, and from that into a wheel."""
+    folder = tmp_path_factory.mktemp("installed")
+    tree = folder / "tree"
+    leave = shutil.ignore_patterns("__pycache__", "tests", "benchmarks", "docs", "build", "*.egg-info", ".*")
+    shutil.copytree(ROOT, tree, ignore=leave)
+    git(tree, "init", "-q")
+    git(tree, "add", ".")
+    git(tree, "commit", "-qm", "first")
+    source = built("build_sdist", tree, folder / "source")
+    shutil.unpack_archive(source, folder / "unpacked", filter="data")
+    [unpacked] = (folder / "unpacked").iterdir()
+    wheel = built("build_wheel", unpacked, folder / "wheel")
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(folder / "site")
+    return Installed(folder / "site", git(tree, "rev-parse", "--short=12", "HEAD"))
+
+
+@pytest.fixture
+def installed(whole: Installed, tmp_path: Path) -> Iterator[Installed]:
+    """The same, to be changed."""
+    return Installed(Path(shutil.copytree(whole.site, tmp_path / "site")), whole.commit)
+
+
+@needs_git
+@pytest.mark.slow
+def test_an_installation_says_of_which_commit_it_is(whole: Installed, tmp_path: Path) -> None:
+    [metadata] = whole.site.glob("asyncpp-*.dist-info/METADATA")
+    version = f"{RELEASE}+g{whole.commit}"
+    assert f"\nVersion: {version}\n" in metadata.read_text()
+    assert whole.run("--version", cwd=tmp_path).stdout == f"asyncpp {version}\n"
+    assert stamp_of(whole.site) == Stamp(whole.commit)
+
+
+@needs_git
+@pytest.mark.slow
+def test_an_installation_that_was_edited_says_so(installed: Installed, tmp_path: Path) -> None:
+    with (installed.site / "optimizers" / "catalogue.py").open("a") as edited:
+        edited.write("# tried something\n")
+    said = installed.run("--version", cwd=tmp_path)
+    assert (said.returncode, said.stdout) == (0, f"asyncpp {RELEASE}+g{installed.commit}.dirty\n")
+
+
+@needs_git
+def test_a_release_is_called_by_its_tag_and_other_commits_are_not(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "code.py").write_text("one = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    head = git(tmp_path, "rev-parse", "--short=12", "HEAD")
+    assert stamp_of(tmp_path).version == f"{RELEASE}+g{head}"
+    git(tmp_path, "tag", f"v{RELEASE}")
+    assert stamp_of(tmp_path) == Stamp(head, released=True)
+    assert stamp_of(tmp_path).version == RELEASE
+    (tmp_path / "code.py").write_text("one = 2\n")
+    assert stamp_of(tmp_path).version == f"{RELEASE}+g{head}.dirty"
+
+
+@pytest.mark.parametrize(
+    "damage", [None, "", "[]", "{}", '{"commit": 1, "released": true}', '{"commit": "; rm"}']
+)
+def test_without_a_checkout_and_without_a_stamp_the_commit_is_unknown(
+    tmp_path: Path, damage: str | None
+) -> None:
+    (tmp_path / "asyncpp_cli").mkdir()
+    if damage is not None:
+        (tmp_path / "asyncpp_cli" / STAMP_FILE).write_text(damage)
+    assert stamp_of(tmp_path).version == RELEASE
+    write_stamp(Stamp("0123456789ab-dirty"), tmp_path)
+    assert stamp_of(tmp_path).version == f"{RELEASE}+g0123456789ab.dirty"
+
+
+def own_packages(folder: Path) -> Path:
+    """A user's folder with packages and modules of our packages' names, which must not be imported."""
+    for name in ("optimizers", "schedules"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("raise SystemExit('the wrong package')\n")
+    (folder / "stages.py").write_text("raise SystemExit('the wrong module')\n")
+    return folder
+
+
+@needs_git
+def test_a_folder_with_packages_of_the_users_own_is_of_no_consequence(
+    whole: Installed, tmp_path: Path
+) -> None:
+    mine = own_packages(tmp_path / "mine")
+    installed = whole.run("optimizers", "list", cwd=mine)
+    assert (installed.returncode, "adamw" in installed.stdout) == (0, True), installed.stderr
+    editable = subprocess.run(
+        [sys.executable, "-m", "asyncpp_cli", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=mine,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (editable.returncode, editable.stdout) == (0, f"asyncpp {asyncpp_version()}\n"), editable.stderr
+
+
+def install_another(site: Path) -> None:
+    """What pip does where a distribution has a top-level package `optimizers`."""
+    content = b"from optimizers.theirs import Lion\n"
+    (site / "optimizers" / "__init__.py").write_bytes(content)
+    information = site / "lion_pack-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: lion-pack\nVersion: 1.0\n")
+    digest = urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    (information / "RECORD").write_text(f"optimizers/__init__.py,sha256={digest},{len(content)}\n")
+
+
+@needs_git
+@pytest.mark.slow
+def test_a_distribution_installed_over_ours_is_told_and_so_is_its_removal(
+    installed: Installed, tmp_path: Path
+) -> None:
+    install_another(installed.site)
+    for command in (["--version"], ["optimizers", "list"], ["train", "anything"]):
+        said = installed.run(*command, cwd=tmp_path)
+        assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1), said.stderr
+        assert "lion-pack installed a package of that name over it" in said.stderr
+        assert "pip uninstall lion-pack && pip install --force-reinstall --no-deps asyncpp" in said.stderr
+    # pip removes what the other's record names, which was ours once.
+    shutil.rmtree(installed.site / "lion_pack-1.0.dist-info")
+    (installed.site / "optimizers" / "__init__.py").unlink()
+    said = installed.run("optimizers", "list", cwd=tmp_path)
+    assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1), said.stderr
+    assert "optimizers/__init__.py is missing" in said.stderr
+    assert "pip install --force-reinstall --no-deps asyncpp" in said.stderr

@@ -1,0 +1,282 @@
+"""Mirrors of a run's metrics, read back with the trackers' own readers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import struct
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import asyncpp
+from support.report_experiment import ExperimentFolder, metrics, settings
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from asyncpp_cli.commands.mirror import mirror
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.trackers.base import TRACKERS
+from asyncpp_cli.trackers.points import Point, PointReader
+from asyncpp_cli.trackers.wandb import earlier_mirrors
+
+
+def experiment(folder: Path, rows: list[dict[str, Any]]) -> Run:
+    return ExperimentFolder(folder).add(settings("2bw", "adamw"), rows=rows)
+
+
+def events(mirror: Path, run: Run) -> EventAccumulator:
+    read = EventAccumulator(str(mirror / run.id), size_guidance={"scalars": 0, "tensors": 0})
+    read.Reload()
+    return read
+
+
+def curve(read: EventAccumulator, tag: str) -> list[tuple[int, float]]:
+    return [(point.step, pytest.approx(point.value)) for point in read.Scalars(tag)]
+
+
+def resumed(after: int) -> list[dict[str, Any]]:
+    """Rows of a second attempt that goes on after two of the steps, with other numbers."""
+    start, *rows = metrics(val_losses=(9.0, 9.5))
+    again = [row | {"train_loss": 7.0} if row["kind"] == "step" else row for row in rows]
+    start |= {"attempt": 2, "step": after, "updates": after, "time": 1000.0}
+    return [start, *(row for row in again if row.get("step", row.get("first_step", 0) + 1) > after)]
+
+
+def test_tensorboard_reads_what_the_run_measured(tmp_path: Path) -> None:
+    run = experiment(tmp_path / "e", metrics(val_losses=(4.0, 3.0), delay=1))
+    assert asyncpp("mirror", tmp_path / "e", "--to", "tensorboard").code == 0
+    read = events(tmp_path / "e" / "tensorboard", run)
+    assert curve(read, "train/loss") == [(step, 5 - step / 4) for step in (1, 2, 3, 4)]
+    assert curve(read, "val/loss") == [(2, 4.0), (4, 3.0)]
+    assert curve(read, "speed/tokens_per_second") == [(2, 500.0), (4, 1500.0)]
+    assert curve(read, "speed/bubble") == [(2, 0.4), (4, 0.2)]
+    assert curve(read, "staleness/delay") == [(2, 1), (4, 1)]
+    assert [point.wall_time for point in read.Scalars("train/loss")] == [1.5, 3.0, 4.5, 6.0]
+    [described] = (
+        read.Tensors("config.yaml/text_summary")
+        if "config.yaml/text_summary" in read.Tags()["tensors"]
+        else read.Tensors("config.yaml")
+    )
+    assert "name: 2bw" in described.tensor_proto.string_val[0].decode()
+
+
+def test_mirroring_again_adds_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
+    whole = metrics()
+    run = experiment(tmp_path / "e", whole)
+    asyncpp("mirror", run.folder, "--to", "tensorboard", "--out", tmp_path / "whole")
+    expected = (tmp_path / "whole" / run.id / "events.out.tfevents.0.asyncpp").read_bytes()
+    lines = [json.dumps(row) + "\n" for row in whole]
+    mirrored = tmp_path / "m" / run.id / "events.out.tfevents.0.asyncpp"
+    sizes = []
+    for count in (0, 1, 4, 4, len(lines)):
+        # The last line is being written.
+        run.metrics_file.write_text("".join(lines[:count]) + lines[-1][:10] * (count < len(lines)))
+        assert asyncpp("mirror", run.folder, "--to", "tensorboard", "--out", tmp_path / "m").code == 0
+        sizes.append(mirrored.stat().st_size if mirrored.exists() else 0)
+        assert expected.startswith(mirrored.read_bytes())
+    assert sizes[0] < sizes[1] < sizes[2] == sizes[3] < sizes[4] == len(expected)
+    for cut in (len(expected) // 2, len(expected) - 1):  # a mirror that was killed
+        mirrored.write_bytes(expected[:cut])
+        asyncpp("mirror", run.folder, "--to", "tensorboard", "--out", tmp_path / "m")
+        assert mirrored.read_bytes() == expected
+    mirrored.write_bytes(b"something else")
+    asyncpp("mirror", run.folder, "--to", "tensorboard", "--out", tmp_path / "m")
+    assert mirrored.read_bytes() == expected
+
+
+def test_what_a_resumed_run_did_again_is_taken_back(tmp_path: Path) -> None:
+    run = experiment(tmp_path / "e", [*metrics(val_losses=(4.0, 3.0))[:-1], *resumed(after=2)])
+    asyncpp("mirror", tmp_path / "e", "--to", "tensorboard", "--out", tmp_path / "m")
+    read = events(tmp_path / "m", run)
+    assert curve(read, "train/loss") == [(1, 4.75), (2, 4.5), (3, 7.0), (4, 7.0)]
+    assert curve(read, "val/loss") == [(2, 4.0), (4, 9.5)]
+    # The second attempt began at 1000 with three seconds trained.
+    assert [point.wall_time for point in read.Scalars("train/loss")] == [1.5, 3.0, 1001.5, 1003.0]
+
+
+def test_a_curve_stands_at_updates_where_a_step_has_several(tmp_path: Path) -> None:
+    rows = metrics()
+    for row in rows:
+        if row["kind"] == "step":
+            row["tokens"] //= 2  # two updates a step: update 4 ends step 2
+    rows = [row for row in rows if row["kind"] != "end" and row.get("first_step") != 2]
+    run = experiment(tmp_path / "e", rows)
+    asyncpp("mirror", tmp_path / "e", "--to", "tensorboard", "--out", tmp_path / "m")
+    read = events(tmp_path / "m", run)
+    assert [step for step, _ in curve(read, "train/loss")] == [1, 2, 3, 4]
+    assert curve(read, "val/loss")[0] == (4, 4.0)
+
+
+def test_following_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
+    whole = metrics()
+    run = experiment(tmp_path / "e", whole[:1])
+    mirrored = tmp_path / "m" / run.id / "events.out.tfevents.0.asyncpp"
+    arguments = [
+        "mirror",
+        str(tmp_path / "e"),
+        "--to",
+        "tensorboard",
+        "--out",
+        str(tmp_path / "m"),
+        "--follow",
+    ]
+    patience = "import asyncpp_cli.commands.mirror as m; m.SECONDS_BETWEEN_UPDATES = 0.1\n"
+    code = f"{patience}from asyncpp_cli.main import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(mirrored, larger_than=0)
+        before = mirrored.stat().st_size
+        with run.metrics_file.open("a") as opened:
+            opened.writelines(json.dumps(row) + "\n" for row in whole[1:])
+        wait_for(mirrored, larger_than=before)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, "Stopped" in errors) == (0, True)
+    assert curve(events(tmp_path / "m", run), "val/loss") == [(2, 4.0), (4, 3.0)]
+
+
+def wait_for(file: Path, *, larger_than: int) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists() or file.stat().st_size <= larger_than:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.3)
+
+
+def test_wandb_has_the_whole_run_once(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="W&B is not among the packages that tests install")
+    experiment(tmp_path / "e", [*metrics(val_losses=(4.0, 3.0))[:-1], *resumed(after=2)])
+    script = "from asyncpp_cli.main import main; main()"
+    arguments = ["mirror", str(tmp_path / "e"), "--to", "wandb", "--out", str(tmp_path / "m")]
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", script, *arguments], check=True, timeout=120)
+    [kept] = (tmp_path / "m" / "wandb").glob("offline-run-*")
+    [file] = kept.glob("*.wandb")
+    assert history(file, "val/loss") == [(2, 4.0), (4, 9.5)]
+    assert [value for _, value in history(file, "train/loss")] == [4.75, 4.5, 7.0, 7.0]
+
+
+def test_wandb_leaves_every_other_run_in_its_folder_alone(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="W&B is not among the packages that tests install")
+    for name, seeds in (("e", (0, 1, 2)), ("again", (0,))):
+        folder = ExperimentFolder(tmp_path / name)
+        for seed in seeds:
+            folder.add(settings("2bw", "adamw", seed=seed), rows=metrics())
+    foreign = tmp_path / "m" / "wandb" / "offline-run-20200101_000000-foreign"
+    foreign.mkdir(parents=True)
+    (foreign / "run-foreign.wandb").write_text("another's")
+    script = "from asyncpp_cli.main import main; main()"
+    for name in ("e", "e", "again"):
+        arguments = ["mirror", str(tmp_path / name), "--to", "wandb", "--out", str(tmp_path / "m")]
+        subprocess.run([sys.executable, "-c", script, *arguments], check=True, timeout=240)
+    # Three runs of one experiment, once each, and a run of the same id of another.
+    kept = sorted(path.name.rpartition("-")[2] for path in foreign.parent.glob("offline-run-*"))
+    assert (len(kept), len(set(kept))) == (5, 4)
+    assert (foreign / "run-foreign.wandb").read_text() == "another's"
+
+
+def test_only_mirrors_of_the_same_run_and_project_are_replaced(tmp_path: Path) -> None:
+    def offline_run(name: str, mark: str | None) -> Path:
+        folder = tmp_path / "wandb" / f"offline-run-{name}"
+        folder.mkdir(parents=True)
+        if mark is not None:
+            (folder / "asyncpp.json").write_text(mark)
+        return folder
+
+    own = offline_run("20200101_000000-abc", '{"project": "p", "run": "r"}')
+    unmarked = offline_run("20200101_000001-abc", None)
+    offline_run("20200101_000002-abc", '{"project": "q", "run": "r"}')
+    offline_run("20200101_000003-abc", "damaged")
+    offline_run("20200101_000004-xabc", None)
+    offline_run("20200101_000005-foreign", None)
+    (tmp_path / "wandb" / "offline-run-20200101_000006-abc").symlink_to(own)
+    assert set(earlier_mirrors(tmp_path, "abc", project="p")) == {own, unmarked}
+
+
+def history(file: Path, tag: str) -> list[tuple[int, float]]:
+    from wandb.proto import wandb_internal_pb2
+
+    found = []
+    for content in wandb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(content)
+        values = {
+            item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+        }
+        if tag in values:
+            found.append((values["update"], values[tag]))
+    return found
+
+
+def wandb_records(content: bytes) -> Iterator[bytes]:
+    """Records of W&B's file: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB."""
+    assert content.startswith(b":W&B")
+    place, block, record = 7, 32768, b""
+    while place < len(content):
+        if block - place % block < 7:
+            place += block - place % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        record += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def test_a_mirror_needs_runs_and_a_tracker_that_can_follow(tmp_path: Path) -> None:
+    refused = asyncpp("mirror", tmp_path, "--to", "tensorboard")
+    assert (refused.code, "is not a run" in refused.errors) == (2, True)
+    experiment(tmp_path / "e", metrics())
+    refused = asyncpp("mirror", tmp_path / "e", "--to", "wandb", "--follow")
+    assert (refused.code, "can only be rewritten" in refused.errors) == (2, True)
+    assert refused.errors.endswith("accepted: --to tensorboard\n")
+    refused = asyncpp("mirror", tmp_path / "e", "--to", "mlflow")
+    assert (refused.code, refused.errors) == (
+        2,
+        "asyncpp: error: --to mlflow: accepted: tensorboard, wandb\n",
+    )
+
+
+class TextFiles:
+    """A tracker that writes each point as a line of text."""
+
+    can_append = False
+
+    def __init__(self, folder: Path, *, project: str) -> None:
+        self._folder = folder
+        self._project = project
+
+    def update(self, run: Run) -> int:
+        reader, rows = PointReader(), run.metrics()
+        points = [point for row in rows for point in reader.points(row) if isinstance(point, Point)]
+        self._folder.mkdir(parents=True, exist_ok=True)
+        lines = [f"{self._project} {point.tag} {point.update} {point.value:g}\n" for point in points]
+        (self._folder / run.id).write_text("".join(lines))
+        return len(rows)
+
+    @property
+    def hint(self) -> str:
+        return f"cat {self._folder}/*"
+
+
+def test_a_tracker_is_a_class_in_a_module_and_a_line_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = types.ModuleType("asyncpp_cli.trackers.text_files")
+    vars(module)["TextFiles"] = TextFiles
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(TRACKERS, "text_files", "TextFiles")
+    run = experiment(tmp_path / "e", metrics(val_losses=(4.0, 3.0)))
+    mirror(tmp_path / "e", "text_files")
+    written = (tmp_path / "e" / "text_files" / run.id).read_text().splitlines()
+    assert [line for line in written if "val/loss" in line] == ["e val/loss 2 4", "e val/loss 4 3"]
+    assert capsys.readouterr().err.endswith(f"rows of 1 runs. cat {tmp_path}/e/text_files/*\n")

@@ -1,0 +1,299 @@
+"""Checkpoints that were damaged, or made up with a manifest that agrees: one line each, and nothing is read
+that is not of the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.small_runs import Rows, small_config
+
+from stages.checkpoint import layout as files
+from stages.checkpoint.export import Layout, write_weights
+from stages.checkpoint.layout import CheckpointError
+from stages.checkpoint.saved_weights import SavedWeights, Weights, newest_checkpoint
+from stages.config import RunConfig
+from stages.trainer import replay
+
+STEP = 1
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text(Path(__file__).read_text())
+    config = small_config("2bw", text=folder / "text.txt", steps=STEP, coefficient=1.0)
+    replay(config, recorder=Rows(), checkpoints=folder / "c")
+    return config, folder / "c"
+
+
+@contextmanager
+def copy_of(checkpoints: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "c"
+        shutil.copytree(checkpoints, copy)
+        yield copy
+
+
+def seal(folder: Path, manifest: dict[str, Any] | None = None) -> None:
+    """Make the manifest agree with the files."""
+    content = manifest or json.loads((folder / "manifest.json").read_bytes())
+    content["files"] = {
+        file.name: files.digest(file) for file in folder.iterdir() if file.name != "manifest.json"
+    }
+    (folder / "manifest.json").write_text(json.dumps(content))
+
+
+def use(config: RunConfig, checkpoints: Path) -> None:
+    """What `export` does."""
+    saved = SavedWeights(newest_checkpoint(checkpoints, step=None), config)
+    with tempfile.TemporaryDirectory() as folder:
+        for weights in Weights:
+            write_weights(saved, config, Path(folder), layout=Layout.HF, weights=weights)
+
+
+def one_line(config: RunConfig, checkpoints: Path) -> str:
+    """What `export` says of a checkpoint that it cannot use; empty if it can."""
+    said = ""
+    try:
+        use(config, checkpoints)
+    except CheckpointError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert len(said) < 1000
+    return said
+
+
+def test_an_undamaged_one_is_used(trained: tuple[RunConfig, Path]) -> None:
+    assert one_line(*trained) == ""
+
+
+def lists_nothing(manifest: dict[str, Any]) -> None:
+    manifest["files"] = {}
+
+
+def lists(name: str) -> Callable[[dict[str, Any]], None]:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["files"][name] = {"bytes": 0, "sha256": ""}
+
+    change.__name__ = ascii(name)
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lists_nothing, *map(lists, ("../secret", "/etc/passwd", "a/b", ".", "..", "", "a\0b", "manifest.json"))],
+    ids=lambda change: change.__name__,
+)
+def test_a_manifest_lists_files_of_its_folder(
+    change: Callable[[dict[str, Any]], None],
+    trained: tuple[RunConfig, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, checkpoints = trained
+    with copy_of(checkpoints) as copy:
+        (copy / "secret").touch()
+        manifest = copy / f"step-{STEP}" / "manifest.json"
+        content = json.loads(manifest.read_bytes())
+        change(content)
+        manifest.write_text(json.dumps(content))
+        assert "holds no checkpoint that is whole" in one_line(config, copy)
+        rows = Rows()
+        replay(config, recorder=rows, checkpoints=copy)
+        assert rows.rows[0]["step"] == 0
+    assert "is not used: manifest.json " in capsys.readouterr().err
+
+
+def queue(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def device(file: Path) -> None:
+    file.unlink()
+    try:
+        os.mknod(file, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero, which has no end
+    except PermissionError:
+        pytest.skip("making a device needs root")
+
+
+def link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("harm", [queue, device, link, folder])
+def test_what_is_no_file_is_not_read(
+    harm: Callable[[Path], None],
+    name: str,
+    trained: tuple[RunConfig, Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, checkpoints = trained
+    with copy_of(checkpoints) as copy:
+        harm(copy / f"step-{STEP}" / name)
+        assert "holds no checkpoint that is whole" in one_line(config, copy)
+    assert f"is not used: {name} cannot be read" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_a_link_is_not_read(trained: tuple[RunConfig, Path]) -> None:
+    config, checkpoints = trained
+    with copy_of(checkpoints) as copy:
+        (copy / f"step-{STEP}").rename(copy / "elsewhere")
+        (copy / f"step-{STEP}").symlink_to(copy / "elsewhere")
+        assert "holds no checkpoint that is whole" in one_line(config, copy)
+
+
+class Changes:
+    """Pickles to an instruction that sets an attribute of a class."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path, ("x",), (None, {"exists": 1})
+
+
+def harmful_descriptions() -> Iterator[tuple[str, bytes]]:
+    yield "sets an attribute of what is no description", pickle.dumps(Changes())
+    path = pickle.dumps(Path)[:-1]  # without the end
+    yield "sets one of a class", path + pickle.dumps((None, {"exists": 1}))[2:-1] + b"b."
+    yield "a memory of 64 GB", b"\x80\x02N" + b"r\xff\xff\xff\xff" + b"."
+    yield "deep", b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."
+    yield "empty", b""
+    yield "another object", pickle.dumps([1, 2])
+
+
+@pytest.mark.parametrize(("_what", "content"), list(harmful_descriptions()))
+def test_a_description_changes_nothing(_what: str, content: bytes, trained: tuple[RunConfig, Path]) -> None:
+    config, checkpoints = trained
+    exists = Path.exists
+    with copy_of(checkpoints) as copy:
+        (copy / f"step-{STEP}" / ".metadata").write_bytes(content)
+        seal(copy / f"step-{STEP}")
+        assert ".metadata " in one_line(config, copy)
+    assert Path.exists is exists
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**63, 10**400, -1, 0, 1]),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(["../x", "/dev/zero", "__0_0.distcp"]),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=3),
+)
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all parts of a JSON value."""
+    if path:
+        yield path
+    parts = (
+        content.items()
+        if isinstance(content, dict)
+        else enumerate(content)
+        if isinstance(content, list)
+        else ()
+    )
+    for key, part in parts:
+        yield from places(part, (*path, key))
+
+
+def replaced(content: Any, path: tuple[Any, ...], value: Any, *, remove: bool) -> None:
+    for key in path[:-1]:
+        content = content[key]
+    if remove:
+        del content[path[-1]]
+    else:
+        content[path[-1]] = value
+
+
+many = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@many
+@given(data=st.data(), name=st.sampled_from(["manifest.json", "state.json"]))
+@pytest.mark.slow
+def test_any_part_of_the_json_may_be_anything(trained: tuple[RunConfig, Path], data: Any, name: str) -> None:
+    config, checkpoints = trained
+    with copy_of(checkpoints) as copy:
+        file = copy / f"step-{STEP}" / name
+        content = json.loads(file.read_bytes())
+        path = data.draw(st.sampled_from(list(places(content))))
+        replaced(content, path, data.draw(ODD), remove=data.draw(st.booleans()))
+        file.write_text(json.dumps(content))
+        if name == "state.json":
+            seal(copy / f"step-{STEP}")
+        one_line(config, copy)
+
+
+@many
+@given(
+    name=st.sampled_from([".metadata", "__0_0.distcp"]),
+    place=st.floats(0, 1),
+    instead=st.binary(max_size=6),
+    gone=st.integers(0, 6),
+)
+@example(name="__0_0.distcp", place=1.0, instead=b"", gone=0)
+@pytest.mark.slow
+def test_any_bytes_may_be_others(
+    trained: tuple[RunConfig, Path], name: str, place: float, instead: bytes, gone: int
+) -> None:
+    config, checkpoints = trained
+    with copy_of(checkpoints) as copy:
+        file = copy / f"step-{STEP}" / name
+        content = bytearray(file.read_bytes())
+        start = int(place * len(content))
+        content[start : start + gone] = instead
+        file.write_bytes(content)
+        seal(copy / f"step-{STEP}")
+        one_line(config, copy)
+
+
+@many
+@given(data=st.data())
+@pytest.mark.slow
+def test_any_part_of_the_description_may_be_anything(trained: tuple[RunConfig, Path], data: Any) -> None:
+    """Of tensors, sizes and places that torch itself would take."""
+    config, checkpoints = trained
+    with copy_of(checkpoints) as copy:
+        file = copy / f"step-{STEP}" / ".metadata"
+        metadata = pickle.loads(file.read_bytes())
+        key = data.draw(st.sampled_from(sorted(metadata.state_dict_metadata)))
+        entry = metadata.state_dict_metadata[key]
+        [place] = [place for index, place in metadata.storage_data.items() if index.fqn == key]
+        which = data.draw(
+            st.sampled_from(["size", "dtype", "offset", "length", "relative_path", "chunks", "key"])
+        )
+        if which == "size":
+            sizes = st.lists(st.sampled_from([0, 1, 7, 2**40, 2**62]), max_size=4)
+            entry.size = data.draw(st.one_of(ODD, st.builds(torch.Size, sizes)))
+        elif which == "dtype":
+            entry.properties.dtype = data.draw(st.sampled_from([torch.int8, torch.float64, torch.complex128]))
+        elif which == "chunks":
+            entry.chunks = data.draw(ODD)
+        elif which == "key":
+            metadata.state_dict_metadata[data.draw(ODD.filter(lambda odd: odd.__hash__ is not None))] = entry
+        else:
+            setattr(place, which, data.draw(ODD))
+        file.write_bytes(pickle.dumps(metadata))
+        seal(copy / f"step-{STEP}")
+        one_line(config, copy)

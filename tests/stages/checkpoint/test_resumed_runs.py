@@ -1,0 +1,213 @@
+"""A run that goes on from a checkpoint computes the same bits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.resumed import check_resumed, go_back, replay_twice, saving, wait_for_saving
+from support.small_runs import Rows, in_processes, small_config
+from support.training_cases import cases, measured, of_writers
+
+import stages.training_loop
+from optimizers import NAMES
+from stages.checkpoint import layout as files
+from stages.comm.process import Process
+from stages.config import CorrectionConfig, ParallelConfig, RunConfig
+from stages.pipeline.build import segment_lengths
+from stages.trainer import replay, train
+from stages.training_loop import TrainingResult
+from stages.validation import CORRECTIONS as CARRIED
+from stages.validation import ConfigError, check
+
+
+@pytest.mark.parametrize("correction", ["none", "error-feedback", "buffered", "decay-at-x", *CARRIED[1:]])
+@pytest.mark.slow
+def test_every_optimizer_goes_on_to_the_same_bits(correction: str, text: Path, tmp_path: Path) -> None:
+    schedule = {"discrepancy": "paci", "delay-compensation": "2bw"}.get(correction, "pipedream")
+    refused = []
+    for name in NAMES:
+        config = saving(small_config(schedule, text=text, optimizer=name, clip="stage", layers=2, stages=2))
+        config.schedule.update_interval = None if schedule == "2bw" else 2
+        if correction in CARRIED:
+            config.correction = CorrectionConfig(name=correction)
+            config.correction.sync_steps = 1 if correction == "sync-start" else None
+        else:
+            config.error_feedback.coefficient = 1.0
+            config.error_feedback.form = "look-ahead" if correction == "error-feedback" else "buffered"
+            config.error_feedback.decay_at = "x" if correction == "decay-at-x" else "y"
+        try:
+            check(config)
+        except ConfigError as error:
+            refused.append(str(error))
+            continue
+        replay_twice(config, tmp_path / name, step=2)
+    assert not refused
+
+
+def resume_here(process: Process, given: tuple[RunConfig, Path]) -> list[list[dict[str, Any]]]:
+    """Train to the end, then again from step 2; the rows of both."""
+    config, folder = given
+    whole, resumed = Rows(), Rows()
+    train(config, process=process, recorder=whole, checkpoints=folder)
+    process.gather(None)
+    if process.rank == 0:
+        go_back(folder, 2)
+    process.gather(None)
+    train(config, process=process, recorder=resumed, checkpoints=folder)
+    return [measured(whole), measured(resumed)]
+
+
+class Killed(BaseException):
+    pass
+
+
+class KilledAt(Rows):
+    """The run is gone when its nth row would be written."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__()
+        self._left = row
+
+    def append(self, row: Any) -> None:
+        if self._left == 0:
+            raise Killed
+        self._left -= 1
+        super().append(row)
+
+
+def replay_killed(config: RunConfig, folder: Path, *, row: int) -> Rows:
+    """Kill a run before it writes a row, and go on from what is left; the rows from there on."""
+    with pytest.raises(Killed):
+        replay(config, recorder=KilledAt(row), checkpoints=folder)
+    wait_for_saving()
+    rows = Rows()
+    replay(config, recorder=rows, checkpoints=folder)
+    return rows
+
+
+def last_saved(rows: list[dict[str, Any]], *, before: int) -> int:
+    """The step of the last checkpoint (of every second step) that comes before a row: after the segment and
+    the evaluation that end there."""
+    next_row = rows[before]
+    drains = [row["first_step"] + row["steps"] for row in rows[:before] if row["kind"] == "segment"]
+    evaluated = next_row["step"] if next_row["kind"] == "eval" else None
+    return max((step for step in drains if step % 2 == 0 and step != evaluated), default=0)
+
+
+@pytest.mark.slow
+def test_every_schedule_goes_on_to_the_same_bits(text: Path, tmp_path: Path, chance: random.Random) -> None:
+    """In processes; then the checkpoint that these wrote in replay; then a replay killed at a random row."""
+    given = [(saving(config), tmp_path / str(n)) for n, config in enumerate(cases(text, stages=2))]
+    by_rank = in_processes(resume_here, given, size=2)
+    for (config, folder), (whole, resumed) in zip(
+        given, of_writers(by_rank, [config for config, _ in given]), strict=True
+    ):
+        check_resumed(whole, resumed, step=2)
+        go_back(folder, 2)
+        rows = Rows()
+        replay(config, recorder=rows, checkpoints=folder)
+        check_resumed(whole, measured(rows), step=2)
+        killed_at = chance.randrange(1, len(whole))
+        after_kill = measured(replay_killed(config, tmp_path / "killed" / folder.name, row=killed_at))
+        check_resumed(whole, after_kill, step=last_saved(whole, before=killed_at))
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("form", ["look-ahead", "buffered"])
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_stages(
+    stages: int, optimizer: str, form: str, text: Path, tmp_path: Path
+) -> None:
+    config = saving(
+        small_config(
+            "2bw", text=text, microbatches=4, optimizer=optimizer, coefficient=1.0, form=form, steps=8
+        ),
+        interval=4,
+    )
+    whole = replay(config, recorder=Rows(), checkpoints=tmp_path / "c")
+    go_back(tmp_path / "c", 4)
+    other = replace(config, parallel=ParallelConfig(stages=stages))
+    resumed = replay(other, recorder=Rows(), checkpoints=tmp_path / "c")
+    assert resumed.train_losses == pytest.approx(whole.train_losses[4:], rel=1e-6)
+    assert resumed.val_losses == pytest.approx(whole.val_losses[-2:], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_bfloat16_replicas_come_back(text: Path, tmp_path: Path) -> None:
+    replay_twice(
+        saving(small_config("2bw", text=text, precision="bfloat16", coefficient=0.5)), tmp_path / "c", step=2
+    )
+
+
+class AfterCalls:
+    """Says that the run is to end from the nth time on that it is asked."""
+
+    def __init__(self, calls: int) -> None:
+        self._left = calls
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def also_draining_at(patch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:
+    """Let a run drain after these steps, too."""
+
+    def lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int]]:
+        ends = {first + length for first, length in segment_lengths(config, start=start)}
+        ends |= {step for step in steps if step > start}
+        return [(first, end - first) for first, end in pairwise([start, *sorted(ends)])]
+
+    patch.setattr(stages.training_loop, "segment_lengths", lengths)
+
+
+@pytest.mark.parametrize("asked", [0, 9])
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("1f1b", {}),
+        ("interleaved-1f1b", {"chunks": 2}),
+        ("2bw", {"coefficient": 1.0}),
+        ("2bw", {"stages": 4, "microbatches": 4}),
+        ("paci", {"clip": "stage"}),
+        ("pipedream", {"clip": "stage", "update_interval": 1}),
+    ],
+)
+@pytest.mark.slow
+def test_a_run_that_is_told_to_end_goes_on_to_the_same_bits(
+    schedule: str,
+    options: dict[str, Any],
+    asked: int,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = saving(small_config(schedule, text=text, steps=9, eval_interval=4, **options), interval=4)
+    whole, rows, stops = Rows(), Rows(), []
+    ended: TrainingResult | None = None
+    for calls in (asked, 2, 10**6):
+        ended = replay(config, recorder=rows, checkpoints=tmp_path / "c", stop=AfterCalls(calls))
+        stops.append(ended.stopped_at)
+        if ended.stopped_at is None:
+            break
+        assert files.saved_steps(tmp_path / "c")[0] == ended.stopped_at
+    assert ended is not None
+    assert ended.stopped_at is None
+    if schedule in ("paci", "pipedream"):
+        # Each drain of these moves the numbers a little, so the same ones are made.
+        also_draining_at(monkeypatch, [step for step in stops if step is not None])
+    replay(config, recorder=whole)
+    if asked == 0:
+        assert stops[0] is not None
+        assert stops[0] < 4, "it did not wait for the next drain"
+    for kind in ("step", "eval", "end"):
+        assert [row for row in measured(rows) if row["kind"] == kind] == [
+            row for row in measured(whole) if row["kind"] == kind
+        ]

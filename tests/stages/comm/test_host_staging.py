@@ -1,0 +1,74 @@
+"""What processes that share a GPU do: the copies are of tensors of the host here, the rest is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_runs import Rows, in_processes, small_config
+
+from stages.comm.process import Process
+from stages.comm.topology import connect_in_process
+from stages.config import RunConfig
+from stages.data.dataset import prepare
+from stages.pipeline.build import build_ranks, dtypes
+from stages.pipeline.warm_up import warm_up
+from stages.trainer import replay, train
+from stages.validation import check
+
+
+def weights_of(rows: Rows) -> Any:
+    return rows.of_kind("end")[0]["weights_sha256"] if rows.rows else None
+
+
+def train_through_host(process: Process, config: RunConfig) -> Any:
+    rows = Rows()
+    train(config, process=replace(process, host_staged=True), recorder=rows)
+    return weights_of(rows)
+
+
+@pytest.mark.slow
+def test_a_run_through_the_hosts_memory_is_its_replay(text: Path) -> None:
+    configs = [
+        small_config("2bw", text=text, microbatches=4, precision="bfloat16"),
+        small_config("paci", text=text, microbatches=4, clip="stage"),
+        small_config("2bw", text=text, stages=1, data=2),
+        small_config("paci", text=text, stages=1, data=2, clip="stage"),
+    ]
+    by_rank = in_processes(train_through_host, configs, size=2)
+    for config, of_ranks in zip(configs, zip(*by_rank, strict=True), strict=True):
+        rows = Rows()
+        replay(config, recorder=rows)
+        assert weights_of(rows) in of_ranks, config
+
+
+def test_a_warm_up_leaves_nothing_behind(text: Path) -> None:
+    for options in ({"precision": "bfloat16", "recompute": True}, {"schedule": "zero-bubble"}):
+        config = small_config(text=text, **options)
+        check(config)
+        for rank in build_ranks(
+            config,
+            connections=connect_in_process(rank_of_stage=range(2), data_ranks=1),
+            corpus=prepare(config.data),
+            device=torch.device("cpu"),
+            on_step=lambda result: None,
+            stop=lambda: False,
+        ):
+            for state in rank.stages.values():
+                replica, gathering = state.weights.newest(), state.weights.gathering
+                before, random = replica.flat.clone(), torch.random.get_rng_state()
+                warm_up(state, config, device=torch.device("cpu"))
+                assert torch.equal(replica.flat, before)
+                assert not gathering.flat.any()
+                assert gathering.versions == []
+                assert replica.pending_backwards == 0
+                assert gathering.flat.dtype == dtypes(config).master
+                # What was gathered into is what later backwards gather into.
+                assert all(
+                    parameter.grad is view
+                    for parameter, view in zip(replica.parameters, gathering.views, strict=True)
+                )
+                assert torch.equal(torch.random.get_rng_state(), random)

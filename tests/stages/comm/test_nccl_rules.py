@@ -1,0 +1,91 @@
+"""Training under NCCL's rules (`like_nccl`): it ends, with the weights of replay, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from support.like_nccl import nccl_rules
+from support.small_runs import Rows, in_processes, small_config
+from support.training_cases import OPTIMIZERS, SCHEDULES
+
+from stages.comm.process import Process
+from stages.config import RunConfig
+from stages.trainer import replay, train
+
+
+class Job(NamedTuple):
+    config: RunConfig
+    late_stage: int
+    """Stage whose gradients are added up late."""
+
+
+def weights_like_nccl(process: Process, job: Job) -> str:
+    """The digest of a run's weights; empty but for the rank that writes."""
+    rows = Rows()
+
+    def late(name: str) -> float:
+        # A group of data ranks is called "GENERATION data RANK".
+        found = re.search(r"data (\d+)$", name)
+        return 0.02 if found is not None and int(found[1]) == job.late_stage else 0.0
+
+    with nccl_rules(late=late):
+        train(job.config, process=process, recorder=rows)
+    return "".join(row["weights_sha256"] for row in rows.of_kind("end"))
+
+
+def job(schedule: str, text: Path, *, stages: int, data: int, late_stage: int = 0, steps: int = 3) -> Job:
+    options: dict[str, Any] = SCHEDULES[schedule]
+    optimizer, coefficient = OPTIMIZERS[schedule]
+    config = small_config(
+        schedule,
+        text=text,
+        stages=stages,
+        data=data,
+        microbatches=2 * stages,
+        layers=stages * options.get("chunks", 1),
+        steps=steps,
+        eval_interval=steps,
+        optimizer=optimizer,
+        coefficient=coefficient,
+        **options,
+    )
+    return Job(config, late_stage)
+
+
+def check_against_replay(jobs: list[Job], *, size: int) -> None:
+    by_rank = in_processes(weights_like_nccl, jobs, size=size)
+    for given, *digests in zip(jobs, *by_rank, strict=True):
+        rows = Rows()
+        replay(given.config, recorder=rows)
+        assert [digest for digest in digests if digest] == [rows.rows[-1]["weights_sha256"]], given
+
+
+@pytest.mark.slow
+def test_every_schedule_trains(text: Path) -> None:
+    check_against_replay([job(schedule, text, stages=2, data=1, steps=2) for schedule in SCHEDULES], size=2)
+
+
+@pytest.mark.slow
+def test_with_data_ranks_and_late_reductions(text: Path) -> None:
+    jobs = [
+        job(schedule, text, stages=2, data=2, late_stage=late, steps=2)
+        for schedule, late in (("1f1b", 0), ("2bw", 1))
+    ]
+    check_against_replay(jobs, size=4)
+
+
+@pytest.mark.skipif("ASYNCPP_SWEEP" not in os.environ, reason="takes minutes; by hand: ASYNCPP_SWEEP=1")
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_sweep(stages: int, data: int, text: Path) -> None:
+    """Every schedule, each stage late in turn."""
+    jobs = [
+        job(schedule, text, stages=stages, data=data, late_stage=late, steps=4)
+        for schedule in SCHEDULES
+        for late in (range(stages) if data > 1 else [0])
+    ]
+    check_against_replay(jobs, size=stages * data)

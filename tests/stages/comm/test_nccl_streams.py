@@ -1,0 +1,184 @@
+"""Under NCCL's rules no program hangs, wherever one rank synchronises its device (`stream_model`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+from support.host_events import Begin, Operation, Recording
+from support.recorded_host import record
+from support.small_runs import small_config
+from support.stream_model import hangs, hangs_where_one_syncs, hangs_where_two_sync, lead_of_receives
+
+from schedules import ScheduleError, build
+
+BY_HAND = pytest.mark.skipif(
+    "ASYNCPP_SWEEP" not in os.environ, reason="takes minutes; by hand: ASYNCPP_SWEEP=1 pytest -s"
+)
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "gpipe": {},
+    "1f1b": {},
+    "interleaved-1f1b": {"chunks": 2},
+    "interleaved-1f1b in threes": {"chunks": 3},
+    "zero-bubble": {},
+    "2bw": {},
+    "2bw two ahead": {"ahead": 2},
+    "2bw later": {"delay": 2},
+    "pipedream": {"clip": "stage", "update_interval": 1},
+    "pipedream-unstashed": {"clip": "stage", "update_interval": 2},
+    "paci": {"clip": "stage"},
+    "paci often": {"clip": "stage", "update_interval": 1},
+}
+
+
+class Case(NamedTuple):
+    schedule: str
+    stages: int
+    microbatches: int
+    data: int = 1
+
+
+def cases(*, stages: tuple[int, ...], times: tuple[int, ...], data: tuple[int, ...] = (1,)) -> Iterator[Case]:
+    """All that can be built: `times` are micro-batches a step as multiples of the stages, and one more."""
+    for schedule, options in SCHEDULES.items():
+        for p in stages:
+            for m in sorted({1, *(time * p for time in times), max(times) * p + 1}):
+                asked = {"delay": 1 if schedule.startswith("2bw") else None}
+                asked |= {key: value for key, value in options.items() if key != "clip"}
+                try:
+                    build(schedule.split()[0], stages=p, microbatches=m, steps=1, **asked)
+                except ScheduleError:
+                    continue
+                yield from (Case(schedule, p, m, of_data) for of_data in data)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Records a case; an exchange is complete no earlier than a host waits for it."""
+    from support.small_runs import TEXT
+
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text(TEXT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASYNCPP_CACHE", str(folder / "cache"))
+
+        @cache
+        def of(case: Case) -> Recording:
+            options = SCHEDULES[case.schedule]
+            config = small_config(
+                case.schedule.split()[0],
+                text=folder / "text.txt",
+                stages=case.stages,
+                data=case.data,
+                microbatches=case.microbatches,
+                layers=case.stages * options.get("chunks", 1),
+                steps=3,
+                optimizer="sgd",
+                **options,
+            )
+            return record(config, patch)
+
+        yield of
+
+
+def check_no_hang(recording: Recording, case: Case) -> int:
+    """At how many places a rank has synchronised its device."""
+    assert hangs(recording, connecting=False) == [], case
+    assert hangs(recording) == [], case
+    assert hangs(recording, computing=True) == [], case
+    for number in range(len(recording.events)):
+        assert hangs_where_one_syncs(recording, number) == [], (case, number)
+    return sum(map(len, recording.events))
+
+
+def early_share(recordings: Iterable[Recording]) -> float:
+    """Of the receives, those that were posted at least one whole action before the one that needs them."""
+    leads = [lead for recording in recordings for lead in lead_of_receives(recording)]
+    return sum(lead >= 1 for lead in leads) / len(leads)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_program_hangs_wherever_one_rank_synchronises_its_device(schedule: str, recorded: Any) -> None:
+    programs = [case for case in cases(stages=(2, 3, 4), times=(1, 4)) if case.schedule == schedule]
+    for case in programs:
+        check_no_hang(recorded(case), case)
+    # A receive of gpipe's first backward depends on the forward just before it; a flush's first on its
+    # update.
+    assert early_share(map(recorded, programs)) >= (0.75 if schedule == "gpipe" else 0.9)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_nor_with_data_ranks_whose_exchanges_are_late(schedule: str, recorded: Any) -> None:
+    for case in cases(stages=(1, 2, 3), times=(1,), data=(2,)):
+        if case.schedule == schedule:
+            check_no_hang(recorded(case), case)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_segment_uses_no_connection_for_the_first_time(data: int, schedule: str, recorded: Any) -> None:
+    for case in cases(stages=(2, 3), times=(1,), data=(data,)):
+        if case.schedule != schedule:
+            continue
+        for number, events in enumerate(recorded(case).events):
+            begin = events.index(Begin())
+            before, within = (
+                {
+                    (event.communicator, event.kind, event.peer)
+                    for event in part
+                    if isinstance(event, Operation)
+                }
+                for part in (events[:begin], events[begin:])
+            )
+            assert within <= before, (case, number)
+            sizes, needed = (
+                {
+                    (event.communicator, event.kind, event.size)
+                    for event in part
+                    if isinstance(event, Operation)
+                }
+                for part in (events[:begin], events[begin:])
+            )
+            assert {use for use in needed if use[1] not in ("send", "recv")} <= sizes, (case, number)
+
+
+def test_two_ranks_that_synchronise_at_once_may_hang_and_seldom_do(recorded: Any) -> None:
+    """No rule of one rank alone mends that: neither knows what the other has not launched yet."""
+    hanging = pairs = 0
+    for schedule in ("1f1b", "2bw"):
+        recording = recorded(Case(schedule, 2, 4))
+        of_pair, number = hangs_where_two_sync(recording, 0, 1)
+        hanging, pairs = hanging + of_pair, pairs + number
+    assert 0 < hanging < 0.1 * pairs
+
+
+@BY_HAND
+@pytest.mark.parametrize("data", [1, 2])
+def test_sweep(data: int, recorded: Any) -> None:
+    """The same over 2 to 6 stages; prints what it has seen."""
+    places = programs = 0
+    by_schedule: dict[str, list[Case]] = {}
+    for case in cases(stages=(2, 3, 4, 5, 6) if data == 1 else (2, 3, 4), times=(1, 2, 4), data=(data,)):
+        by_schedule.setdefault(case.schedule, []).append(case)
+        places += check_no_hang(recorded(case), case)
+        programs += 1
+    print(f"\ndata {data}: {programs} programs, 0 hangs at {places} places")
+    for schedule, of_schedule in by_schedule.items():
+        share = early_share(map(recorded, of_schedule))
+        print(f"{schedule}: {100 * share:.1f} % of receives posted at least one action early")
+
+
+@BY_HAND
+def test_sweep_of_two_ranks_that_synchronise(recorded: Any) -> None:
+    for case in cases(stages=(2, 3), times=(2,)):
+        counts = [
+            hangs_where_two_sync(recorded(case), first, second, stride=3)
+            for first in range(case.stages)
+            for second in range(first + 1, case.stages)
+        ]
+        hanging, pairs = map(sum, zip(*counts, strict=True))
+        print(f"{case}: {hanging} of {pairs} pairs of places hang")

@@ -1,0 +1,175 @@
+"""Data files that are damaged anywhere: refused by name, or the tokens are those that they were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.shard_files import write_llm_c, write_megatron, write_nanogpt
+
+from stages.config import DataConfig
+from stages.data.dataset import Corpus, DataError, find_corpus, prepare, vocabulary
+from stages.data.shards import Tokens, count
+
+TRAIN = [(7 * i + i * i) % 1000 for i in range(600)]
+VALIDATION = [(11 * i) % 900 for i in range(100)]
+KINDS = ("llm.c", "nanogpt", "megatron", "prepared")
+
+
+def write(folder: Path, kind: str) -> None:
+    """The tokens in one of the formats."""
+    folder.mkdir()
+    splits = {"train": TRAIN, "validation": VALIDATION}
+    match kind:
+        case "llm.c":
+            for name, tokens in splits.items():
+                write_llm_c(folder / f"{name}.bin", tokens)
+        case "nanogpt":
+            for name, tokens in splits.items():
+                write_nanogpt(folder / f"{name}.bin", tokens)
+        case "megatron":
+            whole = [*TRAIN, *VALIDATION]
+            write_megatron(
+                folder / "x.bin", [whole[first : first + 100] for first in range(0, len(whole), 100)]
+            )
+        case _:
+            write_prepared(folder, splits)
+
+
+def write_prepared(folder: Path, splits: dict[str, list[int]]) -> None:
+    import hashlib
+
+    described = {}
+    for name, tokens in splits.items():
+        file = folder / f"{name}-000000.bin"
+        np.array(tokens, dtype="<u2").tofile(file)
+        shard = {
+            "file": file.name,
+            "tokens": len(tokens),
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+        }
+        described[name] = {"documents": 1, "tokens": len(tokens), "bytes": 9999, "shards": [shard]}
+    content = {
+        "format": 1,
+        "vocab_size": 1000,
+        "dtype": "uint16",
+        "tokenizer": {"name": "some", "file": None, "sha256": None, "end_of_document": 0},
+        "unigram_bits_per_byte": 4.5,
+        "splits": described,
+    }
+    (folder / "manifest.json").write_text(json.dumps(content))
+
+
+def tokens_of(corpus: Corpus) -> list[bytes]:
+    return [
+        Tokens(shards).rows(np.array([0]), length=count(shards)).tobytes()
+        for shards in (corpus.train, corpus.validation)
+    ]
+
+
+def is_refused(config: DataConfig, cache: Path) -> bool:
+    try:
+        vocabulary(config, cache=cache)
+    except DataError as error:
+        return "\n" not in str(error)
+    return False
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str, list[bytes]]]:
+    """By format: the folder, its checksum, and its tokens."""
+    found = {}
+    for kind in KINDS:
+        folder = tmp_path_factory.mktemp("data") / kind
+        write(folder, kind)
+        config = DataConfig(path=str(folder), context=8, validation_share=0.2)
+        corpus = find_corpus(config, cache=tmp_path_factory.mktemp("cache"))
+        found[kind] = (folder, corpus.sha256, tokens_of(corpus))
+    return found
+
+
+@settings(max_examples=150)
+@given(kind=st.sampled_from(KINDS), data=st.data())
+def test_damage_is_refused_or_changes_no_token(
+    kind: str,
+    data: st.DataObject,
+    whole: dict[str, tuple[Path, str, list[bytes]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder, sha256, tokens = whole[kind]
+    damaged = tmp_path_factory.mktemp("t") / kind
+    shutil.copytree(folder, damaged)
+    file = data.draw(st.sampled_from(sorted(damaged.iterdir())))
+    content = bytearray(file.read_bytes())
+    # Headers, indices and manifests are short, and most of what can go wrong is at their beginning.
+    place = data.draw(st.integers(0, min(63, len(content) - 1)) | st.integers(0, len(content) - 1))
+    match data.draw(st.sampled_from(["bytes", "cut", "insert", "remove", "other", "folder"])):
+        case "bytes":
+            new = data.draw(st.binary(min_size=1, max_size=8))
+            content[place : place + len(new)] = new
+            file.write_bytes(content)
+        case "cut":
+            file.write_bytes(content[:place])
+        case "insert":
+            file.write_bytes(content[:place] + data.draw(st.binary(min_size=1, max_size=8)) + content[place:])
+        case "remove":
+            file.unlink()
+        case "other":
+            other = data.draw(st.sampled_from(sorted(folder.iterdir())))
+            file.write_bytes(other.read_bytes())
+        case _:
+            file.unlink()
+            file.mkdir()
+    config = DataConfig(path=str(damaged), context=8, validation_share=0.2)
+    cache = damaged.parent / "cache"
+    is_refused(config, cache)  # as sweep looks at data that it does not know: no traceback
+    config.sha256 = sha256
+    assert is_refused(config, cache) or tokens_of(prepare(config, cache=cache)) == tokens
+
+
+MANIFEST_KEYS = ["format", "vocab_size", "dtype", "splits", "train", "shards", "file", "tokens", "first"]
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(MANIFEST_KEYS), inner),
+    max_leaves=12,
+)
+VALUES = [None, -1, 0, 1, 2**70, 1e400, 0.5, "", "x", "../train-000000.bin", "\0", "a" * 300, [], {}, True]
+
+
+@settings(max_examples=60)
+@given(text=ANY_JSON)
+def test_any_json_is_no_manifest(text: object, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    (folder / "manifest.json").write_text(json.dumps(text))
+    with pytest.raises(DataError):
+        prepare(DataConfig(path=str(folder), context=8), cache=folder / "cache")
+
+
+@settings(max_examples=80)
+@given(data=st.data())
+def test_a_manifest_with_other_values_is_refused_or_changes_no_token(
+    data: st.DataObject,
+    whole: dict[str, tuple[Path, str, list[bytes]]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder, sha256, tokens = whole["prepared"]
+    damaged = tmp_path_factory.mktemp("t") / "prepared"
+    shutil.copytree(folder, damaged)
+    content = json.loads((damaged / "manifest.json").read_text())
+    at = content
+    while True:
+        key = data.draw(st.sampled_from(sorted(at)) if isinstance(at, dict) else st.integers(0, len(at) - 1))
+        if isinstance(at[key], dict | list) and at[key] and data.draw(st.booleans()):
+            at = at[key]
+            continue
+        at[key] = data.draw(st.sampled_from(VALUES))
+        break
+    (damaged / "manifest.json").write_text(json.dumps(content))
+    config = DataConfig(path=str(damaged), context=8, sha256=sha256)
+    cache = damaged.parent / "cache"
+    assert is_refused(config, cache) or tokens_of(prepare(config, cache=cache)) == tokens

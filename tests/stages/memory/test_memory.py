@@ -1,0 +1,191 @@
+"""Memory by kind: what a run measures is what its programs and its configuration say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_runs import Rows, small_config
+
+from optimizers import NAMES as OPTIMIZERS
+from optimizers.grouping import role_of
+from schedules import NAMES as SCHEDULES
+from schedules import analyze
+from stages.comm.p2p import InProcessLinks
+from stages.config import CorrectionConfig, RunConfig
+from stages.memory.estimate import (
+    block_activations,
+    course_of,
+    in_flight_counts,
+    sizes,
+    stage_memory,
+)
+from stages.model.decoder import Stage
+from stages.model.families import FAMILIES
+from stages.model.partition import cut_of, stage_parameters
+from stages.pipeline.build import representative_programs
+from stages.pipeline.segments import segment_program
+from stages.trainer import replay
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "interleaved-1f1b": {"chunks": 2},
+    "looped-bfs": {"chunks": 2},
+    "pipedream": {"clip": "stage"},
+    "pipedream-unstashed": {"clip": "stage"},
+    "paci": {"clip": "stage"},
+}
+KINDS = ("weights", "master", "optimizer", "correction", "activations", "recomputed")
+
+
+def config_of(schedule: str, text: Path, **changed: Any) -> RunConfig:
+    options = {"stages": 3, "microbatches": 6, "layers": 7, "steps": 4, "eval_interval": 9}
+    return small_config(schedule, text=text, **{**options, **OPTIONS.get(schedule, {}), **changed})
+
+
+def measured(config: RunConfig) -> dict[str, list[int]]:
+    rows = Rows()
+    replay(config, recorder=rows)
+    memory: dict[str, list[int]] = rows.of_kind("segment")[-1]["memory"]
+    return memory
+
+
+def by_kind(config: RunConfig, gradient_buffers: list[int]) -> dict[str, list[int]]:
+    course = course_of(representative_programs(config))
+    stages = stage_memory(config, course, gradient_buffers=gradient_buffers)
+    return {kind: [getattr(stage, kind) for stage in stages] for kind in (*KINDS, "gradients")}
+
+
+def buffers_of(config: RunConfig, memory: dict[str, list[int]]) -> list[int]:
+    numbers = [
+        sum(parameter.size for parameter in stage_parameters(config.model, cut)) for cut in cut_of(config)
+    ]
+    sizes_and_bytes = zip(numbers, memory["gradients"], strict=True)
+    return [gradients // (count * sizes(config).master) for count, gradients in sizes_and_bytes]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_parameters_are_those_of_the_module(family: str, text: Path) -> None:
+    config = config_of("1f1b", text)
+    config.model.family, config.model.head_dim = family, 6
+    for cut in cut_of(config):
+        module = Stage(config.model, cut, context=config.data.context)
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+        described = stage_parameters(config.model, cut)
+        assert [(parameter.name, parameter.shape) for parameter in described] == shapes
+        for parameter in described:
+            # A model of a user's own has no description: its roles follow from names and dimensions.
+            assert parameter.role is role_of(parameter.name, len(parameter.shape))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_a_run_holds_is_what_its_programs_say(
+    schedule: str, precision: str, recompute: bool, text: Path
+) -> None:
+    config = config_of(schedule, text, precision=precision, recompute=recompute)
+    program = segment_program(config, first_step=0, steps=4)
+    analysis = analyze(program)
+    memory = measured(config)
+    assert memory["versions"] == list(analysis.versions)
+    assert memory["in_flight"] == list(analysis.activations)
+    assert memory["in_flight"] == [max(map(sum, counts)) for counts in in_flight_counts(program)]
+    expected = by_kind(config, buffers_of(config, memory))
+    assert {kind: memory[kind] for kind in expected} == expected
+    held = sum(sum(memory[kind]) for kind in expected)
+    assert sum(memory["total"]) == held + sum(memory["messages"])
+    assert memory["device_peak"] == memory["device_reserved"] == memory["device_retries"] == []
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_family_keeps_what_its_description_says(precision: str, recompute: bool, text: Path) -> None:
+    """Those that have another block than a Llama's; with the split backward, both halves."""
+    for family in FAMILIES.keys() - {"llama"}:
+        config = config_of("zero-bubble", text, precision=precision, recompute=recompute)
+        config.model.family, config.model.head_dim = family, 6
+        memory = measured(config)
+        expected = by_kind(config, buffers_of(config, memory))
+        assert {kind: memory[kind] for kind in expected} == expected
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "paci"])
+def test_data_ranks_share_what_is_updated(schedule: str, text: Path) -> None:
+    config = config_of(schedule, text, data=2, optimizer="muon")
+    memory = measured(config)
+    expected = by_kind(config, buffers_of(config, memory))
+    assert {kind: memory[kind] for kind in expected} == expected
+    alone = measured(config_of(schedule, text, optimizer="muon"))
+    assert memory["weights"] == alone["weights"]
+    assert all(mine < all_of_it for mine, all_of_it in zip(memory["master"], alone["master"], strict=True))
+
+
+def test_recomputation_keeps_a_blocks_input_alone(text: Path) -> None:
+    plain, recomputed = (measured(config_of("2bw", text, recompute=recompute)) for recompute in (False, True))
+    assert plain["recomputed"] == [0, 0, 0]
+    assert recomputed["recomputed"] == [block_activations(config_of("2bw", text))] * 3
+    assert recomputed["activations"][0] < plain["activations"][0] / 8
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_keep_what_their_formula_says(optimizer: str, text: Path) -> None:
+    config = config_of("2bw", text, optimizer=optimizer, steps=2)
+    assert measured(config)["optimizer"] == by_kind(config, [2, 2, 2])["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "correction", "form"),
+    [
+        ("2bw", "none", "look-ahead"),
+        ("2bw", "none", "buffered"),
+        ("2bw", "weight-prediction", "look-ahead"),
+        ("2bw", "delay-compensation", "look-ahead"),
+        ("paci", "lr-discount", "look-ahead"),
+        ("paci", "discrepancy", "look-ahead"),
+    ],
+)
+def test_corrections_keep_what_their_formula_says(
+    schedule: str, correction: str, form: str, text: Path
+) -> None:
+    config = config_of(schedule, text, form=form, coefficient=float(correction == "none"), steps=5)
+    config.correction = CorrectionConfig(name=correction)
+    memory = measured(config)
+    assert memory["correction"] == by_kind(config, buffers_of(config, memory))["correction"]
+    assert any(memory["correction"]) == (form == "buffered" or correction == "discrepancy")
+
+
+def test_measuring_changes_no_bit(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment an update: the run is weighed after the first, and goes on."""
+    ends = []
+    for weighed in (True, False):
+        rows = Rows()
+        if not weighed:
+            monkeypatch.setattr(
+                "stages.memory.measure.MemoryMeter._measure_microbatch", lambda *args, **kwargs: (0, 0, 0)
+            )
+        replay(config_of("zero-bubble", text, eval_interval=1), recorder=rows)
+        ends.append(rows.rows[-1]["weights_sha256"])
+    assert ends[0] == ends[1]
+
+
+def test_a_received_gradient_is_kept_while_a_second_half_needs_it(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A buffer that is let go of is overwritten by what arrives next."""
+
+    def end() -> str:
+        rows = Rows()
+        replay(config_of("zero-bubble", text), recorder=rows)
+        digest: str = rows.rows[-1]["weights_sha256"]
+        return digest
+
+    def overwrite(_links: InProcessLinks, tensor: torch.Tensor) -> None:
+        tensor.detach().fill_(torch.nan)
+
+    expected = end()
+    receive = InProcessLinks.receive
+    monkeypatch.setattr(InProcessLinks, "receive", lambda self, message: receive(self, message).clone())
+    monkeypatch.setattr(InProcessLinks, "release", overwrite)
+    assert end() == expected

@@ -1,0 +1,101 @@
+"""What the planner says a stage holds is what runs measure, tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.small_runs import Rows, in_processes, small_config
+
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.estimate import OF_THE_DEVICE, Estimate, estimate
+from asyncpp_cli.planner.roofline import Roofline
+from stages.comm.process import Process
+from stages.config import RunConfig
+from stages.trainer import replay, train
+
+COSTS = Roofline(find_device("h100", key=""))
+KINDS = ("weights", "master", "gradients", "optimizer", "correction", "activations", "recomputed")
+
+
+def cases(text: Path) -> list[RunConfig]:
+    many: list[dict[str, Any]] = [
+        {"schedule": "1f1b"},
+        {"schedule": "gpipe", "recompute": True},
+        {"schedule": "zero-bubble", "optimizer": "muon"},
+        {"schedule": "2bw", "precision": "bfloat16"},
+        {"schedule": "2bw", "coefficient": 1.0, "form": "buffered", "recompute": True},
+        {"schedule": "pipedream", "clip": "stage", "optimizer": "soap"},
+        {"schedule": "paci", "clip": "stage", "precision": "bfloat16", "recompute": True},
+    ]
+    return [small_config(text=text, microbatches=6, steps=4, eval_interval=9, **one) for one in many]
+
+
+def planned(config: RunConfig) -> Estimate:
+    return estimate(config, COSTS, limit_gb=None)
+
+
+def held(process: Process, config: RunConfig) -> dict[str, list[int]]:
+    rows = Rows()
+    train(config, process=process, recorder=rows)
+    return rows.of_kind("segment")[-1]["memory"] if rows.rows else {}
+
+
+@pytest.mark.slow
+def test_memory_is_within_five_percent_of_what_processes_hold(text: Path) -> None:
+    configs = cases(text)
+    measured = in_processes(held, configs, size=2)[-1]
+    for config, memory in zip(configs, measured, strict=True):
+        for stage, of_stage in enumerate(planned(config).memory):
+            assert {kind: of_stage[kind] for kind in KINDS} == {kind: memory[kind][stage] for kind in KINDS}
+            assert of_stage["reduction"] == memory["reduction"][stage] == 0
+            left_out = ("temporary", *OF_THE_DEVICE)
+            lasting = sum(size for kind, size in of_stage.items() if kind not in left_out)
+            assert lasting == pytest.approx(memory["total"][stage], rel=0.05)
+
+
+@pytest.mark.slow
+def test_room_for_reductions_is_what_processes_hold(text: Path) -> None:
+    """A flush exchanges early, in smaller rounds, and `2bw` afterwards; both have the same buffers."""
+    configs = [
+        small_config(schedule, text=text, stages=1, data=2, precision=precision)
+        for schedule, precision in (("1f1b", "float32"), ("2bw", "bfloat16"))
+    ]
+    measured = in_processes(held, configs, size=2)[0]
+    for config, memory in zip(configs, measured, strict=True):
+        (of_stage,) = planned(config).memory
+        assert [of_stage["reduction"]] == memory["reduction"]
+        assert of_stage["reduction"] > 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "options"),
+    [
+        ("1f1b", 4, 16, {"layers": 6}),
+        ("2bw", 4, 2, {"delay": 2}),
+        ("2bw", 4, 12, {"ahead": 2}),
+        ("2bw", 3, 32, {"data": 2, "optimizer": "muon"}),
+        ("pipedream", 4, 12, {"clip": "stage", "update_interval": 3}),
+        ("pipedream", 3, 24, {"clip": "stage"}),
+        ("paci", 4, 8, {"clip": "stage", "data": 3}),
+        ("interleaved-1f1b", 2, 4, {"chunks": 2}),
+        ("looped-bfs", 2, 5, {"chunks": 2}),
+        ("zb-v", 2, 8, {}),
+        ("dualpipe-v", 2, 9, {"precision": "bfloat16"}),
+    ],
+)
+def test_memory_of_deeper_and_wider_layouts(
+    schedule: str, stages: int, microbatches: int, options: dict[str, Any], text: Path
+) -> None:
+    """Every kind to the byte, though the planner looks at a short program in place of the run's own."""
+    delay = options.pop("delay", 1)
+    config = small_config(
+        schedule, text=text, stages=stages, microbatches=microbatches, steps=4, eval_interval=9, **options
+    )
+    config.schedule.delay = delay
+    rows = Rows()
+    replay(config, recorder=rows)
+    memory = rows.of_kind("segment")[-1]["memory"]
+    for stage, of_stage in enumerate(planned(config).memory):
+        assert {kind: of_stage[kind] for kind in KINDS} == {kind: memory[kind][stage] for kind in KINDS}

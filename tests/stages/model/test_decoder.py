@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import math
+
+import torch
+from support.single_process import whole_model
+from support.small_runs import small_config
+from torch import Tensor
+
+from stages.config import RunConfig
+from stages.model.decoder import initialise, next_token_loss
+
+TOKENS = torch.tensor([[5, 7, 7, 250, 0, 31, 9, 9], [1, 2, 3, 4, 5, 6, 7, 8]])
+
+
+def config() -> RunConfig:
+    from pathlib import Path
+
+    return small_config(text=Path("unused"), layers=2)
+
+
+def reference_forward(weights: dict[str, Tensor], tokens: list[int], run: RunConfig) -> Tensor:
+    """The decoder by the papers' formulas, a position, a head and a pair of numbers at a time."""
+    model = run.model
+    head = model.width // model.heads
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / torch.sqrt((x * x).mean() + model.norm_eps) * weights[name]
+
+    def rotate(x: Tensor, position: int) -> Tensor:
+        out = x.clone()
+        for pair in range(head // 2):
+            angle = position * model.rope_base ** (-2 * pair / head)
+            a, b = x[pair], x[pair + head // 2]
+            out[pair] = a * math.cos(angle) - b * math.sin(angle)
+            out[pair + head // 2] = b * math.cos(angle) + a * math.sin(angle)
+        return out
+
+    xs = [weights["embedding.weight"][token] for token in tokens]
+    for block in range(model.layers):
+        at = f"blocks.{block}."
+        normed = [norm(x, at + "attention_norm.weight") for x in xs]
+        mixed = []
+        for i in range(len(xs)):
+            heads = []
+            for h in range(model.heads):
+                shared = h * model.kv_heads // model.heads
+                rows, kv_rows = slice(h * head, (h + 1) * head), slice(shared * head, (shared + 1) * head)
+                query = rotate((weights[at + "attention.query.weight"] @ normed[i])[rows], i)
+                keys = [
+                    rotate((weights[at + "attention.key.weight"] @ normed[j])[kv_rows], j)
+                    for j in range(i + 1)
+                ]
+                values = [(weights[at + "attention.value.weight"] @ normed[j])[kv_rows] for j in range(i + 1)]
+                scores = torch.stack([query @ key for key in keys]) / math.sqrt(head)
+                share = torch.exp(scores) / torch.exp(scores).sum()
+                heads.append(sum(s * v for s, v in zip(share, values, strict=True)))
+            mixed.append(weights[at + "attention.output.weight"] @ torch.cat(heads))
+        xs = [x + m for x, m in zip(xs, mixed, strict=True)]
+        for i, x in enumerate(xs):
+            given = norm(x, at + "mlp_norm.weight")
+            gate = weights[at + "mlp.gate.weight"] @ given
+            up = weights[at + "mlp.up.weight"] @ given
+            xs[i] = x + weights[at + "mlp.down.weight"] @ (gate * torch.sigmoid(gate) * up)
+    return torch.stack([weights["head.weight"] @ norm(x, "norm.weight") for x in xs])
+
+
+def test_the_decoder_is_what_the_formulas_say() -> None:
+    run = config()
+    module = whole_model(run, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(8).add_(0.01)  # large enough that nothing is close to linear
+        logits = module(TOKENS)
+        weights = dict(module.named_parameters())
+        for row, tokens in zip(logits, TOKENS.tolist(), strict=True):
+            expected = reference_forward(weights, tokens, run)
+            assert expected.std() > 0.1
+            torch.testing.assert_close(row, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_loss_is_the_mean_negative_log_likelihood_of_the_next_token() -> None:
+    logits = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[0, 1, 2], [4, 3, 2]])
+    by_hand = [
+        -math.log(math.exp(logits[b, t, targets[b, t]]) / sum(math.exp(z) for z in logits[b, t]))
+        for b in range(2)
+        for t in range(3)
+    ]
+    torch.testing.assert_close(next_token_loss(logits, targets).item(), sum(by_hand) / 6)
+
+
+def test_initial_values_depend_on_the_name_and_the_seed_alone() -> None:
+    def values(name: str, seed: int) -> Tensor:
+        parameter = torch.empty(64, 64)
+        initialise(parameter, name=name, seed=seed, layers=8)
+        return parameter
+
+    plain = values("blocks.0.mlp.up.weight", 0)
+    assert torch.equal(plain, values("blocks.0.mlp.up.weight", 0))
+    assert not torch.equal(plain, values("blocks.1.mlp.up.weight", 0))
+    assert not torch.equal(plain, values("blocks.0.mlp.up.weight", 1))
+    assert abs(plain.std() / 0.02 - 1) < 0.05
+    assert abs(values("blocks.0.mlp.down.weight", 0).std() / (0.02 / 4) - 1) < 0.05

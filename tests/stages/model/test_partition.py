@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.small_runs import Rows, small_config
+
+from stages.config import ModelConfig
+from stages.model.families import describe
+from stages.model.partition import balance, cut_model, cut_of, fitting_cut
+from stages.trainer import replay
+from stages.validation import ConfigError, check
+
+MODEL = ModelConfig(name="m", layers=6, width=32, heads=4, kv_heads=2, mlp_width=64)
+
+
+def dearest(costs: list[float], sizes: list[int], last_extra: float) -> float:
+    sums, first = [], 0
+    for size in sizes:
+        sums.append(sum(costs[first : first + size]))
+        first += size
+    sums[-1] += last_extra
+    return max(sums)
+
+
+@given(
+    costs=st.lists(st.integers(1, 20).map(float), min_size=1, max_size=9),
+    stages=st.integers(1, 9),
+    last_extra=st.integers(0, 40).map(float),
+)
+def test_no_other_cut_has_a_faster_slowest_stage(costs: list[float], stages: int, last_extra: float) -> None:
+    stages = min(stages, len(costs))
+    sizes = balance(costs, stages=stages, last_extra=last_extra)
+    assert len(sizes) == stages
+    assert sum(sizes) == len(costs)
+    assert min(sizes) >= 1
+    every_cut = (
+        [end - start for start, end in zip((0, *places), (*places, len(costs)), strict=True)]
+        for places in combinations(range(1, len(costs)), stages - 1)
+    )
+    assert dearest(costs, sizes, last_extra) == min(dearest(costs, cut, last_extra) for cut in every_cut)
+
+
+@pytest.mark.parametrize("stages", range(1, 7))
+def test_a_cut_holds_every_block_once_and_the_ends_at_the_ends(stages: int) -> None:
+    cuts = cut_model(MODEL, stages=stages, context=16)
+    assert [index for cut in cuts for index in cut.blocks] == list(range(6))
+    assert [cut.has_embedding for cut in cuts] == [True] + [False] * (stages - 1)
+    assert [cut.has_head for cut in cuts] == [False] * (stages - 1) + [True]
+
+
+def test_more_stages_than_blocks() -> None:
+    with pytest.raises(ValueError, match="7 stages need at least as many blocks, the model has 6"):
+        cut_model(MODEL, stages=7, context=16)
+
+
+def test_a_large_head_leaves_the_last_stage_fewer_blocks() -> None:
+    model = ModelConfig(name="m", layers=6, width=32, heads=4, kv_heads=2, mlp_width=64, vocab_size=1000)
+    assert [len(cut.blocks) for cut in cut_model(model, stages=2, context=16)] == [5, 1]
+
+
+@given(
+    blocks=st.integers(1, 9),
+    stages=st.integers(1, 5),
+    block=st.integers(1, 9),
+    ends=st.tuples(st.integers(0, 20), st.integers(0, 20)),
+    room=st.lists(st.integers(0, 9), min_size=5, max_size=5),
+)
+def test_no_other_cut_that_fits_has_a_faster_slowest_stage(
+    blocks: int, stages: int, block: int, ends: tuple[int, int], room: list[int]
+) -> None:
+    def cost(stage: int, size: int) -> float:
+        return block * size + ends[0] * (stage == 0) + ends[1] * (stage == stages - 1)
+
+    def slowest(cut: list[int]) -> float:
+        return max(cost(stage, size) for stage, size in enumerate(cut))
+
+    every_cut = (
+        [end - start for start, end in zip((0, *places), (*places, blocks), strict=True)]
+        for places in combinations(range(1, blocks), stages - 1)
+    )
+    fitting = [cut for cut in every_cut if all(size <= most for size, most in zip(cut, room, strict=False))]
+    found = fitting_cut(blocks=blocks, stages=stages, cost=cost, fits=lambda stage, size: size <= room[stage])
+    if not fitting:
+        assert found is None
+        return
+    assert found in fitting
+    assert slowest(found) == min(map(slowest, fitting))
+
+
+@pytest.mark.parametrize("stages", range(1, 7))
+@pytest.mark.parametrize("vocabulary", [256, 1000])
+def test_where_everything_fits_the_cut_is_the_default_one(stages: int, vocabulary: int) -> None:
+    model = replace(MODEL, vocab_size=vocabulary)
+    spec = describe(model)
+    block, head = (part.forward_multiply_adds(context=16) for part in (spec.block, spec.head))
+    cut = fitting_cut(
+        blocks=6,
+        stages=stages,
+        cost=lambda stage, size: size * block + head * (stage == stages - 1),
+        fits=lambda stage, size: True,
+    )
+    assert cut == [len(of_stage.blocks) for of_stage in cut_model(model, stages=stages, context=16)]
+
+
+def test_a_cut_that_is_asked_for_changes_nothing_but_the_cut(text: Path) -> None:
+    config = small_config("1f1b", text=text, precision="float64")
+    asked = replace(config, parallel=replace(config.parallel, cut=[1, 3]))
+    check(asked)
+    assert [len(cut.blocks) for cut in cut_of(asked)] == [1, 3] != [len(cut.blocks) for cut in cut_of(config)]
+    rows, by_default = Rows(), replay(config, recorder=Rows())
+    as_asked = replay(asked, recorder=rows)
+    counts = rows.of_kind("start")[0]["stage_parameters"]
+    assert counts[0] < counts[1]
+    for name, weight in by_default.weights.items():
+        torch.testing.assert_close(as_asked.weights[name], weight, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("cut", [[4], [2, 1], [4, 0], [5, -1], [2, 1, 1]])
+def test_a_cut_that_does_not_fit_the_model_is_refused(cut: list[int], text: Path) -> None:
+    config = small_config("1f1b", text=text)
+    with pytest.raises(ConfigError, match="the blocks of 2 stages, at least one each and 4 in all"):
+        check(replace(config, parallel=replace(config.parallel, cut=cut)))

@@ -1,0 +1,224 @@
+"""Replicas of the pipeline: in processes and in replay the same bits, and what one process computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.against_one_process import check_against_one_process
+from support.resumed import after, check_resumed, go_back, replay_twice, saving
+from support.small_runs import TEXT, Rows, in_processes, small_config
+from support.spoiled_gradients import newest_version, spoil_gradients
+from support.training_cases import OPTIMIZERS, SCHEDULES, measured
+
+import stages.update.reduction_rounds
+from stages.comm.process import Process
+from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
+from stages.trainer import replay, train
+from stages.training_loop import SkippedTooOftenError
+from stages.update.optimizer_sharding import share_out
+from stages.validation import ConfigError, check
+
+
+@pytest.fixture(scope="module")
+def shared_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("text")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASYNCPP_CACHE", str(folder / "cache"))
+        path = folder / "text.txt"
+        path.write_text(TEXT)
+        yield path
+
+
+def of_every_schedule(text: Path, *, data: int) -> list[RunConfig]:
+    return [
+        small_config(
+            schedule,
+            text=text,
+            data=data,
+            microbatches=4,
+            layers=2 * options.get("chunks", 1),
+            optimizer=OPTIMIZERS[schedule][0],
+            coefficient=OPTIMIZERS[schedule][1],
+            clip_norm=0.3,
+            **options,
+        )
+        for schedule, options in SCHEDULES.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What processes are to do, one after another."""
+
+    config: RunConfig
+    checkpoints: Path | None = None
+    """Train, go back to the checkpoint of step 2, and train on."""
+    spoiled_from: int | None = None
+    """Update from which on no gradient is finite."""
+    in_small_rounds: bool = False
+    """Exchange gradients in many rounds, of which several begin within the last backward of a flush."""
+
+
+def do(process: Process, job: Job) -> list[list[dict[str, Any]]] | str:
+    rows, again = Rows(), Rows()
+    with pytest.MonkeyPatch.context() as patch:
+        if job.in_small_rounds:
+            patch.setattr(stages.update.reduction_rounds, "ROUND_BYTES", 2048)
+            patch.setattr(stages.update.reduction_rounds, "LEAST_PIECE", 1)
+        if job.spoiled_from is not None:
+            first = job.spoiled_from
+            spoil_gradients(patch, when=lambda weights: newest_version(weights) >= first, data_rank=1)
+        try:
+            train(job.config, process=process, recorder=rows, checkpoints=job.checkpoints)
+        except SkippedTooOftenError as error:
+            return f"{len(rows.of_kind('step'))} rows: {error}"
+    if job.checkpoints is not None:
+        process.gather(None)
+        if process.rank == 0:
+            go_back(job.checkpoints, 2)
+        process.gather(None)
+        train(job.config, process=process, recorder=again, checkpoints=job.checkpoints)
+    return [measured(rows), measured(again)]
+
+
+@pytest.mark.slow
+def test_processes_of_two_data_ranks(shared_text: Path, tmp_path: Path) -> None:
+    """Every schedule; and two that go on from a checkpoint, and one that gives up."""
+    configs = of_every_schedule(shared_text, data=2)
+    resumed = [saving(config) for config in configs if config.schedule.name in ("2bw", "paci")]
+    diverging = small_config("2bw", text=shared_text, data=2, steps=9)
+    diverging.train.max_skipped = 3
+    jobs = [
+        *(Job(config, in_small_rounds=True) for config in configs),
+        *(Job(config, checkpoints=tmp_path / config.schedule.name) for config in resumed),
+        Job(diverging, spoiled_from=2),
+    ]
+    by_rank = in_processes(do, jobs, size=4)
+
+    # Stage 1 is on processes 2 and 3, and of its data ranks the first writes.
+    for config, rank_0, rank_1, writer, rank_3 in zip(configs, *by_rank, strict=False):
+        assert rank_0 == rank_1 == rank_3 == [[], []]
+        rows = Rows()
+        replay(config, recorder=rows)
+        assert writer[0] == measured(rows), config
+        assert max(row["grad_norm"] for row in rows.of_kind("step")) > config.train.clip_norm
+        assert rows.rows[-1]["weights_sha256"]
+
+    for whole, again in by_rank[2][len(configs) : -1]:
+        check_resumed(whole, again, step=2)
+
+    reasons = [outcomes[-1] for outcomes in by_rank]
+    assert reasons[2].startswith("6 rows: the gradient was not finite in 3 updates in a row, up to update 5")
+    assert {reason.partition(": ")[2] for reason in reasons} == {reasons[2].partition(": ")[2]}
+
+
+@pytest.mark.slow
+def test_processes_of_three_data_ranks_add_in_the_order_of_the_ranks(shared_text: Path) -> None:
+    """Around a ring, parts of the gradient would be added in other orders."""
+    config = small_config("2bw", text=shared_text, stages=1, data=3, optimizer="muon", clip_norm=0.3)
+    by_rank = in_processes(do, [Job(config, in_small_rounds=True)], size=3)
+    rows = Rows()
+    replay(config, recorder=rows)
+    assert by_rank[0][0][0] == measured(rows)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "data", "optimizer", "options"),
+    [
+        ("1f1b", 2, "adamw", {}),
+        ("zero-bubble", 3, "muon", {}),
+        ("2bw", 2, "muon", {"coefficient": 1.0}),
+        ("2bw", 3, "adamw", {"coefficient": 0.5, "form": "buffered"}),
+        # More data ranks than a stage has parameters: some own none.
+        ("2bw", 12, "muon", {"coefficient": 1.0, "layers": 2}),
+    ],
+)
+@pytest.mark.slow
+def test_a_run_is_one_process_on_the_micro_batches_of_all(
+    schedule: str, data: int, optimizer: str, options: dict[str, Any], text: Path
+) -> None:
+    config = small_config(
+        schedule,
+        text=text,
+        data=data,
+        optimizer=optimizer,
+        steps=6,
+        precision="float64",
+        clip_norm=0.5 if data < 12 else 0.2,
+        **options,
+    )
+    check_against_one_process(config, delay=1 if schedule == "2bw" else 0)
+
+
+@pytest.mark.slow
+def test_delay_compensation_acts_on_the_sum(text: Path) -> None:
+    config = small_config("2bw", text=text, data=2, steps=5, precision="float64")
+    config.correction = CorrectionConfig(name="delay-compensation", strength=30.0)
+    check_against_one_process(config, delay=1, compensation=30.0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "form"), [("adamw", "buffered"), ("muon", "look-ahead"), ("soap", "look-ahead")]
+)
+@pytest.mark.slow
+def test_a_run_of_two_data_ranks_goes_on_to_the_same_bits(
+    optimizer: str, form: str, text: Path, tmp_path: Path
+) -> None:
+    config = small_config("2bw", text=text, data=2, optimizer=optimizer, coefficient=1.0, form=form)
+    replay_twice(saving(config), tmp_path / "c", step=2)
+
+
+@pytest.mark.parametrize(("optimizer", "form"), [("adamw", "buffered"), ("muon", "look-ahead")])
+@pytest.mark.parametrize(("before", "now"), [((2, 1), (1, 2)), ((2, 2), (4, 1)), ((1, 4), (2, 2))])
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_data_ranks_and_stages(
+    before: tuple[int, int],
+    now: tuple[int, int],
+    form: str,
+    optimizer: str,
+    text: Path,
+    tmp_path: Path,
+) -> None:
+    def of(stages: int, data: int) -> RunConfig:
+        """The same micro-batches in a step, dealt to the data ranks."""
+        config = small_config("2bw", text=text, optimizer=optimizer, coefficient=1.0, form=form, steps=8)
+        config.schedule = ScheduleConfig(name="2bw", microbatches=4 // data)
+        config.parallel = ParallelConfig(stages=stages, data=data)
+        return saving(config, interval=4)
+
+    whole = replay(of(*before), recorder=Rows(), checkpoints=tmp_path / "c")
+    go_back(tmp_path / "c", 4)
+    rows = Rows()
+    resumed = replay(of(*now), recorder=rows, checkpoints=tmp_path / "c")
+    assert rows.rows[0]["step"] == 4
+    assert after(rows.rows[1:], step=4, updates=4) == rows.rows[1:]
+    assert resumed.train_losses == pytest.approx(whole.train_losses[4:], rel=1e-6)
+    assert resumed.val_losses == pytest.approx(whole.val_losses[-2:], rel=1e-6)
+
+
+def test_parameters_are_shared_out_whole_and_evenly() -> None:
+    sizes = [7, 100, 30, 40, 30, 1]
+    shared = share_out(sizes, data_ranks=3)
+    assert shared.owned == ((1,), (0, 3, 5), (2, 4))
+    assert shared.order == (1, 0, 3, 5, 2, 4)
+    assert shared.bounds == (0, 100, 148, 208)
+    assert share_out(sizes, data_ranks=1).order == (0, 1, 2, 3, 4, 5)
+    many = share_out(sizes, data_ranks=8)
+    assert sorted(many.order) == [0, 1, 2, 3, 4, 5]
+    assert many.owned[6:] == ((), ())
+    assert many.bounds[-3:] == (208, 208, 208)
+
+
+def test_a_correction_that_needs_the_whole_master_copy_is_refused(text: Path) -> None:
+    config = small_config("paci", text=text, data=2, clip="stage")
+    config.correction = CorrectionConfig(name="discrepancy")
+    with pytest.raises(
+        ConfigError, match=r"parallel\.data: is 2, and discrepancy needs .*; accepted with it: 1"
+    ):
+        check(config)
+    config.parallel.data = 1
+    check(config)

@@ -1,0 +1,128 @@
+"""No action and no update asks a tensor for its value, but where the verdict on a step is read: on a GPU the
+host would wait there until the device has done all that it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.built_ranks import ranks_of
+from support.small_runs import small_config
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import stages.update.step_decision
+from optimizers import NAMES
+from stages.comm.collectives import Exchange
+from stages.config import RunConfig
+from stages.pipeline.build import Rank
+from stages.pipeline.host_copies import to_host
+from stages.pipeline.replay import drive
+from stages.pipeline.segments import segment_program
+
+TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""Of operators whose result, or its shape, the host must see values for."""
+
+ON_THE_HOST = ("step", "momentum_product", "mu_product")
+"""What optimizers count with: tensors on the CPU, on a GPU too."""
+
+
+class ValuesAsked(TorchDispatchMode):
+    """Notes which operators ask for values, of tensors that a GPU would have."""
+
+    def __init__(self, ranks: list[Rank]) -> None:
+        super().__init__()
+        self._ranks = ranks
+        self.allowed = False
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if TAGS & set(func.tags) and not self.allowed and not all(map(self._on_the_host, tensors)):
+            self.asked.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+    def _on_the_host(self, tensor: Tensor) -> bool:
+        return any(
+            tensor is counter
+            for rank in self._ranks
+            for stage in rank.stages.values()
+            if stage.update.optimizer is not None
+            for state in stage.update.optimizer.state.values()
+            for counter in map(state.get, ON_THE_HOST)
+        )
+
+
+@contextmanager
+def read_out_apart(mode: ValuesAsked, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Let the verdicts alone be read; gives how many numbers each of them had."""
+    verdicts: list[int] = []
+
+    def reading(numbers: Tensor) -> Exchange[list[float]]:
+        def take() -> list[float]:
+            verdicts.append(len(numbers))
+            mode.allowed = True
+            try:
+                return to_host(numbers).take()
+            finally:
+                mode.allowed = False
+
+        return Exchange(ready=lambda: True, wait=lambda: None, take=take)
+
+    monkeypatch.setattr(stages.update.step_decision, "to_host", reading)
+    yield verdicts
+
+
+def values_asked(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], int]:
+    """Operators that asked for values in a segment, and how many verdicts were read."""
+    ranks = ranks_of(config)
+    program = segment_program(config, first_step=0, steps=config.train.steps)
+    mode = ValuesAsked(ranks)
+    with read_out_apart(mode, monkeypatch) as verdicts, mode:
+        drive([rank.executor.run(program) for rank in ranks])
+    return mode.asked, len(verdicts)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("1f1b", {}),
+        ("interleaved-1f1b", {"chunks": 2}),
+        ("zero-bubble", {}),
+        ("2bw", {"coefficient": 1.0}),
+        ("2bw", {"data": 2, "precision": "bfloat16", "recompute": True}),
+        ("pipedream", {"clip": "stage", "update_interval": 1}),
+        ("paci", {"clip": "none"}),
+    ],
+)
+def test_schedules_ask_for_nothing_but_verdicts(
+    schedule: str, options: dict[str, Any], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(schedule, text=text, steps=2, **options)
+    asked, verdicts = values_asked(config, monkeypatch)
+    assert asked == []
+    assert verdicts > 0
+
+
+@pytest.mark.parametrize("optimizer", NAMES)
+def test_optimizers_ask_for_nothing(optimizer: str, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config("1f1b", text=text, stages=1, layers=2, steps=3, optimizer=optimizer)
+    asked, _ = values_asked(config, monkeypatch)
+    assert asked == []
+
+
+def test_the_watch_notices_what_asks() -> None:
+    mode = ValuesAsked([])
+    with mode:
+        values = torch.ones(3)
+        float(values.sum())
+        bool(values[0] > 0)
+        values.nonzero()
+        values[values > 0]
+    assert len(mode.asked) >= 4

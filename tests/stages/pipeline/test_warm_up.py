@@ -1,0 +1,62 @@
+"""The warm-up computes what a first micro-batch and step do once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.built_ranks import ranks_of
+from support.small_runs import small_config
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from optimizers import NAMES
+from stages.pipeline.warm_up import warm_up
+from stages.update.optimizer_step import StageState
+
+
+class Called(TorchDispatchMode):
+    """Notes which operators are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def held(state: StageState) -> list[Tensor]:
+    """All that a stage computes with."""
+    weights = state.weights
+    tensors = [*weights.master.parameters, *(replica.flat for replica in weights.replicas)]
+    return [tensor.detach().clone() for tensor in [*tensors, *(buffer.flat for buffer in weights.gradients)]]
+
+
+@pytest.mark.parametrize("optimizer", NAMES)
+def test_it_steps_once_and_leaves_nothing_behind(optimizer: str, text: Path) -> None:
+    config = small_config("2bw", text=text, stages=1, layers=2, optimizer=optimizer)
+    [rank] = ranks_of(config)
+    state = rank.stages[0]
+    assert state.update.optimizer is not None
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in state.update.optimizer.param_groups
+    ]
+    before, random = held(state), torch.get_rng_state()
+    with Called() as called:
+        warm_up(state, config, device=torch.device("cpu"))
+    assert all(map(torch.equal, held(state), before))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not state.update.optimizer.state
+    assert groups == [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in state.update.optimizer.param_groups
+    ]
+    assert "_linalg_eigh" in called.names or optimizer not in ("soap", "basis-rotation")

@@ -1,0 +1,212 @@
+"""Reductions in rounds: what they need room for, that nothing is left out, and when they begin."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.small_runs import small_config
+from torch import Tensor
+
+from schedules import Op, build
+from stages.comm.collectives import DistributedGroup, SingleRankGroup
+from stages.comm.communicator import Communicator
+from stages.comm.p2p import InProcessLinks
+from stages.comm.topology import Connection
+from stages.data.dataset import prepare
+from stages.pipeline.build import build_ranks
+from stages.pipeline.executor import RankExecutor
+from stages.pipeline.segments import segment_program
+from stages.update import reduction_rounds
+from stages.update.early_reduction import slack_of
+from stages.update.optimizer_sharding import share_out
+from stages.update.reduction_rounds import ReductionPlan, Round, reduction_plan, room_bytes
+
+GB = 10**9
+
+
+def plan_of(sizes: list[int], data_ranks: int, *, number_bytes: int = 4) -> ReductionPlan:
+    return reduction_plan(sizes, share_out(sizes, data_ranks=data_ranks), number_bytes=number_bytes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=30),
+    data_ranks=st.integers(2, 9),
+    round_bytes=st.integers(64, 20_000),
+    least=st.integers(1, 500),
+)
+def test_rounds_have_every_entry_once_and_only_gradients_that_are_whole(
+    sizes: list[int], data_ranks: int, round_bytes: int, least: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reduction_rounds, "ROUND_BYTES", round_bytes)
+        patch.setattr(reduction_rounds, "LEAST_PIECE", least)
+        plan = plan_of(sizes, data_ranks)
+        for rounds in (plan.rounds, plan.early_rounds):
+            check_rounds(plan, rounds)
+        assert all(one.needs == len(sizes) for one in plan.rounds)
+        assert len(plan.rounds) == -(-max(plan.parts) // plan.largest_piece)
+
+
+def check_rounds(plan: ReductionPlan, rounds: tuple[Round, ...]) -> None:
+    parameter_at = [parameter for parameter in plan.ownership.order for _ in range(plan.sizes[parameter])]
+    seen: list[int] = []
+    for one in rounds:
+        entries = [entry for start, end in one.pieces for entry in range(start, end)]
+        assert len(entries) <= plan.sent_entries()
+        for owner, (start, end) in enumerate(one.pieces):
+            assert plan.bounds[owner] <= start <= end <= plan.bounds[owner + 1]
+            assert len(plan.parts) * (end - start) <= plan.received_entries(owner)
+        # The model's last `needs` parameters have their gradients.
+        assert all(parameter_at[entry] >= len(plan.sizes) - one.needs for entry in entries)
+        seen += entries
+    assert sorted(seen) == list(range(sum(plan.sizes)))
+    assert [one.needs for one in rounds] == sorted(one.needs for one in rounds)
+
+
+@pytest.mark.parametrize("data_ranks", [2, 16, 64, 256])
+def test_no_buffer_is_as_large_as_a_gigabyte(data_ranks: int) -> None:
+    # The matrices of eleven blocks of the 10B model, and its embedding.
+    sizes = [49152 * 4096, *([4096 * 14336] * 33), *([4096 * 4096] * 22), *([4096 * 1024] * 22)]
+    plan = plan_of(sizes, data_ranks)
+    assert max(plan.sent_entries(), plan.received_entries(0)) * 4 <= reduction_rounds.ROUND_BYTES < GB
+    assert room_bytes([plan]) <= GB
+    assert room_bytes([plan_of(sizes, 1)]) == 0
+
+
+@pytest.mark.parametrize("data_ranks", [2, 4, 16])
+def test_early_rounds_leave_less_after_the_backward_and_waste_little_within_it(data_ranks: int) -> None:
+    """A round takes as long as its largest piece."""
+
+    def takes(rounds: list[Round]) -> int:
+        return sum(max(end - start for start, end in one.pieces) for one in rounds)
+
+    blocks = [*([1024 * 1024] * 4), *([1024 * 4096] * 3)] * 8
+    for sizes in (blocks, [49152 * 1024, *blocks]):
+        plan = plan_of(sizes, data_ranks)
+        whole = takes(list(plan.rounds))
+        assert whole == max(plan.parts)
+        within = [one for one in plan.early_rounds if one.needs < len(sizes)]
+        after = [one for one in plan.early_rounds if one.needs == len(sizes)]
+        sent = sum(end - start for one in within for start, end in one.pieces)
+        assert takes(within) <= sent / len(plan.parts) / reduction_rounds.WORTH_BEGINNING
+        # The embedding has its gradient last, and is most of its owner's part.
+        assert takes(after) <= (whole if len(sizes) > len(blocks) else whole / 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "early"),
+    [
+        ("gpipe", {}, "all"),
+        ("1f1b", {}, "all"),
+        ("zero-bubble", {}, "all"),
+        ("interleaved-1f1b", {"chunks": 2}, "all"),
+        ("2bw", {}, "none"),
+        ("paci", {}, "all"),
+        # A backward of an older version comes between an update and its reader as it drains.
+        ("pipedream", {"update_interval": 1}, "some"),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_reductions_begin_early_where_the_next_action_needs_the_update(
+    schedule: str, options: dict[str, int], early: str, ranks: int
+) -> None:
+    program = build(schedule, stages=ranks, microbatches=2 * ranks, steps=3, **options)
+    for rank, actions in enumerate(program.actions):
+        common = schedule not in ("paci", "pipedream")
+        begun = slack_of(program, rank, common_step=common).early
+        updates = sum(action.op is Op.UPDATE for action in actions)
+        if early == "some":
+            assert 0 < len(begun) <= updates
+        else:
+            assert len(begun) == (updates if early == "all" else 0)
+        # Each is the last backward of its stage before an update.
+        for stage in sorted({action.stage for action in actions}):
+            of_stage = [a for a in actions if a.stage == stage and a.op is not Op.FORWARD]
+            last = {before for before, after in pairwise(of_stage) if after.op is Op.UPDATE}
+            assert {action for action in begun if action.stage == stage} <= last
+
+
+class Told:
+    """An operation that is done as soon as it is asked for."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> object:
+        return None
+
+
+class OtherRanksLikeThis:
+    """A communicator whose other members bring what this one brings; notes when a round begins."""
+
+    def __init__(self, log: list[str], *, rank: int) -> None:
+        self._log = log
+        self._rank = rank
+
+    def alltoall_base(
+        self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
+    ) -> Told:
+        self._log.append("round")
+        own = given.split(given_sizes)[self._rank]
+        output.copy_(own.repeat(len(output_sizes)))
+        return Told()
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> Told:
+        for output in outputs[0]:
+            output.copy_(inputs[0])
+        return Told()
+
+    def broadcast(self, tensor: Tensor, root: int, /) -> Told:
+        return Told()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"), [("1f1b", {}), ("zero-bubble", {}), ("gpipe", {"recompute": True}), ("2bw", {})]
+)
+def test_a_flush_has_exchanged_most_of_its_gradient_when_the_last_backward_ends(
+    schedule: str, options: dict[str, bool], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction_rounds, "LEAST_PIECE", 1)
+    config = small_config(schedule, text=text, stages=1, data=2, layers=8, steps=1, **options)
+    log: list[str] = []
+    backward = RankExecutor._backward
+    weight_half = RankExecutor._backward_weight
+
+    def logged_backward(self, action):  # type: ignore[no-untyped-def]
+        yield from backward(self, action)
+        log.append("backward")
+
+    def logged_weight_half(self, action):  # type: ignore[no-untyped-def]
+        weight_half(self, action)
+        log.append("backward")
+
+    monkeypatch.setattr(RankExecutor, "_backward", logged_backward)
+    monkeypatch.setattr(RankExecutor, "_backward_weight", logged_weight_half)
+    data = DistributedGroup(cast(Communicator, OtherRanksLikeThis(log, rank=0)), rank=0, size=2)
+    program = segment_program(config, first_step=0, steps=2 if schedule == "2bw" else 1)
+    (rank,) = build_ranks(
+        config,
+        connections=[Connection(rank=0, links=InProcessLinks(), pipeline=SingleRankGroup(), data=data)],
+        corpus=prepare(config.data),
+        device=torch.device("cpu"),
+        on_step=lambda result: None,
+        stop=lambda: False,
+    )
+    with rank.stages[0].weights.completing_initial():
+        pass  # the other data rank's weights are of no interest
+    for _ in rank.executor.run(program):
+        raise AssertionError("nothing to wait for")
+    before, _, after = "".join("r" if entry == "round" else "b" for entry in log).rpartition("b")
+    if schedule == "2bw":
+        assert after.count("r") == before.count("r") == 1
+    else:
+        assert before.endswith("r")
+        assert before.count("r") >= 8
+        assert after.count("r") <= 4

@@ -1,0 +1,97 @@
+"""Steps whose gradient is not finite: left out on all ranks, and too many in a row end the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.against_one_process import check_against_one_process
+from support.small_runs import Rows, small_config
+from support.spoiled_gradients import newest_version, spoil_gradients
+
+from stages.trainer import replay
+from stages.training_loop import SkippedTooOftenError
+
+
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("clip", ["global", "stage", "none"])
+@pytest.mark.parametrize(("schedule", "delay"), [("1f1b", 0), ("2bw", 1)])
+def test_one_data_ranks_gradient_that_is_not_finite_skips_the_step_everywhere(
+    schedule: str, delay: int, clip: str, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(
+        schedule,
+        text=text,
+        stages=3,
+        data=data,
+        microbatches=3,
+        layers=3,
+        steps=6,
+        precision="float64",
+        clip=clip,
+        clip_norm=0.5 if clip == "global" else 1e9,
+    )
+    # The gradient of step 2 is taken while version 2 is the newest.
+    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=data - 1)
+    check_against_one_process(config, delay=delay, skipped=frozenset({2}))
+    rows = Rows()
+    replay(config, recorder=rows)
+    assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("schedule", ["paci", "pipedream"])
+def test_stages_that_update_on_their_own_skip_on_all_their_data_ranks(
+    schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(schedule, text=text, data=2, layers=2, clip="none", update_interval=2, steps=6)
+    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) == 2, data_rank=1)
+    rows = Rows()
+    result = replay(config, recorder=rows)
+    assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False, False]
+    assert all(torch.isfinite(weight).all() for weight in result.weights.values())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "clip", "words", "last"),
+    [
+        ("1f1b", "none", "the gradient was not finite in 4 updates in a row, up to update 6:", 6),
+        # A step is in flight already.
+        ("2bw", "global", "the gradient was not finite in 4 updates in a row, up to update 6:", 7),
+        # Nothing tells the stages of each other before they drain.
+        (
+            "paci",
+            "stage",
+            "the gradient of stage 1 was not finite in 4 updates in a row, up to update 6:",
+            10,
+        ),
+    ],
+)
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_run_that_skips_too_often_ends_with_the_reason(
+    schedule: str, clip: str, words: str, last: int, data: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(
+        schedule, text=text, data=data, layers=2, clip=clip, steps=20, eval_interval=10, microbatches=2
+    )
+    config.train.max_skipped = 4
+    spoil_gradients(monkeypatch, when=lambda weights: newest_version(weights) >= 2, data_rank=data - 1)
+    rows = Rows()
+    with pytest.raises(SkippedTooOftenError, match=words):
+        replay(config, recorder=rows)
+    assert rows.of_kind("step")[-1]["step"] == last
+    assert [row["skipped"] for row in rows.of_kind("step")][:6] == [False, False, True, True, True, True]
+
+
+def test_the_validation_loss_does_not_depend_on_who_computes_it(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same weights everywhere, since no step is taken."""
+    spoil_gradients(monkeypatch, when=lambda weights: True, data_rank=0)
+    losses = set()
+    for data in (1, 2, 3, 7):
+        config = small_config("2bw", text=text, data=data, layers=2, steps=2)
+        config.train.max_skipped = 0
+        config.train.eval_microbatches = 5
+        losses.add(tuple(replay(config, recorder=Rows()).val_losses))
+    assert len(losses) == 1

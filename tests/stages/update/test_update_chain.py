@@ -1,0 +1,295 @@
+"""An update on a device: its phases follow each other in the slack of the pipeline.
+
+The real executors, updates, clocks and groups run here; the device, its streams and NCCL's queues are in
+virtual time (`virtual_device`). A forward takes 1 s and a backward 2 s, and the host runs ahead of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from support.small_runs import small_config
+from support.virtual_device import Device, VirtualCommunicator, VirtualEvent, VirtualStreams, World
+from torch import Tensor, nn
+
+import stages.pipeline.build
+import stages.update.reduction_rounds
+import stages.update.step_decision
+from schedules import Op, Program
+from schedules.actions import Action
+from schedules.messages import Message
+from stages.comm.collectives import DistributedGroup, Exchange
+from stages.comm.communicator import Communicator
+from stages.comm.p2p import Links
+from stages.comm.topology import Connection
+from stages.config import RunConfig
+from stages.data.dataset import prepare
+from stages.model.decoder import RunBlock, Stage
+from stages.model.layers import Block
+from stages.model.partition import cut_of, stage_parameters
+from stages.pipeline.build import Rank, activation_shape, build_ranks
+from stages.pipeline.clock import EventClock
+from stages.pipeline.segments import segment_program
+from stages.update.early_reduction import needs_update
+from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_step import StageUpdate
+from stages.update.reduction_rounds import reduction_plan
+from stages.update.update_stream import OneStream
+
+NUMBERS = 0.01
+"""Seconds of an exchange of a few numbers."""
+BACKWARD = 2.0
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What the phases of an update take, seconds."""
+
+    reduction: float = 0.0
+    step: float = 0.0
+    spread: float = 0.0
+
+
+class VirtualLinks:
+    """Links whose messages arrive when they are sent."""
+
+    waits = True
+    most_buffers = 0
+
+    def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
+        self._device = device
+        self._shape = shape
+
+    def begin(self, program: Program) -> None:
+        pass
+
+    def passed(self, moment: int) -> None:
+        pass
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        self._device.world.messages[message].launch(self._device.now, [self._device.tail()])
+
+    def receive(self, message: Message) -> Tensor:
+        self._device.wait_for(self._device.world.messages[message])
+        return torch.zeros(self._shape)
+
+    def release(self, tensor: Tensor) -> None:
+        pass
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, device: Device, layers: int) -> Tensor:
+        ctx.device, ctx.layers = device, layers
+        device.launch(1.0 / layers, name=device.action)
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ctx.device.launch(BACKWARD / ctx.layers, name=ctx.device.action)
+        return gradient * 1.0, None, None
+
+
+def timed_blocks(rank: Rank, device: Device) -> None:
+    """Let every block of a rank take its time on the device."""
+    executor: Any = rank.executor
+
+    def acting(act: Callable[[Action], Iterator[None]]) -> Callable[[Action], Iterator[None]]:
+        def perform(action: Action) -> Iterator[None]:
+            device.action = str(action)
+            yield from act(action)
+
+        return perform
+
+    executor._forward, executor._backward = acting(executor._forward), acting(executor._backward)
+    for state in rank.stages.values():
+        for replica in state.weights.replicas:
+            replica.module.run_block = timed_block(replica.module, device)
+
+
+def timed_block(module: Stage, device: Device) -> RunBlock:
+    run, layers = module.run_block, len(module.blocks)
+
+    def run_block(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
+        timed = _Layer.apply(x, device, layers)  # type: ignore[no-untyped-call]
+        return run(cast(Block, block), timed, rotation)
+
+    return run_block
+
+
+def to_host(world: World, numbers: Tensor) -> Exchange[list[float]]:
+    assert world.running is not None
+    copied = VirtualEvent(world.running)
+    copied.record()
+    return Exchange(ready=copied.query, wait=copied.synchronize, take=numbers.tolist)
+
+
+def played(
+    config: RunConfig, chain: Chain, monkeypatch: pytest.MonkeyPatch, *, one_stream: bool = False
+) -> tuple[Program, list[dict[str, tuple[float, float]]]]:
+    """When each rank's device began and ended every action and update.
+
+    `one_stream`: with updates in the stream of the actions, each phase launched when the host next looks.
+    """
+    program = segment_program(config, first_step=0, steps=config.train.steps)
+    world = World()
+    devices = [Device(world, rank) for rank in range(program.num_ranks)]
+    apply = StageUpdate.apply
+
+    def timed_apply(self: StageUpdate, *args: Any, **kwargs: Any) -> Any:
+        assert world.running is not None
+        world.running.launch(chain.step, name=f"U{kwargs['version']}")
+        return apply(self, *args, **kwargs)
+
+    def group(device: Device, name: str, rank: int, *, size: int, members: int) -> DistributedGroup:
+        def seconds(kind: str, entries: int) -> float:
+            whole = device.largest_part
+            return {
+                "allgather": NUMBERS,
+                "alltoall": chain.reduction * entries / whole,
+                "broadcast": chain.spread / size,
+            }[kind]
+
+        communicator = VirtualCommunicator(device, name, size=members, seconds=seconds)
+        return DistributedGroup(
+            cast(Communicator, communicator), rank=rank, size=size, device_waits=not one_stream
+        )
+
+    ranks = []
+    with monkeypatch.context() as patch:
+        patch.setattr(StageUpdate, "apply", timed_apply)
+        patch.setattr(stages.update.step_decision, "to_host", lambda numbers: to_host(world, numbers))
+        patch.setattr(stages.update.reduction_rounds, "LEAST_PIECE", 1)
+        for number, device in enumerate(devices):
+            clock = EventClock(lambda device=device: VirtualEvent(device))  # type: ignore[misc]
+            streams = OneStream() if one_stream else VirtualStreams(device)
+            patch.setattr(stages.pipeline.build, "clock_of", lambda _, clock=clock: clock)
+            patch.setattr(stages.pipeline.build, "streams_of", lambda _, streams=streams: streams)
+            connection = Connection(
+                rank=number,
+                links=cast(Links, VirtualLinks(device, activation_shape(config))),
+                pipeline=group(device, "pipeline", number, size=len(devices), members=len(devices)),
+                # The other data rank does the same at the same times.
+                data=group(device, f"data {number}", 0, size=2, members=1),
+            )
+            (rank,) = build_ranks(
+                config,
+                connections=[connection],
+                corpus=prepare(config.data),
+                device=torch.device("cpu"),
+                on_step=lambda result: None,
+                stop=lambda: False,
+            )
+            (state,) = rank.stages.values()
+            with state.weights.completing_initial():
+                pass  # the other data rank's weights are of no interest
+            device.largest_part = max(state.weights.reduction.parts)
+            timed_blocks(rank, device)
+            ranks.append(rank)
+
+        def run(rank: Rank) -> None:
+            for _ in rank.executor.run(program):
+                raise AssertionError("a host that waits by itself does not yield")
+
+        world.run(
+            [(device, lambda rank=rank: run(rank)) for device, rank in zip(devices, ranks, strict=True)]  # type: ignore[misc]
+        )
+    # But for the verdict no phase of an update is held up until a host looks.
+    assert all((device.looks > 0) == one_stream for device in devices)
+    return program, [
+        {
+            name: (min((w.end or 0.0) - w.seconds for w in works), max(w.end or 0.0 for w in works))
+            for name, works in device.done.items()
+        }
+        for device in devices
+    ]
+
+
+Times = list[dict[str, tuple[float, float]]]
+
+
+def finished(times: Times) -> float:
+    """When the last action of any rank ended."""
+    return max(end for of_rank in times for name, (_, end) in of_rank.items() if not name.startswith("U"))
+
+
+def least_slack(program: Program, times: Times) -> float:
+    """Seconds between the last rank's last backward of an update and the first action that needs it."""
+    least = float("inf")
+    for version in range(1, program.steps + 1):
+        begun, needed = 0.0, float("inf")
+        for actions, of_rank in zip(program.actions, times, strict=True):
+            at = next(i for i, a in enumerate(actions) if a.op is Op.UPDATE and a.version == version)
+            begun = max(begun, of_rank[str(actions[at - 1])][1])
+            stages_here = {action.stage for action in actions}
+            for before, action in pairwise(actions[at:]):
+                if needs_update(action, stages=stages_here, version=version):
+                    # One update at a time: the next one, which begins when the action before ends, needs it.
+                    next_update = action.op is Op.UPDATE
+                    needed = min(needed, of_rank[str(before)][1] if next_update else of_rank[str(action)][0])
+                    break
+        least = min(least, needed - begun)
+    return least
+
+
+def chain_of(seconds: float) -> Chain:
+    return Chain(reduction=0.5 * seconds, step=0.25 * seconds, spread=0.25 * seconds)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "microbatches", "options"),
+    [(2, 4, {}), (3, 6, {}), (4, 4, {}), (4, 8, {}), (4, 8, {"delay": 2}), (2, 8, {"ahead": 2})],
+)
+def test_a_chain_hides_wherever_there_is_slack(
+    ranks: int, microbatches: int, options: dict[str, int], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the one look that the host takes: it comes to it when the action under way ends."""
+    config = small_config(
+        "2bw",
+        text=text,
+        stages=ranks,
+        layers=ranks,
+        data=2,
+        microbatches=microbatches,
+        steps=3 if options.get("delay", 1) == 1 else 4,
+        eval_interval=9,
+        **options,
+    )
+    program, times = played(config, Chain(), monkeypatch)
+    slack = least_slack(program, times)
+    look = BACKWARD
+    assert slack > look
+    _, with_chain = played(config, chain_of(slack - look), monkeypatch)
+    assert finished(with_chain) == pytest.approx(finished(times), abs=0.5)
+    _, in_one_stream = played(config, chain_of(slack - look), monkeypatch, one_stream=True)
+    assert finished(in_one_stream) > finished(times) + 2.0
+
+
+def test_a_flush_loses_what_cannot_be_hidden(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `left_to_hide` in benchmarks/sleeping_stage.py has it; but the embedding is whole last, and so large
+    that it takes longer than a layer would."""
+    layers, steps = 8, 3
+    config = small_config(
+        "1f1b", text=text, stages=2, layers=2 * layers, data=2, microbatches=2, steps=steps, eval_interval=9
+    )
+    config.model.width, config.model.mlp_width = 48, 80
+    with monkeypatch.context() as patch:
+        patch.setattr(stages.update.reduction_rounds, "LEAST_PIECE", 1)
+        sizes = [parameter.size for parameter in stage_parameters(config.model, cut_of(config)[0])]
+        plan = reduction_plan(sizes, share_out(sizes, data_ranks=2), number_bytes=4)
+        ends = [one for one in plan.early_rounds if one.needs == len(sizes)]
+    last = sum(max(end - start for start, end in one.pieces) for one in ends) / max(plan.parts)
+    assert last < 0.3
+    _, times = played(config, Chain(), monkeypatch)
+    for seconds in (1.0, 4.0):
+        _, slow = played(config, Chain(reduction=seconds), monkeypatch)
+        lost = (finished(slow) - finished(times)) / (steps - 1)
+        least = max(seconds * last, seconds - BACKWARD * (1 - 1 / layers))
+        # A round under the backward is three quarters full at least, so the network may be that much behind.
+        assert least - 0.1 <= lost <= least + 0.1 * seconds

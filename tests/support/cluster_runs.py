@@ -1,0 +1,107 @@
+"""Commands and waits that the tests of the cluster share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.run_folder import Run
+
+TINY = [
+    "model=micro",
+    "data.context=16",
+    "train.microbatch_size=1",
+    "train.eval_microbatches=1",
+    "train.eval_interval=500",
+    "site.timeout=40",
+]
+ONE_RUN = ["matrix={schedule: 2bw, optimizer: muon}", "exclude=[]", "error_feedback=true"]
+SITE = """
+partition: main
+tasks_per_node: 1
+memory: 900M
+time: "60"
+signal_lead: 45
+network_interface: lo
+retries: 1
+"""
+
+
+def asyncpp(
+    *arguments: str | Path, seconds: float = 120, root: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end.
+
+    Args:
+        arguments: command-line arguments.
+        seconds: timeout.
+        root: root of the checkout whose code runs; default: this one.
+    """
+    command = [sys.executable, "-P", "-m", "asyncpp_cli", *map(str, arguments)]
+    environment = dict(os.environ)
+    if root is not None:
+        environment["PYTHONPATH"] = str(root)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, check=False, env=environment
+    )
+
+
+def sweep(folder: Path, *changes: str) -> Experiment:
+    """Sweep the quickstart's matrix with tiny runs and these overrides."""
+    ended = asyncpp("sweep", "quickstart", *TINY, *changes, "--out", folder)
+    assert ended.returncode == 0, ended.stderr
+    return open_experiment(folder)
+
+
+def launch(folder: Path, *arguments: str, site: Path, root: Path | None = None) -> str:
+    """Submit the runs that are missing; returns standard error."""
+    ended = asyncpp("launch", folder, "--site", site, *arguments, root=root, seconds=280)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
+def site_file(folder: Path, **changes: Any) -> Path:
+    """Write the site profile of the test cluster, with these settings changed."""
+    file = folder / "site.yaml"
+    lines = [line for line in SITE.strip().splitlines() if line.partition(":")[0] not in changes]
+    file.write_text("\n".join([*lines, *(f"{key}: {json.dumps(value)}" for key, value in changes.items())]))
+    return file
+
+
+def wait_for(condition: Callable[[], object], *, seconds: float, why: Callable[[], object] = str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen within {seconds:g} s: {why()}"
+        time.sleep(0.1)
+
+
+def status_of(folder: Path) -> list[dict[str, Any]]:
+    """Output of `asyncpp status --json`."""
+    ended = asyncpp("status", folder, "--json")
+    assert ended.returncode == 0, ended.stderr
+    status: list[dict[str, Any]] = json.loads(ended.stdout)
+    return status
+
+
+def outcomes(run: Run) -> list[tuple[str, str]]:
+    """State and cause of each finished attempt."""
+    records = [Attempt(run, number).read("outcome") for number in range(1, run.status().attempt + 1)]
+    return [(outcome["state"], outcome["cause"]) for outcome in records if outcome is not None]
+
+
+def starts(run: Run) -> list[tuple[int, int]]:
+    """Number and first completed step of each attempt."""
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    return [(row["attempt"], row["step"]) for row in lines if row["kind"] == "start"]
+
+
+def weights(run: Run) -> str:
+    return str(run.metrics()[-1]["weights_sha256"])

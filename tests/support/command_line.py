@@ -1,0 +1,38 @@
+"""The command line, run in the test's process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from asyncpp_cli.main import main
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Exit code and output of a command."""
+
+    code: int
+    output: str
+    errors: str
+
+
+def asyncpp(*arguments: str | Path) -> Ended:
+    """Run `asyncpp` with these arguments."""
+    output, errors = io.StringIO(), io.StringIO()
+    code: object = 0
+    with (
+        patch.object(sys, "argv", ["asyncpp", *map(str, arguments)]),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int | None)
+    return Ended(code or 0, output.getvalue(), errors.getvalue())

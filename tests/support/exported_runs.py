@@ -1,0 +1,51 @@
+"""Small runs whose weights are exported and read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.command_line import asyncpp
+
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.recorder import RunRecorder
+from asyncpp_cli.runs.run_folder import Run
+from stages.trainer import replay
+
+TINY = "{layers: 4, width: 16, heads: 4, kv_heads: 2, mlp_width: 24}"
+
+SHARED = """
+model: tiny.yaml
+%s
+data: {path: %s, context: 12}
+parallel: {stages: %d}
+schedule: {name: %s, microbatches: 4}
+optimizer: {name: adamw, lr: %s, weight_decay: 0}
+train: {steps: 2, microbatch_size: 1, eval_microbatches: 1}
+"""
+
+
+def run_of(
+    folder: Path,
+    text: Path,
+    *,
+    stages: int,
+    schedule: str = "2bw",
+    lr: str = "1e-2",
+    init: Path | None = None,
+) -> Run:
+    """A run that has been trained in one process."""
+    model = "" if init is None else f"model.init: '{init}'"
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(TINY)
+    (folder / "template.yaml").write_text(SHARED % (model, text, stages, schedule, lr))
+    assert asyncpp("sweep", folder / "template.yaml", "--out", folder / "e").code == 0
+    [run] = open_experiment(folder / "e").runs
+    train(run)
+    return run
+
+
+def train(run: Run) -> None:
+    # Not by `asyncpp train`: that takes over the process's signals.
+    recorder = RunRecorder(run, attempt=1)
+    replay(run.config(), recorder=recorder, checkpoints=run.checkpoints)
+    recorder.close()

@@ -1,0 +1,108 @@
+"""`asyncpp launch` as a process, and the conditions that tests wait for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.processes import ProcessId
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+
+TINY = [
+    "model=micro",
+    "data.context=16",
+    "train.microbatch_size=1",
+    "train.eval_microbatches=1",
+    "train.eval_interval=500",
+]
+HOURS = 1_000_000
+"""Number of steps of a run that lasts longer than any test."""
+
+
+def asyncpp(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    command = [sys.executable, "-m", "asyncpp_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+
+
+class Launched:
+    """`asyncpp launch`, running as the leader of a process group, as shells start it."""
+
+    def __init__(self, folder: Path, arguments: Sequence[str], *, output: Path) -> None:
+        self.folder = folder
+        # Files, not pipes: runs inherit them, and a pipe stays open until the last run ends.
+        self._output, self._errors = output.with_suffix(".out"), output.with_suffix(".err")
+        # -P, as in the console script: do not import from the working folder.
+        command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(folder), *arguments]
+        with self._output.open("w") as out, self._errors.open("w") as err:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=err, start_new_session=True, cwd=output.parent
+            )
+
+    def finish(self, *, seconds: float) -> int:
+        """Wait for the end; returns the exit code."""
+        return self.process.wait(timeout=seconds)
+
+    def ctrl_c(self) -> None:
+        """Send SIGINT to the process group, as a terminal does."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+
+StartLaunch = Callable[..., Launched]
+
+
+def sweep(folder: Path, *changes: str) -> Experiment:
+    """Sweep the quickstart's matrix with tiny runs and these overrides."""
+    ended = asyncpp("sweep", "quickstart", *TINY, *changes, "--out", folder)
+    assert ended.returncode == 0, ended.stderr
+    return open_experiment(folder)
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.05)
+
+
+def threads_of(process: ProcessId) -> int:
+    tasks = Path(f"/proc/{process.pid}/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else 0
+
+
+def is_training(run: Run) -> bool:
+    status = run.status()
+    return status.state == State.RUNNING and status.step > 0
+
+
+def processes_of(run: Run) -> list[ProcessId]:
+    attempt = Attempt(run, run.status().attempt)
+    return [process for rank in (0, 1) for process in attempt.processes(rank)]
+
+
+def rows_of(run: Run, kind: str) -> list[dict[str, Any]]:
+    clock = {"seconds", "steady_seconds", "steady_tokens", "busy", "action_seconds"}
+    # A replay, with which these runs are compared, has no message buffers.
+    measured = clock | {"memory"}
+    return [
+        {key: value for key, value in row.items() if key not in measured}
+        for row in run.metrics()
+        if row["kind"] == kind
+    ]

@@ -1,0 +1,171 @@
+"""Records the work that the hosts of a run's ranks launch, with the real links, exchanges and executor.
+
+Nothing is exchanged: a recorded communicator records an operation and lets the rank continue, as NCCL does. A
+rank's operations and waits do not depend on values, so a tiny model and messages of zeros suffice.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+import torch
+from support.host_events import (
+    At,
+    Begin,
+    Event,
+    HostWait,
+    Recording,
+    Wait,
+)
+from support.recorded_process import RecordedProcess, RecordedStreams
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+
+import stages.pipeline.build
+import stages.update.agreed_end
+import stages.update.step_decision
+from schedules import Program
+from schedules.dependencies import Place
+from stages.comm.collectives import Exchange
+from stages.comm.topology import Connection, connect
+from stages.config import ModelConfig, RunConfig
+from stages.data.dataset import prepare
+from stages.pipeline.build import Rank, build_ranks
+from stages.pipeline.replay import drive
+from stages.pipeline.segments import schedule_facts, segment_program
+
+
+class _RecordedLinks:
+    """Links that record the place of their rank, and which action received which message."""
+
+    def __init__(self, links: Any, recording: Recording, process: int) -> None:
+        self._links = links
+        self._recording = recording
+        self._process = process
+        self._at: Place = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._links, name)
+
+    def begin(self, program: Program) -> None:
+        self._recording.events[self._process].append(Begin())
+        self._links.begin(program)
+
+    def passed(self, place: Place) -> None:
+        self._at = place
+        self._recording.events[self._process].append(At(place))
+        self._links.passed(place)
+
+    def receive(self, message: Any) -> Tensor:
+        events = self._recording.events[self._process]
+        before = len(events)
+        received = self._links.receive(message)
+        # The first wait is for the message itself; a local message has none.
+        first = next((event for event in events[before:] if isinstance(event, Wait)), None)
+        if first is not None:
+            self._recording.receives[self._process][first.number] = self._at // 2
+        return cast(Tensor, received)
+
+
+class _Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def tiny(config: ModelConfig, context: int) -> tuple[nn.Module, list[nn.Module], nn.Module]:
+    """A model with negligible cost per stage."""
+    blocks: list[nn.Module] = [_Scale() for _ in range(config.layers)]
+    return nn.Embedding(config.vocab_size, 2), blocks, nn.Linear(2, config.vocab_size, bias=False)
+
+
+def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """Events of every process in one segment, including the connections before it.
+
+    No exchange is complete before the host waits for it.
+
+    Args:
+        config: configuration of a run of one segment; its model is replaced by a tiny one.
+        monkeypatch: installs the recorded parts.
+    """
+    config.model = ModelConfig(
+        name="tiny", layers=config.model.layers, width=2, heads=1, kv_heads=1, mlp_width=2
+    )
+    config.model.factory = f"{__name__}:tiny"
+    config.data.context, config.train.microbatch_size = 2, 1
+    program = segment_program(config, first_step=0, steps=config.train.steps)
+    data_ranks = config.parallel.data
+    size = program.num_ranks * data_ranks
+    recording = Recording(events=[[] for _ in range(size)], receives=[{} for _ in range(size)])
+    connections: list[Connection] = []
+    streams = [RecordedStreams(events) for events in recording.events]
+    for number in range(size):
+        process = RecordedProcess(
+            rank=number,
+            local_rank=number,
+            pids=[],
+            size=size,
+            device=torch.device("cpu"),
+            timeout=datetime.timedelta(seconds=1),
+            start_timeout=datetime.timedelta(seconds=1),
+            address="127.0.0.1",
+            # No other process is contacted.
+            member=cast(Any, None),
+            meetings=cast(Any, None),
+            store=HashStore(),
+            host_staged=False,
+            recording=recording,
+            streams=streams[number],
+        )
+        connection = connect(
+            process,
+            rank_of_stage=program.rank_of_stage,
+            data_ranks=data_ranks,
+            shape=(1, 2, 2),
+            dtype=torch.float32,
+            common_step=schedule_facts(config).updates_together,
+        )
+        links: Any = _RecordedLinks(connection.links, recording, number)
+        connections.append(replace(connection, links=links))
+    with monkeypatch.context() as patch:
+        next_streams = iter(streams)
+        patch.setattr(stages.pipeline.build, "streams_of", lambda device: next(next_streams))
+        ranks = build_ranks(
+            config,
+            connections=connections,
+            corpus=prepare(config.data),
+            device=torch.device("cpu"),
+            on_step=lambda result: None,
+            stop=lambda: False,
+        )
+        for state in (state for rank in ranks for state in rank.stages.values()):
+            with state.weights.completing_initial():
+                pass  # the recording has no values
+        for events, rank_streams, rank in zip(recording.events, streams, ranks, strict=True):
+            for module in (stages.update.step_decision, stages.update.agreed_end):
+                patch.setattr(module, "to_host", _copies_of(events, rank_streams))
+            _perform(rank, program)
+    return recording
+
+
+def _perform(rank: Rank, program: Program) -> None:
+    rank.executor.connect()
+    drive([rank.executor.run(program)])
+    rank.connection.links.finish()
+
+
+def _copies_of(events: list[Event], streams: RecordedStreams) -> Callable[[Tensor], Exchange[list[float]]]:
+    """Copies to the host, which block the host."""
+
+    def to_host(numbers: Tensor) -> Exchange[list[float]]:
+        mark = streams.mark(streams.current)
+        return Exchange(ready=lambda: False, wait=lambda: events.append(HostWait(mark)), take=numbers.tolist)
+
+    return to_host

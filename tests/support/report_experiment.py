@@ -1,0 +1,204 @@
+"""Experiment folders as a finished `launch` leaves them, with chosen numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.experiment.config_file import config_text
+from asyncpp_cli.experiment.settings import assign
+from asyncpp_cli.report.analysis.aggregate import aggregate_best
+from asyncpp_cli.report.formats.records import to_json
+from asyncpp_cli.report.layout.document import Report
+from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.settle import end_rank
+from asyncpp_cli.runs.experiment_folder import Cell, Experiment, open_experiment, write_experiment
+from asyncpp_cli.runs.processes import this_process
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State, Status
+from stages.config import RunConfig
+
+BASE = {
+    "schedule.microbatches": 2,
+    "model.name": "nano",
+    "model.layers": 4,
+    "model.width": 128,
+    "model.heads": 4,
+    "model.kv_heads": 2,
+    "model.mlp_width": 384,
+    "train.steps": 4,
+}
+
+
+def settings(
+    schedule: str, optimizer: str, error_feedback: float = 0.0, seed: int = 0, **further: Any
+) -> dict[str, Any]:
+    return {
+        **BASE,
+        "schedule.name": schedule,
+        "optimizer.name": optimizer,
+        "error_feedback.coefficient": error_feedback,
+        "seed": seed,
+        **further,
+    }
+
+
+def metrics(
+    *,
+    val_losses: Sequence[float] = (4.0, 3.0),
+    steady: Sequence[tuple[int, float]] = ((1000, 2.0), (3000, 2.0)),
+    busy: Sequence[Sequence[float]] = ((0.5, 0.7), (0.9, 0.7)),
+    delay: int = 0,
+) -> list[dict[str, Any]]:
+    """Rows of a run of four steps in two segments."""
+    start = {
+        "kind": "start",
+        "attempt": 1,
+        "step": 0,
+        "time": 0.0,
+        "torch": "2.13.0",
+        "python": "3.11.9",
+        "host": "node7",
+        "device": "cpu",
+        "threads": 1,
+        "parameters": 800_000,
+        "stage_parameters": [400_000, 400_000],
+        "microbatches": 2,
+        "microbatch_size": 8,
+        "context": 128,
+        "tokens_per_step": 2048,
+        "bytes_per_token": 1.0,
+        "unigram_bits_per_byte": 4.83,
+        "replayed": False,
+        "shared_gpu": False,
+    }
+    rows = [start]
+    for segment, ((tokens, seconds), shares) in enumerate(zip(steady, busy, strict=True)):
+        done = 2 * segment
+        elapsed = {"seconds": 3.0 * (segment + 1)}
+        rows += [_step(done + 1), _step(done + 2)]
+        rows.append(
+            {
+                "kind": "segment",
+                "first_step": done,
+                "steps": 2,
+                "steady_tokens": tokens,
+                "steady_seconds": seconds,
+                "busy": list(shares),
+                "delay_min": [0, 0],
+                "delay_max": [delay, delay],
+                "mismatch_max": [0, 0],
+                **elapsed,
+            }
+        )
+        rows.append({"kind": "eval", "step": done + 2, "tokens": 2048 * (done + 2)} | elapsed)
+        rows[-1]["val_loss"] = val_losses[segment]
+    rows.append({"kind": "end", "step": 4, "seconds": 6.0, "weights_sha256": "0" * 64})
+    return rows
+
+
+def _step(step: int) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "step": step,
+        "tokens": 2048 * step,
+        "train_loss": 5.0 - step / 4,
+        "lr": 1e-3,
+        "grad_norm": 1.0,
+        "skipped": False,
+        "seconds": 1.5 * step,
+    }
+
+
+class ExperimentFolder:
+    """An experiment's folder, to which runs are added one at a time."""
+
+    def __init__(self, folder: Path, *, name: str = "trial") -> None:
+        self.folder = folder
+        self.name = name
+        self.cells: list[Cell] = []
+
+    def add(
+        self,
+        run_settings: Mapping[str, Any],
+        *,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        status: Status | None = None,
+        axes: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        timeline: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Add a run with these settings and rows; its state is completed by default."""
+        default_axes = {
+            "schedule": run_settings["schedule.name"],
+            "optimizer": run_settings["optimizer.name"],
+            "error_feedback": run_settings["error_feedback.coefficient"],
+            "model": run_settings["model.name"],
+            "seed": run_settings["seed"],
+        }
+        self.cells.append(Cell(id=run_id or f"run-{len(self.cells)}", axes=default_axes | dict(axes or {})))
+        experiment = Experiment(
+            folder=self.folder, name=self.name, template="trial.yaml", cells=tuple(self.cells)
+        )
+        run = experiment.run(self.cells[-1].id)
+        run.folder.mkdir(parents=True)
+        config = RunConfig()
+        assign(config, run_settings)
+        run.config_file.write_text(config_text(config))
+        run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows or metrics()))
+        if timeline is not None:
+            run.write_timeline(timeline)
+        run.write_status(status or Status(state=State.COMPLETED, attempt=1, step=4, steps=4))
+        write_experiment(experiment)
+        return run
+
+
+LOSSES = {
+    ("1f1b", "adamw", 0.0): 2.218,
+    ("1f1b", "muon", 0.0): 2.060,
+    ("2bw", "adamw", 0.0): 2.449,
+    ("2bw", "adamw", 1.0): 2.319,
+    ("2bw", "muon", 0.0): 2.121,
+    ("2bw", "muon", 1.0): 2.080,
+}
+
+
+def report_of(folder: Path, *, keep_steps: bool = False, target: float | None = None) -> Report:
+    experiment = open_experiment(folder)
+    runs, _ = Loader(keep_steps=keep_steps).load([experiment])
+    cells, notes, _ = aggregate_best(runs, target=target)
+    return Report(name=experiment.name, cells=cells, notes=notes)
+
+
+def cells_of(folder: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads(to_json(report_of(folder).cells))
+    return cells
+
+
+def quickstart_folder(folder: Path, *, seeds: int = 2) -> ExperimentFolder:
+    """The six cells of the quickstart, with different numbers in every run."""
+    experiment = ExperimentFolder(folder, name="quickstart")
+    for (schedule, optimizer, error_feedback), loss in LOSSES.items():
+        for seed in range(seeds):
+            delay = int(schedule == "2bw")
+            rows = metrics(
+                val_losses=(4.0, loss + 0.013 * seed),
+                steady=((20000 + 7000 * delay + seed, 2.0), (11000 + 3000 * delay, 1.0 + seed / 7)),
+                busy=((0.95, 0.9), (0.9, 0.94)) if delay else ((0.7, 0.68), (0.66, 0.71)),
+                delay=delay,
+            )
+            experiment.add(settings(schedule, optimizer, error_feedback, seed), rows=rows)
+    return experiment
+
+
+def begun(run: Run) -> None:
+    """Add a completed attempt and its log to a run."""
+    attempt = claim(run, processes=1, replay=True, steps=4)
+    assert attempt is not None
+    attempt.record_start(0, this_process())
+    run.log_file(attempt=1, rank=0).write_text("a line\n")
+    end_rank(attempt, 0, code=0, signal_number=None, stopped=False)
+    assert run.status().state == State.COMPLETED

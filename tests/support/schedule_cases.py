@@ -1,0 +1,122 @@
+"""Hypothesis strategies for programs, and a slow and simple executor."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+
+from schedules import FAMILY, NAMES, Action, Op, Program, build, smallest_delay
+from schedules.library.two_bw_v import block_of, least_microbatches
+
+MOST_FORWARDS = 4096
+"""Limit of forward actions per example: large programs get few steps."""
+
+
+@st.composite
+def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4):
+    """Valid arguments of `build`."""
+    name = draw(st.sampled_from(names))
+    schedule = FAMILY[name]
+    stages = draw(st.integers(1, max_stages))
+    microbatches = draw(st.integers(1, max_microbatches))
+    chunks = 1
+    if "chunks" in schedule.options:
+        chunks = draw(st.integers(1, 4))
+        rounds = max(1, microbatches // stages)
+        microbatches -= microbatches % rounds
+    if name == "dualpipe-v":
+        microbatches = max(microbatches, 2 * stages)
+    order = {}
+    if "ahead" in schedule.options:
+        order["ahead"] = draw(st.integers(1, 2))
+    if "split" in schedule.options:
+        order["split"] = draw(st.booleans())
+        microbatches = max(microbatches, least_microbatches(block_of(ranks=stages, **order)))
+    forwards = stages * chunks * schedule.stages_per_rank * microbatches
+    asked = {
+        "name": name,
+        "stages": stages,
+        "microbatches": microbatches,
+        "chunks": chunks,
+        "steps": draw(st.integers(1, max(1, min(max_steps, MOST_FORWARDS // forwards)))),
+        "first_step": draw(st.integers(0, 5)),
+    }
+    if "delay" in schedule.options:
+        asked |= order
+        smallest = smallest_delay(name, stages=stages, microbatches=microbatches, **order)
+        asked["delay"] = draw(st.one_of(st.none(), st.integers(smallest, smallest + 3)))
+    if schedule.default_interval is not None:
+        divisors = [a for a in range(1, microbatches + 1) if microbatches % a == 0]
+        asked["update_interval"] = draw(st.one_of(st.none(), st.sampled_from(divisors)))
+    return asked
+
+
+def programs(**limits):
+    """Programs of the built-in schedules."""
+    return arguments(**limits).map(lambda asked: build(**asked))
+
+
+@dataclass
+class Ran:
+    """Result of running a program: actions by stage, in the order performed."""
+
+    performed: dict[int, list[Action]] = field(default_factory=lambda: defaultdict(list))
+    unread: int = 0
+    finished: bool = False
+
+
+def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran:
+    """Run `program`: ranks chosen at random take their next step.
+
+    Performing an action and sending its message are two steps; the second waits while the channel is full.
+    Receiving checks that the message is the expected one.
+    """
+    last = program.num_stages - 1
+    channels: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+    place = [0] * program.num_ranks
+    outbox: list[tuple[tuple[int, int], int] | None] = [None] * program.num_ranks
+    ran = Ran()
+
+    def step(rank: int) -> bool:
+        if outbox[rank] is not None:
+            channel, microbatch = outbox[rank]
+            crosses = program.rank_of_stage[channel[0]] != program.rank_of_stage[channel[1]]
+            if crosses and capacity is not None and len(channels[channel]) >= capacity:
+                return False
+            channels[channel].append(microbatch)
+            outbox[rank] = None
+            return True
+        if place[rank] == len(program.actions[rank]):
+            return False
+        action = program.actions[rank][place[rank]]
+        stage = action.stage
+        source = target = None
+        if action.op is Op.FORWARD:
+            source = stage - 1 if stage > 0 else None
+            target = stage + 1 if stage < last else None
+        elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+            source = stage + 1 if stage < last else None
+            target = stage - 1 if stage > 0 else None
+        if source is not None:
+            if not channels[source, stage]:
+                return False
+            assert channels[source, stage].popleft() == action.microbatch, f"{action} takes another's message"
+        if target is not None:
+            outbox[rank] = ((stage, target), action.microbatch)
+        place[rank] += 1
+        ran.performed[stage].append(action)
+        return True
+
+    waiting: set[int] = set()
+    while len(waiting) < program.num_ranks:
+        rank = chance.randrange(program.num_ranks)
+        if step(rank):
+            waiting.clear()
+        else:
+            waiting.add(rank)
+    ran.unread = sum(len(channel) for channel in channels.values())
+    ran.finished = all(at == len(actions) for at, actions in zip(place, program.actions, strict=True))
+    return ran

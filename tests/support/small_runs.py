@@ -1,0 +1,159 @@
+"""Configurations small enough for a test, and ways to run them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stages.comm.process import Process, connected
+from stages.config import (
+    DataConfig,
+    ErrorFeedbackConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+
+_WORDS = "a pipeline of stages that never waits takes steps with old gradients and its loss goes down ."
+TEXT = " ".join(random.Random(0).choices(_WORDS.split(), k=4000))
+"""Fixed: tests of bfloat16 have margins, which must not move with an edit of some file."""
+
+
+def small_config(
+    schedule: str = "1f1b",
+    *,
+    text: Path,
+    stages: int = 2,
+    data: int = 1,
+    microbatches: int = 2,
+    chunks: int = 1,
+    split: bool = False,
+    update_interval: int | None = None,
+    optimizer: str = "adamw",
+    coefficient: float = 0.0,
+    form: str = "look-ahead",
+    layers: int = 4,
+    steps: int = 4,
+    eval_interval: int = 3,
+    precision: str = "float32",
+    clip: str = "global",
+    clip_norm: float = 1.0,
+    lr: float = 5e-3,
+    seed: int = 0,
+    delay: int = 1,
+    ahead: int = 1,
+    recompute: bool = False,
+    compile: bool = False,
+) -> RunConfig:
+    return RunConfig(
+        schedule=ScheduleConfig(
+            name=schedule,
+            microbatches=microbatches,
+            chunks=chunks,
+            split=split,
+            update_interval=update_interval,
+            delay=delay,
+            ahead=ahead,
+        ),
+        optimizer=OptimizerConfig(name=optimizer, lr=lr),
+        error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
+        model=ModelConfig(name="tiny", layers=layers, width=16, heads=4, kv_heads=2, mlp_width=24),
+        data=DataConfig(path=str(text), context=12),
+        parallel=ParallelConfig(stages=stages, data=data),
+        train=TrainConfig(
+            steps=steps,
+            microbatch_size=3,
+            eval_interval=eval_interval,
+            eval_microbatches=2,
+            clip=clip,
+            clip_norm=clip_norm,
+            precision=precision,
+            recompute=recompute,
+            compile=compile,
+        ),
+        seed=seed,
+    )
+
+
+class Rows:
+    """A recorder that keeps rows in memory."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.timelines: list[dict[str, Any]] = []
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        self.timelines.append(dict(timeline))
+
+    def flush(self) -> None:
+        pass
+
+    def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
+        pass
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["kind"] == kind]
+
+
+def in_processes(work: Callable[..., Any], arguments: Sequence[Any], *, size: int) -> list[list[Any]]:
+    """Call `work(process, argument)` for each argument in `size` connected processes; results by rank."""
+    # Forked from a server that has imported torch: that takes longer than most runs here.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stages.trainer"])
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        workers = [
+            context.Process(
+                target=_work_through, args=(work, arguments, rank, size, folder, results, dict(os.environ))
+            )
+            for rank in range(size)
+        ]
+        for worker in workers:
+            worker.start()
+        try:
+            by_rank = dict(results.get(timeout=240) for _ in workers)
+        finally:
+            for worker in workers:
+                worker.join(timeout=20)
+                worker.kill()
+    failures = [outcome for outcome in by_rank.values() if isinstance(outcome, str)]
+    assert not failures, "\n".join(failures)
+    return [by_rank[rank] for rank in range(size)]
+
+
+def _work_through(
+    work: Callable[[Process, Any], Any],
+    arguments: Sequence[Any],
+    rank: int,
+    size: int,
+    folder: str,
+    results: Any,
+    environment: dict[str, str],
+) -> None:
+    import traceback
+
+    import torch
+
+    # The server's environment is that of the first test that needed it.
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    try:
+        site = RunConfig().site
+        with connected(
+            rank=rank, size=size, local_rank=rank, local_size=size, rendezvous=Path(folder), site=site
+        ) as process:
+            results.put((rank, [work(process, argument) for argument in arguments]))
+    except BaseException:
+        results.put((rank, traceback.format_exc()))

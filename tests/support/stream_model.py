@@ -1,0 +1,239 @@
+"""A model of hosts, streams and communicators: finds whether the recorded events of a run hang on GPUs.
+
+The rules are NCCL's and CUDA's:
+
+- A communicator runs its operations one at a time, in the order in which they were begun. A send completes
+  when its receive is at the head of the peer's queue, a collective when it is at the head at all members. An
+  operation waits for the earlier work of its rank's compute stream.
+- The first operation of a kind with a peer may block the host until the peer begins its own.
+- A host that synchronises its device waits for everything that it has launched, including open receives.
+
+Events are performed as soon as they can be. No event disables another, so one order finds every hang.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from support.host_events import (
+    ACTIONS,
+    At,
+    Begin,
+    Event,
+    HostWait,
+    Mark,
+    Operation,
+    Recording,
+    Wait,
+    WaitForMark,
+)
+
+_ANSWERS = {"send": "recv", "recv": "send"}
+
+
+@dataclass
+class _Stream:
+    items: list[Wait | Mark | WaitForMark] = field(default_factory=list)
+    """Items queued."""
+    passed: int = 0
+    """Number of items passed."""
+
+
+@dataclass
+class _Rank:
+    events: Sequence[Event]
+    limit: int
+    """Number of events that the host may perform."""
+    host: int = 0
+    streams: dict[str, _Stream] = field(default_factory=lambda: defaultdict(_Stream))
+    marks: set[int] = field(default_factory=set)
+    """Indices of the marks that have been passed."""
+    queues: dict[str, list[tuple[Operation, int]]] = field(default_factory=lambda: defaultdict(list))
+    """By communicator, each operation begun and the number of stream items that must pass before it."""
+    heads: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    done: set[int] = field(default_factory=set)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its device has nothing left to do."""
+        return all(stream.passed == len(stream.items) for stream in self.streams.values()) and all(
+            self.heads[name] == len(queue) for name, queue in self.queues.items()
+        )
+
+    def compute(self) -> None:
+        """Advance the streams as far as possible."""
+        moved = True
+        while moved:
+            moved = False
+            for stream in self.streams.values():
+                while stream.passed < len(stream.items) and self._passes(stream.items[stream.passed]):
+                    stream.passed += 1
+                    moved = True
+
+    def _passes(self, item: Wait | Mark | WaitForMark) -> bool:
+        if isinstance(item, Mark):
+            self.marks.add(item.number)
+            return True
+        return item.number in (self.done if isinstance(item, Wait) else self.marks)
+
+
+class Streams:
+    """The devices of all ranks.
+
+    Args:
+        recording: events of their hosts.
+        connecting: whether the first operation of a kind with a peer blocks the host.
+        computing: whether every host waits for its action stream at every place.
+    """
+
+    def __init__(self, recording: Recording, *, connecting: bool = True, computing: bool = False) -> None:
+        self._members = recording.members
+        self._connecting = connecting
+        self._computing = computing
+        self._begun: set[tuple[int, str, str]] = set()
+        self.ranks = [_Rank(events, limit=len(events)) for events in recording.events]
+        self._dirty = set(range(len(self.ranks)))
+
+    def settle(self) -> None:
+        """Perform every event that can be performed."""
+        while self._dirty:
+            number = self._dirty.pop()
+            rank = self.ranks[number]
+            rank.compute()
+            self._advance(number, rank)
+            rank.compute()
+            for name in list(rank.queues):
+                self._run_queue(name)
+
+    def allow(self, number: int, events: int) -> None:
+        """Let the host of a rank perform its first `events` events."""
+        self.ranks[number].limit = events
+        self._dirty.add(number)
+
+    def stuck(self) -> list[str]:
+        """The ranks that have not finished, and their places."""
+        return [
+            f"process {number} at event {rank.host} of {len(rank.events)}"
+            f" ({rank.events[rank.host] if rank.host < len(rank.events) else 'device'})"
+            for number, rank in enumerate(self.ranks)
+            if rank.host < len(rank.events) or not rank.is_idle
+        ]
+
+    def _advance(self, number: int, rank: _Rank) -> None:
+        while rank.host < rank.limit:
+            event = rank.events[rank.host]
+            if isinstance(event, Operation):
+                if self._connecting and not self._connects(number, event):
+                    return
+                rank.queues[event.communicator].append((event, len(rank.streams[event.stream].items)))
+                self._dirty.update(self._members[event.communicator])
+            elif isinstance(event, Wait | Mark | WaitForMark):
+                rank.streams[event.stream].items.append(event)
+                rank.compute()
+            elif isinstance(event, HostWait):
+                rank.compute()
+                if event.number not in rank.marks:
+                    return
+            elif self._computing and isinstance(event, At):
+                rank.compute()
+                stream = rank.streams[ACTIONS]
+                if stream.passed < len(stream.items):
+                    return
+            else:
+                assert isinstance(event, At | Begin)
+            rank.host += 1
+
+    def _connects(self, number: int, event: Operation) -> bool:
+        """Whether every peer of a first operation has begun its own."""
+        key = (number, event.communicator, event.kind)
+        others = [member for member in self._members[event.communicator] if member != number]
+        if key not in self._begun:
+            self._begun.add(key)
+            self._dirty.update(others)
+        peer_kind = _ANSWERS.get(event.kind, event.kind)
+        return all((other, event.communicator, peer_kind) in self._begun for other in others)
+
+    def _run_queue(self, name: str) -> None:
+        """Complete operations that are at the head of all members' queues."""
+        members = self._members[name]
+        while True:
+            heads = []
+            for member in members:
+                rank = self.ranks[member]
+                queue, head = rank.queues[name], rank.heads[name]
+                if head == len(queue):
+                    return
+                operation, needs = queue[head]
+                if rank.streams[operation.stream].passed < needs:
+                    return
+                heads.append(operation)
+            kinds = {head.kind for head in heads}
+            if len(kinds) != 1 and kinds != {"send", "recv"}:
+                return
+            assert len({head.size for head in heads}) == 1, f"{name}: {heads}"
+            if len(kinds) == 1 and kinds & {"send", "recv"}:
+                return
+            for member, head in zip(members, heads, strict=True):
+                self.ranks[member].heads[name] += 1
+                self.ranks[member].done.add(head.number)
+                self._dirty.add(member)
+
+
+def hangs(recording: Recording, *, connecting: bool = True, computing: bool = False) -> list[str]:
+    """The ranks that hang."""
+    streams = Streams(recording, connecting=connecting, computing=computing)
+    streams.settle()
+    return streams.stuck()
+
+
+def hangs_where_one_syncs(recording: Recording, number: int) -> list[int]:
+    """The events before which a device synchronisation of process `number` hangs.
+
+    Its host stops there while all others go as far as they can.
+    """
+    streams = Streams(recording)
+    hanging = []
+    for place in range(len(recording.events[number]) + 1):
+        streams.allow(number, place)
+        streams.settle()
+        rank = streams.ranks[number]
+        assert rank.host == place, f"process {number} does not come to event {place}"
+        if not rank.is_idle:
+            hanging.append(place)
+    return hanging
+
+
+def hangs_where_two_sync(
+    recording: Recording, first: int, second: int, *, stride: int = 1
+) -> tuple[int, int]:
+    """Number of pairs of places where synchronising both devices hangs, and number of pairs."""
+    hanging = pairs = 0
+    for place in range(0, len(recording.events[first]) + 1, stride):
+        streams = Streams(recording)
+        streams.allow(first, place)
+        for other in range(0, len(recording.events[second]) + 1, stride):
+            streams.allow(second, other)
+            streams.settle()
+            first_rank, second_rank = streams.ranks[first], streams.ranks[second]
+            if first_rank.host < place:
+                continue  # it does not come there before the other goes on
+            pairs += 1
+            if second_rank.host < other:
+                break  # nor does the second one: it waits for the first
+            hanging += not first_rank.is_idle and not second_rank.is_idle
+    return hanging, pairs
+
+
+def lead_of_receives(recording: Recording) -> list[int]:
+    """For each receive of a segment, how many whole actions of the rank it was posted ahead."""
+    leads = []
+    for events, actions in zip(recording.events, recording.receives, strict=True):
+        place = 0
+        for event in events:
+            if isinstance(event, At):
+                place = event.place
+            elif isinstance(event, Operation) and event.number in actions:
+                leads.append(actions[event.number] - (place + 1) // 2)
+    return leads

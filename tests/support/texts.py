@@ -1,0 +1,81 @@
+"""Documents to prepare, and a slow and simple reference of the preparation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.command_line import asyncpp
+
+SHARE = 0.1
+"""Validation share of `prepared`."""
+WORDS = ["the", "quick", "brown fox", "jumps", "over", "lazy", "dogs", "naïve", "café", "测试", "🙂", "12345"]
+
+
+def some_documents(count: int, *, seed: int = 0, length: int = 60) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [
+        " ".join(rng.choice(WORDS, size=rng.integers(1, length))).replace("dogs", "dogs.\n")
+        for _ in range(count)
+    ]
+
+
+def write_tokenizer(file: Path) -> Any:
+    """A small BPE tokenizer, saved as a tokenizer.json; its end-of-document token is `</s>`."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["</s>"],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(some_documents(50, seed=9), trainer=trainer)
+    tokenizer.save(str(file))
+    return tokenizer
+
+
+def expected_tokens(documents: Sequence[str], tokenizer: Any, *, share: float) -> dict[str, list[int]]:
+    """Tokens by split: documents encoded one by one in order, and split by hash."""
+    end = tokenizer.token_to_id("</s>")
+    splits: dict[str, list[int]] = {"train": [], "validation": []}
+    for document in documents:
+        digest = hashlib.blake2b(document.encode(), digest_size=8).hexdigest()
+        split = "validation" if int(digest, 16) < share * 2**64 else "train"
+        splits[split] += [*tokenizer.encode(document, add_special_tokens=False).ids, end]
+    return splits
+
+
+def written_tokens(folder: Path) -> dict[str, list[int]]:
+    """Tokens of a prepared folder by split, read by its manifest."""
+    content = json.loads((folder / "manifest.json").read_text())
+    return {
+        split: list(_tokens(folder, content, known["shards"])) for split, known in content["splits"].items()
+    }
+
+
+def _tokens(folder: Path, content: dict[str, Any], shards: list[dict[str, Any]]) -> Iterator[int]:
+    for shard in shards:
+        raw = np.fromfile(folder / shard["file"], dtype=content["dtype"])
+        first = shard.get("first", 0)
+        yield from raw[first : first + shard["tokens"]].tolist()
+
+
+def write_lines(file: Path, documents: Sequence[str], *, field: str = "text") -> None:
+    lines = [json.dumps({"id": index, field: document}) for index, document in enumerate(documents)]
+    file.write_text("\n".join(lines) + "\n")
+
+
+def prepared(*arguments: str | Path, out: Path, workers: int = 1) -> str:
+    """Run `asyncpp data prepare` successfully; returns its output."""
+    options = ["--out", out, "--workers", str(workers), "--validation-share", str(SHARE)]
+    ended = asyncpp("data", "prepare", *arguments, *options)
+    assert ended.code == 0, ended.errors
+    return ended.output

@@ -1,0 +1,86 @@
+"""Small configurations to train, and the part of their rows that is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from support.small_runs import Rows, small_config
+
+from stages.config import RunConfig
+from stages.pipeline.build import representative_programs
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "gpipe": {},
+    "1f1b": {},
+    "interleaved-1f1b": {"chunks": 2},
+    "zero-bubble": {},
+    "2bw": {},
+    "pipedream": {"clip": "stage", "update_interval": 1},
+    "pipedream-unstashed": {"clip": "stage", "update_interval": 2},
+    "paci": {"clip": "stage"},
+}
+TWO_STAGES_A_RANK: dict[str, dict[str, Any]] = {
+    "looped-bfs": {"chunks": 2},
+    "zb-v": {},
+    "dualpipe-v": {},
+    "2bw-v": {"split": True},
+}
+DELAYED = ("2bw", "2bw-v", "pipedream", "pipedream-unstashed", "paci")
+
+
+OPTIMIZERS: dict[str, tuple[str, float]] = {
+    "gpipe": ("adamw", 0.0),
+    "1f1b": ("muon", 0.0),
+    "interleaved-1f1b": ("adamw", 0.0),
+    "zero-bubble": ("muon", 0.0),
+    "2bw": ("muon", 1.0),
+    "pipedream": ("adamw", 1.0),
+    "pipedream-unstashed": ("muon", 0.0),
+    "paci": ("adamw", 1.0),
+}
+"""Optimizer and error-feedback coefficient for each schedule."""
+
+
+def cases(text: Path, *, stages: int) -> list[RunConfig]:
+    """Every valid combination of schedule, optimizer and error feedback, and a second model family."""
+    qwen3 = small_config("2bw", text=text, stages=stages, microbatches=2 * stages, optimizer="muon")
+    qwen3.model.family, qwen3.model.head_dim = "qwen3", 6
+    return [qwen3] + [
+        small_config(
+            schedule,
+            text=text,
+            stages=stages,
+            microbatches=2 * stages,
+            layers=stages * (2 if schedule in TWO_STAGES_A_RANK else options.get("chunks", 1)),
+            optimizer=optimizer,
+            coefficient=coefficient,
+            **options,
+        )
+        for schedule, options in (SCHEDULES | TWO_STAGES_A_RANK).items()
+        for optimizer in (("adamw",) if schedule in TWO_STAGES_A_RANK else ("adamw", "muon"))
+        for coefficient in ((0.0, 1.0) if schedule in DELAYED else (0.0,))
+    ]
+
+
+def of_writers(by_rank: list[list[Any]], configs: Sequence[RunConfig]) -> list[Any]:
+    """For each run, the result of the rank of its last stage, which writes the rows."""
+    writers = [representative_programs(config)[0].rank_of_stage[-1] for config in configs]
+    return [by_rank[writer][number] for number, writer in enumerate(writers)]
+
+
+def measured(rows: Rows) -> list[dict[str, Any]]:
+    """The rows of a run without timings."""
+    timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed", "action_seconds"}
+    between_processes = {"messages", "reduction", "total"}
+    return [
+        {
+            key: {kind: size for kind, size in value.items() if kind not in between_processes}
+            if key == "memory"
+            else value
+            for key, value in row.items()
+            if key not in timed
+        }
+        for row in rows.rows
+    ]
