@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
+import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +71,21 @@ def own_signal_handlers() -> Iterator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget modules imported from temporary folders: the next test may write others of the same names."""
+    yield
+    temporary = tmp_path_factory.getbasetemp()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and temporary in Path(file).parents:
+            del sys.modules[name]
+    if custom := sys.modules.get("optimizers.custom"):
+        for member in vars(custom).values():
+            if isinstance(member, functools._lru_cache_wrapper):
+                member.cache_clear()
 
 
 @pytest.hookimpl(optionalhook=True)
