@@ -1,6 +1,7 @@
 """How busy a pipeline keeps its stages: ours (2bw, 1f1b) beside torch's Schedule1F1B, all in one run.
 
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30
+    python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30 --ahead-v 2
     python benchmarks/pipeline.py --ranks 2 --microbatches 2 --real
     python benchmarks/pipeline.py --ranks 4 --microbatches 8 --data 2 --reduce-ms 100
 
@@ -13,6 +14,8 @@ With `--data` there are several pipelines that add their gradients, and instead 
 ours runs a second time over a network on which a reduction takes `--reduce-ms`. A schedule that flushes
 cannot hide all of that: `least_lost_by_1f1b` is what it must lose where gradients leave layer by layer under
 the last micro-batch's backward (`sleeping_stage.left_to_hide`).
+
+With `--ahead-v`, 2bw-v joins: two stages per rank, each half as long.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from real_stage import real_config, real_stage
 from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights, SlowNetwork, left_to_hide
 from torch_1f1b import torchs
 
-from schedules import Program, build
+from schedules import Program, ScheduleError, build
 from stages.comm.collectives import DistributedGroup
 from stages.comm.process import Process, connected
 from stages.comm.topology import connect
@@ -59,14 +62,26 @@ STEPS = 8
 """Steps of a timed segment; those between the first update and the last count."""
 
 
+def program_of(options: argparse.Namespace, schedule: str, *, first_step: int) -> Program:
+    return build(
+        schedule,
+        stages=options.ranks,
+        microbatches=options.microbatches,
+        steps=STEPS,
+        first_step=first_step,
+        ahead={"2bw": options.ahead, "2bw-v": options.ahead_v}.get(schedule, 1),
+    )
+
+
 def ours(
     process: Process, options: argparse.Namespace, schedule: str, *, reduce_ms: float
 ) -> Callable[[], float]:
     """One timed segment of our executor: seconds a step in steady state."""
     step = 0
+    rank_of_stage = program_of(options, schedule, first_step=0).rank_of_stage
     connection = connect(
         process,
-        rank_of_stage=range(options.ranks),
+        rank_of_stage=rank_of_stage,
         data_ranks=options.data,
         shape=(options.batch, options.context, options.width) if options.real else SHAPE,
         dtype=torch.float32,
@@ -87,10 +102,14 @@ def ours(
         broadcast_initial_weights([rank], in_process=False)
         executor = rank.executor
     else:
-        weights = SleepingWeights(options.forward_ms / 1e3, data=connection.data)
+        own = [stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank]
+        seconds = options.forward_ms / 1e3 / len(own)
         executor = RankExecutor(
             rank=connection.rank,
-            stages={connection.rank: StageState(weights=weights, update=NoUpdate())},
+            stages={
+                stage: StageState(weights=SleepingWeights(seconds, data=connection.data), update=NoUpdate())
+                for stage in own
+            },
             connection=connection,
             batches=EmulatedBatches(),
             rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
@@ -102,14 +121,7 @@ def ours(
 
     def segment() -> float:
         nonlocal step
-        program: Program = build(
-            schedule,
-            stages=options.ranks,
-            microbatches=options.microbatches,
-            steps=STEPS,
-            first_step=step,
-            ahead=options.ahead if schedule == "2bw" else 1,
-        )
+        program = program_of(options, schedule, first_step=step)
         step += STEPS
         for _ in executor.run(program):
             pass
@@ -192,6 +204,8 @@ def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -
             "2bw": ours(process, options, "2bw", reduce_ms=0),
             "1f1b": ours(process, options, "1f1b", reduce_ms=0),
         }
+        if options.ahead_v:
+            arms["2bw-v"] = ours(process, options, "2bw-v", reduce_ms=0)
         if options.data == 1:
             arms["torch"] = torchs(process, options, steps=STEPS)
         else:
@@ -235,6 +249,8 @@ def run(options: argparse.Namespace) -> dict[str, float]:
         "busy_2bw": seconds["compute"] / seconds["2bw"],
         "busy_1f1b": seconds["compute"] / seconds["1f1b"],
     }
+    if options.ahead_v:
+        busy["busy_2bw_v"] = seconds["compute"] / seconds["2bw-v"]
     if options.data > 1:
         least = left_to_hide(backward=2 * options.forward_ms / 1e3, reduction=options.reduce_ms / 1e3)
         return busy | {
@@ -258,6 +274,7 @@ def conditions(options: argparse.Namespace) -> dict[str, Any]:
         "reduce_ms": options.reduce_ms,
         "microbatches": options.microbatches,
         "ahead": options.ahead,
+        "ahead_v": options.ahead_v,
         "compute": "decoder"
         if options.real
         else f"sleep {options.forward_ms} ms forward, twice that backward",
@@ -276,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--ahead", type=int, default=1, help="forwards 2bw runs ahead for each stage behind")
+    parser.add_argument("--ahead-v", type=int, default=0, help="`ahead` of 2bw-v; 0: without 2bw-v")
     parser.add_argument("--forward-ms", type=float, default=30.0)
     parser.add_argument("--data", type=int, default=1, help="pipelines that add their gradients")
     parser.add_argument("--reduce-ms", type=float, default=100.0, help="with --data: what a reduction takes")
@@ -286,8 +304,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=8, help="sequences in a micro-batch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.real and options.ahead_v:
+        parser.error("--ahead-v goes with sleeping stages: the real ones are cut one per rank")
     if options.real and options.data > 1:
         parser.error("--real goes with one pipeline: what a reduction must lose is known of sleeping stages")
+    try:
+        for schedule in ("2bw", "2bw-v") if options.ahead_v else ("2bw",):
+            program_of(options, schedule, first_step=0)
+    except ScheduleError as error:
+        parser.error(str(error))
     figures = run(options)
     if options.json:
         print(json.dumps({**figures, "conditions": conditions(options)}))
