@@ -8,7 +8,6 @@ import random
 import signal
 import sys
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,10 +76,10 @@ def own_signal_handlers() -> Iterator[None]:
 def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget modules imported from temporary folders: the next test may write others of the same names."""
     yield
-    temporary = tmp_path_factory.getbasetemp()
+    temporary = f"{tmp_path_factory.getbasetemp()}{os.sep}"
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and temporary in Path(file).parents:
+        if isinstance(file, str) and file.startswith(temporary):
             del sys.modules[name]
     if custom := sys.modules.get("optimizers.custom"):
         for member in vars(custom).values():
