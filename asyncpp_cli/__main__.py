@@ -14,7 +14,17 @@ def main() -> None:
             raise
         print(f"asyncpp: error: {problem}", file=sys.stderr)
         sys.exit(2)
-    run()
+    try:
+        run()
+    except SystemExit as leaving:
+        if "torch" not in sys.modules or not isinstance(leaving.code, int):
+            raise
+        import atexit
+
+        from asyncpp_cli.torch_process import leave
+
+        atexit._run_exitfuncs()
+        leave(leaving.code)
 
 
 if __name__ == "__main__":

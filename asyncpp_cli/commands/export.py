@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.torch_process import importing_torch
 
 if TYPE_CHECKING:
     from stages.config import RunConfig
@@ -67,8 +68,9 @@ def export(
         if run.saved_step is None:
             raise UserError(f"{run_folder} has no checkpoint yet: there are no weights to export")
         with new_folder(out) as folder:
-            from stages.checkpoint.export import Layout, write_weights
-            from stages.checkpoint.saved_weights import SavedWeights, Weights, newest_checkpoint
+            with importing_torch():
+                from stages.checkpoint.export import Layout, write_weights
+                from stages.checkpoint.saved_weights import SavedWeights, Weights, newest_checkpoint
 
             saved = SavedWeights(newest_checkpoint(run.checkpoints, step=step), config)
             end = _write_tokenizer(config, folder) if layout is ExportFormat.HF else None

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.torch_process import importing_torch
 
 
 def profile(
@@ -48,10 +49,11 @@ def profile(
     config = base_of(what, changes or []).config
     if out.is_dir():
         raise UserError(f"--out {out} is a folder; give the name of a file")
-    import torch
+    with importing_torch():
+        import torch
 
-    from stages.comm.process import choose_device
-    from stages.profile import measure
+        from stages.comm.process import choose_device
+        from stages.profile import measure
 
     torch.set_num_threads(config.site.threads)
     device = choose_device(config.site)

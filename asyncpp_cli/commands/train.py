@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.torch_process import importing_torch, leave
 
 if TYPE_CHECKING:
     from asyncpp_cli.launch.rank_env import RankEnv
@@ -63,7 +64,7 @@ def train(
             raise
         code = RESUMABLE
     if rank_env.supervised or rank_env.size > 1:
-        _leave(code)
+        leave(code)
     raise typer.Exit(code)
 
 
@@ -85,12 +86,13 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, 
         attempt.record_error(rank_env.rank, TimeoutError(message))
         if not rank_env.supervised:
             end_rank(attempt, rank_env.rank, code=1, signal_number=None, stopped=False)
-        _leave(1)
+        leave(1)
 
     with listening(patient=rank_env.supervised) as stop:
-        from stages import trainer
-        from stages.comm.device_settings import DeviceSettingError
-        from stages.comm.process import connected
+        with importing_torch():
+            from stages import trainer
+            from stages.comm.device_settings import DeviceSettingError
+            from stages.comm.process import connected
 
         recorder = RunRecorder(run, attempt=attempt.number, lines=StepLines(steps=config.train.steps))
         settings: dict[str, Any] = {
@@ -130,17 +132,6 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, 
     if result.stopped_at is not None:
         print(f"stopped on request: saved after step {result.stopped_at}", file=sys.stderr)
         raise SystemExit(RESUMABLE)
-
-
-def _leave(code: int) -> None:
-    """Exit without interpreter shutdown, once the rank's end is recorded.
-
-    During shutdown torch's threads sometimes abort the process ("terminate called without an active
-    exception"), and a completed run would count as failed.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _wrong_size(folder: Path, *, processes: int, actual: int, replay: bool) -> str:
