@@ -192,7 +192,7 @@ def test_templates_in_documents_can_be_swept(
 def printed_strings() -> str:
     """All texts in our code, each on a line, with `...` where a value is put in."""
     texts = []
-    for package in ("asyncpp_cli", "stages", "schedules", "optimizers"):
+    for package in ("asyncpp", "asyncpp_cli", "stages", "schedules", "optimizers"):
         for file in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "schedules": set(),
     "optimizers": set(),
     "stages": {"schedules", "optimizers"},
-    "asyncpp_cli": {"schedules", "optimizers", "stages"},
+    "asyncpp": {"asyncpp_cli"},
+    "asyncpp_cli": {"schedules", "optimizers", "stages", "asyncpp"},
 }
 """The packages of ours that each package may import, beside itself."""
 

@@ -23,18 +23,15 @@ def quickstart(
 
     Same as `sweep`, `launch` and `report` with the template `quickstart`. Nothing is downloaded.
     """
-    from asyncpp_cli.commands.launch import INTERRUPTED_CODE, launch_locally
+    from asyncpp.launching import INTERRUPTED_CODE, launch_locally
+    from asyncpp.sweeping import sweep_template
     from asyncpp_cli.commands.report import report
     from asyncpp_cli.console import command, quoted, say
-    from asyncpp_cli.experiment.matrix import check_cells, expand
-    from asyncpp_cli.experiment.render import render
-    from asyncpp_cli.experiment.template import load
 
     folder = out if out is not None else _new_folder()
-    template = load(TEMPLATE, [])
-    cells = expand(template)
-    check_cells(template, cells)
-    rendered = render(template, cells, template_name=TEMPLATE, folder=folder)
+    swept = sweep_template(TEMPLATE, [], out=folder, site=None)
+    cells, rendered = swept.cells, swept.rendered
+    assert rendered is not None
     say(
         f"{len(cells)} runs of a small language model over a pipeline of two processes, on the text of the\n"
         "Python standard library: the synchronous schedule 1f1b beside the asynchronous 2bw, AdamW beside\n"

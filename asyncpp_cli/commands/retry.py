@@ -37,7 +37,7 @@ def retry(
 
     Completed, queued and running runs are never started again.
     """
-    from asyncpp_cli.commands.launch import launch_locally, launch_on_cluster
+    from asyncpp.launching import launch_locally, launch_on_cluster
     from asyncpp_cli.console import command, say
     from asyncpp_cli.launch.retry import reasons_skipped, runs_to_retry
     from asyncpp_cli.launch.sites import LOCAL, find_site

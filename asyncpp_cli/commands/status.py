@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -43,6 +42,7 @@ def status(
     A run whose processes have all vanished is marked failed. On a narrow terminal columns are left out and
     reasons are shown below their runs; --json has everything.
     """
+    from asyncpp.statuses import status_records
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.launch.slurm.bad_nodes import exclusion_notes
     from asyncpp_cli.launch.slurm.run_status import SlurmQueue
@@ -60,7 +60,7 @@ def status(
     run_statuses = queue.run_statuses(with_accounting=True)
     if as_json:
         shown = [run_status for run_status in run_statuses if not failed or _failed(run_status)]
-        print(json.dumps(_as_json(experiment, shown), indent=1))
+        print(json.dumps(status_records(experiment, shown), indent=1))
         return
     title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
     show_table(columns, rows, title=title, narrow=_NARROW)
@@ -72,25 +72,6 @@ def status(
 
 def _no_answer(queue: SlurmQueue) -> str:
     return f"Which runs are queued is unknown: {queue.no_answer}"
-
-
-def _as_json(experiment: Experiment, run_statuses: list[RunStatus]) -> list[dict[str, Any]]:
-    axes = {cell.id: cell.axes for cell in experiment.cells}
-    return [
-        {"id": run_status.run.id, "axes": axes[run_status.run.id]}
-        | asdict(run_status.status)
-        | {
-            "saved_step": run_status.run.saved_step,
-            "site": run_status.site,
-            "job_id": run_status.job_id,
-            "job_state": run_status.job_state,
-            "pending_reason": run_status.pending_reason,
-            "queue_known": run_status.queue_known,
-            "nodes": run_status.nodes,
-            "error_lines": run_status.error_lines,
-        }
-        for run_status in run_statuses
-    ]
 
 
 def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:

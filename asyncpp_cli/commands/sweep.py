@@ -44,25 +44,16 @@ def sweep(
     In the folder of an existing experiment, only missing cells are added (more seeds, for example), and runs
     whose folder was removed are restored.
     """
+    from asyncpp.sweeping import sweep_template
     from asyncpp_cli.console import command, say
-    from asyncpp_cli.experiment.matrix import check_cells, expand
-    from asyncpp_cli.experiment.render import render
     from asyncpp_cli.experiment.sweep_notes import notes
-    from asyncpp_cli.experiment.template import load
-    from asyncpp_cli.launch.sites import find_site
-    from asyncpp_cli.planner.cells import device_of, expected
 
     if out is None and not list_only:
         raise UserError("--out DIR is missing: the experiment's folder (or --list, to only show its cells)")
-    experiment = load(template, changes or [])
-    cells = expand(experiment)
-    check_cells(experiment, cells)
-    costs = expected(experiment.source, cells, site={} if site is None else device_of(find_site(site)))
-    # Before the table is printed: `asyncpp sweep ... | head` must not stop it half way.
-    rendered = (
-        None if list_only or out is None else render(experiment, cells, template_name=template, folder=out)
-    )
-    show_cells(cells, costs, title=experiment.name)
+    # Written before the table is printed: `asyncpp sweep ... | head` must not stop it half way.
+    swept = sweep_template(template, changes or [], out=None if list_only else out, site=site)
+    cells, rendered = swept.cells, swept.rendered
+    show_cells(cells, swept.expected, title=swept.name)
     for note in notes(cells):
         say(f"note: {note}")
     if rendered is None or out is None:

@@ -81,6 +81,23 @@ def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
         return
 
 
+def report_of(experiments: Sequence[Experiment], *, keep_steps: bool) -> Report:
+    """The report of these experiments without further options."""
+    options = ReportOptions(
+        folders=tuple(experiment.folder for experiment in experiments),
+        output_format="table",
+        out=None,
+        rows=(),
+        cols=(),
+        values="val_loss",
+        target=None,
+        best_over=(),
+        figures=None,
+        figure_width=0.0,
+    )
+    return build_report(experiments, options, Loader(keep_steps=keep_steps))
+
+
 def build_report(experiments: Sequence[Experiment], options: ReportOptions, loader: Loader) -> Report:
     """The report of these experiments."""
     runs, remarks = loader.load(experiments)

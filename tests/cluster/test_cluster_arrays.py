@@ -187,7 +187,7 @@ def test_jobs_run_the_code_and_the_configuration_of_their_submission(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
     checkout = tmp_path / "checkout"
-    for package in ("asyncpp_cli", "stages", "schedules", "optimizers", "templates"):
+    for package in ("asyncpp", "asyncpp_cli", "stages", "schedules", "optimizers", "templates"):
         shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
     changes = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
     experiment = sweep(tmp_path / "e", *changes)

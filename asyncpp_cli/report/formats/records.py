@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.layout.columns import records
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _FORMULA_STARTS = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -47,14 +50,18 @@ def to_parquet(cells: Sequence[CellResult]) -> bytes:
     """The columns of the CSV with their types, lists included; a column of mixed types is text."""
     import polars as pl
 
-    rows = flat_records(cells)
-    columns: dict[str, list[Any]] = {
-        name: [row[name] for row in rows] for name in (rows[0] if rows else ["schedule"])
-    }
-    table = pl.DataFrame({name: _one_type(values) for name, values in columns.items()})
+    table = frame_of(flat_records(cells)) if cells else pl.DataFrame({"schedule": []})
     stream = io.BytesIO()
     table.write_parquet(stream)
     return stream.getvalue()
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+    """Rows of the same fields as a data frame; a column of mixed types is text."""
+    import polars as pl
+
+    names = list(rows[0]) if rows else []
+    return pl.DataFrame({name: _one_type([row[name] for row in rows]) for name in names})
 
 
 def _list_as_json(value: Any) -> Any:

@@ -19,15 +19,19 @@ _COLUMNS = ("run", "kind", *STEP_SCHEMA, "val_loss")
 
 
 def to_step_table(cells: Sequence[CellResult]) -> bytes:
+    """The table as a Parquet file."""
+    stream = io.BytesIO()
+    step_table(cells).write_parquet(stream, compression="zstd", compression_level=_LEVEL)
+    return stream.getvalue()
+
+
+def step_table(cells: Sequence[CellResult]) -> pl.DataFrame:
     """A table with columns `run`, `kind` (step, eval), those of `STEP_SCHEMA`, and `val_loss`."""
     runs = [run for cell in cells for run in cell.runs]
     names = pl.Enum(list(dict.fromkeys(run.id for run in runs)))
     kinds = pl.Enum(["step", "eval"])
     schema = dict(zip(_COLUMNS, (names, kinds, *STEP_SCHEMA.values(), pl.Float64()), strict=True))
-    table = pl.concat([pl.DataFrame(schema=schema), *_parts(runs, schema)], rechunk=False)
-    stream = io.BytesIO()
-    table.write_parquet(stream, compression="zstd", compression_level=_LEVEL)
-    return stream.getvalue()
+    return pl.concat([pl.DataFrame(schema=schema), *_parts(runs, schema)], rechunk=False)
 
 
 def is_step_table(file: Path) -> bool:

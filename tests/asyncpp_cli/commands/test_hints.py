@@ -9,7 +9,7 @@ import pytest
 from support.command_line import asyncpp
 from support.launches import TINY
 
-from asyncpp_cli.commands.launch import resume_command
+from asyncpp.launching import resume_command
 from asyncpp_cli.console import command
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State, Status

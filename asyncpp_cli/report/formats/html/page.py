@@ -10,14 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
-from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names, value_text
 from asyncpp_cli.report.analysis.timelines import TimelinePair, timeline_pairs
 from asyncpp_cli.report.formats.html.gantt_svg import to_svg
 from asyncpp_cli.report.formats.html.page_data import page_data
+from asyncpp_cli.report.formats.html.table import escaped, html_table
 from asyncpp_cli.report.layout.document import Report
-from asyncpp_cli.report.layout.table import Heading, Table, table_of_cells
+from asyncpp_cli.report.layout.table import table_of_cells
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.version import asyncpp_version
 
@@ -40,7 +40,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
     """
     from plotly.offline import get_plotlyjs
 
-    name = _text(report.name)
+    name = escaped(report.name)
     resources = files(__package__)
     parts = [
         "<!doctype html>",
@@ -48,7 +48,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{resources.joinpath('page.css').read_text(encoding='utf-8')}</style></head><body>",
-        f"<header><h1>{name}</h1><p>{_text(_summary(report.cells))}</p></header><main>",
+        f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p></header><main>",
         _section("answer", "Summary", _list(report.summary)),
         _section("table", "Cells", _tables(report)),
         _section("curves", "Loss", _CURVES + _curves_note(steps_file)),
@@ -58,7 +58,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
         _section("memory", "Peak memory of each rank", _MEMORY),
         _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
-        f"</main><footer><p>Written by asyncpp {_text(asyncpp_version())}.</p></footer>",
+        f"</main><footer><p>Written by asyncpp {escaped(asyncpp_version())}.</p></footer>",
         f'<script type="application/json" id="data">{page_data(report.cells)}</script>',
         f"<script>{get_plotlyjs()}</script>",
         f"<script>{resources.joinpath('page.js').read_text(encoding='utf-8')}</script>",
@@ -90,16 +90,12 @@ _MEMORY = """<p>Peak memory, the largest over seeds.</p><div class="chart" id="m
 _EVERY_COLUMN = '<label class="every-column"><input type="checkbox" id="every-column"> all columns</label>'
 
 
-def _text(text: object) -> str:
-    return escape(printable(text))
-
-
 def _section(name: str, title: str, content: str) -> str:
     return f'<section id="{name}"><h2>{title}</h2>{content}</section>' if content else ""
 
 
 def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>" if lines else ""
+    return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
 def _summary(cells: Sequence[CellResult]) -> str:
@@ -110,41 +106,18 @@ def _summary(cells: Sequence[CellResult]) -> str:
 
 
 def _tables(report: Report) -> str:
-    cells = _table(table_of_cells(report.cells, width=None, leading=report.rows))
-    pivot = _table(report.table(width=None)) if report.cols else ""
+    cells = html_table(table_of_cells(report.cells, width=None, leading=report.rows))
+    pivot = html_table(report.table(width=None)) if report.cols else ""
     problems = f'<div class="problems">{_list(report.problems)}</div>' if report.problems else ""
-    conditions = "".join(f'<p class="conditions">{_text(line)}</p>' for line in report.conditions)
+    conditions = "".join(f'<p class="conditions">{escaped(line)}</p>' for line in report.conditions)
     return f"{pivot}{_EVERY_COLUMN}{cells}{problems}{conditions}"
-
-
-def _table(table: Table) -> str:
-    head = "".join(
-        f"<th{_class(heading)}>{'<br>'.join(_text(line) for line in heading.title.split(chr(10)))}</th>"
-        for heading in table.headings
-    )
-    body = []
-    for index, row in enumerate(table.rows):
-        state = table.states[index] if table.states else ""
-        cells = "".join(
-            f"<td{_class(heading)}>{_text(text)}</td>"
-            for heading, text in zip(table.headings, row, strict=True)
-        )
-        body.append(f'<tr class="{escape(state)}">{cells}</tr>')
-    remarks = "".join(f"<p>{_text(line)}</p>" for line in table.remarks)
-    inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
-    return f'<div class="scroll"><table>{inner}</table></div>{remarks}'
-
-
-def _class(heading: Heading) -> str:
-    names = ["number"] * heading.right + ["more"] * heading.secondary
-    return f' class="{" ".join(names)}"' if names else ""
 
 
 def _curves_note(steps_file: str) -> str:
     return (
         '<p class="conditions">Long curves show the extremes of equal bins of steps; smoothing averages all '
         "steps. Every step of every run: "
-        f'<a href="{quote(os.fsencode(steps_file))}">{_text(steps_file)}</a>.</p>'
+        f'<a href="{quote(os.fsencode(steps_file))}">{escaped(steps_file)}</a>.</p>'
     )
 
 
@@ -159,7 +132,7 @@ def _timelines(cells: Sequence[CellResult]) -> str:
         "same, a backward takes twice as long as a forward, and updates and messages take no time.</p>"
     )
     figures = "".join(
-        f"<figure><figcaption>{_text(_caption(pair))}</figcaption>"
+        f"<figure><figcaption>{escaped(_caption(pair))}</figcaption>"
         f'<div class="scroll">{to_svg(pair)}</div></figure>'
         for pair in pairs[:MOST_TIMELINES]
     )
@@ -194,20 +167,20 @@ def _configurations(cells: Sequence[CellResult], folder: Path) -> str:
     for cell, name, config in zip(cells, arm_names(cells), configs, strict=True):
         settings = _keys({key: config.get(key) for key in varying}) if config is not None else ""
         runs = "".join(_run(run, folder) for run in cell.runs)
-        parts.append(f"<details><summary>{_text(name)}</summary>{settings}<ul>{runs}</ul></details>")
+        parts.append(f"<details><summary>{escaped(name)}</summary>{settings}<ul>{runs}</ul></details>")
     return "".join(parts)
 
 
 def _keys(values: dict[str, object]) -> str:
     rows = "".join(
-        f"<tr><td>{_text(key)}</td><td>{_text('null' if value is None else value_text(value))}</td></tr>"
+        f"<tr><td>{escaped(key)}</td><td>{escaped('null' if value is None else value_text(value))}</td></tr>"
         for key, value in values.items()
     )
     return f'<div class="scroll"><table class="keys"><tbody>{rows}</tbody></table></div>'
 
 
 def _run(run: RunResult, folder: Path) -> str:
-    label = _text(run.id)
+    label = escaped(run.id)
     if run.folder is not None:
         # Relative, so that page and experiment can be moved together.
         path = quote(os.fsencode(os.path.relpath(run.folder.absolute(), folder).replace(os.sep, "/")))
@@ -216,4 +189,4 @@ def _run(run: RunResult, folder: Path) -> str:
     parts = [run.state, *([f"validation loss {loss:.4f}"] if loss is not None else [])]
     if run.reason is not None:
         parts.append(run.reason)
-    return f"<li>{label}: {_text(', '.join(parts))}</li>"
+    return f"<li>{label}: {escaped(', '.join(parts))}</li>"

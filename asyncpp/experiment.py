@@ -1,0 +1,204 @@
+"""An experiment's folder as an object: launch it, wait for it, and read it as data frames and figures."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncpp.launching import INTERRUPTED_CODE, launch_experiment
+from asyncpp.statuses import status_records
+from asyncpp.sweeping import sweep_template
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import polars as pl
+
+    from asyncpp_cli.report.layout.document import Report
+    from asyncpp_cli.runs.experiment_folder import Experiment as ExperimentFolder
+
+_POLL_SECONDS = 2.0
+
+
+def sweep(template: str | Path, *changes: str, out: str | Path, site: str | None = None) -> Experiment:
+    """Render a template into a new experiment, or add its missing cells to an existing one.
+
+    Args:
+        template: name of a shipped template, or a file.
+        changes: settings for all cells, as in `"train.steps=300"` or `"matrix.seed=[0,1]"`.
+        out: the experiment's folder.
+        site: site profile whose GPUs every cell must fit; None: any.
+
+    Raises:
+        UserError: the template, a cell or the folder is not accepted; nothing is written.
+    """
+    sweep_template(str(template), changes, out=Path(out), site=site)
+    return Experiment(out)
+
+
+def open(folder: str | Path) -> Experiment:
+    """The experiment in a folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    return Experiment(folder)
+
+
+class Experiment:
+    """An experiment's folder. It holds no state of its own: every call reads the folder.
+
+    In a notebook it is shown as the table of its results.
+
+    Args:
+        folder: of the experiment.
+
+    Raises:
+        UserError: the folder is not an experiment.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._read()
+
+    def __repr__(self) -> str:
+        return f"<asyncpp.Experiment {str(self.folder)!r}: {len(self._read().cells)} cells>"
+
+    @property
+    def name(self) -> str:
+        return self._read().name
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the runs, one for each cell."""
+        return [cell.id for cell in self._read().cells]
+
+    @property
+    def cells(self) -> pl.DataFrame:
+        """A row for each cell: its id, and a column for each axis of the matrix."""
+        return _frame([{"id": cell.id, **cell.axes} for cell in self._read().cells])
+
+    def launch(
+        self,
+        *,
+        site: str = "local",
+        replay: bool = False,
+        max_parallel: int | None = None,
+        wait: bool = False,
+        retries: int | None = None,
+        report: bool = False,
+    ) -> bool:
+        """Run the cells that are not completed, and show progress on standard error.
+
+        Here (`site="local"`) it returns when all have ended; on a cluster, when they are submitted. Completed
+        runs, and runs of another launch, are left alone; failed and interrupted ones resume.
+
+        Args:
+            site: site profile; `local`: this machine.
+            replay: each run in one process, its ranks taking turns; the numbers are the same.
+            max_parallel: number of runs at a time; None: one core per rank here, no limit on a cluster.
+            wait: on a cluster, stay until all runs have ended.
+            retries: on a cluster, how often a failed run is started again; None: as the site says.
+            report: on a cluster, add a job that writes the report at the end.
+
+        Returns:
+            Whether all runs are completed, or (on a cluster) submitted.
+
+        Raises:
+            UserError: a run, the site or an option is not accepted; nothing was started.
+            KeyboardInterrupt: after Ctrl-C; the runs started here have saved.
+        """
+        code = launch_experiment(
+            self._read(),
+            site=site,
+            replay=replay,
+            max_parallel=max_parallel,
+            wait=wait,
+            retries=retries,
+            report=report,
+        )
+        if code == INTERRUPTED_CODE:
+            raise KeyboardInterrupt
+        return code == 0
+
+    def wait(self, *, poll_seconds: float = _POLL_SECONDS) -> bool:
+        """Wait until no run is running or queued; returns whether all are completed."""
+        while True:
+            records = self._status_records()
+            waiting = [
+                each for each in records if each["state"] == "running" or each["job_state"] == "PENDING"
+            ]
+            if not waiting:
+                return all(each["state"] == "completed" for each in records)
+            time.sleep(poll_seconds)
+
+    def status(self) -> pl.DataFrame:
+        """A row for each run: id, axes, state, step, training loss, reason; on a cluster its job."""
+        return _frame([_flat(record) for record in self._status_records()])
+
+    def results(self) -> pl.DataFrame:
+        """A row for each cell, averaged over seeds: loss, gap, throughput, delay, memory, conditions.
+
+        The columns are those of `asyncpp report --format parquet` (docs/report.md).
+        """
+        from asyncpp_cli.report.formats.records import flat_records
+
+        return _frame(flat_records(self._report(keep_steps=False).cells))
+
+    def steps(self) -> pl.DataFrame:
+        """Every step and evaluation of every run, as in `asyncpp report --format steps`."""
+        from asyncpp_cli.report.formats.step_table import step_table
+
+        return step_table(self._report(keep_steps=True).cells)
+
+    def figures(self) -> dict[str, go.Figure]:
+        """The report's figures that have data, by name.
+
+        Names: `training-loss`, `validation-loss`, `gap`, `throughput`; losses are nats per token.
+        """
+        from asyncpp.figures import figures_of
+
+        return figures_of(self._report(keep_steps=True).cells)
+
+    def _read(self) -> ExperimentFolder:
+        # Imported on first use, as everything that takes long.
+        from asyncpp_cli.runs.experiment_folder import open_experiment
+
+        return open_experiment(self.folder)
+
+    def _status_records(self) -> list[dict[str, Any]]:
+        from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+
+        experiment = self._read()
+        return status_records(experiment, SlurmQueue(experiment).run_statuses(with_accounting=True))
+
+    def _report(self, *, keep_steps: bool) -> Report:
+        from asyncpp_cli.threads import need_polars
+
+        need_polars()
+        from asyncpp_cli.report.build import report_of
+
+        return report_of([self._read()], keep_steps=keep_steps)
+
+    def _repr_html_(self) -> str:
+        from asyncpp_cli.report.formats.html.table import html_table
+
+        report = self._report(keep_steps=False)
+        lines = "".join(f"<p>{escape(line)}</p>" for line in report.summary)
+        return f"<h4>{escape(report.name)}</h4>{html_table(report.table(width=None))}{lines}"
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run with each axis as a field of its own."""
+    fields = {"id": record["id"], **record["axes"]}
+    return fields | {name: value for name, value in record.items() if name not in ("id", "axes")}
+
+
+def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
+    from asyncpp_cli.threads import need_polars
+
+    need_polars()
+    from asyncpp_cli.report.formats.records import frame_of
+
+    return frame_of(rows)

@@ -1,0 +1,187 @@
+"""Launching the missing runs of an experiment, here or on a cluster, as `asyncpp launch` does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncpp_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from asyncpp_cli.launch.sites import Site
+    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
+    from asyncpp_cli.runs.experiment_folder import Experiment
+    from asyncpp_cli.runs.run_folder import Run
+
+INTERRUPTED_CODE = 130
+
+
+def launch_experiment(
+    experiment: Experiment,
+    *,
+    site: str = "local",
+    replay: bool = False,
+    dry_run: bool = False,
+    max_parallel: int | None = None,
+    wait: bool = False,
+    retries: int | None = None,
+    report: bool = False,
+) -> int:
+    """Launch the runs that are not completed; returns the exit code of `asyncpp launch`.
+
+    Args:
+        experiment: the experiment.
+        site: site profile; `local`: this machine.
+        replay: each run in one process.
+        dry_run: only check every cell, and train a small twin of it.
+        max_parallel: number of runs at a time; None: one core per rank here, no limit on a cluster.
+        wait: on a cluster, stay until all runs have ended.
+        retries: on a cluster, how often a failed run is started again; None: as the site says.
+        report: on a cluster, add a job that writes the report.
+
+    Raises:
+        UserError: a run, the site or an option is not accepted; nothing was started.
+    """
+    from asyncpp_cli.launch.sites import LOCAL, find_site
+
+    profile = find_site(site)
+    if profile.scheduler == LOCAL:
+        if wait or report or retries is not None:
+            raise UserError(f"--wait, --report and --retries are for clusters, and {site} is this machine")
+        if dry_run:
+            return _rehearse(experiment, replay=replay)
+        return launch_locally(experiment.folder, replay=replay, max_parallel=max_parallel)
+    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
+
+    options = LaunchOptions(replay=replay, max_parallel=max_parallel, retries=retries, report=report)
+    if dry_run:
+        from asyncpp_cli.launch.slurm.launcher import show_scripts
+
+        show_scripts(experiment, profile, options)
+        return _rehearse(experiment, replay=replay)
+    return launch_on_cluster(experiment, profile, options, wait=wait, only=None)
+
+
+def _rehearse(experiment: Experiment, *, replay: bool) -> int:
+    from asyncpp_cli.console import say
+    from asyncpp_cli.launch.local.dry_run import dry_run
+    from asyncpp_cli.launch.local.launcher import Interrupted
+
+    try:
+        return 0 if dry_run(experiment, replay=replay) else 1
+    except Interrupted as interrupted:
+        say(f"{interrupted}: the dry run is ended, and what it wrote is removed.")
+        return INTERRUPTED_CODE
+
+
+def launch_on_cluster(
+    experiment: Experiment, site: Site, options: LaunchOptions, *, wait: bool, only: Collection[str] | None
+) -> int:
+    """Submit the missing runs, and follow them if `wait`; returns the command's exit code.
+
+    Raises:
+        UserError: a run or the profile is invalid, or SLURM refuses; nothing is queued.
+    """
+    from asyncpp_cli.console import command, say
+    from asyncpp_cli.launch.cancellations import Cancellations
+    from asyncpp_cli.launch.local.executor import check_folder_name
+    from asyncpp_cli.launch.slurm.launcher import follow, submit_missing
+
+    check_folder_name(experiment.folder)
+    cancelled = Cancellations(experiment)
+    submit_missing(experiment, site, options, only=only, cancelled=cancelled)
+    if not wait:
+        return 0
+    try:
+        return follow(experiment, site, options, cancelled=cancelled)
+    except KeyboardInterrupt:
+        status, cancel = command("status", experiment.folder), command("cancel", experiment.folder)
+        say(f"The jobs are not affected: {status}; to cancel them: {cancel}")
+        return INTERRUPTED_CODE
+
+
+def launch_locally(
+    folder: Path, *, replay: bool, max_parallel: int | None, only: Collection[str] | None = None
+) -> int:
+    """Launch an experiment on this machine; returns the command's exit code.
+
+    Args:
+        folder: the experiment's folder.
+        replay: run each in one process.
+        max_parallel: number of runs at a time; None: one core per rank.
+        only: ids of the runs to consider; None: all.
+
+    Raises:
+        UserError: there is no experiment, or a run needs more than this machine has.
+    """
+    from asyncpp_cli.console import say
+    from asyncpp_cli.launch.cancellations import Cancellations
+    from asyncpp_cli.launch.local.executor import check_folder_name
+    from asyncpp_cli.launch.local.launcher import Interrupted, Launcher, tasks_of
+    from asyncpp_cli.launch.progress import shown_progress
+    from asyncpp_cli.launch.resources import this_machine
+    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+    from asyncpp_cli.runs.attempts.settle import current_status
+    from asyncpp_cli.runs.experiment_folder import open_experiment
+    from asyncpp_cli.runs.status import Cause, State
+
+    experiment = open_experiment(folder)
+    cancelled = Cancellations(experiment)
+    check_folder_name(folder)
+    machine = this_machine()
+    runs = [run for run in experiment.runs if only is None or run.id in only]
+    # Configurations of completed runs are not read: there may be a thousand.
+    missing = [run for run in runs if current_status(run).state != State.COMPLETED]
+    tasks, damaged = tasks_of(missing, replay=replay, machine=machine)
+    for message in damaged:
+        say(f"left out: {message}")
+    if machine.gpus and any(not task.resources.gpus and task.wants_gpus for task in tasks):
+        say(f"{len(machine.gpus)} GPU here: runs of more processes train on the CPU (--replay needs one GPU)")
+    try:
+        with shown_progress(done_before=len(runs) - len(missing)) as progress:
+            statuses = Launcher(
+                tasks,
+                machine=machine,
+                max_parallel=max_parallel,
+                replay=replay,
+                progress=progress,
+                scheduler=SlurmQueue(experiment),
+                cancelled=cancelled,
+            ).run()
+    except Interrupted as interrupted:
+        say(f"{interrupted}: ended the runs that this launch had started.")
+        say(f"To resume: {resume_command(runs, folder, replay=replay, max_parallel=max_parallel, only=only)}")
+        return INTERRUPTED_CODE
+    completed = len(runs) - len(missing) + sum(status.state == State.COMPLETED for status in statuses)
+    ended = (State.COMPLETED, State.RUNNING)
+    left_out = sum(
+        task.run.id in cancelled and status.state not in ended and status.cause != Cause.CANCELLED
+        for task, status in zip(tasks, statuses, strict=True)
+    )
+    cancelled_note = f"; {left_out} were cancelled before they began" if left_out else ""
+    say(f"{completed} of {len(runs)} runs completed in {folder}{cancelled_note}")
+    return 0 if completed == len(runs) else 1
+
+
+def resume_command(
+    runs: Sequence[Run],
+    folder: Path,
+    *,
+    replay: bool,
+    max_parallel: int | None,
+    only: Collection[str] | None,
+) -> str:
+    """The command that resumes what this one has not completed."""
+    from asyncpp_cli.console import command
+    from asyncpp_cli.runs.attempts.settle import current_status
+    from asyncpp_cli.runs.status import State
+
+    if only is not None:
+        return command(
+            "retry", folder, *(run.id for run in runs if current_status(run).state != State.COMPLETED)
+        )
+    flags = ["--replay"] if replay else []
+    flags += ["--max-parallel", str(max_parallel)] if max_parallel is not None else []
+    return command("launch", folder, *flags)

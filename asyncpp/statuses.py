@@ -1,0 +1,31 @@
+"""The status of an experiment's runs as records, as `asyncpp status --json` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncpp_cli.launch.slurm.run_status import RunStatus
+    from asyncpp_cli.runs.experiment_folder import Experiment
+
+
+def status_records(experiment: Experiment, run_statuses: Iterable[RunStatus]) -> list[dict[str, Any]]:
+    """A record for each run: its id, its axes (a mapping), its status, and its job on a cluster."""
+    axes = {cell.id: cell.axes for cell in experiment.cells}
+    return [
+        {"id": run_status.run.id, "axes": axes[run_status.run.id]}
+        | asdict(run_status.status)
+        | {
+            "saved_step": run_status.run.saved_step,
+            "site": run_status.site,
+            "job_id": run_status.job_id,
+            "job_state": run_status.job_state,
+            "pending_reason": run_status.pending_reason,
+            "queue_known": run_status.queue_known,
+            "nodes": run_status.nodes,
+            "error_lines": run_status.error_lines,
+        }
+        for run_status in run_statuses
+    ]

@@ -1,0 +1,51 @@
+"""From a template to an experiment's folder, as `asyncpp sweep` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncpp_cli.experiment.matrix import ResolvedCell
+    from asyncpp_cli.experiment.render import Rendered
+    from asyncpp_cli.planner.cells import Expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The checked cells of a template, and what was written of them."""
+
+    name: str
+    cells: list[ResolvedCell]
+    expected: list[Expected]
+    """Memory and step time expected of each cell."""
+    rendered: Rendered | None
+    """None: the cells were only checked."""
+
+
+def sweep_template(template: str, changes: Sequence[str], *, out: Path | None, site: str | None) -> Sweep:
+    """Check every cell of a template and write them as an experiment.
+
+    Args:
+        template: name of a shipped template, or a file.
+        changes: `KEY=VALUE` for all cells.
+        out: the experiment's folder, new or to be extended; None: only check.
+        site: site profile whose GPUs every cell must fit; None: any.
+
+    Raises:
+        UserError: the template, a cell or the folder is not accepted; nothing is written.
+    """
+    from asyncpp_cli.experiment.matrix import check_cells, expand
+    from asyncpp_cli.experiment.render import render
+    from asyncpp_cli.experiment.template import load
+    from asyncpp_cli.launch.sites import find_site
+    from asyncpp_cli.planner.cells import device_of, expected
+
+    loaded = load(template, changes)
+    cells = expand(loaded)
+    check_cells(loaded, cells)
+    costs = expected(loaded.source, cells, site={} if site is None else device_of(find_site(site)))
+    rendered = None if out is None else render(loaded, cells, template_name=template, folder=out)
+    return Sweep(name=loaded.name, cells=cells, expected=costs, rendered=rendered)
