@@ -18,6 +18,7 @@ from omegaconf import MISSING
 
 from optimizers import CORRECTIONS, METHODS, CorrectionMethod, Method
 from stages.config import CORRECTION_NAMES, RunConfig
+from stages.config_keys import KeyFacts, facts
 
 DECLARED: dict[str, list[Method] | list[CorrectionMethod]] = {
     "optimizer": list(METHODS.values()),
@@ -62,7 +63,7 @@ def _section(name: str, section: type) -> str:
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> str:
-    lines = [("key", "type", "default", "meaning"), ("---",) * 4, *rows]
+    lines = [("key", "accepted", "default", "meaning"), ("---",) * 4, *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -73,10 +74,18 @@ def _rows(section: type, *, prefix: str, only: list[str] | None = None) -> Itera
         if only is None or entry.name in only:
             yield (
                 f"`{prefix}{entry.name}`",
-                types.get(entry.name, str(entry.type)).replace("|", "or").replace("None", "null"),
+                _accepted(types.get(entry.name, str(entry.type)), facts(entry)),
                 "{}" if entry.default is dataclasses.MISSING else _default(entry.default),
                 meanings.get(entry.name, "").replace("|", r"\|"),
             )
+
+
+def _accepted(annotation: str, declared: KeyFacts) -> str:
+    """A key's type, and its bounds or choices."""
+    accepted = [annotation.replace("|", "or").replace("None", "null")]
+    accepted += [declared.bounds()] if declared.bounds() else []
+    accepted += [" or ".join(f"`{choice}`" for choice in declared.choices)] if declared.choices else []
+    return ", ".join(accepted)
 
 
 def _default(value: object) -> str:

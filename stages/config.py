@@ -1,43 +1,23 @@
 """The typed configuration of a run. Imports no torch, so that the command line checks it quickly.
 
-Each field's meaning, unit and accepted values stand under it. `site` holds what may differ from machine to
-machine without making it another run; everything else is part of the run's identity.
+Each field says what it accepts (`stages.config_keys.key`); its meaning and unit stand under it. `site` holds
+what may differ from machine to machine without making it another run; everything else is part of the run's
+identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, make_dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from optimizers import CORRECTIONS, METHODS, CorrectionMethod, Method
-
-T = TypeVar("T")
-
-
-def _with_options(methods: Iterable[Method | CorrectionMethod]) -> Callable[[type[T]], type[T]]:
-    """Give a section a field for every option of `methods`; null stands for the method's default."""
-    options = {name: option for method in methods for name, option in method.options.items()}
-
-    def extend(section: type[T]) -> type[T]:
-        extended = make_dataclass(
-            section.__name__,
-            [
-                (name, type(option.default) | None, field(default=None, metadata={"option": True}))
-                for name, option in options.items()
-            ],
-            bases=(section,),
-        )
-        extended.__module__ = section.__module__
-        return extended
-
-    return extend
+from optimizers import CORRECTIONS, METHODS
+from stages.config_keys import FIRST_CORRECTION_OPTIONS, FIRST_OPTIONS, facts, key, with_options
 
 
 class _Declared:
-    """A section with options that `_with_options` adds."""
+    """A section with options that `with_options` adds."""
 
     if TYPE_CHECKING:
 
@@ -50,43 +30,43 @@ class _Declared:
 class ScheduleConfig:
     name: str = MISSING
     """A schedule of `schedules.NAMES`, or `package.module:function`: one of your own (docs/schedules.md)."""
-    microbatches: int = 4
+    microbatches: int = key(4, low=1, high=100_000)
     """Micro-batches per step, in each pipeline."""
-    delay: int = 1
+    delay: int = key(1, low=1, high=1_000)
     """2bw, 2bw-v: updates between the weights a gradient is computed at and those it is applied to. In 2bw
     a delay of 1 needs at least `parallel.stages` - 1 micro-batches."""
-    ahead: int = 1
+    ahead: int = key(1, low=1, high=1_000)
     """2bw: forwards a stage runs ahead of its backwards, for each stage after it. 2 hides late messages
     and uneven times, and keeps up to twice the activations; a delay of 1 then needs twice as many
     micro-batches. 2bw-v: each message has `ahead` - 1 sixths of a micro-batch's time to arrive."""
-    chunks: int = 1
+    chunks: int = key(1, low=1, high=1_000)
     """interleaved-1f1b, looped-bfs: stages per rank."""
-    split: bool = False
+    split: bool = key(False, later=True)
     """2bw-v: split backwards, for fewer activations."""
-    update_interval: int | None = None
+    update_interval: int | None = key(None, high=100_000)
     """pipedream, paci: micro-batches between a stage's updates; null: 1 for pipedream, `microbatches` for
     paci."""
 
 
-@_with_options(METHODS.values())
+@with_options(METHODS.values(), first=FIRST_OPTIONS)
 @dataclass
 class OptimizerConfig(_Declared):
     """With a key for every option that an optimizer declares (`asyncpp optimizers show NAME`)."""
 
     name: str = MISSING
     """An optimizer of `optimizers.NAMES`, or `package.module:name`: one of your own (docs/optimizers.md)."""
-    lr: float = 2e-3
+    lr: float = key(2e-3, above=0)
     """Peak learning rate."""
-    weight_decay: float = 0.1
+    weight_decay: float = key(0.1, low=0)
     """Decoupled; on matrices only."""
-    warmup: float = 0.1
+    warmup: float = key(0.1, low=0, high=1)
     """Share of the steps in which the learning rate rises linearly."""
-    final_lr: float = 0.1
+    final_lr: float = key(0.1, low=0)
     """Learning rate at the end of the schedule, as a share of the peak."""
-    schedule: str = "cosine"
+    schedule: str = key("cosine", later=True)
     """Learning rate after the warm-up: `cosine`, `linear`, `constant`, or `wsd` (stable, then a linear
     decay)."""
-    decay_share: float | None = None
+    decay_share: float | None = key(None, above=0, high=1, later=True)
     """wsd: share of the steps in which the learning rate decays; null: 0.2."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of an optimizer of your own, passed to it by keyword: `optimizer.options.KEY`."""
@@ -94,11 +74,11 @@ class OptimizerConfig(_Declared):
 
 @dataclass
 class ErrorFeedbackConfig:
-    coefficient: float = 0.0
+    coefficient: float = key(0.0, low=0)
     """c in x' = x - u - c (u - u_previous); 0 turns the correction off."""
-    form: str = "look-ahead"
+    form: str = key("look-ahead", choices=("look-ahead", "buffered"))
     """`look-ahead` (no extra buffer) or `buffered` (the reference)."""
-    decay_at: str = "y"
+    decay_at: str = key("y", choices=("y", "x"))
     """Weights that weight decay applies to: `y` (evaluated and saved) or `x` (computed with; `buffered`
     only)."""
 
@@ -107,12 +87,12 @@ CORRECTION_NAMES = tuple(name for name in CORRECTIONS if not name.startswith("er
 """The corrections that `correction.name` accepts; error feedback has a section of its own."""
 
 
-@_with_options(CORRECTIONS[name] for name in CORRECTION_NAMES)
+@with_options((CORRECTIONS[name] for name in CORRECTION_NAMES), first=FIRST_CORRECTION_OPTIONS)
 @dataclass
 class CorrectionConfig(_Declared):
     """With a key for every option that a correction declares."""
 
-    name: str = "none"
+    name: str = key("none", choices=("none", *CORRECTION_NAMES))
     """A correction instead of error feedback, one of `optimizers.CORRECTIONS`, or `none`."""
 
 
@@ -120,25 +100,25 @@ class CorrectionConfig(_Declared):
 class ModelConfig:
     name: str = MISSING
     """Name of the model size, for display."""
-    family: str = "llama"
+    family: str = key("llama", later=True)
     """Family of the decoder (docs/models.md): `llama`, or `qwen3` (queries and keys are normalized)."""
-    layers: int = MISSING
+    layers: int = key(MISSING, low=1, high=10_000)
     """Number of blocks."""
-    width: int = MISSING
+    width: int = key(MISSING, low=1, high=10**6)
     """Width of the activations between blocks."""
-    heads: int = MISSING
+    heads: int = key(MISSING, low=1, high=10**5)
     """Number of attention heads."""
-    kv_heads: int = MISSING
+    kv_heads: int = key(MISSING, low=1, high=10**5)
     """Key/value heads (grouped-query attention); divides `heads`."""
-    head_dim: int | None = None
+    head_dim: int | None = key(None, low=1, high=10**5, later=True)
     """Width of a head; null: `width` / `heads`."""
-    mlp_width: int = MISSING
+    mlp_width: int = key(MISSING, low=1, high=10**7)
     """Hidden width of the SwiGLU block."""
-    vocab_size: int = 256
+    vocab_size: int = key(256, high=2**31 - 1)
     """Number of tokens in the vocabulary."""
-    rope_base: float = 10000.0
+    rope_base: float = key(10000.0, low=1, high=1e15)
     """Base of the rotary frequencies."""
-    norm_eps: float = 1e-5
+    norm_eps: float = key(1e-5, above=0, high=1.0)
     """Added to the mean square in RMSNorm."""
     factory: str | None = None
     """`package.module:function` that makes a model of your own (docs/models.md); null: the decoder of
@@ -158,43 +138,43 @@ class DataConfig:
     them, read as bytes. null: the text of the Python standard library."""
     sha256: str | None = None
     """SHA-256 of the data and its split. `sweep` writes it; a run refuses other data."""
-    context: int = 128
+    context: int = key(128, low=1, high=10**7)
     """Tokens in a sequence."""
-    validation_share: float = 0.05
+    validation_share: float = key(0.05, above=0, below=1)
     """Share held out for validation if the data has no split of its own: whole files of a folder of text,
     the end of token shards."""
 
 
 @dataclass
 class ParallelConfig:
-    stages: int = 2
+    stages: int = key(2, low=1, high=10_000)
     """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
     cut: list[int] | None = None
     """Blocks in each stage, in order; null: stages of equal cost."""
-    data: int = 1
+    data: int = key(1, low=1, high=10_000)
     """Data-parallel replicas of the pipeline, each with its own micro-batches. A run has `stages` x
     `data` processes."""
 
 
 @dataclass
 class TrainConfig:
-    steps: int = MISSING
+    steps: int = key(MISSING, low=1, high=10**7)
     """Optimizer steps. Each has `schedule.microbatches` micro-batches on each of the `parallel.data`
     pipelines."""
-    microbatch_size: int = 8
+    microbatch_size: int = key(8, low=1, high=10**5)
     """Sequences in a micro-batch."""
-    eval_interval: int = 100
+    eval_interval: int = key(100, low=1)
     """Steps between evaluations; the pipeline drains for each. The run always ends with one."""
-    eval_microbatches: int = 8
+    eval_microbatches: int = key(8, low=1, high=10**6)
     """Micro-batches of validation data per evaluation."""
-    clip: str = "global"
+    clip: str = key("global", choices=("global", "stage", "none"))
     """Gradient clipping: `global` (norm over all stages), `stage` (each stage by its own norm) or `none`."""
-    clip_norm: float = 1.0
+    clip_norm: float = key(1.0, above=0, high=1e30)
     """Largest gradient norm after clipping."""
-    max_skipped: int = 20
+    max_skipped: int = key(20, low=0)
     """Consecutive steps with a non-finite gradient, which are skipped, before the run fails; 0: it never
     fails for that."""
-    precision: str = "float32"
+    precision: str = key("float32", choices=("float32", "float64", "bfloat16"))
     """`float32`, `float64` (for tests), or `bfloat16` (weights used for computing; master weights and
     gradients stay float32)."""
     recompute: bool = False
@@ -204,35 +184,35 @@ class TrainConfig:
     compile: bool = False
     """Compile the blocks with torch.compile. Needs a C++ compiler; the first step takes up to a minute
     longer."""
-    deterministic: bool = False
+    deterministic: bool = key(False, later=True)
     """On a GPU, use only torch kernels that give the same bits every time: they may be slower, and an
     operator without one is an error. A CPU run is deterministic anyway."""
-    checkpoint_interval: int = 100
+    checkpoint_interval: int = key(100, low=0)
     """Steps between checkpoints. The pipeline drains for each, which changes the numbers of `pipedream`
     and `paci` slightly. 0: only at the end, and when the run is stopped."""
 
 
 @dataclass
 class SiteConfig:
-    device: str = "auto"
+    device: str = key("auto", choices=("auto", "cpu", "cuda"))
     """`auto` (CUDA if there is one), `cpu` or `cuda`."""
-    threads: int = 1
+    threads: int = key(1, low=1, high=10_000)
     """CPU threads per process."""
-    timeout: float = 60.0
+    timeout: float = key(60.0, above=0, high=1e8)
     """Seconds a process waits for a message from another rank. A process that starts nothing for twice as
     long dumps its stack traces and exits."""
-    start_timeout: float = 600.0
+    start_timeout: float = key(600.0, above=0, high=1e8)
     """Seconds for all processes of a run to start, find each other and build their stages."""
-    grace: float = 30.0
+    grace: float = key(30.0, above=0, high=1e6)
     """Seconds a run may take to save once it is told to stop; then it is killed."""
-    save_timeout: float = 1800.0
+    save_timeout: float = key(1800.0, above=0, high=1e8)
     """Seconds that reading or writing a checkpoint may take."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = key(2, low=1)
     """Number of newest checkpoints to keep."""
-    peak_tflops: float | None = None
+    peak_tflops: float | None = key(None, above=0)
     """Peak of one device at the run's precision, TFLOP/s, for the report's MFU; null: looked up by the
     device's name."""
-    memory_gb: float | None = None
+    memory_gb: float | None = key(None, above=0)
     """Memory available to a rank, in units of 10^9 bytes. `sweep` refuses cells that do not fit; null: no
     check."""
     gpu: str | None = None
@@ -252,7 +232,7 @@ class RunConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     site: SiteConfig = field(default_factory=SiteConfig)
-    seed: int = 0
+    seed: int = key(0, low=0, high=2**63 - 1)
     """Seed of the initial weights (together with each parameter's name) and of the data order."""
 
 
@@ -268,7 +248,7 @@ def correction_options(config: CorrectionConfig) -> dict[str, float | bool | str
 
 def declared_options(section: OptimizerConfig | CorrectionConfig) -> dict[str, float | bool | str]:
     """The options of the catalogue that a section sets."""
-    names = [entry.name for entry in fields(section) if entry.metadata.get("option")]
+    names = [entry.name for entry in fields(section) if facts(entry).option]
     options = {name: getattr(section, name) for name in names}
     return {name: value for name, value in options.items() if value is not None}
 

@@ -1,15 +1,14 @@
-"""Bounds of the numbers in a configuration. Imports no torch.
-
-Upper bounds are far beyond any real run. They keep `sweep` from spending minutes on a typo, and a run from
-failing where a number leaves the range of float32, signed 64-bit integers, or the system's clocks.
-"""
+"""Checks each key of a configuration against what its field accepts, and sizes against each other. Imports no
+torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from stages.config import RunConfig, tokens_per_step
+from stages.config_keys import KeyFacts, facts
 
 
 class ConfigError(ValueError):
@@ -22,105 +21,16 @@ class ConfigError(ValueError):
 
 
 def check_limits(config: RunConfig) -> None:
-    """Check every number of a configuration against its bounds.
+    """Check every value of a configuration against what its key accepts.
 
     Raises:
-        ConfigError: names the first key out of bounds.
+        ConfigError: names the first key whose value is not accepted.
     """
-    for key, value in _numbers(config):
-        largest = LARGEST.get(key, LARGEST_OF_OTHERS)
-        if abs(value) > largest:
-            raise ConfigError(key, f"is {_shown(value)}, must be at most {_shown(largest)}")
-    at_least_one = {
-        "schedule.microbatches": config.schedule.microbatches,
-        "schedule.delay": config.schedule.delay,
-        "schedule.ahead": config.schedule.ahead,
-        "schedule.chunks": config.schedule.chunks,
-        "parallel.stages": config.parallel.stages,
-        "parallel.data": config.parallel.data,
-        "model.layers": config.model.layers,
-        "model.width": config.model.width,
-        "model.heads": config.model.heads,
-        "model.kv_heads": config.model.kv_heads,
-        "model.mlp_width": config.model.mlp_width,
-        "data.context": config.data.context,
-        "train.steps": config.train.steps,
-        "train.microbatch_size": config.train.microbatch_size,
-        "train.eval_interval": config.train.eval_interval,
-        "train.eval_microbatches": config.train.eval_microbatches,
-        "site.threads": config.site.threads,
-        "site.keep_checkpoints": config.site.keep_checkpoints,
-    }
-    for key, count in at_least_one.items():
-        if count < 1:
-            raise ConfigError(key, f"is {count}, must be at least 1")
-    if config.site.memory_gb is not None and not config.site.memory_gb > 0:
-        raise ConfigError("site.memory_gb", f"is {config.site.memory_gb:g}, must be above 0, or null")
-    positive = {
-        "optimizer.lr": config.optimizer.lr,
-        "model.norm_eps": config.model.norm_eps,
-        "train.clip_norm": config.train.clip_norm,
-        "site.timeout": config.site.timeout,
-        "site.start_timeout": config.site.start_timeout,
-        "site.save_timeout": config.site.save_timeout,
-        "site.grace": config.site.grace,
-        "site.peak_tflops": 1.0 if config.site.peak_tflops is None else config.site.peak_tflops,
-    }
-    for key, number in positive.items():
-        if not number > 0:
-            raise ConfigError(key, f"is {number:g}, must be above 0")
-    not_negative = {
-        "optimizer.weight_decay": config.optimizer.weight_decay,
-        "optimizer.final_lr": config.optimizer.final_lr,
-        "error_feedback.coefficient": config.error_feedback.coefficient,
-        "train.max_skipped": config.train.max_skipped,
-        "train.checkpoint_interval": config.train.checkpoint_interval,
-        "seed": config.seed,
-    }
-    for key, number in not_negative.items():
-        if not number >= 0:
-            raise ConfigError(key, f"is {number:g}, must be 0 or more")
-    if not 0 <= config.optimizer.warmup <= 1:
-        raise ConfigError("optimizer.warmup", f"is {config.optimizer.warmup:g}, must be a share from 0 to 1")
-    if not 0 < config.data.validation_share < 1:
-        share = config.data.validation_share
-        raise ConfigError("data.validation_share", f"is {share:g}, must be a share between 0 and 1")
+    for key, value, accepted in _keys(config):
+        if (reason := accepted.refusal(value)) is not None:
+            raise ConfigError(key, reason)
     _check_together(config)
 
-
-LARGEST: dict[str, float] = {
-    "schedule.microbatches": 100_000,
-    "schedule.delay": 1_000,
-    "schedule.ahead": 1_000,
-    "schedule.chunks": 1_000,
-    "schedule.update_interval": 100_000,
-    "train.clip_norm": 1e30,
-    "model.layers": 10_000,
-    "model.width": 10**6,
-    "model.heads": 10**5,
-    "model.kv_heads": 10**5,
-    "model.head_dim": 10**5,
-    "model.mlp_width": 10**7,
-    "model.vocab_size": 2**31 - 1,
-    "model.rope_base": 1e15,
-    "model.norm_eps": 1.0,
-    "data.context": 10**7,
-    "parallel.stages": 10_000,
-    "parallel.data": 10_000,
-    "train.steps": 10**7,
-    "train.microbatch_size": 10**5,
-    "train.eval_microbatches": 10**6,
-    "site.timeout": 1e8,
-    "site.start_timeout": 1e8,
-    "site.save_timeout": 1e8,
-    "site.grace": 1e6,
-    "site.threads": 10_000,
-    "seed": 2**63 - 1,
-}
-"""Upper bound by key."""
-
-LARGEST_OF_OTHERS = 1e9
-"""Upper bound of all other numbers: products of three stay within float32."""
 
 MOST_SLOTS = 100_000
 """Upper bound of stages times micro-batches in a step, the size of a step's program."""
@@ -130,8 +40,6 @@ MOST_SEQUENCES = 10**7
 
 
 def _check_together(config: RunConfig) -> None:
-    if config.model.rope_base < 1:
-        raise ConfigError("model.rope_base", f"is {config.model.rope_base:g}, must be at least 1")
     schedule, parallel, train = config.schedule, config.parallel, config.train
     slots = parallel.stages * schedule.chunks * schedule.microbatches
     if slots > MOST_SLOTS:
@@ -155,19 +63,11 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError("train.steps", f"is {train.steps}, which makes {tokens:.3g} tokens; accepted: 9e18")
 
 
-def _numbers(config: Any, prefix: str = "") -> list[tuple[str, float]]:
-    """Every dotted key whose value is a number, in order."""
-    numbers: list[tuple[str, float]] = []
+def _keys(config: Any, prefix: str = "") -> Iterator[tuple[str, Any, KeyFacts]]:
+    """Every dotted key with its value and what it accepts, in order."""
     for entry in fields(config):
         value = getattr(config, entry.name)
         if is_dataclass(value):
-            numbers += _numbers(value, f"{prefix}{entry.name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            numbers.append((f"{prefix}{entry.name}", value))
-    return numbers
-
-
-def _shown(value: float) -> str:
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) < 2**64 else "beyond 64 bits"
-    return f"{value:g}"
+            yield from _keys(value, f"{prefix}{entry.name}.")
+        else:
+            yield f"{prefix}{entry.name}", value, facts(entry)

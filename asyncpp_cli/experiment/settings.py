@@ -21,8 +21,8 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optimizers import METHODS
 from stages.config import RunConfig
+from stages.config_keys import facts
 
 
 class SettingError(Exception):
@@ -240,27 +240,13 @@ def copy_of(config: RunConfig) -> RunConfig:
     )
 
 
-_FIRST_OPTIONS = {
-    "beta1", "beta2", "beta3", "eps", "momentum", "nesterov", "scale", "iteration", "precision",
-    "auxiliary_lr_ratio", "momentum_decay", "row_beta2", "row_eps", "refresh_interval", "source", "geometry",
-    "stage_aware", "gamma", "radius", "sign_radius", "constrained",
-}  # fmt: skip
-"""Optimizer options that existed when run ids were introduced."""
-_OPTIONS = frozenset(option for method in METHODS.values() for option in method.options)
-
 LATER_KEYS = frozenset(
-    {
-        *(f"optimizer.{option}" for option in _OPTIONS - _FIRST_OPTIONS),
-        "model.family",
-        "model.head_dim",
-        "optimizer.schedule",
-        "optimizer.decay_share",
-        "schedule.split",
-        "train.deterministic",
-    }
+    f"{name}.{field.name}"
+    for name in SECTIONS
+    for field in dataclasses.fields(getattr(RunConfig(), name))
+    if facts(field).later
 )
-"""Keys added since run ids were introduced. They are hashed only if they differ from their default, so that
-the ids of runs that do not use them stay the same."""
+"""Keys that are hashed only if they differ from their default (`stages.config_keys`)."""
 
 
 def config_hash(config: RunConfig) -> str:

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
-from stages.config import ModelConfig, RunConfig
+from stages.config import RunConfig
+from stages.config_keys import facts
 from stages.model.families import describe
 from stages.model.spec import ModelPart, Parameter
 
 FORMAT = 2
-_SHAPE = ("width", "heads", "kv_heads", "mlp_width", "vocab_size")
-_LATER = {"family": ModelConfig().family, "head_dim": ModelConfig().head_dim}
-"""Keys that older files lack, with the values that they imply."""
+_NOT_TIMED = frozenset({"name", "layers", "rope_base", "norm_eps", "factory", "init", "init_sha256"})
+"""Keys of `model` that change no part's time."""
 
 
 def conditions(config: RunConfig) -> dict[str, Any]:
     """The settings that a measurement is valid for."""
-    model = asdict(config.model)
-    shape = {key: model[key] for key in _SHAPE}
-    shape |= {key: model[key] for key, default in _LATER.items() if model[key] != default}
+    values = {field: getattr(config.model, field.name) for field in fields(config.model)}
+    shape = {
+        field.name: value
+        for field, value in values.items()
+        if field.name not in _NOT_TIMED
+        # Older files lack later keys.
+        and not (facts(field).later and value == field.default)
+    }
     return {
         "model": shape,
         "context": config.data.context,

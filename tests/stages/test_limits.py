@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from support.small_runs import small_config
 
 from asyncpp_cli.experiment.settings import KEYS, assign, get
 from stages.config import RunConfig
-from stages.limits import LARGEST, LARGEST_OF_OTHERS
+from stages.config_keys import facts
 from stages.validation import ConfigError, check
 
 WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int) and key != "train.recompute"]
@@ -31,8 +31,10 @@ def refused(config: RunConfig) -> ConfigError:
 def test_a_count_that_no_run_has_is_refused_at_once(key: str, value: int, text: Path) -> None:
     config = small_config(text=text)
     section, _, name = key.rpartition(".")
-    setattr(get(config, section) if section else config, name, value)
-    if abs(value) <= LARGEST.get(key, LARGEST_OF_OTHERS):
+    owner = get(config, section) if section else config
+    setattr(owner, name, value)
+    [declared] = [field for field in fields(owner) if field.name == name]
+    if 0 < value <= facts(declared).high:
         check(config)
     else:
         assert refused(config).key == key

@@ -18,7 +18,7 @@ from stages.validation import ConfigError, check
         ({"optimizer.name": "adam"}, "optimizer.name", "accepted: .*adamw"),
         ({"parallel.stages": 5}, "parallel.stages", "5 stages are asked for; .* 4 blocks"),
         ({"parallel.data": 0}, "parallel.data", "must be at least 1"),
-        ({"train.max_skipped": -1}, "train.max_skipped", "must be 0 or more"),
+        ({"train.max_skipped": -1}, "train.max_skipped", "must be at least 0"),
         ({"schedule.microbatches": 0}, "schedule.microbatches", "must be at least 1"),
         (
             {"schedule.name": "2bw", "parallel.stages": 4, "schedule.microbatches": 2},

@@ -18,15 +18,16 @@ import stages.training_loop
 from optimizers import NAMES
 from stages.checkpoint import layout as files
 from stages.comm.process import Process
-from stages.config import CorrectionConfig, ParallelConfig, RunConfig
+from stages.config import CORRECTION_NAMES, CorrectionConfig, ParallelConfig, RunConfig
 from stages.pipeline.build import segment_lengths
 from stages.trainer import replay, train
 from stages.training_loop import TrainingResult
-from stages.validation import CORRECTIONS as CARRIED
 from stages.validation import ConfigError, check
 
 
-@pytest.mark.parametrize("correction", ["none", "error-feedback", "buffered", "decay-at-x", *CARRIED[1:]])
+@pytest.mark.parametrize(
+    "correction", ["none", "error-feedback", "buffered", "decay-at-x", *CORRECTION_NAMES]
+)
 @pytest.mark.slow
 def test_every_optimizer_goes_on_to_the_same_bits(correction: str, text: Path, tmp_path: Path) -> None:
     schedule = {"discrepancy": "paci", "delay-compensation": "2bw"}.get(correction, "pipedream")
@@ -34,7 +35,7 @@ def test_every_optimizer_goes_on_to_the_same_bits(correction: str, text: Path, t
     for name in NAMES:
         config = saving(small_config(schedule, text=text, optimizer=name, clip="stage", layers=2, stages=2))
         config.schedule.update_interval = None if schedule == "2bw" else 2
-        if correction in CARRIED:
+        if correction in CORRECTION_NAMES:
             config.correction = CorrectionConfig(name=correction)
             config.correction.sync_steps = 1 if correction == "sync-start" else None
         else:

@@ -1,0 +1,135 @@
+"""Declares a configuration key: its default, and what it accepts. Imports no torch.
+
+    steps: int = key(MISSING, low=1, high=10**7)
+
+The checks, the run ids and docs/configuration.md follow from the field. Upper bounds are far beyond any
+real run. They keep `sweep` from spending minutes on a typo, and a run from failing where a number leaves the
+range of float32, signed 64-bit integers, or the system's clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import Field, dataclass, field, make_dataclass
+from typing import Any, TypeVar
+
+from optimizers import CorrectionMethod, Method
+
+T = TypeVar("T")
+
+LARGEST = 1e9
+"""Upper bound of a number whose key declares none: products of three stay within float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFacts:
+    """What a key accepts. Bounds do not hold for null, nor for text, lists and booleans."""
+
+    low: float | None = None
+    """Smallest accepted number."""
+    above: float | None = None
+    """Accepted numbers are larger."""
+    below: float | None = None
+    """Accepted numbers are smaller."""
+    high: float = LARGEST
+    """Largest accepted number, with either sign."""
+    choices: tuple[str, ...] = ()
+    """Accepted texts; empty: any, or the names of a catalogue."""
+    later: bool = False
+    """The key was added after run ids were introduced. It is hashed only if it differs from its default, so
+    that the ids of runs that do not use it stay the same."""
+    option: bool = False
+    """The key is an option of the section's optimizers or corrections."""
+
+    def bounds(self) -> str:
+        """The declared bounds, as messages and documents name them; empty without any."""
+        said = [f"at least {_shown(self.low)}"] if self.low is not None else []
+        said += [f"above {_shown(self.above)}"] if self.above is not None else []
+        said += [f"below {_shown(self.below)}"] if self.below is not None else []
+        said += [f"at most {_shown(self.high)}"] if self.high != LARGEST else []
+        return ", ".join(said)
+
+    def refusal(self, value: object) -> str | None:
+        """Why `value` is not accepted; None if it is."""
+        if self.choices and value not in self.choices:
+            return f"{value!r} is not known; accepted: {', '.join(self.choices)}"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if self.low is not None and not value >= self.low:
+            return f"is {_shown(value)}, must be at least {_shown(self.low)}"
+        if self.above is not None and not value > self.above:
+            return f"is {_shown(value)}, must be above {_shown(self.above)}"
+        if self.below is not None and not value < self.below:
+            return f"is {_shown(value)}, must be below {_shown(self.below)}"
+        if not abs(value) <= self.high:
+            return f"is {_shown(value)}, must be at most {_shown(self.high)}"
+        return None
+
+
+def key(
+    default: Any,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    high: float = LARGEST,
+    choices: tuple[str, ...] = (),
+    later: bool = False,
+) -> Any:
+    """A field of a section that accepts what `KeyFacts` describes."""
+    declared = KeyFacts(low=low, above=above, below=below, high=high, choices=choices, later=later)
+    return field(default=default, metadata={"key": declared})
+
+
+def facts(declared: Field[Any]) -> KeyFacts:
+    """What a field of a section accepts; a field without `key` has the defaults of `KeyFacts`."""
+    found = declared.metadata.get("key", KeyFacts())
+    assert isinstance(found, KeyFacts)
+    return found
+
+
+FIRST_OPTIONS = frozenset({
+    "beta1", "beta2", "beta3", "eps", "momentum", "nesterov", "scale", "iteration", "precision",
+    "auxiliary_lr_ratio", "momentum_decay", "row_beta2", "row_eps", "refresh_interval", "source", "geometry",
+    "stage_aware", "gamma", "radius", "sign_radius", "constrained",
+})  # fmt: skip
+"""Optimizer options that existed when run ids were introduced. This list does not grow."""
+
+FIRST_CORRECTION_OPTIONS = frozenset({"anneal", "flavour", "memory", "reach", "strength", "sync_steps"})
+"""The same for corrections."""
+
+
+def with_options(
+    methods: Iterable[Method | CorrectionMethod], *, first: Collection[str]
+) -> Callable[[type[T]], type[T]]:
+    """Give a section a key for every option of `methods`; null stands for the method's default.
+
+    Args:
+        methods: What declares the options.
+        first: Options that are not `later` keys.
+    """
+    options = {name: option for method in methods for name, option in method.options.items()}
+
+    def extend(section: type[T]) -> type[T]:
+        extended = make_dataclass(
+            section.__name__,
+            [
+                (
+                    name,
+                    type(option.default) | None,
+                    field(default=None, metadata={"key": KeyFacts(option=True, later=name not in first)}),
+                )
+                for name, option in options.items()
+            ],
+            bases=(section,),
+        )
+        extended.__module__ = section.__module__
+        return extended
+
+    return extend
+
+
+def _shown(value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 2**64 else "beyond 64 bits"
+    return f"{value:g}"
