@@ -137,7 +137,7 @@ def launch_locally(
     tasks, damaged = tasks_of(missing, replay=replay, machine=machine)
     for message in damaged:
         say(f"left out: {message}")
-    if machine.gpus and any(not task.resources.gpus and task.wants_gpus for task in tasks):
+    if machine.gpus and any(not task.resources.gpus and task.site.device != "cpu" for task in tasks):
         say(f"{len(machine.gpus)} GPU here: runs of more processes train on the CPU (--replay needs one GPU)")
     try:
         with shown_progress(done_before=len(runs) - len(missing)) as progress:

@@ -49,7 +49,7 @@ def train(
         stages.checkpoint.layout.CheckpointError: a checkpoint cannot be written, or belongs to another run.
         stages.data.dataset.DataError: the text cannot be trained on.
     """
-    doing = _doing(config)
+    doing = ActivityTracker(config.site)
     with deterministic(config.train.deterministic), watching(doing.last_activity, on_stall=on_stall):
         connection = connect(
             process,
@@ -86,7 +86,7 @@ def replay(
 
     Arguments and errors are those of `train`.
     """
-    doing = _doing(config)
+    doing = ActivityTracker(config.site)
     with deterministic(config.train.deterministic), watching(doing.last_activity, on_stall=on_stall):
         loop = TrainingLoop(
             config,
@@ -103,10 +103,3 @@ def replay(
             doing=doing,
         )
         return loop.run()
-
-
-def _doing(config: RunConfig) -> ActivityTracker:
-    site = config.site
-    return ActivityTracker(
-        timeout=site.timeout, save_timeout=site.save_timeout, start_timeout=site.start_timeout
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,7 +79,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, 
     from asyncpp_cli.runs.recorder import RunRecorder
     from stages.liveness.stop_signal import RESUMABLE, listening
 
-    config.site = replace(config.site, **attempt.site_settings)
+    config.site = attempt.site()
 
     def give_up(message: str) -> None:
         attempt.record_error(rank_env.rank, TimeoutError(message))

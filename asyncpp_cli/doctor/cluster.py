@@ -14,6 +14,7 @@ from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm.client import SlurmError
 from asyncpp_cli.launch.submission import sbatch
+from asyncpp_cli.launch.submission.array_plan import array_size
 from asyncpp_cli.launch.submission.job_shape import JobShape
 from asyncpp_cli.launch.submission.sbatch import BatchJob
 from asyncpp_cli.runs.processes import user_name
@@ -35,7 +36,7 @@ def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
         yield wrong("slurm", f"not found: {', '.join(lacking)}", advice=advice)
         return
     try:
-        config = slurm_info.configuration()
+        config = slurm.configuration()
         partitions = slurm_info.partitions()
     except SlurmError as error:
         yield wrong("slurm", str(error), advice="check that the controller runs: scontrol ping")
@@ -167,7 +168,7 @@ def submit_limit_check(site: Site, mine: list[Mapping[str, str]], most_of_qos: M
 
 def array_check(site: Site, config: Mapping[str, str]) -> Check:
     """Size of job arrays."""
-    size = int(config.get("MaxArraySize", "1001"))
+    size = slurm.max_array_size(config)
     if size < 2:
         return wrong(
             "arrays", "job arrays are switched off (MaxArraySize)", advice="ask for MaxArraySize > 1"
@@ -176,7 +177,7 @@ def array_check(site: Site, config: Mapping[str, str]) -> Check:
         return good(
             "arrays", f"of {size} tasks", note=f"{site.file}: array_limit: {site.array_limit} has no effect"
         )
-    return good("arrays", f"of {min(site.array_limit or size, size)} tasks; more runs become several arrays")
+    return good("arrays", f"of {array_size(site, size)} tasks; more runs become several arrays")
 
 
 def _accounting(config: Mapping[str, str]) -> Check:

@@ -1,4 +1,4 @@
-"""Querying SLURM's settings, partitions, nodes and accounts."""
+"""Querying SLURM's partitions, nodes and accounts."""
 
 from __future__ import annotations
 
@@ -26,17 +26,6 @@ class Node:
     def is_up(self) -> bool:
         """Whether it is available for jobs, now or later."""
         return not re.search(r"down|drain|fail|\*", self.state)
-
-
-def configuration() -> dict[str, str]:
-    """SLURM's settings (slurm.conf), by name.
-
-    Raises:
-        SlurmError: SLURM does not answer.
-    """
-    return dict(
-        re.findall(r"^(\w+)\s+= (.*?)\s*$", slurm.run_command(["scontrol", "show", "config"]), re.MULTILINE)
-    )
 
 
 def partitions() -> dict[str, dict[str, str]]:

@@ -8,7 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import NamedTuple
+
+from stages.config import SiteConfig
+from stages.liveness.stall import Phase, stall_limits
 
 
 class Activity(NamedTuple):
@@ -22,34 +25,16 @@ class Activity(NamedTuple):
     """Seconds without progress after which it counts as stalled."""
 
 
-STALL = 2.0
-"""Timeouts without progress after which a process counts as stalled."""
-
-_BUILDING = 5.0
-"""Factor of the limit while the model is built, since the user's own code may be imported and run."""
-
-
 class ActivityTracker:
-    """The progress of a process: its phase, and when it last did something.
+    """The progress of a process: its phase, and when it last did something."""
 
-    Args:
-        timeout: limit of a message, seconds.
-        save_timeout: limit of reading or writing a checkpoint or text, seconds.
-        start_timeout: limit of the start of the slowest process, seconds.
-    """
-
-    def __init__(self, *, timeout: float, save_timeout: float, start_timeout: float) -> None:
-        self._limits = {
-            "": STALL * timeout,
-            "building": STALL * timeout * _BUILDING,
-            "disk": STALL * max(timeout, save_timeout),
-            "start": STALL * max(timeout, start_timeout),
-        }
+    def __init__(self, site: SiteConfig) -> None:
+        self._limits = stall_limits(site)
         self.acted_at: Callable[[], float] = lambda: 0.0
         """Returns the time of the latest action; replaced once there is an executor."""
         self.begin("starting", kind="disk")
 
-    def begin(self, doing: str, *, kind: Literal["", "building", "disk", "start"] = "") -> None:
+    def begin(self, doing: str, *, kind: Phase = "") -> None:
         """Begin a phase, named by a verb in -ing."""
         self._latest = (doing, time.perf_counter(), self._limits[kind])
 

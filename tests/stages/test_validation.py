@@ -37,7 +37,7 @@ from stages.validation import ConfigError, check
         ({"model.vocab_size": 100}, "model.vocab_size", "needs 256"),
         ({"data.path": "/nowhere/at/all"}, "data.path", "does not exist"),
         ({"optimizer.lr": float("nan")}, "optimizer.lr", "must be above 0"),
-        ({"optimizer.warmup": 1.5}, "optimizer.warmup", "from 0 to 1"),
+        ({"optimizer.warmup": 1.5}, "optimizer.warmup", "must be at most 1"),
     ],
 )
 def test_what_cannot_run_is_refused_by_key(changed: dict[str, Any], key: str, says: str, text: Path) -> None:

@@ -18,7 +18,6 @@ def main() -> None:
     early_signals.listen(signal.SIGTERM, signal.SIGUSR2)
 
     import os
-    from dataclasses import replace
     from pathlib import Path
 
     from asyncpp_cli.launch.supervisor import supervise
@@ -27,7 +26,7 @@ def main() -> None:
 
     run = open_run(Path(sys.argv[1]))
     attempt = Attempt(run, int(sys.argv[2]))
-    site = replace(run.config().site, **attempt.site_settings)
+    site = attempt.site()
     ended_well = supervise(
         attempt,
         rank=int(os.environ["SLURM_PROCID"]),

@@ -153,7 +153,7 @@ def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool) -> dict[str,
         run.folder.mkdir()
         run.config_file.write_text(config_text(cell.twin), encoding="utf-8")
         resources = resources_of(cell.twin, replay=replay, machine=machine)
-        tasks.append(Task(run, resources, STEPS, wants_gpus=False, grace=cell.twin.site.grace))
+        tasks.append(Task(run, resources, STEPS, cell.twin.site))
     with shown_progress() as progress:
         statuses = Launcher(tasks, machine=machine, max_parallel=None, replay=replay, progress=progress).run()
     return {

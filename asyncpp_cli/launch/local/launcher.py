@@ -28,6 +28,8 @@ from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, s
 from asyncpp_cli.runs.processes import send_signal
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from stages.config import SiteConfig
+from stages.liveness.stall import longest_silence
 from stages.validation import ConfigError, check_data
 
 _POLL_SECONDS = 0.25
@@ -42,12 +44,7 @@ class Task:
     run: Run
     resources: Resources
     steps: int
-    wants_gpus: bool
-    """Uses one GPU per process if there are enough."""
-    grace: float
-    """Seconds that its ranks may take to save when they are stopped."""
-    silence: float = 3600.0
-    """Seconds without a heartbeat after which it counts as stalled."""
+    site: SiteConfig
 
 
 class ProgressDisplay(Protocol):
@@ -136,7 +133,7 @@ class Launcher:
         statuses = [(task.run, self._statuses[task.run.id]) for task in self._tasks]
         for task, (run, status) in zip(self._tasks, statuses, strict=True):
             if status.state == State.RUNNING:
-                self._suspended.check(run, status, silence=task.silence)
+                self._suspended.check(run, status, silence=longest_silence(task.site))
             else:
                 self._own.pop(run.id, None)
             if status.state == State.RUNNING and run.id not in self._own:
@@ -228,7 +225,7 @@ class Launcher:
     def _end_own(self, reason: str) -> None:
         for attempt, _, _ in self._own.values():
             attempt.stop(reason)
-        longest = max((task.grace for _, task, _ in self._own.values()), default=0.0)
+        longest = max((task.site.grace for _, task, _ in self._own.values()), default=0.0)
         deadline = time.monotonic() + longest + _SECONDS_TO_END
         while self._own and time.monotonic() < deadline:
             self._update(pending=False)
@@ -283,15 +280,5 @@ def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[li
         except ConfigError as error:
             raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
         resources = resources_of(config, replay=replay, machine=machine)
-        wants_gpus, grace = config.site.device != "cpu", config.site.grace
-        tasks.append(
-            Task(
-                run,
-                resources,
-                config.train.steps,
-                wants_gpus=wants_gpus,
-                grace=grace,
-                silence=2 * max(config.site.timeout, config.site.save_timeout),
-            )
-        )
+        tasks.append(Task(run, resources, config.train.steps, config.site))
     return tasks, damaged

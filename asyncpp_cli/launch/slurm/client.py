@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from asyncpp_cli.errors import UserError
 
-USUAL_MAX_ARRAY_SIZE = 1001
-
+_USUAL_MAX_ARRAY_SIZE = 1001
 _TIMEOUT = 60.0
 _HAS_ENDED = re.compile("already complet|Invalid job id|not running", re.IGNORECASE)
 """SLURM's errors when a job to cancel has already ended."""
@@ -92,6 +91,21 @@ def error_text(text: str) -> str:
     return "; ".join(dict.fromkeys(line for line in lines if line)) or "it failed without a message"
 
 
+def configuration() -> dict[str, str]:
+    """SLURM's settings (slurm.conf), by name.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    said = run_command(["scontrol", "show", "config"])
+    return dict(re.findall(r"^(\w+)\s+= (.*?)\s*$", said, re.MULTILINE))
+
+
+def max_array_size(settings: Mapping[str, str]) -> int:
+    """SLURM's limit on the tasks of an array, from its settings."""
+    return int(settings.get("MaxArraySize", _USUAL_MAX_ARRAY_SIZE))
+
+
 @functools.cache
 def cluster() -> Cluster:
     """The cluster that SLURM's commands use.
@@ -99,13 +113,11 @@ def cluster() -> Cluster:
     Raises:
         SlurmError: SLURM does not answer.
     """
-    settings = dict(
-        re.findall(r"^(\w+)\s+= (.*?)\s*$", run_command(["scontrol", "show", "config"]), re.MULTILINE)
-    )
+    settings = configuration()
     return Cluster(
         name=settings.get("ClusterName", ""),
         version=settings.get("SLURM_VERSION", ""),
-        max_array_size=int(settings.get("MaxArraySize", USUAL_MAX_ARRAY_SIZE)),
+        max_array_size=max_array_size(settings),
     )
 
 

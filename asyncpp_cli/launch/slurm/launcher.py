@@ -35,7 +35,7 @@ def show_scripts(experiment: Experiment, site: Site, options: LaunchOptions) -> 
     try:
         max_array_size = slurm.cluster().max_array_size
     except SlurmError as error:
-        max_array_size = slurm.USUAL_MAX_ARRAY_SIZE
+        max_array_size = slurm.max_array_size({})
         say(f"{error}; assuming SLURM's default size of arrays")
     runs = runs_to_submit(run_statuses(experiment), only=None)
     planned = plan_arrays(runs, site, options, max_array_size=max_array_size)

@@ -73,7 +73,7 @@ def plan_arrays(
         runs: runs to submit.
         site: site profile.
         options: options of the launch.
-        max_array_size: SLURM's limit on the tasks of an array; the profile's may be smaller.
+        max_array_size: SLURM's limit on the tasks of an array.
         free_jobs: number of jobs that may be submitted; further runs are left out. None: no limit.
 
     Raises:
@@ -85,7 +85,7 @@ def plan_arrays(
         config = _checked_config(run, site, seen)
         shape = shape_of(config, site, replay=options.replay)
         planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps))
-    largest = min(site.array_limit or max_array_size, max_array_size)
+    largest = array_size(site, max_array_size)
     groups = []
     for shape, same_shape in groupby(sorted(planned, key=_shape)[:free_jobs], key=_shape):
         group = tuple(same_shape)
@@ -96,6 +96,11 @@ def plan_arrays(
         PlannedArray(shape=shape, runs=group, throttle=throttle)
         for (shape, group), throttle in zip(groups, array_throttles, strict=True)
     ]
+
+
+def array_size(site: Site, max_array_size: int) -> int:
+    """Largest number of tasks per array at a site, given SLURM's limit."""
+    return min(site.array_limit or max_array_size, max_array_size)
 
 
 def _shape(planned: PlannedRun) -> JobShape:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ from asyncpp_cli.runs.attempts.job_record import Job, job_of
 from asyncpp_cli.runs.processes import ProcessId, parse_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause
+from stages.config import SiteConfig
+from stages.liveness.stall import longest_silence
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
 _END = re.compile(r"rank-(\d+)\.end\.json")
@@ -103,6 +105,22 @@ class Attempt:
         """Settings `site.*` of the site profile, which override the run's configuration."""
         content = self.read("attempt")
         return dict(content.get("site", {})) if content else {}
+
+    def site(self) -> SiteConfig:
+        """The `site` of this attempt: the run's, with the settings of the site profile.
+
+        Raises:
+            DamagedError: the run's configuration cannot be read.
+        """
+        return replace(self.run.config().site, **self.site_settings)
+
+    def longest_silence(self) -> float:
+        """Seconds without a heartbeat after which the attempt counts as stalled; the default if the run's
+        configuration cannot be read."""
+        try:
+            return longest_silence(self.site())
+        except DamagedError:
+            return longest_silence(SiteConfig())
 
     def processes(self, rank: int) -> list[ProcessId]:
         """Processes of a rank; empty before it has started."""

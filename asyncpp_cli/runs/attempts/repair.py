@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from pathlib import Path
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.outcome import outcome_of
-from asyncpp_cli.runs.attempts.settle import SECONDS_OF_SILENCE, current_status
+from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
@@ -92,8 +93,9 @@ def _may_be_running(attempt: Attempt) -> str | None:
         (_changed(file) for file in (attempt.run.status_file, attempt.run.metrics_file)), default=0.0
     )
     elsewhere = [process.host for process in processes if not is_local(process)]
-    if elsewhere and time.time() - newest < SECONDS_OF_SILENCE:
-        return f"it may be running on {elsewhere[0]}: try again when it has been silent for an hour"
+    if elsewhere and time.time() - newest < (limit := attempt.longest_silence()):
+        minutes = math.ceil(limit / 60)
+        return f"it may be running on {elsewhere[0]}: try again when it has been silent for {minutes} minutes"
     return None
 
 

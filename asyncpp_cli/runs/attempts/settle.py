@@ -27,9 +27,8 @@ from asyncpp_cli.runs.status import Cause, State, Status
 SECONDS_TO_START = 120.0
 """A local rank that has not recorded its start after this time counts as never started."""
 
-SECONDS_OF_SILENCE = 3600.0
-"""An attempt on another machine counts as ended after this time without a heartbeat if no scheduler
-can be asked."""
+_SECONDS_BETWEEN_HEARTBEATS = 30.0
+"""With a younger heartbeat a run is not stalled, and its configuration need not be read."""
 
 
 def settle(
@@ -177,9 +176,8 @@ def _has_ended_elsewhere(
         answer = scheduler.is_over(job, claimed=float(description["claimed"]))
         if answer is not None:
             return answer
-    if time.time() - (status.updated or 0.0) <= SECONDS_OF_SILENCE:
+    silent = time.time() - (status.updated or 0.0)
+    if silent <= _SECONDS_BETWEEN_HEARTBEATS or silent <= attempt.longest_silence():
         return False
-    ranks = range(description["processes"])
-    return not any(
-        is_local(process) and not is_gone(process) for rank in ranks for process in attempt.processes(rank)
-    )
+    processes = [process for rank in range(description["processes"]) for process in attempt.processes(rank)]
+    return not any(is_local(process) and not is_gone(process) for process in processes)

@@ -21,6 +21,7 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from stages.config import SiteConfig
 
 ANOTHER = NOBODY.replace("54321", "54322")
 """A user whose processes nobody else's tests count."""
@@ -46,7 +47,7 @@ def runs_without_text(folder: Path, number: int) -> list[Run]:
 
 
 def launched(runs: Sequence[Run]) -> list[Status]:
-    tasks = [Task(run, ONE, steps=4, wants_gpus=False, grace=1.0) for run in runs]
+    tasks = [Task(run, ONE, steps=4, site=SiteConfig(grace=1.0)) for run in runs]
     machine = Machine(cores=2, gpus=())
     return Launcher(tasks, machine=machine, max_parallel=2, replay=True, progress=Unseen()).run()
 

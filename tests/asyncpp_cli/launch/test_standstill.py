@@ -23,6 +23,7 @@ from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.processes import is_suspended, process_id, send_signal, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
+from stages.config import SiteConfig
 from stages.liveness.stop_signal import SIGNALS
 
 WAITS = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_DFL); print(flush=True); input()"
@@ -102,7 +103,7 @@ def test_a_stopped_supervisor_does_not_keep_a_launch_waiting(
     trains.wait()
     # It is told to end already; that only reaches it once it goes on.
     supervises.terminate()
-    task = Task(attempt.run, Resources(1, 1, 1, 0), steps=4, wants_gpus=False, grace=1.0)
+    task = Task(attempt.run, Resources(1, 1, 1, 0), steps=4, site=SiteConfig(grace=1.0))
     machine = Machine(cores=1, gpus=())
     [status] = Launcher([task], machine=machine, max_parallel=None, replay=True, progress=Unseen()).run()
     assert status.state == State.FAILED

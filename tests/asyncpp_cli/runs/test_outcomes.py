@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from support.metrics_rows import step_row
+from support.small_runs import small_config
 
+from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim, record_processes
 from asyncpp_cli.runs.attempts.outcome import blamed_rank
@@ -174,3 +177,20 @@ def test_a_rank_that_never_started_ends_the_attempt_once_nobody_can_start_it(run
     assert settle(run).state == State.RUNNING
     status = settle(run, none_to_come=True)
     assert (status.state, status.reason) == (State.FAILED, "rank 0 never started")
+
+
+@pytest.mark.parametrize(("save_timeout", "state"), [(1800.0, State.FAILED), (7200.0, State.RUNNING)])
+def test_a_silent_run_elsewhere_is_over_after_its_own_limits(
+    save_timeout: float, state: State, run: Run, tmp_path: Path
+) -> None:
+    config = small_config(text=tmp_path)
+    config.site.save_timeout = save_timeout
+    run.config_file.write_text(config_text(config))
+    attempt = claim(run, processes=1, replay=False, steps=5)
+    assert attempt is not None
+    elsewhere = replace(this_process(), host="elsewhere")
+    attempt.record_start(0, elsewhere)
+    description = json.loads(attempt.file("attempt").read_text())
+    attempt.file("attempt").write_text(json.dumps(description | {"by": asdict(elsewhere)}))
+    run.write_status(replace(run.status(), updated=time.time() - 2 * 3600))
+    assert settle(run).state == state
