@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +25,9 @@ class Schedule:
     """Whether every gradient is applied to the weights that it was computed at."""
     stages_per_rank: int = 1
     """Number of stages a rank holds, unless the schedule takes the option `chunks`."""
+    placement: Callable[[int], Sequence[int]] | None = None
+    """Rank of each stage, from the number of ranks, where the model is cut so that ranks are equally fast;
+    None: so that stages are."""
     bounded_activations: bool = True
     """Whether the activations in flight stop growing with the number of micro-batches a step."""
     lead: Callable[..., int] | None = None

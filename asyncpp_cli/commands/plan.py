@@ -150,16 +150,20 @@ def _record(estimate: Estimate, *, limit_gb: float, budget: float, source: str) 
         "days": budget / estimate.tokens_per_second / 86400,
         "chunks": config.schedule.chunks,
         "ahead": config.schedule.ahead,
+        "split": config.schedule.split,
         "times_of": source,
         "cut": list(estimate.cut),
+        "rank_of_stage": list(estimate.rank_of_stage),
         "memory": list(estimate.memory),
     }
 
 
 def _named(schedule: ScheduleConfig) -> str:
-    if schedule.ahead > 1:
-        return f"{schedule.name}, ahead {schedule.ahead}"
-    return schedule.name if schedule.chunks == 1 else f"{schedule.name} x {schedule.chunks}"
+    import schedules
+
+    takes_chunks = "chunks" in schedules.options_taken(schedule.name)
+    name = f"{schedule.name} x {schedule.chunks}" if takes_chunks and schedule.chunks > 1 else schedule.name
+    return name + ", split" * schedule.split + f", ahead {schedule.ahead}" * (schedule.ahead > 1)
 
 
 def _show(

@@ -22,7 +22,7 @@ from asyncpp_cli.planner.step_time import StageTimes, StepTime, simulated_step, 
 from schedules.simulate import steps_to_measure
 from stages.config import RunConfig, tokens_per_step
 from stages.memory.estimate import message_bytes, reduction_bytes, stage_memory
-from stages.model.partition import StageCut, cut_of, fitting_cut, stage_cuts, stage_parameters
+from stages.model.partition import StageCut, cut_of, cut_over_ranks, stage_cuts, stage_parameters
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
 from stages.update.optimizer_sharding import share_out
@@ -118,7 +118,7 @@ def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> 
     """
     own = [len(cut.blocks) for cut in cut_of(config)]
     planned = _with_cut(config, own, costs)
-    if limit_gb is None or config.parallel.cut is not None or len(own) > config.parallel.stages:
+    if limit_gb is None or config.parallel.cut is not None:
         return planned
     fitted = _fitting_cut(config, costs, limit_gb=limit_gb)
     if fitted is None or fitted == own:
@@ -165,8 +165,9 @@ def _step_time(config: RunConfig, times: StageTimes) -> StepTime:
 
 
 def _fitting_cut(config: RunConfig, costs: CostModel, *, limit_gb: float) -> list[int] | None:
-    """Of the cuts that fit, the one whose slowest stage is fastest."""
-    stages = config.parallel.stages
+    """Of the cuts that fit, the one whose slowest rank is fastest."""
+    rank_of_stage = represented(Shape.of(config)).rank_of_stage
+    stages = len(rank_of_stage)
     parts, recompute = costs.parts(config), config.train.recompute
     block = _whole(parts.block) + recompute * parts.block.forward
     # Each kind of memory grows linearly with the blocks of a stage, up to its bound in MOST.
@@ -176,16 +177,18 @@ def _fitting_cut(config: RunConfig, costs: CostModel, *, limit_gb: float) -> lis
         ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
         return size * block + ends
 
-    def fits(stage: int, size: int) -> bool:
-        return (
-            sum(
-                min(first + (size - 1) * (with_two_blocks[stage][kind] - first), MOST.get(kind, inf))
-                for kind, first in with_one_block[stage].items()
-            )
-            <= limit_gb * GB
+    def memory(stage: int, size: int) -> float:
+        return sum(
+            min(first + (size - 1) * (with_two_blocks[stage][kind] - first), MOST.get(kind, inf))
+            for kind, first in with_one_block[stage].items()
         )
 
-    return fitting_cut(blocks=config.model.layers, stages=stages, cost=cost, fits=fits)
+    return cut_over_ranks(
+        blocks=config.model.layers,
+        rank_of_stage=rank_of_stage,
+        cost=cost,
+        fits=lambda sizes: sum(memory(*of_stage) for of_stage in sizes.items()) <= limit_gb * GB,
+    )
 
 
 def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:

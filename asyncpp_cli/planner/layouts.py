@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import schedules
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.settings import copy_of
 from stages.config import RunConfig
 
-CONSIDERED = ("1f1b", "interleaved-1f1b", "zero-bubble", "2bw", "pipedream", "paci")
+CONSIDERED = ("1f1b", "interleaved-1f1b", "zero-bubble", "zb-v", "2bw", "2bw-v", "pipedream", "paci")
 """Schedules considered by default. `gpipe` takes as long as `1f1b` and more memory;
 `pipedream-unstashed` is `paci` with an update after every backward."""
 CHUNKS = (2, 4)
@@ -21,14 +22,23 @@ LARGEST_MICROBATCH = 64
 """Sequences per micro-batch."""
 
 
+class Variant(NamedTuple):
+    """A schedule and its options."""
+
+    name: str
+    chunks: int = 1
+    ahead: int = 1
+    split: bool = False
+
+
 def layouts(
     base: RunConfig, *, gpus: int, tokens_per_step: int, names: Collection[str] = CONSIDERED
 ) -> Iterator[RunConfig]:
     """Every layout with `tokens_per_step` tokens per step on `gpus` GPUs, as a run's configuration.
 
-    Layouts vary in schedule, pipeline and data parallelism, number and size of micro-batches, and
-    recomputation; `interleaved-1f1b` also in `schedule.chunks`, `2bw` also in `schedule.ahead`. Micro-batch
-    sizes are powers of two that divide the sequences of a pipeline.
+    Layouts vary in schedule, its `chunks`, `ahead` and `split`, pipeline and data parallelism, number and
+    size of micro-batches, and recomputation. Micro-batch sizes are powers of two that divide the sequences of
+    a pipeline.
 
     Raises:
         UserError: there is no such layout.
@@ -46,19 +56,20 @@ def layouts(
             variants = _variants(
                 names, stages=stages, layers=base.model.layers, microbatches=sequences // size
             )
-            for name, chunks, ahead in variants:
+            for variant in variants:
                 for recompute in (False, True):
                     empty = False
                     yield layout(
                         base,
-                        name,
+                        variant.name,
                         stages=stages,
                         data=gpus // stages,
                         microbatches=sequences // size,
                         size=size,
                         recompute=recompute,
-                        chunks=chunks,
-                        ahead=ahead,
+                        chunks=variant.chunks,
+                        ahead=variant.ahead,
+                        split=variant.split,
                     )
     if empty:
         raise UserError(
@@ -68,26 +79,27 @@ def layouts(
         )
 
 
-def _variants(
-    names: Collection[str], *, stages: int, layers: int, microbatches: int
-) -> Iterator[tuple[str, int, int]]:
-    """(schedule, chunks, ahead) for `stages` ranks: chunks as `layers` blocks allow, ahead as the smallest
-    delay allows."""
+def _variants(names: Collection[str], *, stages: int, layers: int, microbatches: int) -> Iterator[Variant]:
+    """Chunks as `layers` blocks allow, and ahead as the smallest delay allows."""
     if stages == 1:
-        yield from [(name, 1, 1) for name in names if schedules.is_synchronous(name)][:1]
+        yield from [Variant(name) for name in names if schedules.is_synchronous(name)][:1]
         return
     for name in names:
         schedule = schedules.find(name)
-        for chunks in CHUNKS if "chunks" in schedule.options else (schedule.stages_per_rank,):
-            if stages * chunks <= layers:
-                yield name, chunks, 1
-        if "ahead" in schedule.options and schedule.stages_per_rank * stages <= layers:
-            delays = {
-                schedules.smallest_delay(name, stages=stages, microbatches=microbatches, ahead=ahead)
-                for ahead in (1, FURTHER_AHEAD)
-            }
-            if len(delays) == 1:
-                yield name, schedule.stages_per_rank, FURTHER_AHEAD
+        every_chunks = CHUNKS if "chunks" in schedule.options else (schedule.stages_per_rank,)
+        for chunks in every_chunks:
+            if stages * chunks > layers:
+                continue
+            for split in (False, True) if "split" in schedule.options else (False,):
+                delays = [
+                    schedules.smallest_delay(
+                        name, stages=stages, microbatches=microbatches, ahead=ahead, split=split
+                    )
+                    for ahead in (1, FURTHER_AHEAD)
+                ]
+                yield Variant(name, chunks, 1, split)
+                if "ahead" in schedule.options and delays[0] == delays[1]:
+                    yield Variant(name, chunks, FURTHER_AHEAD, split)
 
 
 def layout(
@@ -101,6 +113,7 @@ def layout(
     recompute: bool,
     chunks: int = 1,
     ahead: int = 1,
+    split: bool = False,
 ) -> RunConfig:
     """`base` in this layout, with the settings that its schedule requires."""
     config = copy_of(base)
@@ -111,7 +124,10 @@ def layout(
         microbatches=microbatches,
         chunks=chunks,
         ahead=ahead,
-        delay=schedules.smallest_delay(name, stages=stages, microbatches=microbatches, ahead=ahead),
+        delay=schedules.smallest_delay(
+            name, stages=stages, microbatches=microbatches, ahead=ahead, split=split
+        ),
+        split=split,
         update_interval=None,
     )
     config.parallel = replace(base.parallel, stages=stages, data=data, cut=None)

@@ -126,5 +126,6 @@ TWO_BW_V = Schedule(
     program=two_bw_v,
     synchronous=False,
     stages_per_rank=2,
+    placement=placement,
     lead=lead,
 )

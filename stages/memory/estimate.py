@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from optimizers.state_size import state_values
 from schedules import Op, Program, analyze
@@ -103,11 +104,14 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
         raise ValueError(f"what {config.model.factory} keeps in memory is not known before it runs")
     size = sizes(config)
     held = []
+    fullest: dict[tuple[Any, ...], tuple[int, int, int]] = {}  # most stages are alike
     for stage, cut in enumerate(cut_of(config)):
         parameters = stage_parameters(config.model, cut)
         count = sum(parameter.size for parameter in parameters)
-        updated = _updated(config, parameters, mismatch=course.mismatch[stage])
-        master, optimizer, correction = max(updated, key=sum)
+        alike = (course.mismatch[stage], *((parameter.role, parameter.shape) for parameter in parameters))
+        if alike not in fullest:
+            fullest[alike] = max(_updated(config, parameters, mismatch=course.mismatch[stage]), key=sum)
+        master, optimizer, correction = fullest[alike]
         whole, half = microbatch_activations(config, cut)
         held.append(
             StageMemory(

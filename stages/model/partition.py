@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from stages.config import ModelConfig, RunConfig
@@ -34,14 +34,17 @@ def _stage_parameters(settings: tuple[Any, ...], cut: StageCut) -> tuple[Paramet
 
 
 def cut_of(config: RunConfig) -> list[StageCut]:
-    """The stages of a run: as `parallel.cut` says, or else of equal cost.
+    """The stages of a run: as `parallel.cut` says, or else so that stages, or in a V ranks, are equally fast.
 
     Raises:
         ValueError: more stages than blocks.
     """
     if config.parallel.cut is not None:
         return stage_cuts(config.parallel.cut)
-    return cut_model(config.model, stages=schedule_facts(config).stages, context=config.data.context)
+    facts = schedule_facts(config)
+    if facts.placement is None:
+        return cut_model(config.model, stages=facts.stages, context=config.data.context)
+    return cut_model_over_ranks(config.model, rank_of_stage=facts.placement, context=config.data.context)
 
 
 def cut_model(config: ModelConfig, *, stages: int, context: int) -> list[StageCut]:
@@ -52,11 +55,41 @@ def cut_model(config: ModelConfig, *, stages: int, context: int) -> list[StageCu
     Raises:
         ValueError: more stages than blocks.
     """
+    block, head = _block_and_head(config, stages=stages, context=context)
+    return stage_cuts(_equal_blocks(config.layers, block, stages=stages, last_extra=head))
+
+
+def cut_model_over_ranks(
+    config: ModelConfig, *, rank_of_stage: tuple[int, ...], context: int
+) -> list[StageCut]:
+    """Contiguous stages such that the slowest rank is as fast as possible; otherwise as `cut_model`.
+
+    Raises:
+        ValueError: more stages than blocks.
+    """
+    block, head = _block_and_head(config, stages=len(rank_of_stage), context=context)
+    return stage_cuts(_equal_ranks(config.layers, block, head, rank_of_stage))
+
+
+def _block_and_head(config: ModelConfig, *, stages: int, context: int) -> tuple[float, float]:
     if stages > config.layers:
         raise ValueError(f"{stages} stages need at least as many blocks, the model has {config.layers}")
     spec = describe(config)
     block, head = (part.forward_multiply_adds(context=context) for part in (spec.block, spec.head))
-    return stage_cuts(_equal_blocks(config.layers, block, stages=stages, last_extra=head))
+    return block, head
+
+
+@lru_cache(maxsize=1024)
+def _equal_ranks(count: int, block: float, head: float, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
+    last = len(rank_of_stage) - 1
+    cut = cut_over_ranks(
+        blocks=count,
+        rank_of_stage=rank_of_stage,
+        cost=lambda stage, size: size * block + head * (stage == last),
+        fits=lambda sizes: True,
+    )
+    assert cut is not None, "at least one block per stage"
+    return tuple(cut)
 
 
 @lru_cache(maxsize=1024)  # a planner asks for the same cut again and again
@@ -160,3 +193,54 @@ def fitting_cut(
         cut.append(sizes[left])
         left -= sizes[left]
     return cut
+
+
+def cut_over_ranks(
+    *,
+    blocks: int,
+    rank_of_stage: Sequence[int],
+    cost: Callable[[int, int], float],
+    fits: Callable[[dict[int, int]], bool],
+) -> list[int] | None:
+    """Blocks of each stage such that every rank fits its memory and the slowest rank is as fast as possible.
+
+    A rank's blocks are shared out so that its slowest stage is as fast as possible. Among equally good cuts
+    earlier ranks, and earlier stages of a rank, get more. With one stage per rank this is `fitting_cut`.
+
+    Args:
+        blocks: number of blocks, all alike.
+        rank_of_stage: rank of each stage; each has at least one block.
+        cost: `cost(stage, blocks)`: of a stage with that many blocks, embedding and head included.
+        fits: whether a rank fits, from the blocks of each of its stages; then it fits with fewer blocks, too.
+
+    Returns:
+        None where there is no such cut.
+    """
+    ranks = max(rank_of_stage) + 1
+    held = [[stage for stage, holder in enumerate(rank_of_stage) if holder == rank] for rank in range(ranks)]
+
+    @cache
+    def shared_out(rank: int, total: int) -> dict[int, int]:
+        if total <= len(held[rank]):
+            return dict.fromkeys(held[rank], 1)
+        sizes = shared_out(rank, total - 1)
+        slower = min(sizes, key=lambda stage: cost(stage, sizes[stage] + 1))
+        return sizes | {slower: sizes[slower] + 1}
+
+    def rank_cost(rank: int, total: int) -> float:
+        if total < len(held[rank]):
+            return float("inf")
+        return sum(cost(stage, size) for stage, size in shared_out(rank, total).items())
+
+    totals = fitting_cut(
+        blocks=blocks,
+        stages=ranks,
+        cost=rank_cost,
+        fits=lambda rank, total: fits(shared_out(rank, total)),
+    )
+    if totals is None:
+        return None
+    sizes = {
+        stage: size for rank, total in enumerate(totals) for stage, size in shared_out(rank, total).items()
+    }
+    return [sizes[stage] for stage in range(len(rank_of_stage))]

@@ -21,6 +21,8 @@ class ScheduleFacts(NamedTuple):
     updates_together: bool
     """Whether all stages update once a step, with one gradient norm; if not, each updates on its own."""
     stages: int
+    placement: tuple[int, ...] | None
+    """Rank of each stage, where the model is cut so that ranks are equally fast; None: so that stages are."""
 
 
 def schedule_facts(config: RunConfig) -> ScheduleFacts:
@@ -33,11 +35,14 @@ def schedule_facts(config: RunConfig) -> ScheduleFacts:
     if schedules.is_custom(name):
         program = segment_program(config, first_step=sync_steps(config), steps=DERIVED_FROM_STEPS)
         return ScheduleFacts(
-            schedules.analyze(program).synchronous, program.updates_together, program.num_stages
+            schedules.analyze(program).synchronous, program.updates_together, program.num_stages, None
         )
     schedule = schedules.find(name)
     chunks = config.schedule.chunks if "chunks" in schedule.options else schedule.stages_per_rank
-    return ScheduleFacts(schedule.synchronous, schedule.updates_together, config.parallel.stages * chunks)
+    placement = None if schedule.placement is None else tuple(schedule.placement(config.parallel.stages))
+    return ScheduleFacts(
+        schedule.synchronous, schedule.updates_together, config.parallel.stages * chunks, placement
+    )
 
 
 DERIVED_FROM_STEPS = 3

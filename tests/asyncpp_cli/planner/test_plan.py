@@ -70,7 +70,9 @@ def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[d
         assert 0 <= one["bubble"] < 1
         held = [sum(of_stage.values()) / 1e9 for of_stage in one["memory"]]
         assert len(held) == one["stages"] * one["chunks"]
-        of_ranks = [sum(held[rank :: one["stages"]]) for rank in range(one["stages"])]
+        of_ranks = [0.0] * one["stages"]
+        for rank, of_stage in zip(one["rank_of_stage"], held, strict=True):
+            of_ranks[rank] += of_stage
         assert one["memory_gb"] == pytest.approx(max(of_ranks), abs=1e-3)
 
 
@@ -91,6 +93,35 @@ def test_running_further_ahead_takes_memory_and_no_more_delay_and_can_be_faster(
             assert one["memory_gb"] >= beside["memory_gb"]
 
 
+def test_the_v_is_listed_with_its_options_and_recomputation(ten_billion: list[dict[str, Any]]) -> None:
+    of_v = [one for one in ten_billion if one["schedule"] == "2bw-v"]
+    options = {(one["split"], one["ahead"], one["recompute"]) for one in of_v}
+    assert options == {(s, a, r) for s in (False, True) for a in (1, 2) for r in (False, True)}
+    assert {(one["stages"], len(one["cut"])) for one in of_v} == {(p, 2 * p) for p in (2, 4, 8, 16)}
+    for one in of_v:
+        assert one["rank_of_stage"] == [*range(one["stages"]), *reversed(range(one["stages"]))]
+    shown = asyncpp("plan", "10b", "--gpus", "64", "--schedule", "2bw-v", "--rows", "40")
+    assert "2bw-v, split, ahead 2" in shown.output
+
+
+def test_a_v_that_does_not_fit_gets_a_cut_whose_ranks_do() -> None:
+    config = layout(
+        base_of("3b", []).config,
+        "2bw-v",
+        stages=4,
+        data=2,
+        microbatches=64,
+        size=2,
+        recompute=False,
+        chunks=2,
+    )
+    even = estimate(config, COSTS, limit_gb=None)
+    limit = even.memory_gb * 0.95
+    fitting = estimate(config, COSTS, limit_gb=limit)
+    assert max(fitting.rank_gb) <= limit < even.memory_gb
+    assert max(fitting.stage_gb) < limit / 1.5
+
+
 def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
     assert ten_billion[0]["fits"]
     assert not ten_billion[-1]["fits"]
@@ -101,7 +132,7 @@ def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 def test_every_layout_is_a_run_that_could_be_trained() -> None:
     base = base_of("360m", ["optimizer=muon"])
-    names = ("1f1b", "interleaved-1f1b", "2bw", "paci")
+    names = ("1f1b", "interleaved-1f1b", "2bw", "2bw-v", "paci")
     found = ranked(base.config, gpus=8, tokens_per_step=2**17, names=names, costs=COSTS, limit_gb=75)
     assert len(found) > 20
     for one in found:
@@ -145,7 +176,13 @@ def test_the_v_takes_the_time_of_2bw_and_split_fewer_activations() -> None:
 
 def test_less_memory_takes_recomputation_or_more_stages() -> None:
     large, small = (
-        [one for one in planned("3b", "--gpus", "8", "--memory", memory) if one["fits"]]
+        [
+            one
+            for one in planned(
+                *("3b", "--gpus", "8", "--memory", memory, "--schedule", "1f1b", "--schedule", "2bw")
+            )
+            if one["fits"]
+        ]
         for memory in ("141", "20")
     )
     assert len(small) < len(large)

@@ -82,6 +82,10 @@ def test_room_for_reductions_is_what_processes_hold(text: Path) -> None:
         ("interleaved-1f1b", 2, 4, {"chunks": 2}),
         ("looped-bfs", 2, 5, {"chunks": 2}),
         ("zb-v", 2, 8, {}),
+        ("2bw-v", 3, 12, {"layers": 8, "data": 2}),
+        ("2bw-v", 2, 12, {"ahead": 2}),
+        ("2bw-v", 2, 3, {"split": True, "precision": "bfloat16"}),
+        ("2bw-v", 3, 8, {"split": True, "ahead": 2, "layers": 6}),
         ("dualpipe-v", 2, 9, {"precision": "bfloat16"}),
     ],
 )

@@ -12,7 +12,7 @@ from support.small_runs import Rows, small_config
 
 from stages.config import ModelConfig
 from stages.model.families import describe
-from stages.model.partition import balance, cut_model, cut_of, fitting_cut
+from stages.model.partition import balance, cut_model, cut_of, cut_over_ranks, fitting_cut
 from stages.trainer import replay
 from stages.validation import ConfigError, check
 
@@ -91,6 +91,62 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_stage(
         return
     assert found in fitting
     assert slowest(found) == min(map(slowest, fitting))
+
+
+@given(
+    blocks=st.integers(4, 10),
+    rank_of_stage=st.sampled_from([(0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 2), (0, 1, 2, 3), (0, 0, 0, 0)]),
+    block=st.integers(1, 9),
+    ends=st.tuples(st.integers(0, 20), st.integers(0, 20)),
+    room=st.integers(1, 10),
+)
+def test_no_other_cut_that_fits_has_a_faster_slowest_rank(
+    blocks: int, rank_of_stage: tuple[int, ...], block: int, ends: tuple[int, int], room: int
+) -> None:
+    ranks = range(max(rank_of_stage) + 1)
+
+    def cost(stage: int, size: int) -> float:
+        return block * size + ends[0] * (stage == 0) + ends[1] * (stage == 3)
+
+    def of_rank(cut: list[int], rank: int) -> dict[int, int]:
+        return {stage: size for stage, size in enumerate(cut) if rank_of_stage[stage] == rank}
+
+    def slowest(cut: list[int]) -> tuple[float, list[float]]:
+        """The slowest rank; and of each rank its slowest stage."""
+        costs = [[cost(*stage) for stage in of_rank(cut, rank).items()] for rank in ranks]
+        return max(map(sum, costs)), [max(of_stages) for of_stages in costs]
+
+    every_cut = (
+        [end - start for start, end in zip((0, *places), (*places, blocks), strict=True)]
+        for places in combinations(range(1, blocks), 3)
+    )
+    fitting = [
+        cut for cut in every_cut if all(sum(of_rank(cut, rank).values()) <= room + rank for rank in ranks)
+    ]
+    found = cut_over_ranks(
+        blocks=blocks,
+        rank_of_stage=rank_of_stage,
+        cost=cost,
+        fits=lambda sizes: sum(sizes.values()) <= room + rank_of_stage[min(sizes)],
+    )
+    if not fitting:
+        assert found is None
+        return
+    assert found in fitting
+    assert slowest(found)[0] == min(slowest(cut)[0] for cut in fitting)
+    totals = [sum(of_rank(found, rank).values()) for rank in ranks]
+    alike = [cut for cut in fitting if [sum(of_rank(cut, rank).values()) for rank in ranks] == totals]
+    for rank in ranks:
+        assert slowest(found)[1][rank] == min(slowest(cut)[1][rank] for cut in alike)
+
+
+def test_the_v_is_cut_so_that_ranks_are_equally_fast(text: Path) -> None:
+    """By stages, the best cut is 3, 3, 1, 1: a head of two blocks and the embedding are on rank 0."""
+    config = small_config("2bw-v", text=text, stages=2, layers=8)
+    spec = describe(replace(config.model, vocab_size=1))
+    per_word = spec.head.forward_multiply_adds(context=12)
+    config.model.vocab_size = round(2 * spec.block.forward_multiply_adds(context=12) / per_word)
+    assert [len(cut.blocks) for cut in cut_of(config)] == [2, 3, 2, 1]
 
 
 @pytest.mark.parametrize("stages", range(1, 7))
