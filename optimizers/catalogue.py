@@ -28,7 +28,7 @@ def _adam_options(beta1: float, beta2: float) -> dict[str, Option]:
 
 
 _AUXILIARY = {
-    "beta1": _decay_rate(0.9, "AdamW part (embedding, head, vectors): decay of the first moment"),
+    "beta1": _decay_rate(0.9, "AdamW part (embedding, head, router, vectors): decay of the first moment"),
     "beta2": _decay_rate(0.95, "AdamW part: decay of the second moment"),
     "eps": Option(default=1e-8, low=0.0, meaning="AdamW part: added to the denominator"),
     "auxiliary_lr_ratio": Option(
@@ -67,7 +67,7 @@ def _rotation_state(settings: Settings) -> str:
 
 _ADAMW = Rule(name="adamw", factory="optimizers.rules.adam:adamw", state="2 rows columns")
 
-_AUXILIARY_ADAMW = {"embedding": _ADAMW, "head": _ADAMW, "vector": _ADAMW}
+_AUXILIARY_ADAMW = {"embedding": _ADAMW, "head": _ADAMW, "vector": _ADAMW, "router": _ADAMW}
 """Roles that the optimizers of matrices leave to AdamW."""
 
 _SCION_SIGN = Rule(name="scion-sign", factory="optimizers.rules.scion:ScionSign", state="rows columns")
@@ -189,7 +189,7 @@ _METHODS = (
         summary="Adam on a variance-reduced gradient; AdamW for vectors",
         reference="arXiv 2411.10438",
         main=Rule(name="mars", factory="optimizers.rules.mars:Mars", state="3 rows columns"),
-        others={"vector": _ADAMW},
+        others={"vector": _ADAMW, "router": _ADAMW},
         options={
             **_adam_options(0.95, 0.99),
             "gamma": Option(default=0.025, low=0.0, meaning="weight of the gradient's change"),
@@ -208,7 +208,7 @@ _METHODS = (
             state="rows columns",
             matrix_iterations=5,
         ),
-        others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW},
+        others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW, "router": _ADAMW},
         options={
             "momentum": _decay_rate(0.9, "decay of the averaged gradient"),
             "radius": Option(default=50.0, low=0.0, meaning="size of a step on matrices in blocks"),

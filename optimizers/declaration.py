@@ -16,7 +16,7 @@ from optimizers.options import Option, Value
 
 Settings = Mapping[str, Value]
 
-ROLES = ("matrix", "embedding", "head", "vector")
+ROLES = ("matrix", "embedding", "head", "vector", "router")
 """Values of `optimizers.grouping.Role`."""
 
 

@@ -13,16 +13,19 @@ class Role(StrEnum):
     """Decides a parameter's update rule and weight decay."""
 
     MATRIX = "matrix"
-    """A weight matrix inside a block (attention or MLP)."""
+    """A weight matrix inside a block (attention or MLP), or a stack of experts' matrices, one for each index
+    of the first axis."""
     EMBEDDING = "embedding"
     """Rows are tokens; a step touches few of them."""
     HEAD = "head"
     """The output projection; rows are tokens."""
     VECTOR = "vector"
     """Norm gains and biases."""
+    ROUTER = "router"
+    """Chooses experts; rows are experts."""
 
 
-DECAYED = frozenset({Role.MATRIX, Role.HEAD})
+DECAYED = frozenset({Role.MATRIX, Role.HEAD, Role.ROUTER})
 """Roles under weight decay. Not vectors, whose norm is no measure of capacity, and not the embedding, most
 rows of which have no gradient in a step and would only shrink (as in PACI's recipe, arXiv 2606.07881)."""
 

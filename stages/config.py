@@ -128,6 +128,27 @@ class ModelConfig:
     Hugging Face transformers; null: random, from `seed`."""
     init_sha256: str | None = None
     """SHA-256 of the weights in `init`. `sweep` writes it; a run refuses other weights."""
+    experts: int = key(0, low=0, high=10**5, later=True)
+    """Routed experts in a block, which take the place of its MLP; 0: a dense model."""
+    active_experts: int | None = key(None, low=1, high=10**5, later=True)
+    """Experts that each token is sent to."""
+    shared_experts: int = key(0, low=0, high=10**4, later=True)
+    """Further experts that every token passes; they are computed as one of their joint width."""
+    expert_width: int | None = key(None, low=1, high=10**7, later=True)
+    """Hidden width of an expert."""
+    dense_layers: int = key(0, low=0, high=10_000, later=True)
+    """First blocks that have an MLP of `mlp_width` instead of experts."""
+    router_score: str | None = key(None, later=True)
+    """`sigmoid`, or `softmax` over all experts; null: `sigmoid`."""
+    route_normalised: bool | None = key(None, later=True)
+    """Divide the scores of a token's experts by their sum; null: true."""
+    route_scale: float | None = key(None, above=0, high=1e6, later=True)
+    """Factor of the routed experts' output; null: 1."""
+    balance: str | None = key(None, later=True)
+    """`bias`: a bias, added to the scores for the selection alone, moves towards an even load after each
+    step; `none`; null: `bias`."""
+    balance_rate: float | None = key(None, above=0, high=1.0, later=True)
+    """Step of the balance bias; null: 0.001."""
 
 
 @dataclass

@@ -27,8 +27,10 @@ BLOCKS = 2
 PARTS = {
     "embedding": StageCut(blocks=range(0), has_embedding=True, has_head=False),
     "block": StageCut(blocks=range(BLOCKS), has_embedding=False, has_head=False),
+    "dense_block": StageCut(blocks=range(BLOCKS), has_embedding=False, has_head=False),
     "head": StageCut(blocks=range(0), has_embedding=False, has_head=True),
 }
+"""`dense_block`: only in a mixture of experts whose first blocks are dense; `block` then has experts."""
 WARM_UP = 2
 
 
@@ -55,9 +57,13 @@ def measure(
     """
     measured: dict[str, Any] = {}
     for name, cut in PARTS.items():
-        share = BLOCKS if name == "block" else 1
+        if name == "dense_block" and not config.model.dense_layers:
+            continue
+        share = len(cut.blocks) or 1
+        dense_layers = BLOCKS if name == "dense_block" else 0
+        own = replace(config, model=replace(config.model, layers=BLOCKS, dense_layers=dense_layers))
         weights = WeightVersions(
-            config.model,
+            own.model,
             cut,
             context=config.data.context,
             seed=0,
@@ -68,16 +74,16 @@ def measure(
             device=device,
         )
         weights.replicas[0].module.run_block = block_runner(
-            config.model, recompute=False, compiled=config.train.compile
+            own.model, recompute=False, compiled=config.train.compile
         )
         part: dict[str, Any] = {"microbatch": {}}
         for size in microbatch_sizes:
             progress(f"{name}, {size} sequences")
-            sized = replace(config, train=replace(config.train, microbatch_size=size))
+            sized = replace(own, train=replace(config.train, microbatch_size=size))
             times = _microbatch(weights.replicas[0].module, sized, device=device, repeats=repeats)
             part["microbatch"][str(size)] = {key: seconds / share for key, seconds in times.items()}
         progress(f"{name}, update")
-        part["update"] = _update(config, weights, device=device, repeats=repeats) / share
+        part["update"] = _update(own, weights, device=device, repeats=repeats) / share
         measured[name] = part
     return measured
 

@@ -21,6 +21,7 @@ from stages.data.dataset import BYTE_VALUES, DataError, vocabulary
 from stages.limits import ConfigError as ConfigError
 from stages.limits import check_limits
 from stages.model.families import FAMILIES
+from stages.model.moe.validation import check_experts
 from stages.model.spec import head_dim
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
 from stages.schedule_validation import check_schedule
@@ -65,6 +66,7 @@ def _check_model(config: RunConfig) -> None:
         )
     if model.heads % model.kv_heads:
         raise ConfigError("model.kv_heads", f"is {model.kv_heads}, must divide model.heads = {model.heads}")
+    check_experts(config)
     if model.factory is not None:
         _check_factory(config, model.factory)
 

@@ -22,7 +22,14 @@ from asyncpp_cli.planner.step_time import StageTimes, StepTime, simulated_step, 
 from schedules.simulate import steps_to_measure
 from stages.config import RunConfig, tokens_per_step
 from stages.memory.estimate import message_bytes, reduction_bytes, stage_memory
-from stages.model.partition import StageCut, cut_of, cut_over_ranks, stage_cuts, stage_parameters
+from stages.model.partition import (
+    StageCut,
+    cut_of,
+    cut_over_ranks,
+    stage_cost,
+    stage_cuts,
+    stage_parameters,
+)
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
 from stages.update.optimizer_sharding import share_out
@@ -169,19 +176,24 @@ def _fitting_cut(config: RunConfig, costs: CostModel, *, limit_gb: float) -> lis
     rank_of_stage = represented(Shape.of(config)).rank_of_stage
     stages = len(rank_of_stage)
     parts, recompute = costs.parts(config), config.train.recompute
-    block = _whole(parts.block) + recompute * parts.block.forward
+    block_costs = [_whole(block) + recompute * block.forward for block in parts.blocks]
     # Each kind of memory grows linearly with the blocks of a stage, up to its bound in MOST.
-    with_one_block, with_two_blocks = (_memory(config, [size] * stages) for size in (1, 2))
+    dense_layers = config.model.dense_layers
+    one_block, two_blocks = (_memory(_alike(config, dense=False), [size] * stages) for size in (1, 2))
+    two_dense = _memory(_alike(config, dense=True), [2] * stages) if dense_layers else two_blocks
 
     def cost(stage: int, size: int) -> float:
         ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
-        return size * block + ends
+        return stage_cost(block_costs, stage, size) + ends
 
     def memory(stage: int, size: int) -> float:
-        return sum(
-            min(first + (size - 1) * (with_two_blocks[stage][kind] - first), MOST.get(kind, inf))
-            for kind, first in with_one_block[stage].items()
-        )
+        dense = min(size, dense_layers) if stage == 0 else 0
+        held = 0.0
+        for kind, first in one_block[stage].items():
+            two = two_blocks[stage][kind]
+            total = first + (size - 1) * (two - first) - dense * (two - two_dense[stage][kind]) / 2
+            held += min(total, MOST.get(kind, inf))
+        return held
 
     return cut_over_ranks(
         blocks=config.model.layers,
@@ -191,9 +203,17 @@ def _fitting_cut(config: RunConfig, costs: CostModel, *, limit_gb: float) -> lis
     )
 
 
+def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
+    """The same model with all of its blocks dense, or none of them that may have experts."""
+    alike = copy_of(config)
+    alike.model.dense_layers = 2 * len(cut_of(config)) if dense else 0
+    return alike
+
+
 def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
     config = copy_of(config)
     config.parallel.cut = sizes
+    config.model.layers = sum(sizes)  # of a hypothetical cut
     run = represented(Shape.of(config))
     synchronous = schedule_facts(config).synchronous
     stage_memories = stage_memory(config, run.course, gradient_buffers=run.buffers)
@@ -241,13 +261,13 @@ def _stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> S
     parts, recompute = costs.parts(config), config.train.recompute
     forward, backward, input_half, weight_half, update, reduction = [], [], [], [], [], []
     for cut in cuts:
-        contents = [(len(cut.blocks), parts.block)]
-        contents += [(1, parts.embedding)] * cut.has_embedding + [(1, parts.head)] * cut.has_head
-        forward.append(sum(count * part.forward for count, part in contents))
-        recomputed = recompute * len(cut.blocks) * parts.block.forward
-        backward.append(sum(count * part.backward for count, part in contents) + recomputed)
-        input_half.append(sum(count * part.input_half for count, part in contents) + recomputed)
-        weight_half.append(sum(count * part.weight_half for count, part in contents))
+        blocks = [parts.blocks[block] for block in cut.blocks]
+        contents = blocks + [parts.embedding] * cut.has_embedding + [parts.head] * cut.has_head
+        forward.append(sum(part.forward for part in contents))
+        recomputed = recompute * sum(block.forward for block in blocks)
+        backward.append(sum(part.backward for part in contents) + recomputed)
+        input_half.append(sum(part.input_half for part in contents) + recomputed)
+        weight_half.append(sum(part.weight_half for part in contents))
         parameters = stage_parameters(config.model, cut)
         values = [parameter.size for parameter in parameters]
         owned = share_out(values, data_ranks=config.parallel.data).owned

@@ -14,7 +14,7 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     """Temporaries of a backward: gradients of activations and of the largest parameter."""
     spec, size = describe(config.model), sizes(config)
     tokens = config.train.microbatch_size * config.data.context
-    parts = (spec.block, spec.head) if cut.has_head else (spec.block,)
+    parts = [spec.blocks[block] for block in cut.blocks] + [spec.head] * cut.has_head
     passing = max(part.passing.bytes(narrow=size.replica, wide=size.wide) for part in parts)
     largest = max(parameter.size for parameter in stage_parameters(config.model, cut))
     # Autograd casts a narrow gradient to the buffer's type before it accumulates.

@@ -13,10 +13,16 @@ from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
 from stages.config import RunConfig
 from stages.config_keys import facts
 from stages.model.families import describe
+from stages.model.moe.settings import block_part
 from stages.model.spec import ModelPart, Parameter
 
 FORMAT = 2
-_NOT_TIMED = frozenset({"name", "layers", "rope_base", "norm_eps", "factory", "init", "init_sha256"})
+_NOT_TIMED = frozenset({"name", "layers", "rope_base", "norm_eps", "factory", "init", "init_sha256"}) | {
+    "dense_layers",
+    "route_scale",
+    "balance",
+    "balance_rate",
+}
 """Keys of `model` that change no part's time."""
 
 
@@ -53,10 +59,16 @@ class Measured:
     def parts(self, config: RunConfig) -> ModelTimes:
         """Times of the parts; a micro-batch size that was not measured is scaled from the nearest one."""
         self._check(config)
-        embedding, block, head = (
-            self._part(name, config.train.microbatch_size) for name in ("embedding", "block", "head")
+        size, model = config.train.microbatch_size, config.model
+        kinds = [block_part(model, block) for block in range(model.layers)]
+        if missing := set(kinds) - self.content["parts"].keys():
+            raise UserError(f"--profile {self.file}: lacks {missing.pop()}, which this model has")
+        times = {kind: self._part(kind, size) for kind in set(kinds)}
+        return ModelTimes(
+            embedding=self._part("embedding", size),
+            blocks=tuple(times[kind] for kind in kinds),
+            head=self._part("head", size),
         )
-        return ModelTimes(embedding=embedding, block=block, head=head)
 
     def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
         """The optimizer step: each part's time, scaled by the share of its parameters that is updated."""
@@ -65,7 +77,8 @@ class Measured:
         parts = (
             (ModelPart.EMBEDDING, spec.embedding),
             (ModelPart.HEAD, spec.head),
-            (ModelPart.BLOCK, spec.block),
+            # Of a dense block among blocks of experts, too: what an update costs follows the parameters.
+            (ModelPart.BLOCK, spec.blocks[-1]),
         )
         seconds = 0.0
         for part, description in parts:

@@ -10,9 +10,9 @@ from asyncpp_cli.planner.devices import Device
 from optimizers import check_options, method_named
 from optimizers.state_size import state_values
 from stages.config import RunConfig, optimizer_options
-from stages.memory.estimate import block_activations, message_bytes, sizes
+from stages.memory.estimate import message_bytes, sizes
 from stages.model.families import describe
-from stages.model.spec import Parameter
+from stages.model.spec import Parameter, PartSpec
 
 MATRIX_SHARE = 0.65
 """Share of the peak that large matrix products reach."""
@@ -38,7 +38,7 @@ class ModelTimes:
     """Times of the model's parts."""
 
     embedding: PartTimes
-    block: PartTimes
+    blocks: tuple[PartTimes, ...]
     head: PartTimes
     """Includes the final norm and the loss."""
 
@@ -59,17 +59,30 @@ class Roofline:
         tokens = config.train.microbatch_size * config.data.context
         peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
         bandwidth = self.device.bandwidth_gbs * _GIGA
-        product = 2 * tokens * spec.block.multiply_adds / (peak * MATRIX_SHARE)
-        attention = 2 * tokens * spec.block.attention * config.data.context / (peak * ATTENTION_SHARE)
-        # A block writes the activations it keeps, and reads most of them again.
-        moved = 2 * block_activations(config) / bandwidth
         logits = tokens * model.vocab_size * (2 * size.wide + size.replica) / bandwidth
         head = 2 * tokens * spec.head.multiply_adds / (peak * MATRIX_SHARE)
         looked_up = tokens * model.width / bandwidth
+        times = {block.multiply_adds: self._block(config, block) for block in spec.distinct_blocks}
         return ModelTimes(
             embedding=_part(2 * looked_up * size.replica, 0.0, 3 * looked_up * size.master),
-            block=_part(product + attention + moved, product + 2.5 * attention + 1.5 * moved, product),
+            blocks=tuple(times[block.multiply_adds] for block in spec.blocks),
             head=_part(head + logits, head + logits, head),
+        )
+
+    def _block(self, config: RunConfig, block: PartSpec) -> PartTimes:
+        size, tokens = sizes(config), config.train.microbatch_size * config.data.context
+        peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
+        bandwidth = self.device.bandwidth_gbs * _GIGA
+        product = 2 * tokens * block.multiply_adds / (peak * MATRIX_SHARE)
+        attention = 2 * tokens * block.attention * config.data.context / (peak * ATTENTION_SHARE)
+        # A block writes the activations it keeps, and reads most of them again.
+        moved = 2 * tokens * block.kept.bytes(narrow=size.replica, wide=size.wide) / bandwidth
+        # A micro-batch reads the weights of experts that few of its tokens meet, and writes their gradients.
+        experts = block.idle * size.replica / bandwidth
+        return _part(
+            product + attention + moved + experts,
+            product + 2.5 * attention + 1.5 * moved + experts,
+            product + (block.idle * 2 * size.master) / bandwidth,
         )
 
     def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
@@ -84,8 +97,10 @@ class Roofline:
         operations = 0.0
         for parameter in parameters:
             if iterations := method.rule(parameter.role.value).matrix_iterations:
-                short, long = sorted(parameter.shape)
-                operations += iterations * (4 * short * short * long + 2 * short**3)
+                # Each matrix of a stack by itself.
+                short, long = sorted(parameter.shape[-2:])
+                matrices = parameter.size // (short * long)
+                operations += matrices * iterations * (4 * short * short * long + 2 * short**3)
         peak = self._peak(
             "float32" if check_options(name, options).get("precision") == "float32" else "bfloat16"
         )

@@ -15,12 +15,9 @@ from schedules import Op, Program, analyze
 from stages.config import RunConfig, optimizer_options
 from stages.model.families import describe
 from stages.model.partition import StageCut, cut_of, stage_parameters
-from stages.model.spec import Parameter
+from stages.model.spec import INDEX_BYTES, Parameter
 from stages.update.optimizer_sharding import share_out
 from stages.update.reduction_rounds import reduction_plan, room_bytes
-
-TOKEN_BYTES = 8
-"""Size of a token id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +119,7 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
                 correction=correction,
                 # The peak may be of whole micro-batches or of halves.
                 activations=max(wholes * whole + halves * half for wholes, halves in course.in_flight[stage]),
-                recomputed=block_activations(config) if config.train.recompute else 0,
+                recomputed=block_activations(config, cut.blocks) if config.train.recompute else 0,
             )
         )
     return held
@@ -160,11 +157,12 @@ def in_flight_counts(program: Program) -> list[set[tuple[int, int]]]:
     return counts
 
 
-def block_activations(config: RunConfig) -> int:
-    """Bytes that one block keeps of one micro-batch, its input included where a norm keeps it as it is."""
+def block_activations(config: RunConfig, blocks: range) -> int:
+    """Bytes that the largest of these blocks keeps of one micro-batch, its input included where a norm keeps
+    it as it is."""
     size = sizes(config)
-    block = describe(config.model).block
-    return _tokens(config) * block.kept.bytes(narrow=size.replica, wide=size.wide)
+    kept = {describe(config.model).blocks[block].kept for block in blocks}
+    return _tokens(config) * max(values.bytes(narrow=size.replica, wide=size.wide) for values in kept)
 
 
 def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
@@ -172,23 +170,24 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     backward keeps from its first half to its second."""
     spec, size = describe(config.model), sizes(config)
     activation = config.model.width * size.replica
-    blocks = len(cut.blocks)
-    kept = TOKEN_BYTES if cut.has_embedding else 0
+    blocks = [spec.blocks[block] for block in cut.blocks]
+    kept = INDEX_BYTES if cut.has_embedding else 0
     if config.train.recompute:
-        kept += blocks * activation
+        kept += len(blocks) * activation
     else:
-        kept += blocks * spec.block.kept.bytes(narrow=size.replica, wide=size.wide)
+        kept += sum(block.kept.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
         # Norms keep a wider copy of their input, or where there is none the input itself.
         if size.wide != size.replica and not cut.has_embedding:
             kept += activation
     once = 0
     if cut.has_head:
-        kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) + TOKEN_BYTES
+        kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) + INDEX_BYTES
         once = 2 * size.wide  # the loss, and what it was divided by
     else:
         kept += activation
-    deferred = blocks * spec.block.deferred + cut.has_head * spec.head.deferred
-    return _tokens(config) * kept + once, _tokens(config) * deferred * size.replica
+    parts = [*blocks, spec.head] if cut.has_head else blocks
+    deferred = sum(part.deferred.bytes(narrow=size.replica, wide=size.wide) for part in parts)
+    return _tokens(config) * kept + once, _tokens(config) * deferred
 
 
 def _updated(

@@ -15,6 +15,7 @@ from stages.config import RunConfig
 from stages.memory.estimate import StageMemory, sizes
 from stages.model.block_runner import block_runner
 from stages.model.decoder import Stage, next_token_loss
+from stages.model.moe.routing import Routing
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import Rank, dtypes
 from stages.update.optimizer_step import StageState
@@ -191,6 +192,10 @@ class MemoryMeter:
         permanent = [*replica.parameters, *module.buffers()]
         if module.rotation is not None:
             permanent.append(module.rotation)
+        # A weight version has its biases once, whatever is in flight.
+        experts = self._config.model.experts
+        biases = {block: torch.zeros(experts, device=self._device) for block in module.expert_blocks}
+        permanent += biases.values()
         tokens = torch.zeros(
             (train.microbatch_size, self._config.data.context), dtype=torch.long, device=self._device
         )
@@ -207,15 +212,17 @@ class MemoryMeter:
 
         with leaving_no_trace(module, self._device), torch.enable_grad(), deferring(deferred):
             with saved_tensors_hooks(keep, _same):
-                output = module(given)
+                output = module(given, Routing(biases))
                 if module.head is not None:
                     output = next_token_loss(output, tokens.clone()) / 1
                 whole = _bytes([*saved, given, output], without=_pointers(permanent))
-                saved.clear()
+                recomputed = 0
                 if train.recompute:
                     run_block = block_runner(self._config.model, recompute=False, compiled=train.compile)
-                    run_block(next(iter(module.blocks.values())), activation, module.rotation)
-                recomputed = _bytes(saved, without=_pointers(permanent))
+                    for index in module.blocks:
+                        saved.clear()
+                        module.apply_block(index, activation, Routing(biases), run=run_block)
+                        recomputed = max(recomputed, _bytes(saved, without=_pointers(permanent)))
             if deferred is None:
                 return whole, 0, recomputed
             start = given if given.requires_grad else replica.parameters[0]

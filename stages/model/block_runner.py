@@ -5,7 +5,8 @@ that the backward reads. With a stash those are the forward's, and the result is
 (`paci`) they are the newest: all activations inside the block are then of the newest weights, and only its
 input is of the forward's.
 
-One compilation serves all blocks of all versions: the parameters are inputs of the compiled function.
+One compilation serves all blocks of a kind, of all versions: the parameters are inputs of the compiled
+function.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from stages.config import ModelConfig
-from stages.model.decoder import RunBlock, run_as_it_stands
-from stages.model.families import FAMILIES
+from stages.model.decoder import RunBlock, make_block, run_as_it_stands
+from stages.model.moe.experts import ExpertBlock
 from stages.model.split_backward import deferred_now, deferring
 
 
@@ -43,23 +44,17 @@ def block_runner(config: ModelConfig, *, recompute: bool, compiled: bool) -> Run
 def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
     """Wrap `run` in activation checkpointing; `random`: the second run draws the same random numbers."""
 
-    def run_block(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
+    def run_block(block: nn.Module, *given: Tensor) -> Any:
         deferred = deferred_now()
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             # In a split backward the second run defers its weight gradients to the same place.
             return nullcontext(), deferring(deferred)
 
-        out: Tensor = checkpoint(
-            run,
-            block,
-            x,
-            rotation,
-            use_reentrant=False,
-            preserve_rng_state=random,
-            context_fn=contexts,
+        # What the second run of a block of experts counts is dropped here.
+        return checkpoint(
+            run, block, *given, use_reentrant=False, preserve_rng_state=random, context_fn=contexts
         )
-        return out
 
     return run_block
 
@@ -67,31 +62,26 @@ def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
 def _run_compiled(config: ModelConfig) -> RunBlock:
     # The compiler reads its inputs' `grad`, which makes torch warn.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-    compiled = _compile(astuple(config))
 
-    def run_block(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
+    def run_block(block: nn.Module, *given: Tensor) -> Any:
         if not torch.is_grad_enabled():
-            return block(x, rotation)  # type: ignore[no-any-return]
-        assert rotation is not None  # validation refuses it with a model of the user's own
+            return block(*given)
+        compiled = _compile(astuple(config), experts=isinstance(block, ExpertBlock))
         aliases = _Aliases.apply(*block.parameters())  # type: ignore[no-untyped-call]
-        return compiled(aliases, x, rotation)
+        return compiled(aliases, *given)
 
     return run_block
 
 
 @lru_cache
-def _compile(
-    settings: tuple[Any, ...],
-) -> Callable[[tuple[Tensor, ...], Tensor, Tensor], Tensor]:
-    """The compiled block; its parameters come in the order of `Block.parameters`."""
-    config = ModelConfig(*settings)
+def _compile(settings: tuple[Any, ...], *, experts: bool) -> Callable[..., Any]:
+    """The compiled block; its parameters come first, as a tuple in the order of `Block.parameters`."""
     with torch.device("meta"):
-        template = FAMILIES[config.family].make_block(config)
+        template = make_block(ModelConfig(*settings), experts=experts)
     names = [name for name, _ in template.named_parameters()]
 
-    def run(parameters: tuple[Tensor, ...], x: Tensor, rotation: Tensor) -> Tensor:
-        out: Tensor = functional_call(template, dict(zip(names, parameters, strict=True)), (x, rotation))
-        return out
+    def run(parameters: tuple[Tensor, ...], *given: Tensor) -> Any:
+        return functional_call(template, dict(zip(names, parameters, strict=True)), given)
 
     # `deterministic`: kernels are chosen by rule, not by timing, so a resumed run computes the same bits.
     # Only one block is compiled: a pool of compile processes has no use.

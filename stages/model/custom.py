@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stages.config import ModelConfig
-from stages.model.decoder import Stage, run_as_it_stands
+from stages.model.decoder import RunBlock, Stage, run_as_it_stands
+from stages.model.moe.routing import Routing
 from stages.model.partition import StageCut
 
 Parts = tuple[nn.Module, Sequence[nn.Module], nn.Module]
@@ -67,14 +68,16 @@ class OwnStage(Stage):
                 self.get_submodule(owner_name), leaf, value.to(dtype) if value.is_floating_point() else value
             )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
         shape = (*x.shape[:2], self.config.width)
         part = "block 0"
         if self.embedding is not None:
             x = self._checked(self.embedding(x), "the embedding", self.config.width)
-        for index, block in self.blocks.items():
+        for index in self.blocks:
             part = f"block {index}"
-            x = self._checked(self.run_block(block, x, None), part, self.config.width)
+            x = self._checked(
+                self.apply_block(index, x, routing, run=self.run_block), part, self.config.width
+            )
         if self.head is not None:
             return self._checked(self.head(x), "the head", self.config.vocab_size)
         if x.shape != shape or x.dtype != self._dtype:
@@ -84,6 +87,10 @@ class OwnStage(Stage):
             )
         # Messages are sent contiguous; replay computes with the same layout.
         return x.contiguous()
+
+    def apply_block(self, index: str, x: Tensor, routing: Routing | None, *, run: RunBlock) -> Tensor:
+        out: Tensor = run(self.blocks[index], x)
+        return out
 
     def _checked(self, x: Tensor, part: str, width: int) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != width:

@@ -8,7 +8,9 @@ weights do not depend on the cut.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,10 @@ from torch import Tensor, nn
 
 from stages.config import ModelConfig
 from stages.model.families import FAMILIES
-from stages.model.layers import RMSNorm
+from stages.model.layers import MLP, Block, RMSNorm
+from stages.model.moe.experts import ExpertBlock
+from stages.model.moe.routing import Routing
+from stages.model.moe.settings import has_experts
 from stages.model.partition import StageCut
 from stages.model.spec import head_dim
 from stages.model.split_backward import Linear
@@ -24,14 +29,21 @@ from stages.model.split_backward import Linear
 INITIAL_STD = 0.02
 
 
-RunBlock = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
-"""Runs a block on activations and the rotary table; None: the block is the user's own and takes no table."""
+RunBlock = Callable[..., Any]
+"""Runs a block, its first argument, on what the block's `forward` takes, and returns what that returns."""
 
 
-def run_as_it_stands(block: nn.Module, x: Tensor, rotation: Tensor | None) -> Tensor:
+def run_as_it_stands(block: nn.Module, *given: Tensor) -> Any:
     """Call the block."""
-    out: Tensor = block(x) if rotation is None else block(x, rotation)
-    return out
+    return block(*given)
+
+
+def make_block(config: ModelConfig, *, experts: bool) -> Block | ExpertBlock:
+    """A block of the model's family, with experts or dense."""
+    attention = FAMILIES[config.family].make_attention(config)
+    if experts:
+        return ExpertBlock(config, attention=attention)
+    return Block(config, attention=attention, mlp=MLP(config.width, config.mlp_width))
 
 
 class Stage(nn.Module):
@@ -46,27 +58,60 @@ class Stage(nn.Module):
         self.config = config
         self.context = context
         self.embedding = nn.Embedding(config.vocab_size, config.width) if cut.has_embedding else None
-        make_block = FAMILIES[config.family].make_block
-        self.blocks = nn.ModuleDict({str(index): make_block(config) for index in cut.blocks})
+        self.blocks = nn.ModuleDict(
+            {str(block): make_block(config, experts=has_experts(config, block)) for block in cut.blocks}
+        )
         self.norm = RMSNorm(config.width, config.norm_eps) if cut.has_head else None
         self.head = Linear(config.width, config.vocab_size) if cut.has_head else None
         self.rotation: Tensor | None = None
         self.run_block: RunBlock = run_as_it_stands
         """Runs each block; see `stages.model.block_runner`."""
 
+    @property
+    def expert_blocks(self) -> list[int]:
+        """Numbers of the blocks that have experts."""
+        return [int(index) for index, block in self.blocks.items() if isinstance(block, ExpertBlock)]
+
     def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
         """Compute the rotary table. Parameters are put in place by `WeightVersions`."""
         self.rotation = rotary_table(self.config, context=self.context).to(device=device, dtype=dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
+        """Run the stage.
+
+        Args:
+            x: see `Stage`.
+            routing: of the micro-batch, for blocks of experts; None: balance biases are 0, and loads are not
+                reported.
+        """
         if self.embedding is not None:
             x = self.embedding(x)
-        assert self.rotation is not None
-        for block in self.blocks.values():
-            x = self.run_block(block, x, self.rotation)
+        for index in self.blocks:
+            x = self.apply_block(index, x, routing, run=self.run_block)
         if self.head is not None and self.norm is not None:
             x = self.head(self.norm(x))
         return x
+
+    def apply_block(self, index: str, x: Tensor, routing: Routing | None, *, run: RunBlock) -> Tensor:
+        """The output of one block.
+
+        Args:
+            index: the block's number in the model.
+            x: its input, `(batch, context, width)`.
+            routing: as for `forward`.
+            run: runs the block.
+        """
+        block = self.blocks[index]
+        if not isinstance(block, ExpertBlock):
+            dense: Tensor = run(block, x, self.rotation)
+            return dense
+        number = int(index)
+        bias = x.new_zeros(self.config.experts).float() if routing is None else routing.biases[number]
+        out: Tensor
+        out, load = run(block, x, self.rotation, bias)
+        if routing is not None:
+            routing.loads[number] = load
+        return out
 
 
 def rotary_table(config: ModelConfig, *, context: int) -> Tensor:
@@ -94,15 +139,32 @@ def initialise(parameter: Tensor, *, name: str, seed: int, layers: int) -> None:
     """Fill one parameter with its initial values, which depend on its name and the seed alone.
 
     Norm weights are 1, biases 0; matrices are normal with standard deviation 0.02, and those that write
-    into the residual stream (`attention.output`, `mlp.down`) with 0.02 / sqrt(2 layers) (GPT-2's rule).
+    into the residual stream (`attention.output`, `mlp.down`) with 0.02 / sqrt(2 layers) (GPT-2's rule). Each
+    matrix of a stack of experts is drawn for itself, under the stack's name and the expert's number.
     """
     if parameter.ndim <= 1:
         parameter.fill_(0.0 if name.rpartition(".")[2] == "bias" else 1.0)
         return
+    if ".experts." in name and parameter.ndim == 3:
+        for expert, matrix in enumerate(parameter):
+            initialise(matrix, name=expert_name(name, expert), seed=seed, layers=layers)
+        return
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     std = INITIAL_STD
-    if name.endswith(("attention.output.weight", "mlp.down.weight")):
+    if _writes_into_the_residual_stream(name):
         std /= (2 * layers) ** 0.5
     values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
     parameter.copy_(values)
+
+
+def expert_name(stack: str, expert: int) -> str:
+    """Name of one matrix of a stack, as in `blocks.3.experts.up.17`."""
+    return f"{stack}.{expert}"
+
+
+_RESIDUAL = re.compile(r"(attention\.output\.weight|(mlp|shared)\.down\.weight|experts\.down\.[0-9]+)$")
+
+
+def _writes_into_the_residual_stream(name: str) -> bool:
+    return _RESIDUAL.search(name) is not None

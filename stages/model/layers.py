@@ -69,11 +69,11 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU (arXiv 2002.05202)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.gate = Linear(config.width, config.mlp_width)
-        self.up = Linear(config.width, config.mlp_width)
-        self.down = Linear(config.mlp_width, config.width)
+        self.gate = Linear(width, hidden)
+        self.up = Linear(width, hidden)
+        self.down = Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))

@@ -55,8 +55,8 @@ def cut_model(config: ModelConfig, *, stages: int, context: int) -> list[StageCu
     Raises:
         ValueError: more stages than blocks.
     """
-    block, head = _block_and_head(config, stages=stages, context=context)
-    return stage_cuts(_equal_blocks(config.layers, block, stages=stages, last_extra=head))
+    blocks, head = _costs(config, stages=stages, context=context)
+    return stage_cuts(_equal_stages(blocks, stages=stages, last_extra=head))
 
 
 def cut_model_over_ranks(
@@ -67,25 +67,38 @@ def cut_model_over_ranks(
     Raises:
         ValueError: more stages than blocks.
     """
-    block, head = _block_and_head(config, stages=len(rank_of_stage), context=context)
-    return stage_cuts(_equal_ranks(config.layers, block, head, rank_of_stage))
+    blocks, head = _costs(config, stages=len(rank_of_stage), context=context)
+    return stage_cuts(_equal_ranks(blocks, head, rank_of_stage))
 
 
-def _block_and_head(config: ModelConfig, *, stages: int, context: int) -> tuple[float, float]:
+def _costs(config: ModelConfig, *, stages: int, context: int) -> tuple[tuple[int, ...], int]:
+    """Multiply-adds of each block and of the head."""
     if stages > config.layers:
         raise ValueError(f"{stages} stages need at least as many blocks, the model has {config.layers}")
     spec = describe(config)
-    block, head = (part.forward_multiply_adds(context=context) for part in (spec.block, spec.head))
-    return block, head
+    blocks = tuple(block.forward_multiply_adds(context=context) for block in spec.blocks)
+    return blocks, spec.head.forward_multiply_adds(context=context)
+
+
+def stage_cost(blocks: Sequence[float], stage: int, size: int) -> float:
+    """Cost of the blocks of a stage by their number: blocks that differ from the last are the model's first,
+    and count in the first stage.
+
+    Args:
+        blocks: cost of each block of the model.
+        stage: number of the stage.
+        size: blocks in it.
+    """
+    return sum(blocks[:size]) if stage == 0 else size * blocks[-1]
 
 
 @lru_cache(maxsize=1024)
-def _equal_ranks(count: int, block: float, head: float, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
+def _equal_ranks(blocks: tuple[float, ...], head: float, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
     last = len(rank_of_stage) - 1
     cut = cut_over_ranks(
-        blocks=count,
+        blocks=len(blocks),
         rank_of_stage=rank_of_stage,
-        cost=lambda stage, size: size * block + head * (stage == last),
+        cost=lambda stage, size: stage_cost(blocks, stage, size) + head * (stage == last),
         fits=lambda sizes: True,
     )
     assert cut is not None, "at least one block per stage"
@@ -93,8 +106,8 @@ def _equal_ranks(count: int, block: float, head: float, rank_of_stage: tuple[int
 
 
 @lru_cache(maxsize=1024)  # a planner asks for the same cut again and again
-def _equal_blocks(count: int, cost: float, *, stages: int, last_extra: float) -> tuple[int, ...]:
-    return tuple(balance([cost] * count, stages=stages, last_extra=last_extra))
+def _equal_stages(blocks: tuple[float, ...], *, stages: int, last_extra: float) -> tuple[int, ...]:
+    return tuple(balance(blocks, stages=stages, last_extra=last_extra))
 
 
 def stage_cuts(sizes: Sequence[int]) -> list[StageCut]:
@@ -162,7 +175,7 @@ def fitting_cut(
     `balance`.
 
     Args:
-        blocks: number of blocks, all alike.
+        blocks: number of blocks.
         stages: number of stages, each with at least one block.
         cost: `cost(stage, blocks)`: of a stage with that many blocks, embedding and head included.
         fits: `fits(stage, blocks)`: whether it fits; then it fits with fewer blocks, too.
@@ -208,7 +221,7 @@ def cut_over_ranks(
     earlier ranks, and earlier stages of a rank, get more. With one stage per rank this is `fitting_cut`.
 
     Args:
-        blocks: number of blocks, all alike.
+        blocks: number of blocks.
         rank_of_stage: rank of each stage; each has at least one block.
         cost: `cost(stage, blocks)`: of a stage with that many blocks, embedding and head included.
         fits: whether a rank fits, from the blocks of each of its stages; then it fits with fewer blocks, too.

@@ -1,7 +1,8 @@
 """The description of a model: its parameters, and what its parts compute and keep. Imports no torch.
 
-A model is an embedding, blocks that are alike, and a head. Memory, partition, planner, utilisation, optimizer
-groups, export and import read the description; none of them knows a shape or a formula of its own.
+A model is an embedding, blocks, and a head. Blocks are alike, but for the first ones of some mixtures of
+experts. Memory, partition, planner, utilisation, optimizer groups, export and import read the description;
+none of them knows a shape or a formula of its own.
 
 Counts are per token. What is computed and what is stored are stated apart: a part may have more parameters
 than one token meets.
@@ -19,7 +20,7 @@ from optimizers.grouping import DECAYED, Role
 from stages.config import ModelConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from stages.model.layers import Attention
 
 
 class ModelPart(StrEnum):
@@ -59,6 +60,10 @@ def matrix(name: str, rows: int, columns: int, hf_name: str) -> Parameter:
     return Parameter(f"{name}.weight", (rows, columns), Role.MATRIX, f"{hf_name}.weight")
 
 
+INDEX_BYTES = 8
+"""Size of an index or a token id."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Values:
     """Numbers of values by the type that they are computed in."""
@@ -66,14 +71,20 @@ class Values:
     narrow: int = 0
     """In the type of the weights that forward and backward compute with."""
     wide: int = 0
-    """In that type, or in float32 where it is narrower: norms, sums of attention, the loss."""
+    """In that type, or in float32 where it is narrower: norms, sums of attention, the router, the loss."""
+    indices: int = 0
+    """Integers of 8 bytes."""
 
     def __add__(self, other: Values) -> Values:
-        return Values(narrow=self.narrow + other.narrow, wide=self.wide + other.wide)
+        return Values(
+            narrow=self.narrow + other.narrow,
+            wide=self.wide + other.wide,
+            indices=self.indices + other.indices,
+        )
 
     def bytes(self, *, narrow: int, wide: int) -> int:
         """Bytes, with those of one value of each type."""
-        return self.narrow * narrow + self.wide * wide
+        return self.narrow * narrow + self.wide * wide + self.indices * INDEX_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +96,8 @@ class PartSpec:
 
     parameters: tuple[Parameter, ...] = ()
     """In the module's order."""
+    idle: int = 0
+    """Values of the parameters that a token does not meet: of experts that it is not sent to."""
     multiply_adds: int = 0
     """Of the matrices that one token is multiplied with, in a forward."""
     attention: int = 0
@@ -92,7 +105,7 @@ class PartSpec:
     average, for the scores and for the values."""
     kept: Values = field(default_factory=Values)
     """Activations kept from forward to backward, without the part's input."""
-    deferred: int = 0
+    deferred: Values = field(default_factory=Values)
     """Values kept between the halves of a split backward: inputs of the matrices and gradients of their
     outputs."""
     passing: Values = field(default_factory=Values)
@@ -110,6 +123,11 @@ class PartSpec:
     @property
     def parameter_count(self) -> int:
         return sum(parameter.size for parameter in self.parameters)
+
+    @property
+    def active_count(self) -> int:
+        """Values of the parameters that a token meets."""
+        return self.parameter_count - self.idle
 
     def forward_multiply_adds(self, *, context: int) -> int:
         """Of a token in sequences of `context` tokens."""
@@ -129,10 +147,8 @@ class PartSpec:
 class ModelSpec:
     """A model by its parts."""
 
-    layers: int
     embedding: PartSpec
-    block: PartSpec
-    """One of `layers`."""
+    blocks: tuple[PartSpec, ...]
     head: PartSpec
 
     def parameters(self, blocks: range, *, embedding: bool, head: bool) -> Iterator[Parameter]:
@@ -140,7 +156,7 @@ class ModelSpec:
         if embedding:
             yield from self.embedding.parameters
         for index in blocks:
-            for parameter in self.block.parameters:
+            for parameter in self.blocks[index].parameters:
                 yield parameter._replace(
                     name=f"blocks.{index}.{parameter.name}",
                     hf_name=f"model.layers.{index}.{parameter.hf_name}",
@@ -150,30 +166,39 @@ class ModelSpec:
 
     def whole(self) -> Iterator[Parameter]:
         """All parameters, in the order of a module that holds the whole model."""
-        return self.parameters(range(self.layers), embedding=True, head=True)
+        return self.parameters(range(len(self.blocks)), embedding=True, head=True)
 
     def role(self, name: str) -> Role:
         """The role of the parameter with this name in the whole model."""
-        relative = name.split(".", 2)[2] if name.startswith("blocks.") else name
-        listed = (*self.embedding.parameters, *self.block.parameters, *self.head.parameters)
-        return next(parameter.role for parameter in listed if parameter.name == relative)
+        listed: tuple[Parameter, ...] = (*self.embedding.parameters, *self.head.parameters)
+        if name.startswith("blocks."):
+            _, index, name = name.split(".", 2)
+            listed = self.blocks[int(index)].parameters
+        return next(parameter.role for parameter in listed if parameter.name == name)
 
     @property
     def parameter_count(self) -> int:
         """Values of the whole model."""
-        return (
-            self.embedding.parameter_count
-            + self.layers * self.block.parameter_count
-            + self.head.parameter_count
-        )
+        return sum(part.parameter_count for part in self._parts)
+
+    @property
+    def active_count(self) -> int:
+        """Those that a token meets: in a mixture of experts fewer than all."""
+        return sum(part.active_count for part in self._parts)
+
+    @property
+    def distinct_blocks(self) -> tuple[PartSpec, ...]:
+        """One block of each kind: the first, and the last where it differs."""
+        first, last = self.blocks[0], self.blocks[-1]
+        return (first,) if first is last else (first, last)
+
+    @property
+    def _parts(self) -> tuple[PartSpec, ...]:
+        return (self.embedding, *self.blocks, self.head)
 
     def training_flops(self, *, context: int) -> int:
         """Of a token through the whole model, as in `PartSpec.training_flops`."""
-        return (
-            self.embedding.training_flops(context=context)
-            + self.layers * self.block.training_flops(context=context)
-            + self.head.training_flops(context=context)
-        )
+        return sum(part.training_flops(context=context) for part in self._parts)
 
 
 def norm(
@@ -187,7 +212,7 @@ def norm(
     return PartSpec(parameters=(gain,), kept=Values(wide=count * (2 * width + 1)))
 
 
-def decoder(config: ModelConfig, block: PartSpec) -> ModelSpec:
+def decoder(config: ModelConfig, blocks: tuple[PartSpec, ...]) -> ModelSpec:
     """A decoder with these blocks between an embedding and an untied head behind a norm."""
     width, vocabulary = config.width, config.vocab_size
     shape = (vocabulary, width)
@@ -198,15 +223,14 @@ def decoder(config: ModelConfig, block: PartSpec) -> ModelSpec:
         parameters=(Parameter("head.weight", shape, Role.HEAD, "lm_head.weight", ModelPart.HEAD),),
         multiply_adds=width * vocabulary,
         kept=Values(narrow=width, wide=vocabulary),
-        deferred=width + vocabulary,
+        deferred=Values(narrow=width + vocabulary),
         # The loss is computed in a wider type where the logits are narrow.
         passing=Values(narrow=vocabulary, wide=vocabulary),
     )
     return ModelSpec(
-        layers=config.layers,
         # A look-up: no arithmetic, and no activation is needed for its gradient.
         embedding=PartSpec(parameters=(table,)),
-        block=block,
+        blocks=blocks,
         head=norm("norm", width, "model.norm", part=ModelPart.HEAD) + projection,
     )
 
@@ -232,8 +256,8 @@ class HuggingFace:
 class Family:
     """Models that differ in their sizes alone."""
 
-    block_spec: Callable[[ModelConfig], PartSpec]
-    """Describes one block."""
-    make_block: Callable[[ModelConfig], nn.Module]
-    """Builds one block; imports torch when it is called."""
+    attention: Callable[[ModelConfig], PartSpec]
+    """Describes a block's attention; its MLP or experts are the same in all families."""
+    make_attention: Callable[[ModelConfig], Attention]
+    """Builds a block's attention; imports torch when it is called."""
     hugging_face: HuggingFace

@@ -7,7 +7,7 @@ half. Gradients of norms and of the embedding, which are cheap, are computed in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -17,21 +17,24 @@ from torch import Tensor, nn
 
 from stages.update.early_reduction import WholeGradients
 
+WeightGradient = Callable[..., Tensor]
+"""Computes the gradient of a weight, its first argument, from the tensors that were kept for it. It does not
+read the weight's values, which may have changed."""
+
 
 class DeferredGradients:
     """The weight gradients that one micro-batch's first half defers."""
 
     def __init__(self) -> None:
-        self._left: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._left: list[tuple[Tensor, WeightGradient, tuple[Tensor, ...]]] = []
 
-    def leave(self, weight: Tensor, given: Tensor, gradient: Tensor) -> None:
-        """Keep the layer's input and the gradient of its output, which the gradient of `weight` follows
-        from."""
-        self._left.append((weight, given, gradient))
+    def leave(self, weight: Tensor, gradient: WeightGradient, *kept: Tensor) -> None:
+        """Keep tensors that the gradient of `weight` follows from: it is `gradient(weight, *kept)`."""
+        self._left.append((weight, gradient, kept))
 
     def kept(self) -> list[Tensor]:
         """The tensors that are held until the second half."""
-        return [tensor for _, given, gradient in self._left for tensor in (given, gradient)]
+        return [tensor for _, _, kept in self._left for tensor in kept]
 
     @torch.no_grad()
     def compute(self, whole: WholeGradients | None = None) -> None:
@@ -43,9 +46,9 @@ class DeferredGradients:
         last_use = {id(weight): use for use, (weight, _, _) in enumerate(self._left)}
         if whole is not None:
             whole.leave([weight for weight, _, _ in self._left])
-        for use, (weight, given, gradient) in enumerate(self._left):
+        for use, (weight, gradient, kept) in enumerate(self._left):
             assert weight.grad is not None
-            weight.grad.add_(gradient.flatten(0, -2).t() @ given.flatten(0, -2))
+            weight.grad.add_(gradient(weight, *kept))
             if whole is not None and use == last_use[id(weight)]:
                 whole.note(weight)
         self._left.clear()
@@ -95,5 +98,10 @@ class _DeferredLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         given, weight = ctx.saved_tensors
-        ctx.gradients.leave(ctx.parameter, given, gradient)
+        ctx.gradients.leave(ctx.parameter, _linear_gradient, given, gradient)
         return gradient @ weight, None, None
+
+
+def _linear_gradient(_weight: Tensor, given: Tensor, gradient: Tensor) -> Tensor:
+    """Of a matrix, from the layer's input and the gradient of its output."""
+    return gradient.flatten(0, -2).t() @ given.flatten(0, -2)

@@ -10,6 +10,7 @@ from stages.config import RunConfig, optimizer_options
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.model.decoder import Stage, initialise, next_token_loss
+from stages.model.families import parameter_roles
 from stages.model.partition import cut_model
 from stages.update.lr_schedule import learning_rate_factor
 
@@ -77,6 +78,7 @@ def delayed_training(
         lr=config.optimizer.lr,
         weight_decay=config.optimizer.weight_decay,
         options=optimizer_options(config.optimizer),
+        roles=parameter_roles(config.model, {name: parameter.ndim for name, parameter in named.items()}),
     )
     c = config.error_feedback.coefficient
 

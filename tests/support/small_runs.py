@@ -7,6 +7,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,12 @@ def small_config(
         ),
         seed=seed,
     )
+
+
+def with_experts(config: RunConfig, **changed: Any) -> RunConfig:
+    """The same run with a mixture of experts: 6 experts, of which a token meets 2."""
+    settings = {"experts": 6, "active_experts": 2, "expert_width": 12} | changed
+    return replace(config, model=replace(config.model, **settings))
 
 
 class Rows:

@@ -8,7 +8,7 @@ from stages.config import ModelConfig
 from stages.model.spec import Family, HuggingFace, PartSpec, Values, head_dim, matrix, norm
 
 if TYPE_CHECKING:
-    from stages.model.layers import Block
+    from stages.model.layers import Attention
 
 
 def attention(config: ModelConfig) -> PartSpec:
@@ -25,44 +25,21 @@ def attention(config: ModelConfig) -> PartSpec:
         attention=queries,
         # The norm's output; queries, keys, values and what attention returns; each head's sum of the softmax.
         kept=Values(narrow=width + 2 * queries + 2 * keys, wide=config.heads),
-        deferred=(width + queries) + (queries + 2 * keys + width),
+        deferred=Values(narrow=(width + queries) + (queries + 2 * keys + width)),
     )
     return norm("attention_norm", width, "input_layernorm") + projections
 
 
-def mlp(config: ModelConfig) -> PartSpec:
-    """SwiGLU behind its norm."""
-    width, hidden = config.width, config.mlp_width
-    matrices = PartSpec(
-        parameters=(
-            matrix("mlp.gate", hidden, width, "mlp.gate_proj"),
-            matrix("mlp.up", hidden, width, "mlp.up_proj"),
-            matrix("mlp.down", width, hidden, "mlp.down_proj"),
-        ),
-        multiply_adds=3 * width * hidden,
-        # The norm's output; gate, its SiLU, up, and their product.
-        kept=Values(narrow=width + 4 * hidden),
-        deferred=(width + hidden) + (2 * hidden + width),
-        passing=Values(narrow=4 * hidden),
-    )
-    return norm("mlp_norm", width, "post_attention_layernorm") + matrices
+def make_attention(config: ModelConfig) -> Attention:
+    """The module of a block's attention."""
+    from stages.model.layers import Attention
 
-
-def block_spec(config: ModelConfig) -> PartSpec:
-    """One block."""
-    return attention(config) + mlp(config)
-
-
-def make_block(config: ModelConfig) -> Block:
-    """The module of one block."""
-    from stages.model.layers import MLP, Attention, Block
-
-    return Block(config, attention=Attention(config), mlp=MLP(config))
+    return Attention(config)
 
 
 LLAMA = Family(
-    block_spec=block_spec,
-    make_block=make_block,
+    attention=attention,
+    make_attention=make_attention,
     hugging_face=HuggingFace(
         model_type="llama",
         architecture="LlamaForCausalLM",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, small_config, with_experts
 
 from optimizers import NAMES as OPTIMIZERS
 from optimizers.grouping import role_of
@@ -111,6 +111,21 @@ def test_every_family_keeps_what_its_description_says(precision: str, recompute:
         assert {kind: memory[kind] for kind in expected} == expected
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_experts_keep_what_their_description_says(precision: str, recompute: bool, text: Path) -> None:
+    for changed in (
+        {"shared_experts": 2, "dense_layers": 3},
+        {"router_score": "softmax", "route_normalised": False},
+    ):
+        config = with_experts(
+            config_of("zero-bubble", text, precision=precision, recompute=recompute), **changed
+        )
+        memory = measured(config)
+        expected = by_kind(config, buffers_of(config, memory))
+        assert {kind: memory[kind] for kind in expected} == expected
+
+
 @pytest.mark.parametrize("schedule", ["2bw", "paci"])
 def test_data_ranks_share_what_is_updated(schedule: str, text: Path) -> None:
     config = config_of(schedule, text, data=2, optimizer="muon")
@@ -125,7 +140,7 @@ def test_data_ranks_share_what_is_updated(schedule: str, text: Path) -> None:
 def test_recomputation_keeps_a_blocks_input_alone(text: Path) -> None:
     plain, recomputed = (measured(config_of("2bw", text, recompute=recompute)) for recompute in (False, True))
     assert plain["recomputed"] == [0, 0, 0]
-    assert recomputed["recomputed"] == [block_activations(config_of("2bw", text))] * 3
+    assert recomputed["recomputed"] == [block_activations(config_of("2bw", text), range(1))] * 3
     assert recomputed["activations"][0] < plain["activations"][0] / 8
 
 

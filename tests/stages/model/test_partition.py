@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, small_config, with_experts
 
 from stages.config import ModelConfig
 from stages.model.families import describe
@@ -145,8 +145,23 @@ def test_the_v_is_cut_so_that_ranks_are_equally_fast(text: Path) -> None:
     config = small_config("2bw-v", text=text, stages=2, layers=8)
     spec = describe(replace(config.model, vocab_size=1))
     per_word = spec.head.forward_multiply_adds(context=12)
-    config.model.vocab_size = round(2 * spec.block.forward_multiply_adds(context=12) / per_word)
+    config.model.vocab_size = round(2 * spec.blocks[0].forward_multiply_adds(context=12) / per_word)
     assert [len(cut.blocks) for cut in cut_of(config)] == [2, 3, 2, 1]
+
+
+def test_dense_first_blocks_have_a_cost_of_their_own(text: Path) -> None:
+    """A dense block here costs about as much as six with experts."""
+    config = with_experts(small_config("2bw", text=text, layers=9), dense_layers=1, active_experts=1)
+    config.model.mlp_width = 800
+    spec = describe(config.model)
+    dense, routed = (block.forward_multiply_adds(context=12) for block in spec.distinct_blocks)
+    head = spec.head.forward_multiply_adds(context=12)
+    sizes = [len(cut.blocks) for cut in cut_of(config)]
+    slowest = {size: max(dense + (size - 1) * routed, (9 - size) * routed + head) for size in range(1, 9)}
+    assert sizes[0] == min(slowest, key=slowest.__getitem__) < 4
+    in_a_v = replace(config, schedule=replace(config.schedule, name="2bw-v"))
+    v_sizes = [len(cut.blocks) for cut in cut_of(in_a_v)]
+    assert v_sizes[0] + v_sizes[3] < v_sizes[1] + v_sizes[2]
 
 
 @pytest.mark.parametrize("stages", range(1, 7))
@@ -154,7 +169,7 @@ def test_the_v_is_cut_so_that_ranks_are_equally_fast(text: Path) -> None:
 def test_where_everything_fits_the_cut_is_the_default_one(stages: int, vocabulary: int) -> None:
     model = replace(MODEL, vocab_size=vocabulary)
     spec = describe(model)
-    block, head = (part.forward_multiply_adds(context=16) for part in (spec.block, spec.head))
+    block, head = (part.forward_multiply_adds(context=16) for part in (spec.blocks[0], spec.head))
     cut = fitting_cut(
         blocks=6,
         stages=stages,

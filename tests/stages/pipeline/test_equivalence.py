@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.single_process import batches, delayed_training, step_gradient, whole_model
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, small_config, with_experts
 from torch import Tensor
 
 from schedules import FAMILY
@@ -79,6 +79,7 @@ def first_gradient(config: RunConfig) -> dict[str, Tensor]:
     [
         *((schedule, stages, "llama") for schedule in SYNCHRONOUS for stages in (1, 2, 4)),
         *((schedule, stages, "qwen3") for schedule in ("1f1b", "zero-bubble") for stages in (1, 2)),
+        *((schedule, stages, "experts") for schedule in ("1f1b", "zero-bubble") for stages in (1, 2, 4)),
     ],
 )
 def test_gradients_of_synchronous_schedules_are_those_of_a_single_process(
@@ -95,7 +96,10 @@ def test_gradients_of_synchronous_schedules_are_those_of_a_single_process(
         layers=8,
         precision="float64",
     )
-    config.model.family = family
+    if family == "experts":
+        config = with_experts(config, shared_experts=1, dense_layers=1)
+    else:
+        config.model.family = family
     module = whole_model(config, dtype=torch.float64)
     expected, _ = step_gradient(module, batches(config), step=0, microbatches=microbatches)
     measured = first_gradient(config)

@@ -1,0 +1,1 @@
+"""Blocks of experts: their settings, description, routing and module."""

@@ -1,0 +1,88 @@
+"""Products of rows with a stack of matrices, one matrix for each group of consecutive rows.
+
+`torch.nn.functional.grouped_mm` where it serves, else a loop over the groups, which is the reference, too.
+Groups may be empty.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stages.model.moe.routing import load_of
+
+ALIGNMENT = 16
+"""Rows that grouped_mm takes are multiples of this, bytes."""
+
+
+class Groups(NamedTuple):
+    """The rows of a micro-batch in order of their experts: a row is a token at one of its experts."""
+
+    order: Tensor
+    """Of each row, its position in `chosen`, flattened: int64 `(tokens * k,)`."""
+    tokens: Tensor
+    """Of each row, its token, likewise."""
+    places: Tensor
+    """Of each position in `chosen`, its row, likewise."""
+    ends: Tensor
+    """Number of rows up to and with each expert's, int32 `(E,)`."""
+
+
+def group(chosen: Tensor, experts: int) -> Groups:
+    """Order rows by expert, and within an expert by token.
+
+    Args:
+        chosen: experts of each token, int64 `(tokens, k)`.
+        experts: number of experts.
+    """
+    order = chosen.flatten().argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    ends = load_of(chosen, experts).cumsum(0).to(torch.int32)
+    return Groups(order, order // chosen.shape[-1], places, ends)
+
+
+def is_grouped(dtype: torch.dtype, *widths: int) -> bool:
+    """Whether grouped_mm takes rows of these widths: not of float64, and only aligned ones."""
+    return dtype in (torch.float32, torch.bfloat16) and all(
+        width * dtype.itemsize % ALIGNMENT == 0 for width in widths
+    )
+
+
+def times_stack(rows: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
+    """Multiply each row with its group's matrix.
+
+    Args:
+        rows: `(R, inner)`, contiguous.
+        stack: `(E, inner, outer)`; a transposed view will do.
+        ends: see `Groups`.
+
+    Returns:
+        `(R, outer)`.
+    """
+    if is_grouped(rows.dtype, *stack.shape[1:]):
+        return F.grouped_mm(rows, stack, offs=ends)
+    out = rows.new_empty(len(rows), stack.shape[-1])
+    for expert, (first, end) in enumerate(pairwise((0, *ends.tolist()))):
+        torch.mm(rows[first:end], stack[expert], out=out[first:end])
+    return out
+
+
+def stack_gradient(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    """Gradient of a stack of matrices `(E, outer, inner)` that rows were multiplied with.
+
+    Args:
+        gradient: of the products, `(R, outer)`, contiguous.
+        rows: `(R, inner)`, contiguous.
+        ends: see `Groups`.
+    """
+    if is_grouped(rows.dtype, gradient.shape[-1], rows.shape[-1]):
+        return F.grouped_mm(gradient.t(), rows, offs=ends)
+    out = rows.new_empty(len(ends), gradient.shape[-1], rows.shape[-1])
+    for expert, (first, end) in enumerate(pairwise((0, *ends.tolist()))):
+        torch.mm(gradient[first:end].t(), rows[first:end], out=out[expert])
+    return out
