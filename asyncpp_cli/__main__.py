@@ -21,7 +21,7 @@ def main() -> None:
             raise
         import atexit
 
-        from asyncpp_cli.torch_process import leave
+        from stages.torch_process import leave
 
         atexit._run_exitfuncs()
         leave(leaving.code)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.torch_process import importing_torch
+from stages.torch_process import importing_torch
 
 
 def profile(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.torch_process import importing_torch, leave
+from stages.torch_process import importing_torch, leave
 
 if TYPE_CHECKING:
     from asyncpp_cli.launch.rank_env import RankEnv

@@ -23,6 +23,7 @@ from stages.comm.collectives import Exchange
 from stages.comm.process import Process, connected
 from stages.comm.topology import Connection, connect
 from stages.config import SiteConfig
+from stages.torch_process import leave
 from stages.update.optimizer_sharding import share_out
 from stages.update.reduction_rounds import reduction_plan
 
@@ -151,3 +152,4 @@ def _wait_and_take(exchange: Exchange[T]) -> T:
 
 if __name__ == "__main__":
     main()
+    leave(0)

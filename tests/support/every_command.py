@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stages.torch_process import leave
+
 
 def commands(folder: Path, *, kind: str) -> list[list[str]]:
     """The command lines; some write below `folder`, which holds the experiments `e` and `c`.
@@ -140,3 +142,4 @@ def main(folder: Path, results: Path, kind: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    leave(0)
