@@ -2,8 +2,9 @@
 
 from optimizers.catalogue import METHODS, NAMES, check_options, method_named
 from optimizers.corrections.catalogue import CORRECTIONS, CorrectionMethod, check_correction, refusal
-from optimizers.declaration import Method, Rule, is_custom
+from optimizers.declaration import Method, Rule
 from optimizers.grouping import ParameterGroup, Role, assign, role_of
+from optimizers.named import is_custom
 from optimizers.options import Option
 
 __all__ = [

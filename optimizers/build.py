@@ -9,8 +9,9 @@ import torch
 
 from optimizers.catalogue import check_options, method_named
 from optimizers.custom import build_custom
-from optimizers.declaration import Rule, import_named, is_custom
+from optimizers.declaration import Rule
 from optimizers.grouping import ParameterGroup, Role, assign, role_of
+from optimizers.named import import_named, is_custom
 from optimizers.options import Value
 from optimizers.rules.basis_rotation import stage_aware_intervals
 from optimizers.rules.composite import Composite
@@ -60,7 +61,8 @@ def build_optimizer(
     for group in assigned:
         rule = method_named(name).rule(group.role.value)
         peak = lr * float(settings.get("auxiliary_lr_ratio", 1.0)) if rule.name == "adamw" else lr
-        by_rule.setdefault(rule, []).append(_torch_group(group, parameters, peak, weight_decay))
+        torch_group = _torch_group(group, parameters, peak, weight_decay) | {"momentum_key": rule.momentum}
+        by_rule.setdefault(rule, []).append(torch_group)
     return Composite([import_named(rule.factory)(groups, settings) for rule, groups in by_rule.items()])
 
 

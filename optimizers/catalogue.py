@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from optimizers.declaration import Method, Rule, Settings, custom_method, is_custom
+from optimizers.declaration import Method, Rule, Settings, custom_method
+from optimizers.named import is_custom
 from optimizers.options import Option, Value, settled
 
 
@@ -65,12 +66,23 @@ def _rotation_state(settings: Settings) -> str:
     return " + ".join(["2 rows columns", *(f"{copies} {side}^2" for side in sides)])
 
 
-_ADAMW = Rule(name="adamw", factory="optimizers.rules.adam:adamw", state="2 rows columns")
+_ADAMW = Rule(
+    name="adamw",
+    factory="optimizers.rules.adam:adamw",
+    state="2 rows columns",
+    momentum="exp_avg",
+    adam_moments=True,
+)
 
 _AUXILIARY_ADAMW = {"embedding": _ADAMW, "head": _ADAMW, "vector": _ADAMW, "router": _ADAMW}
 """Roles that the optimizers of matrices leave to AdamW."""
 
-_SCION_SIGN = Rule(name="scion-sign", factory="optimizers.rules.scion:ScionSign", state="rows columns")
+_SCION_SIGN = Rule(
+    name="scion-sign",
+    factory="optimizers.rules.scion:ScionSign",
+    state="rows columns",
+    momentum="momentum",
+)
 
 _METHODS = (
     Method(
@@ -81,6 +93,7 @@ _METHODS = (
             name="sgd",
             factory="optimizers.rules.sgd:SGD",
             state=lambda settings: "rows columns" if settings["momentum"] else "0",
+            momentum="momentum",
         ),
         options={
             "momentum": _decay_rate(0.9, "decay of the averaged gradient; 0: none is kept"),
@@ -100,7 +113,12 @@ _METHODS = (
         name="nadamw",
         summary="Nesterov Adam with decoupled decay: asynchronous Nesterov",
         reference="arXiv 2505.01099",
-        main=Rule(name="nadamw", factory="optimizers.rules.adam:nadamw", state="2 rows columns"),
+        main=Rule(
+            name="nadamw",
+            factory="optimizers.rules.adam:nadamw",
+            state="2 rows columns",
+            momentum="exp_avg",
+        ),
         options={
             **_adam_options(0.99, 0.999),
             "momentum_decay": Option(
@@ -113,7 +131,11 @@ _METHODS = (
         summary="orthogonalized momentum on matrices, AdamW for the rest",
         reference="Jordan 2024; arXiv 2502.16982",
         main=Rule(
-            name="muon", factory="optimizers.rules.muon:Muon", state="rows columns", matrix_iterations=5
+            name="muon",
+            factory="optimizers.rules.muon:Muon",
+            state="rows columns",
+            matrix_iterations=5,
+            momentum="momentum",
         ),
         others=_AUXILIARY_ADAMW,
         options={
@@ -136,6 +158,7 @@ _METHODS = (
             factory="optimizers.rules.normuon:NorMuon",
             state="rows columns + rows",
             matrix_iterations=5,
+            momentum="momentum",
         ),
         others=_AUXILIARY_ADAMW,
         options={
@@ -166,7 +189,9 @@ _METHODS = (
         name="adan",
         summary="Adam with a Nesterov look-ahead from gradient differences",
         reference="arXiv 2208.06677",
-        main=Rule(name="adan", factory="optimizers.rules.adan:Adan", state="4 rows columns"),
+        main=Rule(
+            name="adan", factory="optimizers.rules.adan:Adan", state="4 rows columns", momentum="first"
+        ),
         options={
             **_adam_options(0.98, 0.92),
             "beta2": _decay_rate(0.92, "decay of the gradient's change"),
@@ -178,7 +203,9 @@ _METHODS = (
         name="lion",
         summary="sign of an interpolated momentum; wants 3 to 10 times smaller learning rates",
         reference="arXiv 2302.06675",
-        main=Rule(name="lion", factory="optimizers.rules.lion:Lion", state="rows columns"),
+        main=Rule(
+            name="lion", factory="optimizers.rules.lion:Lion", state="rows columns", momentum="momentum"
+        ),
         options={
             "beta1": _decay_rate(0.9, "interpolation between momentum and gradient in the step"),
             "beta2": _decay_rate(0.99, "decay of the momentum"),
@@ -188,7 +215,9 @@ _METHODS = (
         name="mars",
         summary="Adam on a variance-reduced gradient; AdamW for vectors",
         reference="arXiv 2411.10438",
-        main=Rule(name="mars", factory="optimizers.rules.mars:Mars", state="3 rows columns"),
+        main=Rule(
+            name="mars", factory="optimizers.rules.mars:Mars", state="3 rows columns", momentum="first"
+        ),
         others={"vector": _ADAMW, "router": _ADAMW},
         options={
             **_adam_options(0.95, 0.99),
@@ -207,6 +236,7 @@ _METHODS = (
             factory="optimizers.rules.scion:ScionSpectral",
             state="rows columns",
             matrix_iterations=5,
+            momentum="momentum",
         ),
         others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW, "router": _ADAMW},
         options={

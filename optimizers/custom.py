@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizers.declaration import import_named
+from optimizers.named import import_named
 from optimizers.options import Value
 
 SAVED_SCALARS = (bool, int, float, str, type(None))

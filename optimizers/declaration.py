@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from math import prod
-from typing import Any
 
 from optimizers.options import Option, Value
 
@@ -33,6 +31,10 @@ class Rule:
     side. A vector has one column. Step counters, one number a tensor, are not counted."""
     matrix_iterations: int = 0
     """Iterations of an orthogonalization in a step, for the planned time."""
+    momentum: str = ""
+    """Key of the momentum in a parameter's state, for weight prediction; empty: none is kept as it is."""
+    adam_moments: bool = False
+    """Whether the state has AdamW's moments, and the step is AdamW's, for weight prediction."""
 
     def state_formula(self, settings: Settings) -> str:
         """The formula of the state under `settings`."""
@@ -95,6 +97,15 @@ class Method:
         """Names of the rules by role."""
         return {role: self.rule(role).name for role in ROLES}
 
+    def predicts(self, flavour: str, options: Settings) -> bool:
+        """Whether each of its rules keeps the state that a flavour of weight prediction reads."""
+        rules = [self.rule(role) for role in ROLES]
+        if flavour == "adam-moments":
+            return all(rule.adam_moments for rule in rules)
+        if flavour == "momentum":
+            return all(rule.momentum for rule in rules) and options.get("momentum") != 0
+        return True
+
     @property
     def defaults(self) -> Settings:
         """The options' default values."""
@@ -112,24 +123,9 @@ class Method:
         return 4 * (self.main.state_values((side, side), self.defaults) // side**2)
 
 
-def is_custom(name: str) -> bool:
-    """Whether `name` names an optimizer of a user's own."""
-    return ":" in name
-
-
 def custom_method(name: str) -> Method:
     """An optimizer of a user's own, as far as it is known without importing it."""
     rules = {role: MeasuredRule(name=name, factory=name, role=role) for role in ROLES}
     return Method(
         name=name, summary="an optimizer of your own", reference="", main=rules["matrix"], others=rules
     )
-
-
-def import_named(named: str) -> Any:
-    """The object called `package.module:name`.
-
-    Raises:
-        ImportError, AttributeError: there is none.
-    """
-    module, _, name = named.partition(":")
-    return getattr(import_module(module), name)

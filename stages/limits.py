@@ -32,25 +32,15 @@ def check_limits(config: RunConfig) -> None:
     _check_together(config)
 
 
-MOST_SLOTS = 100_000
-"""Upper bound of stages times micro-batches in a step, the size of a step's program."""
-
 MOST_SEQUENCES = 10**7
 """Upper bound of sequences in a step, and in an evaluation."""
 
 
 def _check_together(config: RunConfig) -> None:
     schedule, parallel, train = config.schedule, config.parallel, config.train
-    slots = parallel.stages * schedule.chunks * schedule.microbatches
-    if slots > MOST_SLOTS:
-        raise ConfigError(
-            "schedule.microbatches",
-            f"{schedule.microbatches} micro-batches on {parallel.stages * schedule.chunks} stages make a "
-            f"program of {slots:,} parts a step; accepted: {MOST_SLOTS:,}",
-        )
     sequences = {
-        "a step": schedule.microbatches * parallel.data * train.microbatch_size,
-        "an evaluation": train.eval_microbatches * train.microbatch_size,
+        "per step": schedule.microbatches * parallel.data * train.microbatch_size,
+        "per evaluation": train.eval_microbatches * train.microbatch_size,
     }
     for what, count in sequences.items():
         if count > MOST_SEQUENCES:

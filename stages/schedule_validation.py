@@ -7,6 +7,9 @@ from stages.config import RunConfig
 from stages.limits import ConfigError
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
 
+MOST_SLOTS = 100_000
+"""Upper bound of stages times micro-batches in a step, the size of a step's program."""
+
 CUSTOM_STEPS = 3
 """Steps in each of the two segments that a custom schedule is checked with."""
 
@@ -20,8 +23,10 @@ def check_schedule(config: RunConfig) -> None:
     """
     name = config.schedule.name
     if schedules.is_custom(name):
+        _check_size(config, config.parallel.stages)
         _check_custom_schedule(config)
     else:
+        _check_size(config, schedule_facts(config).stages)
         _check_delay(config)
     try:
         segment_program(config, first_step=0, steps=1)
@@ -51,6 +56,16 @@ def check_schedule(config: RunConfig) -> None:
             "train.clip",
             f"global needs a step that all stages share, and under {name} each stage updates on its own; "
             "accepted with it: stage, none",
+        )
+
+
+def _check_size(config: RunConfig, stages: int) -> None:
+    microbatches = config.schedule.microbatches
+    if (slots := stages * microbatches) > MOST_SLOTS:
+        raise ConfigError(
+            "schedule.microbatches",
+            f"{microbatches} micro-batches on {stages} stages make a program of {slots:,} parts per step; "
+            f"accepted: {MOST_SLOTS:,}",
         )
 
 

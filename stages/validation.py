@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import schedules
+from optimizers import METHODS, check_correction, check_options, is_custom, method_named, refusal
 from optimizers import NAMES as OPTIMIZER_NAMES
-from optimizers import check_correction, check_options, is_custom, refusal
 from stages.config import (
     CORRECTION_NAMES,
     ModelConfig,
@@ -185,15 +185,19 @@ def _check_correction(config: RunConfig) -> None:
             f"is {config.parallel.data}, and {name} needs the master copy of all weights at every "
             "backward, which data ranks share out; accepted with it: 1",
         )
-    flavour, optimizer = settings.get("flavour"), config.optimizer
-    if flavour == "adam-moments" and optimizer.name != "adamw":
-        raise ConfigError("correction.flavour", "adam-moments predicts from the moments of adamw only")
-    if flavour == "momentum" and is_custom(optimizer.name):
-        raise ConfigError(
-            "correction.flavour", "momentum: an optimizer of your own keeps its state under names of its own"
-        )
-    if flavour == "momentum" and (optimizer.name in ("soap", "basis-rotation") or optimizer.momentum == 0):
-        raise ConfigError("correction.flavour", f"momentum: {optimizer.name} keeps none to predict from")
+    flavour, optimizer = str(settings.get("flavour", "")), config.optimizer
+    if not method_named(optimizer.name).predicts(flavour, optimizer_options(optimizer)):
+        raise ConfigError("correction.flavour", _unpredictable(flavour, optimizer.name))
+
+
+def _unpredictable(flavour: str, optimizer: str) -> str:
+    """Why weight prediction of a flavour does not go with an optimizer."""
+    if flavour == "adam-moments":
+        able = ", ".join(name for name, method in METHODS.items() if method.predicts(flavour, {}))
+        return f"adam-moments predicts from the moments of {able} only"
+    if is_custom(optimizer):
+        return "momentum: an optimizer of your own keeps its state under names of its own"
+    return f"momentum: {optimizer} keeps none to predict from"
 
 
 def _check_compile(config: RunConfig) -> None:

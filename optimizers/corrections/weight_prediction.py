@@ -23,9 +23,6 @@ from torch.optim import Optimizer
 
 FLAVOURS = ("last-update", "momentum", "adam-moments")
 
-_MOMENTA = ("momentum", "first", "exp_avg")
-"""Names of the first moment in the optimizers' state."""
-
 
 class WeightPrediction:
     """Writes replicas predicted `horizon` updates ahead. The master parameters take ordinary steps.
@@ -88,10 +85,10 @@ class WeightPrediction:
 
 
 def _momentum(state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Tensor:
-    for name in _MOMENTA:
-        if name in state:
-            return state[name].clone()
-    raise ValueError(f"weight prediction by momentum: the rule {group.get('rule')!r} keeps no momentum")
+    key = group.get("momentum_key")
+    if not key or key not in state:
+        raise ValueError(f"weight prediction by momentum: the rule {group.get('rule')!r} keeps no momentum")
+    return state[key].clone()
 
 
 def _adam_direction(state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Tensor:

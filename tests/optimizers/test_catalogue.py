@@ -93,6 +93,21 @@ def test_given_roles_go_before_names_and_dimensions() -> None:
     assert rules == dict(zip(weights, ("adamw", "muon"), strict=True))
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_the_declared_momentum_is_in_the_state(name: str) -> None:
+    weights = {key: torch.nn.Parameter(torch.ones(shape)) for key, shape in SHAPES.items()}
+    optimizer = build_optimizer(weights, name=name, lr=1e-3, weight_decay=0.0, options={})
+    for weight in weights.values():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    for group in optimizer.param_groups:
+        declared = METHODS[name].rule(group["role"])
+        for state in (optimizer.state[parameter] for parameter in group["params"]):
+            assert not declared.momentum or state[declared.momentum].ndim > 0
+            assert not declared.adam_moments or state.keys() >= {"exp_avg", "exp_avg_sq", "step"}
+        assert bool(declared.momentum) == (declared.name not in ("soap", "basis-rotation"))
+
+
 def test_no_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="no parameters"):
         build_optimizer({}, name="muon", lr=1e-3, weight_decay=0.1, options={})

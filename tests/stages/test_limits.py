@@ -59,13 +59,14 @@ def test_so_is_one_that_is_not_set_by_default(key: str, text: Path) -> None:
     ("change", "key"),
     [
         ({"schedule.microbatches": 50_001, "parallel.stages": 2}, "schedule.microbatches"),
+        ({"schedule.name": "2bw-v", "schedule.microbatches": 30_000}, "schedule.microbatches"),
         ({"parallel.data": 10_000, "train.microbatch_size": 10_000}, "train.microbatch_size"),
         ({"train.eval_microbatches": 10**6, "train.microbatch_size": 100}, "train.microbatch_size"),
         ({"model.rope_base": 0.0}, "model.rope_base"),
         ({"model.norm_eps": -1.0}, "model.norm_eps"),
     ],
 )
-def test_what_is_too_much_together_is_refused(change: dict[str, float], key: str, text: Path) -> None:
+def test_what_is_too_much_together_is_refused(change: dict[str, float | str], key: str, text: Path) -> None:
     config = small_config(text=text)
     assign(config, change)
     assert refused(config).key == key
