@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import polars as pl
 
-    from asyncpp_cli.report.layout.document import Report
+    from asyncpp_cli.report.tables.document import Report
     from asyncpp_cli.runs.experiment_folder import Experiment as ExperimentFolder
 
 _POLL_SECONDS = 2.0

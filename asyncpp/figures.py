@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
-from asyncpp_cli.report.layout.styles import Style, styles
 from asyncpp_cli.report.load.curves import Floats, band, curve
+from asyncpp_cli.report.tables.styles import Style, styles
 
 _BINS = 400
 """Points of a training curve, each the mean over a bin of steps."""

@@ -34,7 +34,7 @@ from soak_attempt import LONGEST_ATTEMPT, Attempt, forkserver
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
-from stages.checkpoint import layout as checkpoint_files
+from stages.checkpoint import files as checkpoint_files
 
 RANKS = 2
 SAVED_EVERY = 12

@@ -33,8 +33,8 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.comm import process as process_module
 from stages.comm.collectives import Exchange, Group
-from stages.comm.hub import Hub
 from stages.comm.process import connected
+from stages.comm.rendezvous.hub import Hub
 from stages.comm.topology import connect
 from stages.config import SiteConfig
 from stages.update.optimizer_sharding import share_out

@@ -46,7 +46,7 @@ def train(
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank has ended.
         stages.training_loop.SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
-        stages.checkpoint.layout.CheckpointError: a checkpoint cannot be written, or belongs to another run.
+        stages.checkpoint.files.CheckpointError: a checkpoint cannot be written, or belongs to another run.
         stages.data.dataset.DataError: the text cannot be trained on.
     """
     doing = ActivityTracker(config.site)

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asyncpp_cli.errors import UserError
+from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.torch_process import importing_torch
 
 if TYPE_CHECKING:
     from stages.config import RunConfig
-
-
-class ExportFormat(StrEnum):
-    """Output format; mirrors `stages.checkpoint.export.Layout`, whose module imports torch."""
-
-    HF = "hf"
-    SAFETENSORS = "safetensors"
-
-
-class Which(StrEnum):
-    """Which weights to export; mirrors `stages.checkpoint.saved_weights.Weights`, likewise."""
-
-    MASTER = "master"
-    WORKING = "working"
 
 
 def export(
@@ -34,7 +20,7 @@ def export(
         Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: new, or empty.")],
-    layout: Annotated[
+    format: Annotated[
         ExportFormat,
         typer.Option(
             "--format",
@@ -42,9 +28,9 @@ def export(
         ),
     ] = ExportFormat.HF,
     which: Annotated[
-        Which,
+        Weights,
         typer.Option("--weights", help="master: used for evaluation; working: used by the pipeline."),
-    ] = Which.MASTER,
+    ] = Weights.MASTER,
     step: Annotated[
         int | None, typer.Option("--step", metavar="N", help="Checkpoint of step N instead of the newest.")
     ] = None,
@@ -60,7 +46,7 @@ def export(
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.runs.run_folder import open_run
-    from stages.checkpoint.layout import CheckpointError
+    from stages.checkpoint.files import CheckpointError
 
     run = open_run(run_folder)
     try:
@@ -69,14 +55,12 @@ def export(
             raise UserError(f"{run_folder} has no checkpoint yet: there are no weights to export")
         with new_folder(out) as folder:
             with importing_torch():
-                from stages.checkpoint.export import Layout, write_weights
-                from stages.checkpoint.saved_weights import SavedWeights, Weights, newest_checkpoint
+                from stages.checkpoint.export import write_weights
+                from stages.checkpoint.saved_weights import SavedWeights, newest_checkpoint
 
             saved = SavedWeights(newest_checkpoint(run.checkpoints, step=step), config)
-            end = _write_tokenizer(config, folder) if layout is ExportFormat.HF else None
-            count = write_weights(
-                saved, config, folder, layout=Layout(layout), weights=Weights(which), end_of_document=end
-            )
+            end = _write_tokenizer(config, folder) if format is ExportFormat.HF else None
+            count = write_weights(saved, config, folder, format=format, weights=which, end_of_document=end)
             # safetensors makes files that only their owner can read.
             for file in folder.iterdir():
                 file.chmod(0o666 & ~usual_mask())

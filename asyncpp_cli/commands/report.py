@@ -88,7 +88,7 @@ def report(
 
     need_polars()
     from asyncpp_cli.report.build import ReportOptions, watch_report, write_report
-    from asyncpp_cli.report.layout.pivot import keys_of
+    from asyncpp_cli.report.tables.pivot import keys_of
 
     if out is not None and out.is_dir():
         raise UserError(f"--out {out} is a folder; give the name of a file")

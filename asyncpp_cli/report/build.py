@@ -15,10 +15,10 @@ from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.markdown import to_markdown
 from asyncpp_cli.report.formats.records import csv_text, to_csv, to_json, to_parquet
 from asyncpp_cli.report.formats.terminal import to_table, to_text
-from asyncpp_cli.report.layout.columns import value_columns
-from asyncpp_cli.report.layout.document import Report
-from asyncpp_cli.report.layout.pivot import pivot_rows
 from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.report.tables.columns import value_columns
+from asyncpp_cli.report.tables.document import Report
+from asyncpp_cli.report.tables.pivot import pivot_rows
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 
 SECONDS_BETWEEN_UPDATES = 3.0

@@ -7,7 +7,7 @@ EXPERIMENT/runs/ID/timeline.json   action times of the latest segment, replaced 
 EXPERIMENT/runs/ID/lock            held while the status is changed
 EXPERIMENT/runs/ID/logs/           output of each rank of each attempt
 EXPERIMENT/runs/ID/jobs/           submitit's files
-EXPERIMENT/runs/ID/checkpoints/    see `stages.checkpoint.layout`
+EXPERIMENT/runs/ID/checkpoints/    see `stages.checkpoint.files`
 EXPERIMENT/runs/ID/attempts/N/     see `runs.attempts.attempt`
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from asyncpp_cli.atomic_files import locked, read_json, write_json
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.runs.status import Status, status_from
-from stages.checkpoint.layout import saved_steps
+from stages.checkpoint.files import saved_steps
 from stages.config import RunConfig
 
 FORMAT = 1

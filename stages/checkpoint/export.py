@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path
 
 from safetensors.torch import save_file
 
-from stages.checkpoint.layout import CheckpointError
-from stages.checkpoint.saved_weights import SavedWeights, Weights
+from stages.checkpoint.export_options import ExportFormat, Weights
+from stages.checkpoint.files import CheckpointError
+from stages.checkpoint.saved_weights import SavedWeights
 from stages.config import RunConfig
 from stages.model.families import describe
 from stages.model.hf_config import hf_config
@@ -21,21 +21,12 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
-class Layout(StrEnum):
-    """Format of an export."""
-
-    HF = "hf"
-    """Names of the family's class in `transformers`, and its config.json."""
-    SAFETENSORS = "safetensors"
-    """Our own names, weights alone."""
-
-
 def write_weights(
     saved: SavedWeights,
     config: RunConfig,
     folder: Path,
     *,
-    layout: Layout,
+    format: ExportFormat,
     weights: Weights,
     end_of_document: int | None = None,
     shard_bytes: int = SHARD_BYTES,
@@ -48,7 +39,7 @@ def write_weights(
     Raises:
         CheckpointError: the model is not a decoder that `transformers` knows (`hf` only).
     """
-    names = _names(saved, config, layout, weights)
+    names = _names(saved, config, format, weights)
     sizes = {}
     for name in names:
         shape, dtype = saved.size(name, weights)
@@ -65,7 +56,7 @@ def write_weights(
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(files.items()))}
         _write_json(folder / INDEX_FILE, index)
-    if layout is Layout.HF:
+    if format is ExportFormat.HF:
         _, dtype = saved.size(next(iter(names)), weights)
         dtype_name = str(dtype).removeprefix("torch.")
         content = hf_config(
@@ -78,10 +69,10 @@ def write_weights(
     return sum(saved.size(name, weights)[0].numel() for name in names)
 
 
-def _names(saved: SavedWeights, config: RunConfig, layout: Layout, weights: Weights) -> dict[str, str]:
+def _names(saved: SavedWeights, config: RunConfig, format: ExportFormat, weights: Weights) -> dict[str, str]:
     """Name in the files of each parameter, in the order of writing."""
     parameters = {parameter.name: parameter for parameter in describe(config.model).whole()}
-    if layout is Layout.SAFETENSORS:
+    if format is ExportFormat.SAFETENSORS:
         ordered = [name for name in parameters if name in saved.names]
         return {name: name for name in [*ordered, *sorted(saved.names - parameters.keys())]}
     if differing := sorted(saved.names ^ parameters.keys()):

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.checkpoint import layout
-from stages.checkpoint.layout import CheckpointError
+from stages.checkpoint import files
+from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.reader import CheckpointReader
 from stages.checkpoint.state import Saved, pack
 from stages.checkpoint.writer import write_description, write_part
-from stages.comm.authenticated import Json
-from stages.comm.hub_client import Meetings
 from stages.comm.process import Process
+from stages.comm.rendezvous.authenticated import Json
+from stages.comm.rendezvous.client import Meetings
 from stages.pipeline.host_copies import HostCopies
 from stages.update.optimizer_step import StageState
 
@@ -120,28 +120,28 @@ class Checkpoints:
         first: Callable[[], None],
     ) -> None:
         step = progress.step
-        unfinished = layout.unfinished_folder(self._folder, step)
+        unfinished = files.unfinished_folder(self._folder, step)
 
         def write_own_part() -> Json:
             written = write_part(unfinished, tensors, rank=self._rank)
             first()
-            digests = {name: layout.digest(unfinished / name) for name in {part["file"] for part in written}}
+            digests = {name: files.digest(unfinished / name) for name in {part["file"] for part in written}}
             return {"written": written, "stages": records, "files": digests}
 
         def commit(parts: list[Json]) -> None:
             write_description(unfinished, [tensor for part in parts for tensor in part["written"]])
             entries = {name: entry for part in parts for name, entry in part["files"].items()}
-            entries[".metadata"] = layout.digest(unfinished / ".metadata")
+            entries[".metadata"] = files.digest(unfinished / ".metadata")
             state = {
                 "seconds": progress.seconds,
                 "versions": list(versions),
                 "torch": torch.__version__,
                 "stages": [record for part in parts for record in part["stages"]],
             }
-            layout.commit(self._folder, step, state=state, files=entries, keep=self._keep)
+            files.commit(self._folder, step, state=state, files=entries, keep=self._keep)
 
         try:
-            self._on_rank_0(lambda: layout.begin(self._folder, step))
+            self._on_rank_0(lambda: files.begin(self._folder, step))
             parts = self._gather_on_rank_0(write_own_part)
             self._on_rank_0(lambda: commit(parts()))
         except OSError as error:
@@ -166,8 +166,8 @@ class Checkpoints:
         Raises:
             CheckpointError: it is valid, but its content does not fit this run.
         """
-        for step in self._on_rank_0(lambda: layout.saved_steps(self._folder)):
-            folder = layout.folder_of(self._folder, step)
+        for step in self._on_rank_0(lambda: files.saved_steps(self._folder)):
+            folder = files.folder_of(self._folder, step)
             wrong = self._damage(folder)
             if wrong is not None:
                 if self._rank == 0:
@@ -185,7 +185,7 @@ class Checkpoints:
     def _read(
         self, folder: Path, step: int, stages: Sequence[StageState], versions: Sequence[int]
     ) -> Progress:
-        state = layout.read_state(folder)
+        state = files.read_state(folder)
         reader = CheckpointReader(folder)
         saved = Saved(reader.sizes(), state["stages"])
         targets = [saved.targets(stage, versions) for stage in stages]
@@ -200,8 +200,8 @@ class Checkpoints:
 
         wrong: str | None
         try:
-            entries = sorted(layout.read_manifest(folder).items())
-            wrong = layout.damage(folder, entries[self._rank :: self._size])
+            entries = sorted(files.read_manifest(folder).items())
+            wrong = files.damage(folder, entries[self._rank :: self._size])
         except CheckpointError as error:
             wrong = str(error)
         [first_wrong] = self._first(wrong)
@@ -250,7 +250,7 @@ class Checkpoints:
         return parts
 
     def _last_valid(self) -> str:
-        steps = layout.saved_steps(self._folder)
+        steps = files.saved_steps(self._folder)
         return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
 
 

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from stages.checkpoint.layout import DESCRIPTION, CheckpointError, open_file, read_manifest, read_whole
+from stages.checkpoint.files import DESCRIPTION, CheckpointError, open_file, read_manifest, read_whole
 
 _MOST_DIMENSIONS = 64
 _DTYPES = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
 
 import torch
@@ -12,23 +11,15 @@ from torch import Tensor
 
 from optimizers.corrections.base import Correction, PlainUpdate
 from optimizers.corrections.error_feedback import build_error_feedback
-from stages.checkpoint import layout
-from stages.checkpoint.layout import CheckpointError
+from stages.checkpoint import files
+from stages.checkpoint.export_options import Weights
+from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.reader import CheckpointReader
 from stages.checkpoint.state import Saved
 from stages.config import RunConfig
 
 _STATE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 """Exceptions that a correction may raise for the state of another correction."""
-
-
-class Weights(StrEnum):
-    """Kinds of a run's weights."""
-
-    MASTER = "master"
-    """Evaluation weights: the master copy in full precision, with the correction applied."""
-    WORKING = "working"
-    """The newest weights that the pipeline computes with, in their own precision."""
 
 
 class SavedWeights:
@@ -43,7 +34,7 @@ class SavedWeights:
     """
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
-        state = layout.read_state(folder)
+        state = files.read_state(folder)
         self.step = int(state["step"])
         self._newest = max(state["versions"])
         self._config = config
@@ -120,7 +111,7 @@ def newest_checkpoint(checkpoints: Path, *, step: int | None) -> Path:
     Raises:
         CheckpointError: there is no valid checkpoint, or the one of `step` is damaged.
     """
-    steps = layout.saved_steps(checkpoints)
+    steps = files.saved_steps(checkpoints)
     if not steps:
         raise CheckpointError(f"{checkpoints} holds no checkpoint")
     if step is not None and step not in steps:
@@ -129,9 +120,9 @@ def newest_checkpoint(checkpoints: Path, *, step: int | None) -> Path:
             f"{checkpoints} holds no checkpoint of step {step}; there are those of {available}"
         )
     for saved in steps if step is None else [step]:
-        folder = layout.folder_of(checkpoints, saved)
+        folder = files.folder_of(checkpoints, saved)
         try:
-            wrong = layout.damage(folder, sorted(layout.read_manifest(folder).items()))
+            wrong = files.damage(folder, sorted(files.read_manifest(folder).items()))
         except CheckpointError as error:
             wrong = str(error)
         if wrong is None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.checkpoint.layout import CheckpointError
+from stages.checkpoint.files import CheckpointError
 from stages.update.optimizer_step import StageState
 
 _SCALARS = (bool, int, float, str, type(None))

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from stages.comm.authenticated import Json
+from stages.comm.rendezvous.authenticated import Json
 
 
 def write_part(folder: Path, tensors: Mapping[str, Tensor], *, rank: int) -> list[Json]:

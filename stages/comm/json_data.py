@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from stages.comm.authenticated import Json
+from stages.comm.rendezvous.authenticated import Json
 
 T = TypeVar("T")
 

@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from stages.comm.authenticated import Json, make_secret, read_secret
 from stages.comm.communicator import Communicator
 from stages.comm.device_settings import check_environment, set_arithmetic, set_environment, set_up_link
-from stages.comm.group_store import GroupStore
 from stages.comm.host_staging import HostStaged
-from stages.comm.hub import Hub
-from stages.comm.hub_client import GoneError, HubStore, Meetings, Member
 from stages.comm.network import choose_address, set_nccl_interface
+from stages.comm.rendezvous.authenticated import Json, make_secret, read_secret
+from stages.comm.rendezvous.client import GoneError, HubStore, Meetings, Member
+from stages.comm.rendezvous.group_store import GroupStore
+from stages.comm.rendezvous.hub import Hub
 from stages.config import SiteConfig
 
 ADDRESS_FILE = "rendezvous"

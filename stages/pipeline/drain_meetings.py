@@ -6,9 +6,9 @@ import socket
 import time
 from collections.abc import Sequence
 
-from stages.comm.authenticated import Json
 from stages.comm.json_data import to_json
 from stages.comm.process import Process
+from stages.comm.rendezvous.authenticated import Json
 from stages.pipeline.timeline import Meeting
 
 

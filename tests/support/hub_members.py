@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from stages.comm.hub import Hub
-from stages.comm.hub_client import Member
 from stages.comm.network import LOOPBACK
+from stages.comm.rendezvous.client import Member
+from stages.comm.rendezvous.hub import Hub
 
 SECRET = b"s" * 32
 

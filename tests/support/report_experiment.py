@@ -11,8 +11,8 @@ from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.formats.records import to_json
-from asyncpp_cli.report.layout.document import Report
 from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, open_experiment, write_experiment

@@ -12,7 +12,7 @@ from typing import Any
 from support.small_runs import Rows
 from support.training_cases import measured
 
-from stages.checkpoint import layout as files
+from stages.checkpoint import files
 from stages.config import RunConfig
 from stages.trainer import replay
 

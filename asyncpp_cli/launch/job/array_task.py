@@ -151,7 +151,7 @@ def _run_ranks(attempt: Attempt, manifest: ArrayManifest, job: Job) -> int | Non
         "--export=ALL",
         "--unbuffered",
         *manifest.srun_flags,
-        *[sys.executable, "-P", "-m", "asyncpp_cli.launch.job.rank_entry"],
+        *[sys.executable, "-P", "-m", "asyncpp_cli.launch.job.srun_rank"],
         *[str(attempt.run.folder), str(attempt.number)],
     ]
     environment = slurm.without_cpu_binding(os.environ)

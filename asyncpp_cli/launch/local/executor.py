@@ -36,7 +36,7 @@ class LocalJobs:
         """
         from submitit import LocalExecutor
 
-        from asyncpp_cli.launch.local.rank_entry import run_rank
+        from asyncpp_cli.launch.local.submitit_rank import run_rank
 
         executor = LocalExecutor(folder=attempt.run.jobs)
         executor.update_parameters(

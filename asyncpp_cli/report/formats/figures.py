@@ -15,9 +15,9 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
-from asyncpp_cli.report.layout.document import Report
-from asyncpp_cli.report.layout.styles import Style, styles
 from asyncpp_cli.report.load.curves import Floats, band, curve
+from asyncpp_cli.report.tables.document import Report
+from asyncpp_cli.report.tables.styles import Style, styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

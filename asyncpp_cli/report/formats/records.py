@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.layout.columns import records
+from asyncpp_cli.report.tables.columns import records
 
 if TYPE_CHECKING:
     import polars as pl

@@ -10,8 +10,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from asyncpp_cli.plain_text import printable
-from asyncpp_cli.report.layout.document import Report
-from asyncpp_cli.report.layout.table import Table
+from asyncpp_cli.report.tables.document import Report
+from asyncpp_cli.report.tables.table import Table
 
 PLAIN_WIDTH = 120
 """Characters of a line that does not go to a terminal; more if the table needs them."""

@@ -19,7 +19,7 @@ _NO_MEMORY = ("MemoryError", "OutOfMemoryError")
 """Names of Python's exception and torch's."""
 
 _OTHER_RANK_GONE = "GoneError"
-"""Of `stages.comm.hub_client`: the rank ended because another one had."""
+"""Of `stages.comm.rendezvous.client`: the rank ended because another one had."""
 
 
 def outcome_of(attempt: Attempt, ranks: int, *, steps: int) -> tuple[State, Cause, str]:

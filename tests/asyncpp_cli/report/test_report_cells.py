@@ -14,10 +14,10 @@ from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.report.analysis.aggregate import aggregate, aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.summary import summary_lines
-from asyncpp_cli.report.layout.columns import NOT_REACHED, measured_columns, records
 from asyncpp_cli.report.load.measure import Evaluation, Measurement
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.utilisation import peak_tflops, utilisation
+from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records
 from stages.config import RunConfig
 
 

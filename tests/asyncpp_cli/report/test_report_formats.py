@@ -24,10 +24,10 @@ from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.markdown import to_markdown
 from asyncpp_cli.report.formats.records import to_csv, to_json, to_parquet
 from asyncpp_cli.report.formats.terminal import to_text
-from asyncpp_cli.report.layout import columns as columns_module
-from asyncpp_cli.report.layout.column import single
-from asyncpp_cli.report.layout.columns import records, shown_columns
-from asyncpp_cli.report.layout.document import Report
+from asyncpp_cli.report.tables import columns as columns_module
+from asyncpp_cli.report.tables.column import single
+from asyncpp_cli.report.tables.columns import records, shown_columns
+from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.status import State, Status
 
 HOSTILE = "</script><script>alert(1)</script>|[bold]\x1b[31m`x`$\\input{a}$_%&<img src=x onerror=alert(1)>"

@@ -18,8 +18,8 @@ from support.report_experiment import ExperimentFolder, metrics, settings
 from asyncpp_cli.atomic_files import write_text
 from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.formats.figures import write_figures
-from asyncpp_cli.report.layout.document import Report
 from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State, Status
 

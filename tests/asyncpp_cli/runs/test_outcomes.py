@@ -22,7 +22,7 @@ from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
-from stages.comm.hub_client import GoneError
+from stages.comm.rendezvous.client import GoneError
 
 
 @pytest.fixture

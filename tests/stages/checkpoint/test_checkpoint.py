@@ -18,8 +18,8 @@ from support.resumed import check_resumed, go_back, saving, wait_for_saving
 from support.small_runs import Rows, in_processes, small_config
 from support.training_cases import measured
 
-from stages.checkpoint import layout as files
-from stages.checkpoint.layout import CheckpointError
+from stages.checkpoint import files
+from stages.checkpoint.files import CheckpointError
 from stages.comm.process import Process
 from stages.config import RunConfig, ScheduleConfig
 from stages.trainer import replay, train

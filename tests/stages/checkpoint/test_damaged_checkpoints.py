@@ -19,10 +19,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.small_runs import Rows, small_config
 
-from stages.checkpoint import layout as files
-from stages.checkpoint.export import Layout, write_weights
-from stages.checkpoint.layout import CheckpointError
-from stages.checkpoint.saved_weights import SavedWeights, Weights, newest_checkpoint
+from stages.checkpoint import files
+from stages.checkpoint.export import write_weights
+from stages.checkpoint.export_options import ExportFormat, Weights
+from stages.checkpoint.files import CheckpointError
+from stages.checkpoint.saved_weights import SavedWeights, newest_checkpoint
 from stages.config import RunConfig
 from stages.trainer import replay
 
@@ -60,7 +61,7 @@ def use(config: RunConfig, checkpoints: Path) -> None:
     saved = SavedWeights(newest_checkpoint(checkpoints, step=None), config)
     with tempfile.TemporaryDirectory() as folder:
         for weights in Weights:
-            write_weights(saved, config, Path(folder), layout=Layout.HF, weights=weights)
+            write_weights(saved, config, Path(folder), format=ExportFormat.HF, weights=weights)
 
 
 def one_line(config: RunConfig, checkpoints: Path) -> str:

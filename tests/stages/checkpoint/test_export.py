@@ -15,10 +15,11 @@ from support.single_process import whole_model
 from support.small_runs import Rows, small_config
 from torch import Tensor
 
-from stages.checkpoint import layout as files
-from stages.checkpoint.export import INDEX_FILE, Layout, write_weights
-from stages.checkpoint.layout import CheckpointError
-from stages.checkpoint.saved_weights import SavedWeights, Weights, newest_checkpoint
+from stages.checkpoint import files
+from stages.checkpoint.export import INDEX_FILE, write_weights
+from stages.checkpoint.export_options import ExportFormat, Weights
+from stages.checkpoint.files import CheckpointError
+from stages.checkpoint.saved_weights import SavedWeights, newest_checkpoint
 from stages.config import CorrectionConfig, RunConfig
 from stages.model.families import describe
 from stages.model.hf_config import hf_config
@@ -33,7 +34,7 @@ def trained(config: RunConfig, folder: Path) -> tuple[TrainingResult, SavedWeigh
 
 def exported(saved: SavedWeights, config: RunConfig, folder: Path, **options: object) -> dict[str, Tensor]:
     """The tensors of all files written."""
-    settings = {"layout": Layout.SAFETENSORS, "weights": Weights.MASTER} | options
+    settings = {"format": ExportFormat.SAFETENSORS, "weights": Weights.MASTER} | options
     folder.mkdir()
     write_weights(saved, config, folder, **settings)  # type: ignore[arg-type]
     return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
@@ -137,7 +138,7 @@ def test_transformers_computes_the_same_logits(
     config.model = replace(config.model, family=family, **sizes, norm_eps=eps, rope_base=base)
     config.data.context = 20
     result, saved = trained(config, tmp_path / "c")
-    exported(saved, config, tmp_path / "out", layout=Layout.HF, shard_bytes=20_000)
+    exported(saved, config, tmp_path / "out", format=ExportFormat.HF, shard_bytes=20_000)
     assert (tmp_path / "out" / INDEX_FILE).exists()
     ours = whole_model(config, dtype=torch.float32)
     with torch.no_grad():
@@ -157,7 +158,7 @@ def test_transformers_computes_the_same_logits(
 def test_files_are_cut_by_size_and_the_index_names_each_weight_once(text: Path, tmp_path: Path) -> None:
     config = small_config("1f1b", text=text, steps=1)
     result, saved = trained(config, tmp_path / "c")
-    written = exported(saved, config, tmp_path / "out", layout=Layout.HF, shard_bytes=30_000)
+    written = exported(saved, config, tmp_path / "out", format=ExportFormat.HF, shard_bytes=30_000)
     index = json.loads((tmp_path / "out" / INDEX_FILE).read_text())
     parameters = list(describe(config.model).whole())
     assert index["weight_map"].keys() == written.keys() == {parameter.hf_name for parameter in parameters}

@@ -16,7 +16,7 @@ from support.training_cases import cases, measured, of_writers
 
 import stages.training_loop
 from optimizers import NAMES
-from stages.checkpoint import layout as files
+from stages.checkpoint import files
 from stages.comm.process import Process
 from stages.config import CORRECTION_NAMES, CorrectionConfig, ParallelConfig, RunConfig
 from stages.pipeline.build import segment_lengths

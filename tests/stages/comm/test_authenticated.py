@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.hub_members import SECRET
 
-from stages.comm.authenticated import ForeignError, Sealer, make_secret, read_secret
+from stages.comm.rendezvous.authenticated import ForeignError, Sealer, make_secret, read_secret
 
 
 def test_messages_pass_whole_once_in_order_and_one_way() -> None:

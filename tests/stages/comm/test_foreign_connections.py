@@ -17,11 +17,11 @@ import torch
 from support.hub_members import SECRET, Harmful, all_at_once, hub_of, members_of
 from support.network_namespace import network_namespace
 
-from stages.comm import authenticated
-from stages.comm.authenticated import ForeignError
-from stages.comm.hub_client import GoneError, Meetings, Member
 from stages.comm.network import LOOPBACK
 from stages.comm.process import ADDRESS_FILE, Process, connected
+from stages.comm.rendezvous import authenticated
+from stages.comm.rendezvous.authenticated import ForeignError
+from stages.comm.rendezvous.client import GoneError, Meetings, Member
 from stages.config import SiteConfig
 
 ATTACKS = {

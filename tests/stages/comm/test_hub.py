@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.hub_members import SECRET, Harmful, all_at_once, hub_of, members_of
 
-from stages.comm.hub_client import GoneError, HubStore, Meetings, Member
 from stages.comm.network import LOOPBACK
+from stages.comm.rendezvous.client import GoneError, HubStore, Meetings, Member
 
 
 def test_what_ranks_tell_each_other() -> None:

@@ -11,11 +11,11 @@ import numpy as np
 
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
-from asyncpp_cli.report.layout.column import as_plain
-from asyncpp_cli.report.layout.columns import records
-from asyncpp_cli.report.layout.styles import styles
 from asyncpp_cli.report.load.curves import curve, kept_indices
 from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.report.tables.column import as_plain
+from asyncpp_cli.report.tables.columns import records
+from asyncpp_cli.report.tables.styles import styles
 
 MOST_CHARACTERS = 2_600_000
 """Limit of the data: with plotly's five megabytes and the tables, the page stays under eight."""

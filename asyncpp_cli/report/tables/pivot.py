@@ -10,9 +10,9 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.settings import SettingError, check_key
 from asyncpp_cli.experiment.template import SHORTHANDS, canonical
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.layout.column import NOTHING, Column
-from asyncpp_cli.report.layout.columns import key_columns, runs_text, status_text, value_columns
-from asyncpp_cli.report.layout.table import Heading, Table, one_line
+from asyncpp_cli.report.tables.column import NOTHING, Column
+from asyncpp_cli.report.tables.columns import key_columns, runs_text, status_text, value_columns
+from asyncpp_cli.report.tables.table import Heading, Table, one_line
 
 ABSENT = ""
 """Text where the matrix has no such cell."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
-from asyncpp_cli.report.layout.columns import value_columns
-from asyncpp_cli.report.layout.pivot import pivot
-from asyncpp_cli.report.layout.table import Table, table_of_cells
+from asyncpp_cli.report.tables.columns import value_columns
+from asyncpp_cli.report.tables.pivot import pivot
+from asyncpp_cli.report.tables.table import Table, table_of_cells
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.analysis.names import value_text
-from asyncpp_cli.report.layout.column import (
+from asyncpp_cli.report.tables.column import (
     NOTHING,
     Column,
     Text,

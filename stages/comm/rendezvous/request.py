@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stages.comm.authenticated import Json
+from stages.comm.rendezvous.authenticated import Json
 
 
 @dataclass(frozen=True, kw_only=True)

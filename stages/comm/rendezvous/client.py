@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from torch._C._distributed_c10d import Store
 
-from stages.comm import authenticated
-from stages.comm.authenticated import ForeignError, Json, Sealer
+from stages.comm.rendezvous import authenticated
+from stages.comm.rendezvous.authenticated import ForeignError, Json, Sealer
 
 _SECONDS_BETWEEN_TRIES = 0.2
 _SLACK = 10.0

@@ -1,4 +1,4 @@
-"""The layout of a run's checkpoints: a folder per checkpoint, with a manifest of its files. Imports no torch.
+"""The files of a run's checkpoints: a folder per checkpoint, with a manifest of its files. Imports no torch.
 
     checkpoints/step-K/              the state after K steps
     checkpoints/step-K/manifest.json size and SHA-256 of every other file in it

@@ -1,6 +1,6 @@
 """Entry point of a rank in a SLURM job, started by srun.
 
-python -m asyncpp_cli.launch.job.rank_entry RUN_DIR ATTEMPT
+python -m asyncpp_cli.launch.job.srun_rank RUN_DIR ATTEMPT
 """
 
 from __future__ import annotations

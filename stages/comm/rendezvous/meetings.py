@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from stages.comm.hub_request import Request
+from stages.comm.rendezvous.request import Request
 
 _MOST_NAMED = 8
 """Missing ranks that an error names."""

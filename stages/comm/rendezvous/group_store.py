@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from stages.comm.authenticated import Json
-from stages.comm.hub_client import HubStore, Member
+from stages.comm.rendezvous.authenticated import Json
+from stages.comm.rendezvous.client import HubStore, Member
 
 
 class GroupStore(HubStore):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.layout.column import Column
-from asyncpp_cli.report.layout.columns import shown_columns
+from asyncpp_cli.report.tables.column import Column
+from asyncpp_cli.report.tables.columns import shown_columns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,11 @@
 """The server at which the ranks of a run meet: a thread in rank 0's process. Imports no torch.
 
-It holds the key-value store that communicators are made from (`stages.comm.hub_store`) and the meetings by
-which ranks exchange values outside of training (`stages.comm.hub_meetings`). Each rank has one connection to
-it; rank 0's process has one per rank.
+It holds the key-value store that communicators are made from (`store`) and the meetings by which ranks
+exchange values outside of training (`meetings`). Each rank has one connection to it; rank 0's process has one
+per rank.
 
 Nothing that arrives is parsed before its sender has proved that it knows the attempt's secret
-(`stages.comm.authenticated`), except the proof itself, which has a fixed size and a time limit.
+(`stages.comm.rendezvous.authenticated`), except the proof itself, which has a fixed size and a time limit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from stages.comm import authenticated
-from stages.comm.authenticated import ForeignError, Json, Sealer
-from stages.comm.hub_meetings import OpenMeetings
-from stages.comm.hub_request import Request
-from stages.comm.hub_store import KeyValueStore
+from stages.comm.rendezvous import authenticated
+from stages.comm.rendezvous.authenticated import ForeignError, Json, Sealer
+from stages.comm.rendezvous.meetings import OpenMeetings
+from stages.comm.rendezvous.request import Request
+from stages.comm.rendezvous.store import KeyValueStore
 
 _SECONDS_TO_PROVE = 20.0
 _MOST_UNPROVED = 512

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stages.comm.authenticated import Json
-from stages.comm.hub_request import Request
+from stages.comm.rendezvous.authenticated import Json
+from stages.comm.rendezvous.request import Request
 
 
 @dataclass(frozen=True)
