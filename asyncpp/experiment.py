@@ -161,6 +161,26 @@ class Experiment:
 
         return figures_of(self._report(keep_steps=True).cells)
 
+    def diff(self, other: str | Path | Experiment) -> dict[str, Any]:
+        """What differs between this experiment (a) and another, a run or a cell (b).
+
+        The content of `asyncpp diff --json`.
+
+        Args:
+            other: an experiment; or a path: DIR, DIR/runs/ID, or DIR/BEGINNING of the ids of a cell's runs.
+
+        Raises:
+            UserError: the path names no experiment or run.
+        """
+        from asyncpp_cli.threads import need_polars
+
+        need_polars()
+        from asyncpp_cli.report.analysis.difference import difference
+        from asyncpp_cli.report.load.selection import load_selection
+
+        path = other.folder if isinstance(other, Experiment) else Path(other)
+        return difference(load_selection(self.folder).runs, load_selection(path).runs).record()
+
     def _read(self) -> ExperimentFolder:
         # Imported on first use, as everything that takes long.
         from asyncpp_cli.runs.experiment_folder import open_experiment

@@ -10,6 +10,7 @@ import typer
 
 from asyncpp_cli.commands import data, optimizers, schedule, templates, theory
 from asyncpp_cli.commands.cancel import cancel
+from asyncpp_cli.commands.diff import diff
 from asyncpp_cli.commands.doctor import doctor
 from asyncpp_cli.commands.export import export
 from asyncpp_cli.commands.launch import launch
@@ -71,6 +72,7 @@ for command in (
     cancel,
     retry,
     report,
+    diff,
     export,
     mirror,
     train,

@@ -64,6 +64,8 @@ def sweep(
     total = len(rendered.experiment.cells)
     others = f" ({total - len(cells)} of them not in this template)" if total > len(cells) else ""
     say(f"{out}: {rendered.added} runs added to the {total - rendered.added} that were there{others}.")
+    for line in rendered.why_new:
+        say(f"{line}.")
     if rendered.restored:
         first, *further = rendered.restored
         restored = f"{first} and {len(further)} others" if further else first

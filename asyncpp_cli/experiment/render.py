@@ -17,6 +17,7 @@ from asyncpp_cli.errors import DamagedError, UserError, doing
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
 from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.experiment.new_ids import why_new
 from asyncpp_cli.experiment.template import Template, text_of
 from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -36,6 +37,8 @@ class Rendered:
     """Number of new cells."""
     restored: tuple[str, ...]
     """Ids of runs whose folder or configuration was missing or damaged."""
+    why_new: tuple[str, ...] = ()
+    """The keys that make the ids of new cells new, where the folder had others."""
 
 
 def render(template: Template, cells: list[ResolvedCell], *, template_name: str, folder: Path) -> Rendered:
@@ -109,6 +112,7 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
     """Add missing cells to the experiment in the folder."""
     _is_free(wanted.folder)  # refuses a folder of something else before a lock file is written into it
     with _locked(wanted.folder):
+        existing = None
         if (wanted.folder / EXPERIMENT_FILE).is_file():
             existing = open_experiment(wanted.folder)
             cells = with_existing_ids(cells, existing)
@@ -119,10 +123,12 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
         ids = {cell.id for cell in wanted.cells}
         foreign = existing_ids - ids
         added = [resolved for resolved in cells if resolved.cell.id not in existing_ids]
+        reasons = () if existing is None else tuple(why_new(added, existing))
         if foreign and added:
+            why = "".join(f"; {reason}" for reason in reasons)
             raise UserError(
                 f"{wanted.folder} holds another experiment: {len(foreign)} of its {len(existing_ids)} cells "
-                f"are not among the {len(ids)} of this one ({min(foreign)}), and {len(added)} are new; "
+                f"are not among the {len(ids)} of this one ({min(foreign)}), and {len(added)} are new{why}; "
                 "name another folder, or a template that has the cells of both"
             )
         restored = []
@@ -137,7 +143,7 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
         # Written last, so that every cell in the description has its run.
         _write_description(wanted, template)
         _check_written(wanted)
-    return Rendered(wanted, len(added), tuple(restored))
+    return Rendered(wanted, len(added), tuple(restored), reasons)
 
 
 def _existing_ids(wanted: Experiment) -> frozenset[str]:

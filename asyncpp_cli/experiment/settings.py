@@ -250,22 +250,27 @@ LATER_KEYS = frozenset(
 
 
 def config_hash(config: RunConfig) -> str:
-    """SHA-256 of a run's identity, 64 hexadecimal digits: runs that compute the same have the same hash.
+    """SHA-256 of a run's identity, 64 hexadecimal digits: runs that compute the same have the same hash."""
+    content = identity(config)
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
-    `site` and the paths of initial weights and data are left out; their contents are hashed instead
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The settings that make a run what it is, by dotted key.
+
+    `site` and the paths of initial weights and data are left out; their contents stand for them
     (`model.init_sha256`, `data.sha256`). Without `data.sha256` (runs of asyncpp 0.1) the path of the data is
-    hashed. The standard library's text is not hashed, so that ids do not depend on the version of Python.
+    kept. The standard library's text is left out, so that ids do not depend on the version of Python.
     """
     defaults = RunConfig()
     data_key = (
         "data.sha256" if config.data.path is not None and config.data.sha256 is not None else "data.path"
     )
     excluded = {"model.init", "data.path", "data.sha256"} - {data_key}
-    content = {
+    return {
         key: value
         for key, value in items(config)
         if not key.startswith(f"{SITE}.")
         and key not in excluded
         and not (key in LATER_KEYS and value == get(defaults, key))
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

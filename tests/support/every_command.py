@@ -57,6 +57,7 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         ["report", experiment],
         ["report", experiment, "--format", "csv"],
         ["report", experiment, "--format", "html", "--out", f"{new}.html"],
+        ["diff", experiment, done],
         ["cancel", experiment],
         ["launch", experiment],
         ["retry", experiment, "run-1"],

@@ -37,6 +37,7 @@ except SystemExit as ended:
         ["cancel"],
         ["retry"],
         ["report"],
+        ["diff"],
         ["export"],
         ["plan"],
         ["profile"],

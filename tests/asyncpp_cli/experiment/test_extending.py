@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Ended, asyncpp
+from support.folder_contents import contents
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment import render as experiments
@@ -18,20 +19,9 @@ from asyncpp_cli.experiment.render import render
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.experiment_folder import open_experiment
 
-Contents = dict[str, bytes]
-
 
 def swept(folder: Path, *changes: str) -> Ended:
     return asyncpp("sweep", "quickstart", *changes, "--out", folder)
-
-
-def contents(folder: Path) -> Contents:
-    """Every file with what is in it, but for the lock."""
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != "lock"
-    }
 
 
 def ids(folder: Path) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
+from support.folder_contents import contents
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.settings import config_hash
@@ -35,12 +36,37 @@ def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> N
     assert open_experiment(folder).cells == cells
     more = asyncpp("sweep", "quickstart", "matrix.seed=[0,1]", "--out", folder)
     assert "6 runs added" in more.errors
+    assert "6 cells differ from the nearest run there in seed: 1 (there 0).\n" in more.errors
     assert {cell.id for cell in cells} < {cell.id for cell in open_experiment(folder).cells}
     assert touched.read_text() == "kept"
     for cell in open_experiment(folder).cells:
         config = open_experiment(folder).run(cell.id).config()
         assert cell.id.endswith(config_hash(config)[:8])
     assert json.loads((folder / "experiment.json").read_text())["format"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["train.steps=7"], "6 cells differ from the nearest run there in train.steps: 7 (there 300)"),
+        (
+            ["optimizer.lr=0.5", "matrix.seed=[0,3]"],
+            "6 cells differ from the nearest run there in optimizer.lr: 0.5 (there 0.002); "
+            "6 cells differ from the nearest run there in optimizer.lr: 0.5 (there 0.002), seed: 3 (there 0)",
+        ),
+    ],
+)
+def test_a_refused_sweep_says_which_keys_make_its_ids_new(
+    tmp_path: Path, changes: list[str], told: str
+) -> None:
+    folder = tmp_path / "e"
+    assert asyncpp("sweep", "quickstart", "--out", folder).code == 0
+    before = contents(folder)
+    refused = asyncpp("sweep", "quickstart", *changes, "--out", folder)
+    assert refused.code == 2
+    assert told in refused.errors
+    assert contents(folder) == before
 
 
 @pytest.mark.slow

@@ -1,0 +1,118 @@
+"""Why ids are new: the settings in which new cells differ from the nearest runs of a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.experiment.settings import get, identity
+from asyncpp_cli.runs.experiment_folder import Cell, Experiment
+from stages.config import RunConfig
+
+_MOST_KEYS = 4
+"""Keys that a line names."""
+_MOST_VALUES = 3
+"""Values of a key that a line names."""
+_LONGEST = 24
+"""Characters of a value that a line shows."""
+
+
+@dataclass(kw_only=True)
+class _Change:
+    """New cells that differ from the nearest run of the folder in the same keys."""
+
+    cells: int = 0
+    new: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Values in the new cells, as text, by key."""
+    old: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Values in the nearest runs of the folder."""
+
+
+def why_new(added: Sequence[ResolvedCell], existing: Experiment) -> list[str]:
+    """The keys that make ids new, a line for each set of keys; empty if no run of the folder can be read.
+
+    Each cell is compared with the run that has the most axes in common with it.
+    """
+    nearest = _Nearest(existing)
+    changes: dict[tuple[str, ...], _Change] = {}
+    for resolved in added:
+        config = nearest.config(resolved.cell)
+        if config is None:
+            continue
+        keys = tuple(differing_keys(config, resolved.config))
+        change = changes.setdefault(keys, _Change())
+        change.cells += 1
+        for key in keys:
+            change.old.setdefault(key, {})[_text(get(config, key))] = None
+            change.new.setdefault(key, {})[_text(get(resolved.config, key))] = None
+    return [_line(keys, change) for keys, change in changes.items()]
+
+
+def differing_keys(first: RunConfig, second: RunConfig) -> Iterator[str]:
+    """The keys that make two configurations different runs."""
+    of_first, of_second = identity(first), identity(second)
+    for key in dict.fromkeys((*of_first, *of_second)):
+        if get(first, key) != get(second, key):
+            yield key
+
+
+class _Nearest:
+    """Finds the run of an experiment that has the most axes in common with a cell."""
+
+    def __init__(self, existing: Experiment) -> None:
+        self._existing = existing
+        self._by_axes = {_label(cell.axes): cell for cell in existing.cells}
+        self._by_all_but_one: dict[object, Cell] = {}
+        for cell in existing.cells:
+            for axis in cell.axes:
+                self._by_all_but_one.setdefault(_label(cell.axes, without=axis), cell)
+        self._configs: dict[str, RunConfig | None] = {}
+
+    def config(self, cell: Cell) -> RunConfig | None:
+        """Configuration of the nearest run; None if it cannot be read."""
+        nearest = self._by_axes.get(_label(cell.axes))
+        for axis in reversed(cell.axes):
+            nearest = nearest or self._by_all_but_one.get(_label(cell.axes, without=axis))
+        if nearest is None:
+            nearest = max(self._existing.cells, key=lambda other: _in_common(cell, other), default=None)
+        if nearest is None:
+            return None
+        if nearest.id not in self._configs:
+            try:
+                self._configs[nearest.id] = self._existing.run(nearest.id).config()
+            except DamagedError:
+                self._configs[nearest.id] = None
+        return self._configs[nearest.id]
+
+
+def _label(axes: Mapping[str, Any], *, without: str = "") -> object:
+    return without, frozenset((key, repr(value)) for key, value in axes.items() if key != without)
+
+
+def _in_common(first: Cell, second: Cell) -> int:
+    return sum(second.axes.get(key) == value for key, value in first.axes.items())
+
+
+def _line(keys: Sequence[str], change: _Change) -> str:
+    named = [
+        f"{key}: {_listed(change.new[key])} (there {_listed(change.old[key])})" for key in keys[:_MOST_KEYS]
+    ]
+    if len(keys) > _MOST_KEYS:
+        named.append(f"{len(keys) - _MOST_KEYS} more")
+    differ = "1 cell differs" if change.cells == 1 else f"{change.cells} cells differ"
+    return f"{differ} from the nearest run there in {', '.join(named) or 'its data'}"
+
+
+def _listed(values: Mapping[str, None]) -> str:
+    texts = list(values)
+    more = f", {len(texts) - _MOST_VALUES} others" if len(texts) > _MOST_VALUES else ""
+    return ", ".join(texts[:_MOST_VALUES]) + more
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -1,0 +1,113 @@
+"""`asyncpp diff`: what differs between runs, cells and experiments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import asyncpp
+from support.folder_contents import contents
+from support.report_experiment import ExperimentFolder, metrics, settings
+
+import asyncpp as api
+from asyncpp_cli.runs.status import State, Status
+
+
+def rows(loss: float, **start: Any) -> list[dict[str, Any]]:
+    """Rows of a run that ended with this loss; `start` replaces fields of its `start` row."""
+    first, *others = metrics(val_losses=(4.0, loss))
+    return [first | start, *others]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two experiments: `a` has two cells of two seeds, `b` one of them, longer, elsewhere, and another."""
+    a = ExperimentFolder(tmp_path / "a")
+    old = {"asyncpp": "0.1.0+gabc", "commit": "abc"}
+    for seed, loss in enumerate((3.0, 3.2)):
+        a.add(settings("1f1b", "muon", seed=seed), rows=rows(loss, **old), run_id=f"sync-{seed}")
+        a.add(settings("2bw", "muon", seed=seed), rows=rows(loss + 0.5, **old), run_id=f"late-{seed}")
+    b = ExperimentFolder(tmp_path / "b")
+    new = {"asyncpp": "0.1.0+gdef.dirty", "commit": "def-dirty", "torch": "2.14.0", "python": "3.12.0"}
+    longer = {"train.steps": 8}
+    for seed, loss in enumerate((2.9, 3.0)):
+        b.add(settings("1f1b", "muon", seed=seed, **longer), rows=rows(loss, **new), run_id=f"long-{seed}")
+    b.add(settings("paci", "muon", **longer), rows=rows(9.0, **new), run_id="other-0")
+    return tmp_path
+
+
+def differences(*sides: Path) -> dict[str, Any]:
+    ended = asyncpp("diff", *sides, "--json")
+    assert ended.code == 0, ended.errors
+    content: dict[str, Any] = json.loads(ended.output)
+    return content
+
+
+def test_experiments_differ_in_settings_versions_and_numbers(folder: Path) -> None:
+    found = differences(folder / "a", folder / "b")
+    assert found["settings"]["train.steps"] == {"a": [4], "b": [8]}
+    assert set(found["settings"]) == {"train.steps", "schedule.name"}
+    assert found["conditions"] == {
+        "asyncpp": {"a": ["0.1.0+gabc"], "b": ["0.1.0+gdef.dirty"]},
+        "commit": {"a": ["abc"], "b": ["def-dirty"]},
+        "torch": {"a": ["2.13.0"], "b": ["2.14.0"]},
+        "python": {"a": ["3.11.9"], "b": ["3.12.0"]},
+    }
+    [cell] = found["cells"]
+    assert cell["axes"]["schedule"] == "1f1b"
+    loss = cell["numbers"]["val_loss"]
+    assert (loss["a"], loss["b"]) == (pytest.approx(3.1), pytest.approx(2.95))
+    assert loss["difference"] == pytest.approx(-0.15)
+    # Student's t with one degree of freedom: 12.7062 standard errors of the differences -0.1 and -0.2.
+    assert loss["interval"]["low"] == pytest.approx(-0.15 - 12.7062 * 0.05, abs=1e-4)
+    assert set(found["only_a"]) == {"late-0", "late-1"}
+    assert found["only_b"] == ["other-0"]
+    assert api.open(folder / "a").diff(api.open(folder / "b")) == {
+        key: value for key, value in found.items() if key not in ("a", "b")
+    }
+
+
+def test_two_cells_are_compared_whatever_their_axes(folder: Path) -> None:
+    found = differences(folder / "a" / "sync", folder / "a" / "late")
+    assert found["a"]["runs"] == ["sync-0", "sync-1"]
+    assert found["settings"] == {"schedule.name": {"a": ["1f1b"], "b": ["2bw"]}}
+    assert found["conditions"] == {}
+    [cell] = found["cells"]
+    assert cell["runs"] == {"a": 2, "b": 2}
+    assert cell["numbers"]["val_loss"]["difference"] == pytest.approx(0.5)
+    shown = asyncpp("diff", folder / "a" / "runs" / "sync-1", folder / "a" / "late-1").output
+    assert "schedule.name  1f1b  2bw" in shown
+    assert "+0.5000" in shown
+
+
+def test_a_selection_does_not_differ_from_itself(folder: Path) -> None:
+    shown = asyncpp("diff", folder / "a", folder / "a").output
+    assert "The same settings." in shown
+    assert "The same versions, machine and data." in shown
+    found = differences(folder / "a", folder / "a")
+    assert (found["settings"], found["conditions"], found["only_a"], found["only_b"]) == ({}, {}, [], [])
+    assert {cell["numbers"]["val_loss"]["difference"] for cell in found["cells"]} == {0.0}
+
+
+def test_runs_without_numbers_are_compared_by_their_settings(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "e")
+    for schedule in ("1f1b", "2bw"):
+        run = experiment.add(settings(schedule, "muon"), status=Status(state=State.PENDING))
+        run.metrics_file.unlink()
+    shown = asyncpp("diff", tmp_path / "e" / "run-0", tmp_path / "e" / "run-1")
+    assert shown.code == 0
+    assert "nothing to compare yet" in shown.output
+    assert "schedule.name  1f1b  2bw" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("named", "message"), [("a/nothing", "begins with nothing"), ("c", "no such experiment or run")]
+)
+def test_a_path_that_names_no_run_is_refused(folder: Path, named: str, message: str) -> None:
+    before = contents(folder)
+    ended = asyncpp("diff", folder / "b", folder / named)
+    assert (ended.code, ended.output, ended.errors.count("\n")) == (2, "", 1)
+    assert message in ended.errors
+    assert contents(folder) == before
