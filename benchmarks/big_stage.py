@@ -43,7 +43,7 @@ from stages.config import RunConfig, tokens_per_step
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.memory.measure import MemoryMeter
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.partition import cut_of
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
 from stages.pipeline.rank_stats import staleness_problem

@@ -20,7 +20,7 @@ from stages.config import (
 from stages.data.dataset import BYTE_VALUES, DataError, vocabulary
 from stages.limits import ConfigError as ConfigError
 from stages.limits import check_limits
-from stages.model.families import FAMILIES
+from stages.model.families.catalogue import FAMILIES
 from stages.model.moe.validation import check_experts
 from stages.model.spec import head_dim
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps

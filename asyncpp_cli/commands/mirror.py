@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.trackers.base import TRACKERS
+from asyncpp_cli.trackers.catalogue import TRACKERS
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.run_folder import Run
@@ -44,7 +44,7 @@ def mirror(
     from asyncpp_cli.console import say
     from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment
     from asyncpp_cli.runs.run_folder import open_run
-    from asyncpp_cli.trackers.base import tracker_class
+    from asyncpp_cli.trackers.catalogue import tracker_class
 
     if name not in TRACKERS:
         raise UserError(f"--to {name}: accepted: {', '.join(TRACKERS)}")

@@ -77,7 +77,7 @@ def _is_model_file(what: str) -> bool:
 
 
 def _of_model(name: str, changes: Sequence[str]) -> Base:
-    from stages.model.families import describe
+    from stages.model.families.catalogue import describe
 
     config = RunConfig()
     defaults: dict[str, Any] = {

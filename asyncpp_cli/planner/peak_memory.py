@@ -6,7 +6,7 @@ from __future__ import annotations
 from optimizers import method_named
 from stages.config import RunConfig
 from stages.memory.estimate import sizes
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.partition import StageCut, stage_parameters
 
 

@@ -12,7 +12,7 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
 from stages.config import RunConfig
 from stages.config_keys import facts
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.moe.settings import block_part
 from stages.model.spec import ModelPart, Parameter
 

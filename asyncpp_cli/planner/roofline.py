@@ -11,7 +11,7 @@ from optimizers import check_options, method_named
 from optimizers.state_size import state_values
 from stages.config import RunConfig, optimizer_options
 from stages.memory.estimate import message_bytes, sizes
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.spec import Parameter, PartSpec
 
 MATRIX_SHARE = 0.65

@@ -1,22 +1,12 @@
-"""What a tracker provides, and the table of trackers.
-
-A tracker is a class in a module of its own, and a line in `TRACKERS`: `asyncpp mirror` follows.
-"""
+"""What a tracker provides."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.run_folder import Run
-
-TRACKERS = {
-    "tensorboard": "TensorBoard",
-    "wandb": "WeightsAndBiases",
-}
-"""The class of each tracker, by the name of its module."""
 
 
 class Tracker(Protocol):
@@ -41,10 +31,3 @@ class Tracker(Protocol):
     @property
     def hint(self) -> str:
         """The command to run next."""
-
-
-def tracker_class(name: str) -> type[Tracker]:
-    """The tracker of this name, a key of `TRACKERS`."""
-    module = importlib.import_module(f"asyncpp_cli.trackers.{name}")
-    tracker: type[Tracker] = getattr(module, TRACKERS[name])
-    return tracker

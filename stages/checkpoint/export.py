@@ -12,7 +12,7 @@ from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import SavedWeights
 from stages.config import RunConfig
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.hf_config import hf_config
 
 SHARD_BYTES = 4 * 10**9

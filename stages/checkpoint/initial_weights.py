@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.config import ModelConfig
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.hf_config import config_differences
 
 if TYPE_CHECKING:

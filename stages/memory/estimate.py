@@ -13,7 +13,7 @@ from typing import Any
 from optimizers.state_size import state_values
 from schedules import Op, Program, analyze
 from stages.config import RunConfig, optimizer_options
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.partition import StageCut, cut_of, stage_parameters
 from stages.model.spec import INDEX_BYTES, Parameter
 from stages.update.optimizer_sharding import share_out

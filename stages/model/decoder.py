@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.config import ModelConfig
-from stages.model.families import FAMILIES
+from stages.model.families.catalogue import FAMILIES
 from stages.model.layers import MLP, Block, RMSNorm
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.routing import Routing

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.config import ModelConfig
-from stages.model.families import FAMILIES
+from stages.model.families.catalogue import FAMILIES
 from stages.model.spec import head_dim
 
 

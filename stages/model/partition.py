@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from stages.config import ModelConfig, RunConfig
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts
 

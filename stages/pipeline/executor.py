@@ -26,6 +26,7 @@ from stages.pipeline.weight_versions import Replica
 from stages.update.async_update import RankUpdates
 from stages.update.optimizer_step import StageState
 from stages.update.step_decision import UpdateRules
+from stages.update.update_phases import UpdateContext
 from stages.update.update_stream import Streams
 
 
@@ -89,17 +90,16 @@ class RankExecutor:
         self._data_rank = connection.data.rank
         self._batches = batches
         self._clock = clock
-        self._updates = RankUpdates(
+        context = UpdateContext(
             stages=stages,
             pipeline=connection.pipeline,
             data=connection.data,
             rules=rules,
-            waits=connection.links.waits,
             clock=clock,
-            streams=streams,
             on_step=on_step,
             stop=stop,
         )
+        self._updates = RankUpdates(context, waits=connection.links.waits, streams=streams)
         self.acted_at = 0.0
         """Clock when the latest action began, seconds."""
         self._saved: dict[tuple[int, int], _Saved] = {}

@@ -9,7 +9,7 @@ launched at once, and all after it as soon as the host, which looks between two 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,14 +18,12 @@ import torch
 from torch import Tensor
 
 from schedules.actions import Action, Program
-from stages.comm.collectives import Exchange, Group, Reduction
-from stages.pipeline.clock import Clock
-from stages.pipeline.rank_stats import RankTrace, StepResult
+from stages.comm.collectives import Exchange, Reduction
+from stages.pipeline.rank_stats import RankTrace
 from stages.pipeline.weight_versions import GradientBuffer
 from stages.update.early_reduction import WholeGradients, needs_update, slack_of
-from stages.update.optimizer_step import StageState
-from stages.update.step_decision import Gathered, UpdateRules
-from stages.update.update_phases import UpdatePhases
+from stages.update.step_decision import Gathered
+from stages.update.update_phases import UpdateContext, UpdatePhases
 from stages.update.update_stream import Streams
 
 T = TypeVar("T")
@@ -58,52 +56,25 @@ class RankUpdates:
     In a schedule whose stages update together, the stages of a rank are one update.
 
     Args:
-        stages: of the rank, by number.
-        pipeline: the ranks of this rank's pipeline, in order.
-        data: the data ranks that hold the same stages.
-        rules: of the run's updates.
+        context: of the rank.
         waits: whether this rank blocks until an exchange completes; if not, other ranks of its process run.
-        clock: of the device that computes.
-        streams: of that device.
-        on_step: called with each update of the last stage.
-        stop: whether this process has been asked to stop.
+        streams: of the device that computes.
     """
 
-    def __init__(
-        self,
-        *,
-        stages: Mapping[int, StageState],
-        pipeline: Group,
-        data: Group,
-        rules: UpdateRules,
-        waits: bool,
-        clock: Clock,
-        streams: Streams,
-        on_step: Callable[[StepResult], None],
-        stop: Callable[[], bool],
-    ) -> None:
-        self._stages = stages
-        self._pipeline = pipeline
-        self._data = data
-        self._rules = rules
+    def __init__(self, context: UpdateContext, *, waits: bool, streams: Streams) -> None:
+        self._stages = context.stages
+        self._pipeline = context.pipeline
+        self._data = context.data
+        self._rules = context.rules
         self._waits = waits
-        self._clock = clock
-        self._update_clock = clock.beside()
+        self._clock = context.clock
+        self._update_clock = context.clock.beside()
         self._streams = streams
         self._gathered: list[Gathered] = []
         self._early: dict[int, Reduction] = {}
         self._pending: _Pending | None = None
         self._launched: _Launched | None = None
-        self._phases = UpdatePhases(
-            stages=stages,
-            pipeline=pipeline,
-            data=data,
-            rules=rules,
-            clock=clock,
-            update_clock=self._update_clock,
-            on_step=on_step,
-            stop=stop,
-        )
+        self._phases = UpdatePhases(context, update_clock=self._update_clock)
 
     @property
     def end_step(self) -> int:

@@ -20,7 +20,7 @@ from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.corrections.error_feedback import build_error_feedback
 from stages.config import RunConfig, correction_options, optimizer_options
-from stages.model.families import parameter_roles
+from stages.model.families.catalogue import parameter_roles
 from stages.pipeline.weight_versions import (
     GradientBuffer,
     Replica,

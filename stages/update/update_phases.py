@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,42 +20,44 @@ from stages.update.optimizer_step import StageState
 from stages.update.step_decision import Gathered, UpdateRules, Verdict, judge
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpdateContext:
+    """What the updates of a rank work with."""
+
+    stages: Mapping[int, StageState]
+    """Stages of the rank, by number."""
+    pipeline: Group
+    """The ranks of this rank's pipeline, in order."""
+    data: Group
+    """The data ranks that hold the same stages."""
+    rules: UpdateRules
+    clock: Clock
+    """Clock of the device that computes."""
+    on_step: Callable[[StepResult], None]
+    """Called with each update of the last stage."""
+    stop: Callable[[], bool]
+    """Whether this process has been asked to stop."""
+
+
 class UpdatePhases:
     """The work of a rank's updates, and the step before which they end.
 
     Args:
-        stages: of the rank, by number.
-        pipeline: the ranks of this rank's pipeline, in order.
-        data: the data ranks that hold the same stages.
-        rules: of the run's updates.
-        clock: of the actions.
-        update_clock: of the updates.
-        on_step: called with each update of the last stage.
-        stop: whether this process has been asked to stop.
+        context: of the rank.
+        update_clock: of the updates; the context's is of the actions.
     """
 
-    def __init__(
-        self,
-        *,
-        stages: Mapping[int, StageState],
-        pipeline: Group,
-        data: Group,
-        rules: UpdateRules,
-        clock: Clock,
-        update_clock: Clock,
-        on_step: Callable[[StepResult], None],
-        stop: Callable[[], bool],
-    ) -> None:
-        self._stages = stages
-        self._pipeline = pipeline
-        self._data = data
-        self._rules = rules
-        self._clock = clock
+    def __init__(self, context: UpdateContext, *, update_clock: Clock) -> None:
+        self._stages = context.stages
+        self._pipeline = context.pipeline
+        self._data = context.data
+        self._rules = context.rules
+        self._clock = context.clock
         self._update_clock = update_clock
-        self._on_step = on_step
-        self._stop = stop
-        self._skipped = dict.fromkeys(stages, 0)
-        self.agreement = Agreement(pipeline, end=self._end_before)
+        self._on_step = context.on_step
+        self._stop = context.stop
+        self._skipped = dict.fromkeys(context.stages, 0)
+        self.agreement = Agreement(context.pipeline, end=self._end_before)
 
     def begin(self, program: Program, trace: RankTrace) -> None:
         """Prepare for a segment; its measurements go to `trace`."""

@@ -10,7 +10,7 @@ from stages.config import RunConfig, optimizer_options
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.model.decoder import Stage, initialise, next_token_loss
-from stages.model.families import parameter_roles
+from stages.model.families.catalogue import parameter_roles
 from stages.model.partition import cut_model
 from stages.update.lr_schedule import learning_rate_factor
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.config import RunConfig
-from stages.model.families import FAMILIES, describe
+from stages.model.families.catalogue import FAMILIES, describe
 
 PEAK_TFLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
     ("B200", {"bfloat16": 2250.0, "float32": 75.0}),

@@ -21,7 +21,7 @@ from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.initial_weights import InitError, check_init, read_initial
 from stages.config import ModelConfig
-from stages.model.families import FAMILIES
+from stages.model.families.catalogue import FAMILIES
 from stages.model.hf_config import config_differences
 
 

@@ -21,7 +21,7 @@ from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import SavedWeights, newest_checkpoint
 from stages.config import CorrectionConfig, RunConfig
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.hf_config import hf_config
 from stages.trainer import replay
 from stages.training_loop import TrainingResult

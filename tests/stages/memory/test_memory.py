@@ -23,7 +23,7 @@ from stages.memory.estimate import (
     stage_memory,
 )
 from stages.model.decoder import Stage
-from stages.model.families import FAMILIES
+from stages.model.families.catalogue import FAMILIES
 from stages.model.partition import cut_of, stage_parameters
 from stages.pipeline.build import representative_programs
 from stages.pipeline.segments import segment_program

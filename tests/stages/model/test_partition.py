@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.small_runs import Rows, small_config, with_experts
 
 from stages.config import ModelConfig
-from stages.model.families import describe
+from stages.model.families.catalogue import describe
 from stages.model.partition import balance, cut_model, cut_of, cut_over_ranks, fitting_cut
 from stages.trainer import replay
 from stages.validation import ConfigError, check
