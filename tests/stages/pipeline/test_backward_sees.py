@@ -18,6 +18,7 @@ from support.two_weights import microbatch_gradient
 from support.watched_backwards import Watched
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 
 from schedules import Action, Op
 from stages.config import RunConfig
@@ -50,7 +51,9 @@ PRECISIONS = ("float32", "bfloat16")
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
+    """Kernels without vector instructions compile in a third of the time, and torch need not test first which
+    instructions this machine has."""
+    with pytest.MonkeyPatch.context() as patch, inductor.patch({"cpp.vec_isa_ok": False}):
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         yield
 
