@@ -144,6 +144,7 @@ def metrics(seed: int, *, rows: int, end: float, delayed: bool) -> Iterator[dict
         "threads": 1,
         "replayed": False,
         "parameters": 853_120,
+        "active_parameters": 853_120,
         "stage_parameters": [213_280] * STAGES,
         "microbatches": MICROBATCHES,
         "microbatch_size": 2,

@@ -103,6 +103,6 @@ def _of_model(name: str, changes: Sequence[str]) -> Base:
     return Base(
         config=config,
         tokens_per_step=TOKENS_PER_STEP,
-        token_budget=20.0 * describe(config.model).parameter_count,
+        token_budget=20.0 * describe(config.model).active_count,
         note="",
     )

@@ -31,8 +31,9 @@ class StepLines:
             case "start":
                 self._began = time.monotonic(), int(row["updates"])
                 after = f"resuming after step {row['step']}" if row["step"] else "beginning"
-                parameters = sum(row["stage_parameters"])
-                _print(f"{after} of {self._steps}: {parameters:,} parameters, on {row['device']}")
+                count, active = row["parameters"], row["active_parameters"]
+                parameters = f"{count:,} parameters" + (f" ({active:,} active)" if active < count else "")
+                _print(f"{after} of {self._steps}: {parameters}, on {row['device']}")
             case "step":
                 self._step(row["step"], tokens=row["tokens"], train_loss=row["train_loss"])
             case "eval":

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stages.config import RunConfig, tokens_per_step
 from stages.data.dataset import Corpus
+from stages.model.families.catalogue import describe
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
 
 Row = dict[str, Any]
@@ -50,6 +51,7 @@ def start_row(
         "replayed": replayed,
         "shared_gpu": shared_gpu,
         "parameters": sum(stage_parameters),
+        "active_parameters": sum(stage_parameters) - describe(config.model).idle_count,
         "stage_parameters": list(stage_parameters),
         "rank_of_stage": list(rank_of_stage),
         "microbatches": config.schedule.microbatches,

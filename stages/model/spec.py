@@ -124,11 +124,6 @@ class PartSpec:
     def parameter_count(self) -> int:
         return sum(parameter.size for parameter in self.parameters)
 
-    @property
-    def active_count(self) -> int:
-        """Values of the parameters that a token meets."""
-        return self.parameter_count - self.idle
-
     def forward_multiply_adds(self, *, context: int) -> int:
         """Of a token in sequences of `context` tokens."""
         return self.multiply_adds + self.attention * context
@@ -182,9 +177,14 @@ class ModelSpec:
         return sum(part.parameter_count for part in self._parts)
 
     @property
+    def idle_count(self) -> int:
+        """Values that a token does not meet, as in `PartSpec.idle`."""
+        return sum(part.idle for part in self._parts)
+
+    @property
     def active_count(self) -> int:
-        """Those that a token meets: in a mixture of experts fewer than all."""
-        return sum(part.active_count for part in self._parts)
+        """Values that a token meets: in a mixture of experts fewer than all."""
+        return self.parameter_count - self.idle_count
 
     @property
     def distinct_blocks(self) -> tuple[PartSpec, ...]:

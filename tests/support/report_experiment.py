@@ -65,6 +65,7 @@ def metrics(
         "device": "cpu",
         "threads": 1,
         "parameters": 800_000,
+        "active_parameters": 800_000,
         "stage_parameters": [400_000, 400_000],
         "microbatches": 2,
         "microbatch_size": 8,

@@ -21,7 +21,7 @@ GEOMETRY_KEYS = {
 
 MACHINE_FIELDS = (
     *("asyncpp", "commit", "torch", "python", "host", "device", "threads"),
-    *("parameters", "tokens_per_step", "replayed", "corpus_sha256"),
+    *("parameters", "active_parameters", "tokens_per_step", "replayed", "corpus_sha256"),
 )
 """Fields of a `start` row for machine, versions and data."""
 
@@ -56,11 +56,13 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
         f" x {values('data_parallel')} data-parallel" if known["data_parallel"] not in ([], [1]) else ""
     )
     several = "" if known["microbatches"] == [1] else "es"
+    active = known["active_parameters"] not in ([], known["parameters"])
+    parameters = f"{values('parameters')} parameters" + f" ({values('active_parameters')} active)" * active
     geometry = (
         f"Conditions: {values('stages')} stages{replicas}; {values('microbatches')} micro-batch{several} x "
         f"{values('microbatch_size')} sequences x {values('context')} tokens = "
         f"{values('tokens_per_step')} tokens per step; "
-        f"{values('steps')} steps; {values('parameters')} parameters; {values('precision')}"
+        f"{values('steps')} steps; {parameters}; {values('precision')}"
     )
     commit = f" (commit {values('commit')})" if known["commit"] else ""
     machine = (

@@ -243,8 +243,11 @@ def _caveats(delayed: Sequence[CellResult]) -> list[str]:
 
 def _tokens_per_parameter(cell: CellResult) -> float | None:
     for run in cell.runs:
-        start = run.measurement.start
-        parameters, tokens = (start or {}).get("parameters"), (start or {}).get("tokens_per_step")
+        start = run.measurement.start or {}
+        parameters, tokens = (
+            start.get("active_parameters", start.get("parameters")),
+            start.get("tokens_per_step"),
+        )
         if isinstance(parameters, int) and isinstance(tokens, int | float) and parameters > 0:
             return float(run.measurement.steps_done * tokens / parameters)
     return None

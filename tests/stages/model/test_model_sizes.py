@@ -11,6 +11,7 @@ from support.paths import ROOT
 
 from stages.config import ModelConfig
 from stages.model.decoder import Stage
+from stages.model.families.catalogue import describe
 from stages.model.partition import cut_model
 
 SIZES = {
@@ -28,7 +29,18 @@ SIZES = {
     "3b": 3_120_737_280,
     "7b": 7_382_241_280,
     "10b": 9_999_585_280,
+    "nano-moe": 2_630_784,
+    "1b-7b-moe": 6_919_100_416,
+    "2b-moe": 1_991_679_232,
+    "10b-moe": 10_275_627_008,
 }
+ACTIVE = {
+    "nano-moe": 861_312,
+    "1b-7b-moe": 1_281_955_840,
+    "2b-moe": 406_232_320,
+    "10b-moe": 1_819_910_144,
+}
+"""Parameters that a token meets, where these are not all."""
 
 
 def content(name: str) -> str:
@@ -51,11 +63,27 @@ def test_every_shipped_size_is_listed_here() -> None:
 @pytest.mark.parametrize(("name", "count"), SIZES.items())
 def test_a_size_has_the_parameters_that_are_written_about_it(name: str, count: int) -> None:
     assert parameters(name, stages=1) == parameters(name, stages=4) == count
-    assert f"# {count:,} parameters.\n" in content(name)
+    active = ACTIVE.get(name)
+    said = f"{count:,} parameters" + (f", {active:,} active" if active else "")
+    assert f"# {said}.\n" in content(name)
     rows = re.findall(
-        rf"^\| `{name}` \| ([\d,]+) \|", (ROOT / "docs" / "models.md").read_text(), re.MULTILINE
+        rf"^\| `{name}` \| ([\d,]+)(?: \(([\d,]+) active\))? \|",
+        (ROOT / "docs" / "models.md").read_text(),
+        re.MULTILINE,
     )
-    assert rows[0] == f"{count:,}"
+    assert rows[0] == (f"{count:,}", f"{active:,}" if active else "")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_active_parameters_are_those_that_a_token_meets(name: str) -> None:
+    settings = yaml.safe_load(content(name))
+    settings.pop("recommended", None)
+    config = ModelConfig(name=name, **settings)
+    idle = 0
+    if config.experts:
+        of_an_expert = 3 * config.width * settings["expert_width"]
+        idle = config.layers * (config.experts - settings["active_experts"]) * of_an_expert
+    assert describe(config).active_count == SIZES[name] - idle == ACTIVE.get(name, SIZES[name])
 
 
 def test_the_family_in_the_documents_is_the_one_in_the_code() -> None:
