@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,30 +13,20 @@ import typer
 from asyncpp_cli.commands import schedule_files
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_tools.options import (
-    Ahead,
-    Backward,
     Bandwidth,
     Chunks,
-    Delay,
     EvenSteps,
-    Forward,
-    Input,
-    Interval,
-    Jitter,
+    Geometry,
     Json,
-    Latency,
     MessageSize,
-    Microbatches,
     Name,
     Names,
     Norm,
     Reduction,
-    Seed,
-    Split,
-    Stages,
     Steps,
+    Times,
     UpdateTime,
-    Weight,
+    with_options,
 )
 
 app = typer.Typer(
@@ -60,7 +51,7 @@ def list_(
 ) -> None:
     """List all schedules with their properties for P ranks and M micro-batches (forward 1, backward 2)."""
     from asyncpp_cli.schedule_tools import programs as schedule_input
-    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
+    from asyncpp_cli.schedule_tools.programs import CostOptions
     from schedules import FAMILY
 
     geometry = Geometry(stages=stages, microbatches=microbatches, chunks=chunks)
@@ -88,36 +79,22 @@ def list_(
 
 
 @app.command()
+@with_options
 def show(
     name: Name,
-    stages: Stages = None,
-    microbatches: Microbatches = None,
+    geometry: Geometry,
     steps: Steps = 3,
     first_step: Annotated[
         int, typer.Option("--first-step", metavar="K", min=0, help="First step to show.")
     ] = 0,
-    chunks: Chunks = None,
-    ahead: Ahead = None,
-    split: Split = None,
-    delay: Delay = None,
-    update_interval: Interval = None,
     as_json: Json = False,
 ) -> None:
     """Show a schedule as a Gantt chart (forward 1, backward 2), with delay and memory of every stage."""
     from asyncpp_cli.schedule_tools import output as schedule_output
     from asyncpp_cli.schedule_tools import programs as schedule_input
-    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
+    from asyncpp_cli.schedule_tools.programs import CostOptions
     from schedules import analyze
 
-    geometry = Geometry(
-        stages=stages,
-        microbatches=microbatches,
-        chunks=chunks,
-        ahead=ahead,
-        split=split,
-        delay=delay,
-        update_interval=update_interval,
-    )
     schedule_input.refuse_untaken([name], geometry)
     program = schedule_input.program(name, geometry, steps=steps, first_step=first_step)
     schedule_input.note_delay([name], geometry)
@@ -152,28 +129,17 @@ def show(
 
 
 @app.command()
+@with_options
 def compare(
     names: Names,
-    stages: Stages = None,
-    microbatches: Microbatches = None,
-    chunks: Chunks = None,
-    ahead: Ahead = None,
-    split: Split = None,
-    delay: Delay = None,
-    update_interval: Interval = None,
+    geometry: Geometry,
+    times: Times,
     steps: EvenSteps = None,
-    forward: Forward = 1.0,
-    backward: Backward = 2.0,
-    input_half: Input = None,
-    weight_half: Weight = None,
     update: UpdateTime = 0.0,
     reduction: Reduction = 0.0,
     norm: Norm = None,
-    latency: Latency = 0.0,
     message_size: MessageSize = 0.0,
     bandwidth: Bandwidth = None,
-    jitter: Jitter = 0.0,
-    seed: Seed = 0,
     costs_of: Annotated[
         Path | None,
         typer.Option(
@@ -188,42 +154,30 @@ def compare(
     the run gives the numbers of stages and micro-batches unless you do.
     """
     from asyncpp_cli.schedule_tools import programs as schedule_input
-    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
+    from asyncpp_cli.schedule_tools.programs import CostOptions
 
     measured = None
     if costs_of is not None:
-        if (forward, backward, input_half, weight_half, update) != (1.0, 2.0, None, None, 0.0):
+        computing = (times.forward, times.backward, times.input_half, times.weight_half, update)
+        if computing != (1.0, 2.0, None, None, 0.0):
             raise UserError(
                 "--costs-of gives the computing times: leave out --forward, --backward, --update, ..."
             )
         from asyncpp_cli.schedule_tools.measured_costs import measured_run
 
         measured = measured_run(costs_of)
-        stages = measured.stages if stages is None else stages
-        microbatches = measured.microbatches if microbatches is None else microbatches
-
-    geometry = Geometry(
-        stages=stages,
-        microbatches=microbatches,
-        chunks=chunks,
-        ahead=ahead,
-        split=split,
-        delay=delay,
-        update_interval=update_interval,
-    )
+        geometry = replace(
+            geometry,
+            stages=measured.stages if geometry.stages is None else geometry.stages,
+            microbatches=measured.microbatches if geometry.microbatches is None else geometry.microbatches,
+        )
     schedule_input.refuse_untaken(names, geometry)
     costs = CostOptions(
-        forward=forward,
-        backward=backward,
-        input_half=input_half,
-        weight_half=weight_half,
+        **vars(times),
         update=update,
         reduction=reduction,
         norm=norm,
-        latency=latency,
         transfer=schedule_input.transfer_time(message_size, bandwidth),
-        jitter=jitter,
-        seed=seed,
         measured=None if measured is None else measured.times,
     )
     rows = schedule_input.comparison(names, geometry, costs, steps=steps)

@@ -12,24 +12,15 @@ import typer
 
 from asyncpp_cli.errors import UserError, doing
 from asyncpp_cli.schedule_tools.options import (
-    Ahead,
-    Backward,
-    Chunks,
-    Delay,
-    Forward,
-    Input,
-    Interval,
-    Jitter,
-    Latency,
+    Geometry,
     Microbatches,
     Name,
     Names,
     Out,
-    Seed,
-    Split,
     Stages,
     Steps,
-    Weight,
+    Times,
+    with_options,
 )
 
 
@@ -69,53 +60,25 @@ def check(
     )
 
 
+@with_options
 def draw(
     names: Names,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="SVG, PNG or PDF file to write.")],
-    stages: Stages = None,
-    microbatches: Microbatches = None,
+    geometry: Geometry,
+    times: Times,
     steps: Steps = 3,
-    chunks: Chunks = None,
-    ahead: Ahead = None,
-    split: Split = None,
-    delay: Delay = None,
-    update_interval: Interval = None,
-    forward: Forward = 1.0,
-    backward: Backward = 2.0,
-    input_half: Input = None,
-    weight_half: Weight = None,
-    latency: Latency = 0.0,
-    jitter: Jitter = 0.0,
-    seed: Seed = 0,
     until: Annotated[
         float | None, typer.Option("--until", metavar="T", help="End the picture at this time.")
     ] = None,
 ) -> None:
     """Draw schedules one below the other, coloured by weight version. Needs the extra `plot`."""
     from asyncpp_cli.schedule_tools import programs as schedule_input
-    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
+    from asyncpp_cli.schedule_tools.programs import CostOptions
     from schedules import ScheduleError, analyze
     from schedules.io.picture import draw as draw_picture
 
-    geometry = Geometry(
-        stages=stages,
-        microbatches=microbatches,
-        chunks=chunks,
-        ahead=ahead,
-        split=split,
-        delay=delay,
-        update_interval=update_interval,
-    )
     schedule_input.refuse_untaken(names, geometry)
-    costs = CostOptions(
-        forward=forward,
-        backward=backward,
-        input_half=input_half,
-        weight_half=weight_half,
-        latency=latency,
-        jitter=jitter,
-        seed=seed,
-    )
+    costs = CostOptions(**vars(times))
     programs = [schedule_input.program(name, geometry, steps=steps) for name in names]
     titles = [
         f"{program.schedule}: {program.microbatches} micro-batches a step, "
@@ -175,16 +138,11 @@ def import_(
     _write(to_text(program), out)
 
 
+@with_options
 def export(
     name: Name,
-    stages: Stages = None,
-    microbatches: Microbatches = None,
+    geometry: Geometry,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of the program.")] = 1,
-    chunks: Chunks = None,
-    ahead: Ahead = None,
-    split: Split = None,
-    delay: Delay = None,
-    update_interval: Interval = None,
     form: Annotated[
         Form,
         typer.Option("--format", help="program, csv (torch's, synchronous only) or trace (for Perfetto)."),
@@ -193,21 +151,12 @@ def export(
 ) -> None:
     """Write a schedule as a program file, as torch's CSV, or as a Chrome trace."""
     from asyncpp_cli.schedule_tools import programs as schedule_input
-    from asyncpp_cli.schedule_tools.programs import CostOptions, Geometry
+    from asyncpp_cli.schedule_tools.programs import CostOptions
     from schedules import ScheduleError
     from schedules.io.chrome_trace import chrome_trace
     from schedules.io.program_file import to_text
     from schedules.io.torch_lists import to_csv
 
-    geometry = Geometry(
-        stages=stages,
-        microbatches=microbatches,
-        chunks=chunks,
-        ahead=ahead,
-        split=split,
-        delay=delay,
-        update_interval=update_interval,
-    )
     schedule_input.refuse_untaken([name], geometry)
     program = schedule_input.program(name, geometry, steps=steps)
     if form is Form.PROGRAM:

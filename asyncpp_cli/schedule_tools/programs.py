@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.output import comparison_row
 from schedules import FAMILY, Program, ScheduleError, build, find_problems, is_custom, options_taken
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
@@ -18,21 +19,8 @@ from schedules.simulate import Timeline, simulate, steps_to_measure
 
 
 @dataclass(frozen=True, kw_only=True)
-class Geometry:
-    """Arguments that a built-in schedule is built with."""
-
-    stages: int | None = None
-    microbatches: int | None = None
-    chunks: int | None = None
-    ahead: int | None = None
-    delay: int | None = None
-    split: bool | None = None
-    update_interval: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class CostOptions:
-    """Times given as options, in one unit."""
+    """Times of a simulation, in one unit."""
 
     forward: float = 1.0
     backward: float = 2.0

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from optimizers.corrections.base import Correction, PlainUpdate, check_form
 
 
-class LookAheadErrorFeedback:
+class LookAheadErrorFeedback(PlainUpdate):
     """Error feedback without a history: the master parameters hold y, replicas get y' + c (y' - y).
 
     Keeps one flag. During a step, the output replica holds the old y, or a temporary copy does if the
@@ -56,13 +56,6 @@ class LookAheadErrorFeedback:
             torch._foreach_add_(current, old, alpha=c)
             torch._foreach_copy_(written, first)
             self._started = True
-
-    @torch.no_grad()
-    def skip(self, *, master: Sequence[Tensor], replica: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(list(replica), list(master))
-
-    def evaluation_weights(self, master: Sequence[Tensor]) -> Sequence[Tensor]:
-        return master
 
     def state_dict(self) -> dict[str, Any]:
         return {"form": "look-ahead", "started": self._started}

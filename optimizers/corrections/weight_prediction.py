@@ -21,11 +21,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from optimizers.corrections.base import PlainUpdate
+
 FLAVOURS = ("last-update", "momentum", "adam-moments")
 
 
-class WeightPrediction:
+class WeightPrediction(PlainUpdate):
     """Writes replicas predicted `horizon` updates ahead. The master parameters take ordinary steps.
+
+    After a gradient that was not finite the weights are written unchanged: the expected update is zero.
 
     Args:
         horizon: Updates to predict ahead, at least 0; usually the stage's delay.
@@ -67,21 +71,6 @@ class WeightPrediction:
             torch._foreach_mul_(steps, factors)
             predicted = list(torch._foreach_add(current, steps))
         torch._foreach_copy_(list(replica), predicted)
-
-    @torch.no_grad()
-    def skip(self, *, master: Sequence[Tensor], replica: Sequence[Tensor]) -> None:
-        """Write the weights unchanged: the expected update is zero after an update of zero."""
-        torch._foreach_copy_(list(replica), list(master))
-
-    def evaluation_weights(self, master: Sequence[Tensor]) -> Sequence[Tensor]:
-        return master
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state:
-            raise ValueError("the saved correction is another one than weight prediction")
 
 
 def _momentum(state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Tensor:
