@@ -79,6 +79,11 @@ class Linear(nn.Linear):
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features, bias=False)
 
+    def reset_parameters(self) -> None:
+        """Draw initial values; on the meta device, where a stage is built for its shapes, there are none."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     def forward(self, input: Tensor) -> Tensor:
         if _current is None:
             return F.linear(input, self.weight)
