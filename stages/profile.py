@@ -19,6 +19,7 @@ from stages.model.decoder import Stage, next_token_loss
 from stages.model.partition import StageCut
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import dtypes
+from stages.pipeline.tied_head import TiedHead
 from stages.pipeline.weight_versions import WeightVersions
 from stages.update.optimizer_step import StageUpdate, squared_norm
 
@@ -56,6 +57,7 @@ def measure(
         of a split backward, `input_half` and `weight_half`, which together may take longer than `backward`.
     """
     measured: dict[str, Any] = {}
+    embedding: WeightVersions | None = None
     for name, cut in PARTS.items():
         if name == "dense_block" and not config.model.dense_layers:
             continue
@@ -73,6 +75,11 @@ def measure(
             replica_dtype=dtypes(config).replica,
             device=device,
         )
+        if config.model.tied and cut.has_embedding:
+            embedding = weights
+        elif config.model.tied and cut.has_head:
+            assert embedding is not None  # the first of PARTS
+            TiedHead(weights, embedding=embedding)
         weights.replicas[0].module.run_block = block_runner(
             own.model, recompute=False, compiled=config.train.compile
         )

@@ -57,6 +57,47 @@ def check_schedule(config: RunConfig) -> None:
             f"global needs a step that all stages share, and under {name} each stage updates on its own; "
             "accepted with it: stage, none",
         )
+    if config.model.tied:
+        for first_step in {0, sync_steps(config)}:
+            problem = tied_problem(segment_program(config, first_step=first_step, steps=TIED_STEPS))
+            if problem is not None:
+                accepted = f"false, parallel.stages: 1, or a schedule in a V ({', '.join(IN_A_V)})"
+                raise ConfigError("model.tied", f"{problem}; accepted: {accepted}")
+
+
+TIED_STEPS = 3
+"""Steps of the program in which the order of the ends' updates is checked."""
+IN_A_V = ("2bw-v", "zb-v", "dualpipe-v")
+
+
+def tied_problem(program: schedules.Program) -> str | None:
+    """Why embedding and head cannot share a matrix under a program; None: they can.
+
+    One rank has to hold both, and on it the stages' updates alternate, the head's first: its gradient is then
+    added to what the embedding has gathered of the same step. At least one of the embedding's backwards comes
+    between the two, since a reduction that begins within the last of them needs the head's gradient.
+    """
+    last = program.num_stages - 1
+    if last == 0:
+        return None
+    rank, other = program.rank_of_stage[0], program.rank_of_stage[last]
+    if rank != other:
+        return f"needs embedding and head on one rank, and {program.schedule} has them on {rank} and {other}"
+    if not program.updates_together:
+        return f"needs stages that update together, and under {program.schedule} each updates on its own"
+    head = embedding = program.first_step
+    followed = False
+    for action in program.actions[rank]:
+        in_turn = True
+        if action.op is schedules.Op.UPDATE and action.stage == last:
+            in_turn, head, followed = head == embedding, action.version, False
+        elif action.op is schedules.Op.UPDATE and action.stage == 0:
+            in_turn, embedding = followed and action.version == head, action.version
+        elif action.stage == 0 and action.op is not schedules.Op.FORWARD:
+            followed = True
+        if not in_turn:
+            return f"needs the last stage to update before the first ends its step, unlike {program.schedule}"
+    return None
 
 
 def _check_size(config: RunConfig, stages: int) -> None:

@@ -92,6 +92,10 @@ def _check_factory(config: RunConfig, factory: str) -> None:
         raise ConfigError(
             "model.init", "goes with the decoder, not with model.factory; accepted with it: null"
         )
+    if config.model.tied:
+        raise ConfigError(
+            "model.tied", "goes with the decoder, not with model.factory; accepted with it: false"
+        )
     if config.train.compile:
         raise ConfigError(
             "train.compile", "goes with the decoder, not with model.factory; accepted with it: false"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from optimizers import method_named
 from stages.config import RunConfig
-from stages.memory.estimate import sizes
+from stages.memory.estimate import sizes, tied_values
 from stages.model.families.catalogue import describe
 from stages.model.partition import StageCut, stage_parameters
 
@@ -17,6 +17,9 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     parts = [spec.blocks[block] for block in cut.blocks] + [spec.head] * cut.has_head
     passing = max(part.passing.bytes(narrow=size.replica, wide=size.wide) for part in parts)
     largest = max(parameter.size for parameter in stage_parameters(config.model, cut))
+    largest = max(largest, tied_values(config.model, cut))
+    if spec.tied is not None and cut.has_head and cut.has_embedding:
+        largest += spec.tied.size  # autograd adds the gradients of its two uses
     # Autograd casts a narrow gradient to the buffer's type before it accumulates.
     wider = size.master if size.master != size.replica else 0
     return tokens * passing + largest * (size.replica + wider)

@@ -11,6 +11,7 @@ from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
 from stages.pipeline.gradient_buffers import gradient_buffers
 from stages.pipeline.segments import schedule_facts
+from stages.schedule_validation import tied_problem
 
 
 class Shape(NamedTuple):
@@ -62,6 +63,8 @@ class Represented(NamedTuple):
     course: Course
     buffers: tuple[int, ...]
     """Gradient buffers of each stage."""
+    can_tie: bool
+    """Whether embedding and head can share a matrix (`model.tied`)."""
 
 
 @lru_cache(maxsize=4096)
@@ -90,4 +93,5 @@ def represented(shape: Shape) -> Represented:
         delay=max(analyze(program).delay_max),
         course=course_of([program]),
         buffers=tuple(gradient_buffers([program], data_ranks=shape.data)),
+        can_tie=tied_problem(program) is None,
     )

@@ -121,11 +121,12 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _names_in(config: ModelConfig, content: Mapping[str, object]) -> dict[str, str]:
-    """Name in the files of each parameter. A head that is tied to the embedding starts as a copy of it."""
+    """Name in the files of each parameter. Where the files have a tied head and the model has not, its head
+    starts as a copy of the embedding."""
     names = {parameter.name: parameter.hf_name for parameter in describe(config).whole()}
     if names["embedding.weight"] not in content:
-        return {name: name for name in names}
-    if names["head.weight"] not in content:
+        names = {name: name for name in names}
+    if not config.tied and names["head.weight"] not in content:
         names["head.weight"] = names["embedding.weight"]
     return names
 

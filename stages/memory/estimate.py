@@ -12,7 +12,7 @@ from typing import Any
 
 from optimizers.state_size import state_values
 from schedules import Op, Program, analyze
-from stages.config import RunConfig, optimizer_options
+from stages.config import ModelConfig, RunConfig, optimizer_options
 from stages.model.families.catalogue import describe
 from stages.model.partition import StageCut, cut_of, stage_parameters
 from stages.model.spec import INDEX_BYTES, Parameter
@@ -114,7 +114,7 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
             StageMemory(
                 weights=course.versions[stage] * count * size.replica,
                 master=master,
-                gradients=gradient_buffers[stage] * count * size.master,
+                gradients=(gradient_buffers[stage] * count + tied_values(config.model, cut)) * size.master,
                 optimizer=optimizer,
                 correction=correction,
                 # The peak may be of whole micro-batches or of halves.
@@ -123,6 +123,12 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
             )
         )
     return held
+
+
+def tied_values(model: ModelConfig, cut: StageCut) -> int:
+    """Values of the matrix that a stage's head shares with the embedding of another stage."""
+    tied = describe(model).tied
+    return tied.size if tied is not None and cut.has_head and not cut.has_embedding else 0
 
 
 def reduction_bytes(config: RunConfig, cuts: Sequence[StageCut]) -> int:

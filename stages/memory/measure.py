@@ -166,6 +166,8 @@ class MemoryMeter:
         replicas = [tensor for replica in weights.replicas for tensor in replica.parameters]
         master = list(weights.master.parameters)
         gradients = [buffer.flat for buffer in weights.gradients]
+        if state.tied is not None:
+            gradients.append(state.tied.gradient)
         moments = [
             tensor
             for kept in (state.update.optimizer.state.values() if state.update.optimizer is not None else ())
@@ -189,7 +191,7 @@ class MemoryMeter:
         train = self._config.train
         replica = state.weights.newest()
         module = replica.module
-        permanent = [*replica.parameters, *module.buffers()]
+        permanent = [*module.parameters(), *module.buffers()]
         if module.rotation is not None:
             permanent.append(module.rotation)
         # A weight version has its biases once, whatever is in flight.

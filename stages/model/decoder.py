@@ -1,4 +1,4 @@
-"""The decoder, built one stage at a time: embedding, blocks of the model's family, norm and untied head.
+"""The decoder, built one stage at a time: embedding, blocks of the model's family, norm and head.
 
 Parameters carry the names that they have in the whole model (`blocks.3.attention.query.weight`), however the
 model is cut. Each is initialised from a generator seeded by the run's seed and that name, so the initial
@@ -63,6 +63,10 @@ class Stage(nn.Module):
         )
         self.norm = RMSNorm(config.width, config.norm_eps) if cut.has_head else None
         self.head = Linear(config.width, config.vocab_size) if cut.has_head else None
+        if self.head is not None and config.tied:
+            # Of another stage where this one has no embedding: `stages.pipeline.tied_head` puts it in place.
+            self.head.register_parameter("weight", None)
+        self._tie()
         self.rotation: Tensor | None = None
         self.run_block: RunBlock = run_as_it_stands
         """Runs each block; see `stages.model.block_runner`."""
@@ -74,7 +78,12 @@ class Stage(nn.Module):
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
         """Compute the rotary table. Parameters are put in place by `WeightVersions`."""
+        self._tie()
         self.rotation = rotary_table(self.config, context=self.context).to(device=device, dtype=dtype)
+
+    def _tie(self) -> None:
+        if self.config.tied and self.head is not None and self.embedding is not None:
+            self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
         """Run the stage.

@@ -45,7 +45,7 @@ def hf_config(
         # transformers 5 reads the first of these, earlier versions the second.
         "rope_parameters": {"rope_theta": config.rope_base, "rope_type": "default"},
         "rope_theta": config.rope_base,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": config.tied,
         "torch_dtype": dtype,
         "use_cache": True,
         "vocab_size": config.vocab_size,
@@ -73,6 +73,8 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
         "hidden_act": "silu",
         **hugging_face.settings,
     }
+    if config.tied and not content.get("tie_word_embeddings", True):
+        return ["tie_word_embeddings is False, here True"]
     given = {key: value for key, value in content.items() if value is not None}
     stated = {key: value for key, value in (_DEFAULTS | given).items() if key in expected}
     expected["rope_theta"] = config.rope_base

@@ -145,6 +145,8 @@ class ModelSpec:
     embedding: PartSpec
     blocks: tuple[PartSpec, ...]
     head: PartSpec
+    tied: Parameter | None = None
+    """The embedding's matrix, where the head multiplies with it, too; a parameter of the embedding alone."""
 
     def parameters(self, blocks: range, *, embedding: bool, head: bool) -> Iterator[Parameter]:
         """Parameters of some of the blocks, and of the ends where asked, in the module's order."""
@@ -213,14 +215,16 @@ def norm(
 
 
 def decoder(config: ModelConfig, blocks: tuple[PartSpec, ...]) -> ModelSpec:
-    """A decoder with these blocks between an embedding and an untied head behind a norm."""
+    """A decoder with these blocks between an embedding and a head behind a norm."""
     width, vocabulary = config.width, config.vocab_size
     shape = (vocabulary, width)
     table = Parameter(
         "embedding.weight", shape, Role.EMBEDDING, "model.embed_tokens.weight", ModelPart.EMBEDDING
     )
     projection = PartSpec(
-        parameters=(Parameter("head.weight", shape, Role.HEAD, "lm_head.weight", ModelPart.HEAD),),
+        parameters=()
+        if config.tied
+        else (Parameter("head.weight", shape, Role.HEAD, "lm_head.weight", ModelPart.HEAD),),
         multiply_adds=width * vocabulary,
         kept=Values(narrow=width, wide=vocabulary),
         deferred=Values(narrow=width + vocabulary),
@@ -232,6 +236,7 @@ def decoder(config: ModelConfig, blocks: tuple[PartSpec, ...]) -> ModelSpec:
         embedding=PartSpec(parameters=(table,)),
         blocks=blocks,
         head=norm("norm", width, "model.norm", part=ModelPart.HEAD) + projection,
+        tied=table if config.tied else None,
     )
 
 

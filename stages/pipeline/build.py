@@ -21,6 +21,7 @@ from stages.pipeline.executor import RankExecutor
 from stages.pipeline.gradient_buffers import gradient_buffers
 from stages.pipeline.rank_stats import StepResult
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+from stages.pipeline.tied_head import TiedHead
 from stages.pipeline.weight_versions import WeightVersions
 from stages.update.optimizer_step import StageState, StageUpdate
 from stages.update.step_decision import UpdateRules
@@ -132,7 +133,7 @@ def build_ranks(
     built = []
     for connection in connections:
         data = connection.data
-        stages = {}
+        stages: dict[int, StageState] = {}
         for stage in (stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank):
             weights = WeightVersions(
                 config.model,
@@ -156,7 +157,10 @@ def build_ranks(
                 delays=delays,
                 mismatch=max(analysis.mismatch_max[stage] for analysis in analyses),
             )
-            stages[stage] = StageState(weights=weights, update=update)
+            tied = None
+            if config.model.tied and cuts[stage].has_head and not cuts[stage].has_embedding:
+                tied = TiedHead(weights, embedding=stages[0].weights)
+            stages[stage] = StageState(weights=weights, update=update, tied=tied)
         batches = Batches(config, corpus, device=device, data_rank=data.rank, data_ranks=data.size)
         executor = RankExecutor(
             rank=connection.rank,

@@ -92,6 +92,8 @@ def evaluate(
     weights = {}
     for stage, state in stages.items():
         weights[stage] = yield from _whole_weights(state, connection, dtype=dtype)
+        if state.tied is not None:
+            weights[stage] |= state.tied.weights(weights[0])
     losses: dict[int, Tensor] = {}
     for number, action in enumerate(program.actions[connection.rank]):
         on_action()

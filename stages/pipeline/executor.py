@@ -243,7 +243,7 @@ class RankExecutor:
 
     def _begin_update(self, action: Action) -> None:
         stage = action.stage
-        gradient = self._stages[stage].weights.take_gradient()
+        gradient = self._stages[stage].take_gradient()
         # Counted from the versions that forwards have read, not from the program.
         self.trace.stages[stage].note_delays([action.version - 1 - read for read in gradient.versions])
         losses: list[Tensor] = []

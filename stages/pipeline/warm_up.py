@@ -28,4 +28,6 @@ def warm_up(state: StageState, config: RunConfig, *, device: torch.device) -> No
             output = next_token_loss(output, tokens)
         output.sum().backward()
     state.weights.gathering.flat.zero_()
+    if state.tied is not None:
+        state.tied.clear()
     state.update.rehearse()

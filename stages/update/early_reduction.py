@@ -83,11 +83,14 @@ class WholeGradients:
         self._first_whole = len(parameters)
 
     def leave(self, parameters: Collection[Tensor]) -> None:
-        """All gradients are complete except those of `parameters`."""
-        self._missing = {self._numbers[id(parameter)] for parameter in parameters}
+        """All gradients are complete except those of `parameters`; those of other stages do not count."""
+        numbers = (self._numbers.get(id(parameter)) for parameter in parameters)
+        self._missing = {number for number in numbers if number is not None}
 
     def note(self, parameter: Tensor) -> None:
-        """The gradient of `parameter` is complete."""
+        """The gradient of `parameter` is complete; nothing happens if it is of another stage."""
+        if id(parameter) not in self._numbers:
+            return
         self._missing.discard(self._numbers[id(parameter)])
         before = self._first_whole
         while self._first_whole and self._first_whole - 1 not in self._missing:

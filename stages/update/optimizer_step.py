@@ -21,6 +21,7 @@ from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.corrections.error_feedback import build_error_feedback
 from stages.config import RunConfig, correction_options, optimizer_options
 from stages.model.families.catalogue import parameter_roles
+from stages.pipeline.tied_head import TiedHead
 from stages.pipeline.weight_versions import (
     GradientBuffer,
     Replica,
@@ -201,3 +202,11 @@ class StageState:
 
     weights: WeightVersions
     update: StageUpdate
+    tied: TiedHead | None = None
+    """Of the stage with the head, where another stage's embedding is its matrix."""
+
+    def take_gradient(self) -> GradientBuffer:
+        """As `WeightVersions.take_gradient`; the gradient of a tied head goes to the embedding's."""
+        if self.tied is not None:
+            self.tied.hand_over()
+        return self.weights.take_gradient()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from stages.pipeline.build import build_ranks
 from stages.pipeline.replay import drive
 from stages.pipeline.segments import segment_program
 from stages.pipeline.weight_versions import Replica, WeightVersions
-from stages.update.optimizer_step import StageState, StageUpdate
+from stages.update.optimizer_step import StageUpdate
 
 Named = dict[str, Tensor]
 
@@ -48,7 +49,7 @@ class Watched:
                 watching = _WatchedUpdate(state.weights, state.update)
                 self.versions.append(watching.versions)
                 self.gradients.append(watching.gradients)
-                rank.stages[stage] = StageState(weights=state.weights, update=watching)
+                rank.stages[stage] = replace(state, update=watching)
         drive([rank.executor.run(self.program) for rank in ranks])
 
     def read(self, op: Op, microbatch: int, *, older: int = 0) -> Named:

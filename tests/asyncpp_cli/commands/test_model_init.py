@@ -166,16 +166,36 @@ def test_a_model_of_transformers_is_a_start_even_with_a_tied_head(family: str, t
     ours = whole_model(config, dtype=torch.float32)
     read = read_initial(config.model, [name for name, _ in ours.named_parameters()])
     assert torch.equal(read["head.weight"], read["embedding.weight"])
+    tied_config = replace(config, model=replace(config.model, tied=True))
+    check_init(tied_config.model)
+    tied = whole_model(tied_config, dtype=torch.float32)
+    read_tied = read_initial(tied_config.model, [name for name, _ in tied.named_parameters()])
+    assert read_tied.keys() == read.keys() - {"head.weight"}
     tokens = torch.randint(256, (2, 12), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             parameter.copy_(read[name])
+        for name, parameter in tied.named_parameters():
+            parameter.copy_(read_tied[name])
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(tied(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match=r"rope_theta is 10000\.0, here 500"):
         check_init(replace(config.model, rope_base=500.0))
     other = next(name for name in FAMILIES if name != family)
     with pytest.raises(InitError):
         check_init(replace(config.model, family=other))
+
+
+def test_an_untied_head_is_no_start_of_a_tied_one(run: Run, tmp_path: Path) -> None:
+    asyncpp("export", run.folder, "--out", tmp_path / "w")
+    tied = replace(small_config(text=tmp_path).model, tied=True, init=str(tmp_path / "w"))
+    with pytest.raises(InitError, match=r"has lm_head.weight, which the model tiny has no place for"):
+        check_init(tied)
+    changed(tmp_path / "w", "lm_head.weight", None)
+    with pytest.raises(InitError, match="tie_word_embeddings is False, here True"):
+        check_init(tied)
+    rewritten(tmp_path / "w", tie_word_embeddings=True)
+    check_init(tied)
 
 
 def test_what_a_config_leaves_out_is_what_transformers_takes() -> None:

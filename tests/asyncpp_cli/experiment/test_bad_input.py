@@ -32,7 +32,7 @@ def refused(*arguments: str | Path) -> str:
     [
         ("train.stepz: 3", ["train.stepz", "did you mean train.steps"]),
         ("trian: {steps: 3}", ["trian.steps", "did you mean train.steps"]),
-        ("model.tied: true", ["model.tied: unknown key; accepted: model.name, model.family, model.layers"]),
+        ("model.tide: true", ["model.tide: unknown key; did you mean model.tied"]),
         ("model.hheads: 4", ["model.hheads", "did you mean model.heads"]),
         ("train.microbatches: 4", ["did you mean"]),
         ("frobnicate: 3", ["frobnicate", "accepted", "parallel", "overrides"]),

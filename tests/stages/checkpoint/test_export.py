@@ -112,12 +112,12 @@ def test_working_weights_are_the_newest_replica(text: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("family", "heads", "kv_heads", "head_dim", "eps", "base"),
+    ("family", "heads", "kv_heads", "head_dim", "eps", "base", "tied"),
     [
-        ("llama", 4, 2, None, 1e-5, 1e4),
-        ("llama", 2, 2, None, 1e-3, 500.0),
-        ("llama", 4, 2, 6, 1e-5, 1e4),
-        ("qwen3", 4, 2, 6, 1e-3, 1e6),
+        ("llama", 4, 2, None, 1e-5, 1e4, False),
+        ("llama", 2, 2, None, 1e-3, 500.0, True),
+        ("llama", 4, 2, 6, 1e-5, 1e4, False),
+        ("qwen3", 4, 2, 6, 1e-3, 1e6, True),
     ],
 )
 @pytest.mark.slow
@@ -128,24 +128,30 @@ def test_transformers_computes_the_same_logits(
     head_dim: int | None,
     eps: float,
     base: float,
+    tied: bool,
     text: Path,
     tmp_path: Path,
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    config = small_config("2bw", text=text, stages=3, layers=3, lr=3e-2)
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    if tied:
+        config = small_config("2bw-v", text=text, stages=2, microbatches=4, lr=3e-2)
+    else:
+        config = small_config("2bw", text=text, stages=3, layers=3, lr=3e-2)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "tied": tied}
     config.model = replace(config.model, family=family, **sizes, norm_eps=eps, rope_base=base)
     config.data.context = 20
     result, saved = trained(config, tmp_path / "c")
-    exported(saved, config, tmp_path / "out", format=ExportFormat.HF, shard_bytes=20_000)
+    written = exported(saved, config, tmp_path / "out", format=ExportFormat.HF, shard_bytes=20_000)
     assert (tmp_path / "out" / INDEX_FILE).exists()
+    assert ("lm_head.weight" in written) is not tied
     ours = whole_model(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
             parameter.copy_(result.weights[name])
     theirs, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert theirs.config.model_type == family
+    assert theirs.config.tie_word_embeddings is tied
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     tokens = torch.randint(256, (3, 20), generator=torch.Generator().manual_seed(1))
@@ -181,6 +187,9 @@ def test_config_says_what_the_model_is(text: Path) -> None:
     assert (read.num_attention_heads, read.num_key_value_heads, read.head_dim) == (4, 2, 4)
     assert (read.rms_norm_eps, read.max_position_embeddings) == (3e-6, 64)
     assert not read.tie_word_embeddings
+    assert LlamaConfig(
+        **hf_config(replace(model, tied=True), context=64, dtype="bfloat16")
+    ).tie_word_embeddings
     assert (read.bos_token_id, read.eos_token_id) == (None, None)
 
 

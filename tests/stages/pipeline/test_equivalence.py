@@ -2,76 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
+from support.first_gradient import first_gradient
 from support.single_process import batches, delayed_training, step_gradient, whole_model
 from support.small_runs import Rows, small_config, with_experts
 from torch import Tensor
 
 from schedules import FAMILY
 from stages.comm.topology import connect_in_process
-from stages.config import RunConfig
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.model.partition import cut_model
 from stages.pipeline.build import build_ranks, segment_lengths
-from stages.pipeline.replay import drive
-from stages.pipeline.segments import segment_program
-from stages.pipeline.weight_versions import GradientBuffer, Replica, WeightVersions
+from stages.pipeline.weight_versions import GradientBuffer, WeightVersions
 from stages.trainer import replay
-from stages.update.optimizer_step import StageState, UpdateResult
 
 SYNCHRONOUS = tuple(name for name, schedule in FAMILY.items() if schedule.synchronous)
-
-
-class KeepGradient:
-    """In the place of an update: keeps the gradient and leaves the weights as they are."""
-
-    def __init__(self, weights: WeightVersions) -> None:
-        self._weights = weights
-        self.kept: dict[str, Tensor] = {}
-
-    def prepare(self, gradient: GradientBuffer) -> None:
-        pass
-
-    def clip(self, gradient: GradientBuffer, *, squared: Tensor) -> None:
-        pass
-
-    def at_backward(self, replica: Replica, *, mismatch: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def apply(
-        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: float | None, finite: bool
-    ) -> UpdateResult:
-        views = (view.clone() for view in gradient.views)
-        self.kept = dict(zip(self._weights.names, views, strict=True))
-        with self._weights.rewriting(version=version) as replica:
-            torch._foreach_copy_(list(replica), list(self._weights.master.parameters))
-        return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
-
-
-def first_gradient(config: RunConfig) -> dict[str, Tensor]:
-    """The gradient of the run's first step, gathered by the pipeline."""
-    program = segment_program(config, first_step=0, steps=1)
-    ranks = build_ranks(
-        config,
-        connections=connect_in_process(rank_of_stage=program.rank_of_stage, data_ranks=1),
-        corpus=prepare(config.data),
-        device=torch.device("cpu"),
-        on_step=lambda result: None,
-        stop=never,
-    )
-    keepers = []
-    for rank in ranks:
-        for stage, state in rank.stages.items():
-            keeper = KeepGradient(state.weights)
-            keepers.append(keeper)
-            rank.stages[stage] = StageState(weights=state.weights, update=keeper)
-    drive([rank.executor.run(program) for rank in ranks])
-    return {name: gradient for keeper in keepers for name, gradient in keeper.kept.items()}
 
 
 @pytest.mark.parametrize(

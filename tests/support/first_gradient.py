@@ -1,0 +1,66 @@
+"""The gradient that a pipeline gathers in the first step of a run."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from stages.comm.topology import connect_in_process
+from stages.config import RunConfig
+from stages.data.dataset import prepare
+from stages.liveness.stop_signal import never
+from stages.pipeline.build import build_ranks
+from stages.pipeline.replay import drive
+from stages.pipeline.segments import segment_program
+from stages.pipeline.weight_versions import GradientBuffer, Replica, WeightVersions
+from stages.update.optimizer_step import UpdateResult
+
+
+class KeepGradient:
+    """In the place of an update: keeps the gradient and leaves the weights as they are."""
+
+    def __init__(self, weights: WeightVersions) -> None:
+        self._weights = weights
+        self.kept: dict[str, Tensor] = {}
+
+    def prepare(self, gradient: GradientBuffer) -> None:
+        pass
+
+    def clip(self, gradient: GradientBuffer, *, squared: Tensor) -> None:
+        pass
+
+    def at_backward(self, replica: Replica, *, mismatch: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def apply(
+        self, gradient: GradientBuffer, *, version: int, step: int, clip_by: float | None, finite: bool
+    ) -> UpdateResult:
+        views = (view.clone() for view in gradient.views)
+        self.kept = dict(zip(self._weights.names, views, strict=True))
+        with self._weights.rewriting(version=version) as replica:
+            torch._foreach_copy_(list(replica), list(self._weights.master.parameters))
+        return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
+
+
+def first_gradient(config: RunConfig) -> dict[str, Tensor]:
+    """The gradient of the run's first step, gathered by the pipeline."""
+    program = segment_program(config, first_step=0, steps=1)
+    ranks = build_ranks(
+        config,
+        connections=connect_in_process(rank_of_stage=program.rank_of_stage, data_ranks=1),
+        corpus=prepare(config.data),
+        device=torch.device("cpu"),
+        on_step=lambda result: None,
+        stop=never,
+    )
+    keepers = []
+    for rank in ranks:
+        for stage, state in rank.stages.items():
+            keeper = KeepGradient(state.weights)
+            keepers.append(keeper)
+            rank.stages[stage] = replace(state, update=keeper)
+    drive([rank.executor.run(program) for rank in ranks])
+    return {name: gradient for keeper in keepers for name, gradient in keeper.kept.items()}
