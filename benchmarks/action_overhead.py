@@ -51,6 +51,7 @@ from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.metrics.rows import step_row
 from stages.model.decoder import Stage, initialise, next_token_loss
+from stages.model.moe.routing import Routing
 from stages.model.partition import cut_model
 from stages.pipeline.build import build_ranks
 from stages.pipeline.clock import HostClock
@@ -77,7 +78,7 @@ class EmptyStage(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, given: Tensor, routing: Routing) -> Tensor:
         return given * self.weight
 
 

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from stages.comm.collectives import Group
 from stages.comm.communicator import Communicator, Work
+from stages.model.moe.routing import Routing
+from stages.update.balance import LoadTally
+from stages.update.gradient_reduction import runs_of
 from stages.update.optimizer_sharding import share_out
 from stages.update.optimizer_step import UpdateResult
 from stages.update.reduction_rounds import reduction_plan
@@ -60,7 +63,7 @@ class SleepingStage(nn.Module):
         self.seconds = seconds
         self.backward_began = 0.0
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, given: Tensor, routing: Routing) -> Tensor:
         out = given.float()
         for layer, weights in enumerate(self.layers):
             out = _Sleep.apply(out, self, layer, *weights)
@@ -74,14 +77,15 @@ class SleepingWeights:
         self.module = SleepingStage(seconds, data=data.size)
         self.parameters = list(self.module.parameters())
         sizes = [ENTRIES] * len(self.parameters)
-        self.ownership = share_out(sizes, data_ranks=data.size)
+        self.ownership = share_out([(size,) for size in sizes], data_ranks=data.size)
         self.reduction = reduction_plan(sizes, self.ownership, number_bytes=4)
         self.flat = torch.zeros(sum(sizes))
-        part = slice(*self.ownership.bounds[data.rank : data.rank + 2])
         gradient = torch.ones(sum(sizes))
+        owned = runs_of(gradient, self.ownership.runs[data.rank])
         self._gradient = SimpleNamespace(
-            flat=gradient, owned_views=[gradient[part]], views=self.parameters, versions=[]
+            flat=gradient, owned_views=owned, views=self.parameters, versions=[], loads=torch.zeros(0, 0)
         )
+        self._gradient.count = lambda version, loads: self._gradient.versions.append(version)
         self.version = 0
         self.pending_backwards = 0
         self.replicas = (self,)
@@ -94,6 +98,9 @@ class SleepingWeights:
     def holding(self, version: int) -> SleepingWeights:
         self.version = version
         return self
+
+    def routing(self) -> Routing:
+        return Routing({})
 
     def oldest(self) -> SleepingWeights:
         return self
@@ -109,6 +116,8 @@ class SleepingWeights:
 
 class NoUpdate:
     """In the place of `StageUpdate`."""
+
+    tally = LoadTally([], experts=0, device=torch.device("cpu"))
 
     def prepare(self, gradient: Any) -> None:
         pass

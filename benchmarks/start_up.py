@@ -156,13 +156,13 @@ def use(group: Group) -> None:
     if group.size == 1:
         return
     take(group.all_gather(torch.zeros(1)))
-    ownership = share_out([NUMBERS] * group.size, data_ranks=group.size)
+    ownership = share_out([(NUMBERS,)] * group.size, data_ranks=group.size)
     plan = reduction_plan([NUMBERS] * group.size, ownership, number_bytes=4)
     flat = torch.zeros(NUMBERS * group.size)
     reduction = group.reduce_scatter(flat, plan, early=False)
     reduction.advance(group.size)
     take(reduction)
-    take(group.broadcast(flat, plan.bounds))
+    take(group.broadcast(flat, ownership.runs))
 
 
 def in_processes(ranks: int, work: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:

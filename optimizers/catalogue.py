@@ -229,7 +229,7 @@ _METHODS = (
     ),
     Method(
         name="scion",
-        summary="steps of fixed norm: spectral on matrices, sign on embedding and head, AdamW on vectors",
+        summary="steps of fixed norm: spectral on matrices, sign on embedding and head, AdamW for the rest",
         reference="arXiv 2502.07529",
         main=Rule(
             name="scion-spectral",

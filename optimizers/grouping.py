@@ -42,11 +42,11 @@ def role_of(name: str, dimensions: int) -> Role:
         return Role.EMBEDDING
     if name.startswith("head."):
         return Role.HEAD
-    if name.startswith("blocks.") and dimensions == 2:
+    if name.startswith("blocks.") and dimensions <= 3:
         return Role.MATRIX
     raise ValueError(
         f"no optimizer rule for parameter {name!r} with {dimensions} dimensions: "
-        "expected embedding.*, head.*, a matrix in blocks.*, or a vector"
+        "expected embedding.*, head.*, a matrix or a stack of matrices in blocks.*, or a vector"
     )
 
 

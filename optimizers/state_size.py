@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from optimizers.catalogue import check_options, method_named
@@ -23,4 +24,8 @@ def state_values(
         ValueError: Unknown optimizer or option.
     """
     declared, settings = method_named(method), check_options(method, options)
-    return sum(declared.rule(role.value).state_values(shape, settings) for role, shape in parameters)
+    alike = Counter(parameters)
+    return sum(
+        count * declared.rule(role.value).state_values(shape, settings)
+        for (role, shape), count in alike.items()
+    )

@@ -24,7 +24,7 @@ from stages.metrics.row_writer import RankReport, Rows
 from stages.metrics.rows import tensor_digest
 from stages.pipeline.build import build_ranks, dtypes, representative_programs, segment_lengths
 from stages.pipeline.drain_meetings import DrainMeetings
-from stages.pipeline.evaluation import evaluate, evaluation_weights
+from stages.pipeline.evaluation import evaluate, weights_and_biases
 from stages.pipeline.initial_broadcast import broadcast_initial_weights, read_initial_weights
 from stages.pipeline.rank_stats import StepResult, staleness_problem
 from stages.pipeline.replay import drive
@@ -37,7 +37,7 @@ class TrainingResult:
     """What a run leaves in memory, for the stages that this process holds."""
 
     weights: dict[str, Tensor]
-    """Evaluation weights by parameter name."""
+    """Evaluation weights and balance biases by name."""
     train_losses: list[float]
     """One per update; empty where the last stage of data rank 0 is in another process."""
     val_losses: list[float]
@@ -139,7 +139,7 @@ class TrainingLoop:
         weights = {
             name: tensor
             for state in self._stages
-            for name, tensor in evaluation_weights(state, dtype=dtypes(self._config).master).items()
+            for name, tensor in weights_and_biases(state, dtype=dtypes(self._config).master).items()
         }
         if stopped_at is None:
             self._write_end(weights)

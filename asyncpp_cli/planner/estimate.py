@@ -26,6 +26,7 @@ from stages.model.partition import (
     StageCut,
     cut_of,
     cut_over_ranks,
+    owned_members,
     stage_cost,
     stage_cuts,
     stage_parameters,
@@ -220,9 +221,8 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
     cuts, rank_of_stage = stage_cuts(sizes), run.rank_of_stage
     memory = []
     for stage, (cut, kept) in enumerate(zip(cuts, stage_memories, strict=True)):
-        values = [parameter.size for parameter in stage_parameters(config.model, cut)]
-        bounds = share_out(values, data_ranks=config.parallel.data).bounds
-        updating = update_bytes(config, max(end - start for start, end in pairwise(bounds)))
+        shapes = [parameter.shape for parameter in stage_parameters(config.model, cut)]
+        updating = update_bytes(config, max(share_out(shapes, data_ranks=config.parallel.data).parts))
         backward = backward_bytes(config, cut)
         if run.buffers[stage] > 1:
             # The update runs beside backwards, on a stream with memory of its own.
@@ -269,10 +269,9 @@ def _stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> S
         input_half.append(sum(part.input_half for part in contents) + recomputed)
         weight_half.append(sum(part.weight_half for part in contents))
         parameters = stage_parameters(config.model, cut)
-        values = [parameter.size for parameter in parameters]
-        owned = share_out(values, data_ranks=config.parallel.data).owned
-        update.append(costs.update(config, [parameters[index] for index in owned[0]]))
-        reduction.append(costs.reduction(config, sum(values)))
+        owned = owned_members(parameters, data_ranks=config.parallel.data)
+        update.append(costs.update(config, owned[0]))
+        reduction.append(costs.reduction(config, sum(parameter.size for parameter in parameters)))
     return StageTimes(
         forward=tuple(forward),
         backward=tuple(backward),

@@ -97,10 +97,8 @@ class Roofline:
         operations = 0.0
         for parameter in parameters:
             if iterations := method.rule(parameter.role.value).matrix_iterations:
-                # Each matrix of a stack by itself.
-                short, long = sorted(parameter.shape[-2:])
-                matrices = parameter.size // (short * long)
-                operations += matrices * iterations * (4 * short * short * long + 2 * short**3)
+                short, long = sorted(parameter.shape)
+                operations += iterations * (4 * short * short * long + 2 * short**3)
         peak = self._peak(
             "float32" if check_options(name, options).get("precision") == "float32" else "bfloat16"
         )

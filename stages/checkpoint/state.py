@@ -1,13 +1,13 @@
 """The state of a stage as tensors by key, and the rest as JSON.
 
     master/NAME                 the master copy
-    version/V/NAME              a live weight version
+    version/V/NAME              a live weight version, its balance biases included
     optimizer/NAME/KEY          the optimizer's state of the parameter
     correction/PATH/NAME        the correction's state of the parameter
 
-Keys contain parameter names but neither stages nor owners, so a run can resume with parameters on other
-stages and with other owners. Each owner saves the state of its parameters; every data rank reads all weight
-versions.
+A NAME is that of a parameter, or of one matrix of a stack (`stages.model.stacks`). Keys contain neither
+stages nor owners, so a run can resume with parameters on other stages and with other owners. Each owner saves
+the state of its parameters; every data rank reads all weight versions.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
             else:
                 raise TypeError(f"the optimizer keeps {key}, a {type(value).__name__}, which cannot be saved")
     for version in versions:
-        for name, parameter in zip(names, weights.owned_of(weights.holding(version)), strict=True):
-            tensors[f"version/{version}/{name}"] = parameter.detach()
+        for name, member in zip(names, weights.owned_of(weights.holding(version)), strict=True):
+            tensors[f"version/{version}/{name}"] = member.detach()
+        for name, bias in weights.own_biases(weights.holding(version)).items():
+            tensors[f"version/{version}/{name}"] = bias
     correction = _pack_correction(state.update.correction.state_dict(), "correction", names, tensors)
     return tensors, {"parameters": names, "optimizer": others, "correction": correction}
 
@@ -113,8 +115,10 @@ class Saved:
             for key in self._optimizer_keys.get(name, ()):
                 into[key] = self._empty(key)
         for replica, version in zip(weights.replicas, versions, strict=False):
-            for name, parameter in zip(weights.names, replica.parameters, strict=True):
-                into[f"version/{version}/{name}"] = parameter.detach()
+            for name, member in zip(weights.member_names, replica.members, strict=True):
+                into[f"version/{version}/{name}"] = member.detach()
+            for name, bias in replica.named_biases().items():
+                into[f"version/{version}/{name}"] = bias
         if len(versions) > len(weights.replicas):
             raise CheckpointError(f"versions {list(versions)} were saved; this stage holds fewer replicas")
         names = weights.master.names

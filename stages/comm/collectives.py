@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from stages.comm.communicator import Communicator, Work
-from stages.update.gradient_reduction import Reducer, add_up
+from stages.update.gradient_reduction import Reducer, add_up, runs_of
+from stages.update.optimizer_sharding import Run
 from stages.update.reduction_rounds import ReductionPlan
 
 T = TypeVar("T")
@@ -73,12 +74,12 @@ class Group(Protocol):
             early: whether to begin before the whole buffer is complete; the same for every member.
         """
 
-    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+    def broadcast(self, flat: Tensor, parts: Sequence[Sequence[Run]]) -> Exchange[None]:
         """Broadcast every member's part of `flat` to all; `take` completes this member's `flat`.
 
         Args:
             flat: this member's buffer, 1-d; it must not change until every member has taken.
-            bounds: member i's part is `bounds[i] .. bounds[i + 1] - 1`.
+            parts: of each member, the runs of its entries.
         """
 
 
@@ -95,7 +96,7 @@ class SingleRankGroup:
     def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
         return Reduction(ready=lambda: True, wait=lambda: None, take=lambda: None, advance=lambda whole: None)
 
-    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+    def broadcast(self, flat: Tensor, parts: Sequence[Sequence[Run]]) -> Exchange[None]:
         return _completed(None)
 
 
@@ -142,11 +143,11 @@ class DistributedGroup:
             ready=ready, wait=wait, take=wait, advance=lambda whole: reducer.advance(request, whole=whole)
         )
 
-    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+    def broadcast(self, flat: Tensor, parts: Sequence[Sequence[Run]]) -> Exchange[None]:
         works = [
-            self._communicator.broadcast(flat[start:end], owner)
-            for owner, (start, end) in enumerate(pairwise(bounds))
-            if end > start
+            self._communicator.broadcast(run, owner)
+            for owner, runs in enumerate(parts)
+            for run in runs_of(flat, runs)
         ]
         return _in_progress(works, lambda: None, device_waits=self._device_waits)
 
@@ -182,12 +183,13 @@ class InProcessGroup:
         return self._exchange(numbers, lambda parts: parts)
 
     def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
-        part = slice(*plan.bounds[self.rank : self.rank + 2])
+        own = plan.ownership.runs[self.rank]
         begun: list[Exchange[None]] = []
 
         def sum_part(buffers: list[Tensor]) -> None:
-            first, *others = (buffer[part] for buffer in buffers)
-            add_up(first.clone(), others, into=flat[part])
+            for run in own:
+                first, *others = (buffer[slice(*run)] for buffer in buffers)
+                add_up(first.clone(), others, into=[flat[slice(*run)]])
 
         def advance(whole: int) -> None:
             if whole == len(plan.sizes) and not begun:
@@ -200,11 +202,12 @@ class InProcessGroup:
             advance=advance,
         )
 
-    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+    def broadcast(self, flat: Tensor, parts: Sequence[Sequence[Run]]) -> Exchange[None]:
         def copy(buffers: list[Tensor]) -> None:
-            for owner, (start, end) in enumerate(pairwise(bounds)):
+            for owner, runs in enumerate(parts):
                 if owner != self.rank:
-                    flat[start:end].copy_(buffers[owner][start:end])
+                    for start, end in runs:
+                        flat[start:end].copy_(buffers[owner][start:end])
 
         return self._exchange(flat, copy)
 

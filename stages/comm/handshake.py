@@ -128,13 +128,13 @@ def _as_stages(process: Process) -> str:
 def _as_data_ranks(process: Process) -> str:
     connection = _connection(process, stages=1)
     sizes = [_NUMBERS, _NUMBERS]
-    ownership = share_out(sizes, data_ranks=process.size)
+    ownership = share_out([(size,) for size in sizes], data_ranks=process.size)
     plan = reduction_plan(sizes, ownership, number_bytes=4)
     flat = _filled(process, sum(sizes)) + 1
     reduction = connection.data.reduce_scatter(flat, plan, early=False)
     reduction.advance(len(sizes))
     _wait_and_take(reduction)
-    _wait_and_take(connection.data.broadcast(flat, ownership.bounds))
+    _wait_and_take(connection.data.broadcast(flat, ownership.runs))
     if bool((flat == 3).all()):  # 1 of one rank and 2 of the other
         return ""
     return f"gradients of 1 and 2 were added to {flat[0]:g} and {flat[-1]:g}"

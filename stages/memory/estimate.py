@@ -14,10 +14,14 @@ from optimizers.state_size import state_values
 from schedules import Op, Program, analyze
 from stages.config import ModelConfig, RunConfig, optimizer_options
 from stages.model.families.catalogue import describe
-from stages.model.partition import StageCut, cut_of, stage_parameters
+from stages.model.moe.settings import has_experts
+from stages.model.partition import StageCut, cut_of, owned_members, stage_parameters
 from stages.model.spec import INDEX_BYTES, Parameter
 from stages.update.optimizer_sharding import share_out
 from stages.update.reduction_rounds import reduction_plan, room_bytes
+
+BIAS_BYTES = 4
+"""Size of a balance bias of an expert."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +29,10 @@ class StageMemory:
     """Peak bytes of one stage, by kind. Fields are those of the metrics."""
 
     weights: int
-    """All live versions."""
+    """All live versions, with the balance biases of experts."""
     master: int
     gradients: int
+    """With the counts of tokens by expert."""
     optimizer: int
     correction: int
     activations: int
@@ -110,11 +115,13 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
             fullest[alike] = max(_updated(config, parameters, mismatch=course.mismatch[stage]), key=sum)
         master, optimizer, correction = fullest[alike]
         whole, half = microbatch_activations(config, cut)
+        biases = config.model.experts * sum(has_experts(config.model, block) for block in cut.blocks)
         held.append(
             StageMemory(
-                weights=course.versions[stage] * count * size.replica,
+                weights=course.versions[stage] * (count * size.replica + biases * BIAS_BYTES),
                 master=master,
-                gradients=(gradient_buffers[stage] * count + tied_values(config.model, cut)) * size.master,
+                gradients=(gradient_buffers[stage] * count + tied_values(config.model, cut)) * size.master
+                + gradient_buffers[stage] * biases * INDEX_BYTES,
                 optimizer=optimizer,
                 correction=correction,
                 # The peak may be of whole micro-batches or of halves.
@@ -136,8 +143,9 @@ def reduction_bytes(config: RunConfig, cuts: Sequence[StageCut]) -> int:
     peers: the most that one of its stages needs, on the data rank that needs most."""
     plans = []
     for cut in cuts:
-        values = [parameter.size for parameter in stage_parameters(config.model, cut)]
-        ownership = share_out(values, data_ranks=config.parallel.data)
+        parameters = stage_parameters(config.model, cut)
+        ownership = share_out([parameter.shape for parameter in parameters], data_ranks=config.parallel.data)
+        values = [parameter.size for parameter in parameters]
         plans.append(reduction_plan(values, ownership, number_bytes=sizes(config).master))
     return room_bytes(plans)
 
@@ -200,12 +208,11 @@ def _updated(
     config: RunConfig, parameters: Sequence[Parameter], *, mismatch: int
 ) -> list[tuple[int, int, int]]:
     """For each data rank, bytes of the master copy, the optimizer's state and the correction's state of the
-    parameters that it owns."""
-    values = [parameter.size for parameter in parameters]
+    members that it owns."""
     per_rank = []
-    for owned in share_out(values, data_ranks=config.parallel.data).owned:
-        roles_and_shapes = [(parameters[index].role, parameters[index].shape) for index in owned]
-        count = sum(values[index] for index in owned)
+    for owned in owned_members(parameters, data_ranks=config.parallel.data):
+        roles_and_shapes = [(member.role, member.shape) for member in owned]
+        count = sum(member.size for member in owned)
         state = state_values(config.optimizer.name, roles_and_shapes, optimizer_options(config.optimizer))
         master, optimizer, correction = (
             kept * sizes(config).master for kept in (count, state, _corrections(config, mismatch) * count)

@@ -163,9 +163,11 @@ class MemoryMeter:
                 state, split=any(half for _, half in in_flight)
             )
         whole, half, recomputed = self._microbatch_bytes[stage]
-        replicas = [tensor for replica in weights.replicas for tensor in replica.parameters]
+        replicas: list[Tensor] = []
+        for replica in weights.replicas:
+            replicas += [*replica.parameters, replica.biases]
         master = list(weights.master.parameters)
-        gradients = [buffer.flat for buffer in weights.gradients]
+        gradients = [tensor for buffer in weights.gradients for tensor in (buffer.flat, buffer.loads)]
         if state.tied is not None:
             gradients.append(state.tied.gradient)
         moments = [

@@ -7,6 +7,7 @@ import platform
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from stages.config import RunConfig, tokens_per_step
 from stages.data.dataset import Corpus
 from stages.model.families.catalogue import describe
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
+from stages.update.balance import BlockLoad
 
 Row = dict[str, Any]
 
@@ -115,8 +117,17 @@ def segment_row(
         "delay_max": [trace.delay_max for trace in by_stage],
         "mismatch_max": [trace.mismatch_max for trace in by_stage],
         "memory": memory,
+        **_loads(traces.values()),
         "seconds": seconds,
     }
+
+
+def _loads(traces: Iterable[RankTrace]) -> Row:
+    """The loads of the blocks of experts, as lists by block; nothing in a dense model."""
+    by_block = sorted({block: load for trace in traces for block, load in trace.loads.items()}.items())
+    names = [field.name for field in fields(BlockLoad)]
+    measures = {name: [getattr(load, name) for _, load in by_block] for name in names}
+    return {"experts": {"blocks": [block for block, _ in by_block], **measures}} if by_block else {}
 
 
 def _action_seconds(by_stage: Sequence[StageTrace]) -> dict[str, list[float | None]]:

@@ -11,6 +11,7 @@ from stages.config import ModelConfig, RunConfig
 from stages.model.families.catalogue import describe
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts
+from stages.update.optimizer_sharding import share_out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,13 @@ def stage_parameters(config: ModelConfig, cut: StageCut) -> tuple[Parameter, ...
 def _stage_parameters(settings: tuple[Any, ...], cut: StageCut) -> tuple[Parameter, ...]:
     spec = describe(ModelConfig(*settings))
     return tuple(spec.parameters(cut.blocks, embedding=cut.has_embedding, head=cut.has_head))
+
+
+def owned_members(parameters: Sequence[Parameter], *, data_ranks: int) -> list[list[Parameter]]:
+    """For each data rank, the members of a stage's parameters that it owns, as parameters."""
+    members = [member for parameter in parameters for member in parameter.members()]
+    owned = share_out([parameter.shape for parameter in parameters], data_ranks=data_ranks).owned
+    return [[members[number] for number in numbers] for numbers in owned]
 
 
 def cut_of(config: RunConfig) -> list[StageCut]:

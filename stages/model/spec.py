@@ -18,9 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizers.grouping import DECAYED, Role
 from stages.config import ModelConfig
+from stages.model.stacks import member_names, member_shape
 
 if TYPE_CHECKING:
     from stages.model.layers import Attention
+
+
+EXPERT = "{expert}"
+"""Stands in a stack's `hf_name` for the number of the expert."""
 
 
 class ModelPart(StrEnum):
@@ -41,8 +46,15 @@ class Parameter(NamedTuple):
     role: Role
     """Decides the optimizer's rule and weight decay."""
     hf_name: str
-    """In Hugging Face transformers, likewise."""
+    """In Hugging Face transformers, likewise; of a stack with `EXPERT` for the number of the expert."""
     part: ModelPart = ModelPart.BLOCK
+
+    def members(self) -> Iterator[Parameter]:
+        """Its members (`stages.model.stacks`) as parameters; most parameters are their own only one."""
+        for index, name in enumerate(member_names(self.name, self.shape)):
+            yield self._replace(
+                name=name, shape=member_shape(self.shape), hf_name=self.hf_name.replace(EXPERT, str(index))
+            )
 
     @property
     def size(self) -> int:

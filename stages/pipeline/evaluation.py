@@ -17,6 +17,7 @@ from stages.comm.p2p import Links
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
 from stages.model.decoder import next_token_loss
+from stages.pipeline.flat_buffers import members_of
 from stages.update.optimizer_step import StageState
 
 
@@ -108,7 +109,8 @@ def evaluate(
             given = links.receive(activation)
         # The replica's module has the right type; its own weights are not used.
         module = stages[action.stage].weights.replicas[0].module
-        output = functional_call(module, weights[action.stage], (given,))
+        routing = stages[action.stage].weights.newest().routing()
+        output = functional_call(module, weights[action.stage], (given, routing))
         message = sent(action, program.num_stages)
         if message is None:
             losses[action.microbatch] = next_token_loss(output, targets).double()
@@ -133,17 +135,18 @@ def _whole_weights(
     state: StageState, connection: Connection, *, dtype: torch.dtype
 ) -> Generator[None, None, dict[str, Tensor]]:
     """The stage's evaluation weights by parameter name, gathered from the data ranks that own them."""
-    owned = evaluation_weights(state, dtype=dtype)
-    if connection.data.size == 1:
+    weights, owned = state.weights, evaluation_weights(state, dtype=dtype)
+    if list(owned) == weights.names:
         return owned
-    flat, views = state.weights.flat(dtype=dtype)
-    whole = dict(zip(state.weights.names, views, strict=True))
-    for name, tensor in owned.items():
-        whole[name].copy_(tensor)
-    spreading = connection.data.broadcast(flat, state.weights.ownership.bounds)
-    yield from _awaited(spreading, connection.links)
-    spreading.take()
-    return whole
+    flat, views = weights.flat(dtype=dtype)
+    members = [member for view in views for member in members_of(view)]
+    for number, tensor in zip(weights.owned, owned.values(), strict=True):
+        members[number].copy_(tensor)
+    if connection.data.size > 1:
+        spreading = connection.data.broadcast(flat, weights.ownership.runs)
+        yield from _awaited(spreading, connection.links)
+        spreading.take()
+    return dict(zip(weights.names, views, strict=True))
 
 
 def _awaited(exchange: Exchange[Any], links: Links) -> Iterator[None]:
@@ -154,7 +157,13 @@ def _awaited(exchange: Exchange[Any], links: Links) -> Iterator[None]:
 
 
 def evaluation_weights(state: StageState, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The evaluated and saved weights of the parameters that this data rank owns, by name, as `dtype`."""
+    """The evaluated and saved weights of the members that this data rank owns, by name, as `dtype`."""
     master = state.weights.master
     tensors = state.update.correction.evaluation_weights(master.parameters)
     return {name: tensor.detach().to(dtype) for name, tensor in zip(master.names, tensors, strict=True)}
+
+
+def weights_and_biases(state: StageState, *, dtype: torch.dtype) -> dict[str, Tensor]:
+    """These, and the balance biases that this data rank saves."""
+    weights = state.weights
+    return evaluation_weights(state, dtype=dtype) | weights.own_biases(weights.newest())

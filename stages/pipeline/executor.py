@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,8 @@ class _Saved:
     """Number of writes to the replica's weights before the forward."""
     deferred: DeferredGradients | None
     """Postponed weight gradients, if the backward is split."""
+    loads: Sequence[Tensor]
+    """Tokens by expert in each block of experts, counted in the forward."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class _Half:
 
     deferred: DeferredGradients
     version: int
+    loads: Sequence[Tensor]
     gradient: Tensor | None
     """Output gradient received from the next stage; the weight half may need it."""
 
@@ -157,6 +160,8 @@ class RankExecutor:
             self._clock.measure(started, partial(self.trace.note_action, action))
         yield from self._updates.go_on(before=None)
         self._clock.finish()
+        for state in self._stages.values():
+            self.trace.loads |= state.update.tally.take()
         left = sorted(self._saved) + sorted(self._halves)
         if left:
             raise RuntimeError(f"micro-batches without a whole backward at the drain: {left}")
@@ -181,8 +186,9 @@ class RankExecutor:
         else:
             stage_input = (yield from self._receive(activation)).detach().requires_grad_()
         deferred = DeferredGradients() if (stage, microbatch) in self._split else None
+        routing = replica.routing()
         with deferring(deferred):
-            output = replica.module(stage_input)
+            output = replica.module(stage_input, routing)
         message = sent(action, self._program.num_stages)
         if message is None:
             loss = next_token_loss(output, self._batches.targets(microbatch))
@@ -191,8 +197,9 @@ class RankExecutor:
         else:
             self._links.send(message, output.detach())
         replica.pending_backwards += 1
+        loads = [load.detach() for load in routing.loads.values()]
         self._saved[stage, microbatch] = _Saved(
-            stage_input, output, replica, replica.version, replica.writes, deferred
+            stage_input, output, replica, replica.version, replica.writes, deferred, loads
         )
         self._count_in_flight(stage)
 
@@ -221,9 +228,9 @@ class RankExecutor:
             self._links.release(saved.input)
         saved.replica.pending_backwards -= 1
         if saved.deferred is None:
-            weights.gathering.versions.append(saved.version)
+            weights.gathering.count(saved.version, saved.loads)
         else:
-            self._halves[stage, microbatch] = _Half(saved.deferred, saved.version, gradient)
+            self._halves[stage, microbatch] = _Half(saved.deferred, saved.version, saved.loads, gradient)
         self._count_in_flight(stage)
         trace = self.trace.stages[stage]
         trace.mismatch_max = max(trace.mismatch_max, mismatch)
@@ -233,7 +240,7 @@ class RankExecutor:
         half.deferred.compute(self._updates.last_backward(action))
         if half.gradient is not None:
             self._links.release(half.gradient)
-        self._stages[action.stage].weights.gathering.versions.append(half.version)
+        self._stages[action.stage].weights.gathering.count(half.version, half.loads)
         self._count_in_flight(action.stage)
 
     def _count_in_flight(self, stage: int) -> None:

@@ -35,7 +35,7 @@ def broadcast_initial_weights(ranks: Sequence[Rank], *, in_process: bool) -> Non
     exchanges = [
         (
             state.weights,
-            rank.connection.data.broadcast(state.weights.replicas[0].flat, state.weights.ownership.bounds),
+            rank.connection.data.broadcast(state.weights.replicas[0].flat, state.weights.ownership.runs),
         )
         for rank in ranks
         for state in rank.stages.values()

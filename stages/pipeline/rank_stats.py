@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from schedules import Analysis
 from schedules.actions import Action, Op
+from stages.update.balance import BlockLoad
 from stages.update.optimizer_step import UpdateResult
 
 
@@ -59,6 +60,8 @@ class RankTrace:
     """Seconds of waiting up to each of these."""
     waited: float = 0.0
     """Total seconds of waiting for other ranks."""
+    loads: dict[int, BlockLoad] = field(default_factory=dict)
+    """Of its blocks of experts, by the block's number in the model, over all data ranks."""
     gave_up: str | None = None
     """Why the run ends after this segment; None: it does not."""
     latest: deque[Timed] = field(default_factory=lambda: deque(maxlen=0))

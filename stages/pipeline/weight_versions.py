@@ -19,7 +19,10 @@ from torch.autograd.graph import increment_version
 from stages.config import ModelConfig
 from stages.model.custom import make_stage
 from stages.model.decoder import Stage, initialise
+from stages.model.moe.routing import Routing
 from stages.model.partition import StageCut
+from stages.model.stacks import member_names, member_shape
+from stages.pipeline.flat_buffers import GradientBuffer, Master, flat_views, members_of
 from stages.update.optimizer_sharding import share_out
 from stages.update.reduction_rounds import reduction_plan
 
@@ -34,8 +37,24 @@ class Replica:
         self.module = module
         self.flat = flat
         self.parameters = parameters
+        self.members = [member for parameter in parameters for member in members_of(parameter)]
         self.version = version
+        self.biases = flat.new_zeros((len(module.expert_blocks), module.config.experts), dtype=torch.float32)
+        """Balance biases of the version, `(blocks of experts, experts)`. Replaced, never written in place:
+        recomputation reads those that the forward read."""
         self.pending_backwards = 0
+
+    def routing(self) -> Routing:
+        """For one micro-batch that runs on this replica."""
+        if self.biases.is_cuda:
+            # They may be replaced, on another stream, while a backward that recomputes has yet to read them.
+            self.biases.record_stream(torch.cuda.current_stream(self.biases.device))
+        return Routing(dict(zip(self.module.expert_blocks, self.biases.unbind(), strict=True)))
+
+    def named_biases(self) -> dict[str, Tensor]:
+        """The balance biases by name, as in `blocks.3.experts.bias`."""
+        names = [f"blocks.{block}.experts.bias" for block in self.module.expert_blocks]
+        return dict(zip(names, self.biases.unbind(), strict=True))
 
     @property
     def writes(self) -> int:
@@ -43,42 +62,11 @@ class Replica:
         return self.parameters[0]._version
 
 
-class Master:
-    """The master copy of the parameters that this data rank owns, in the model's order."""
-
-    def __init__(self, names: list[str], parameters: list[nn.Parameter]) -> None:
-        self.names = names
-        self.parameters = parameters
-
-
-class GradientBuffer:
-    """One flat buffer into which backwards of any replica accumulate, with a view per parameter.
-
-    Args:
-        flat: the buffer.
-        views: one per parameter.
-        part: slice of the buffer that this data rank owns.
-        owned: indices of the parameters in that slice.
-    """
-
-    def __init__(self, flat: Tensor, views: list[Tensor], *, part: slice, owned: Sequence[int]) -> None:
-        self.flat = flat
-        self.views = views
-        self.owned = flat[part]
-        self.owned_views = [views[parameter] for parameter in owned]
-        self.versions: list[int] = []
-        """For each accumulated micro-batch, the version that its forward read."""
-
-    def clear(self) -> None:
-        self.flat.zero_()
-        self.versions.clear()
-
-
 class WeightVersions:
     """The weights of one stage: master copy, replicas, gradient buffers.
 
-    Every data rank has whole replicas and gradients, and a master copy of the parameters that it owns. Flat
-    buffers are laid out by owner.
+    Every data rank has whole replicas and gradients, and a master copy of the members of parameters that it
+    owns. Flat buffers are laid out as `stages.update.optimizer_sharding` says.
 
     Args:
         config: the model.
@@ -88,7 +76,7 @@ class WeightVersions:
         gradient_buffers: 2 where backwards of the next step run before an update has been applied, else 1.
         master_dtype: of the master copy and of the gradients.
         replica_dtype: of the weights that forward and backward compute with.
-        version: version number of the initial weights. With several data ranks each draws the parameters it
+        version: version number of the initial weights. With several data ranks each draws the members it
             owns; the first replica holds this version after `completing_initial`.
         data_rank: which replica of the pipeline this is.
         data_ranks: how many there are.
@@ -115,42 +103,56 @@ class WeightVersions:
                 name: tuple(p.shape)
                 for name, p in make_stage(config, cut, context=context).named_parameters()
             }
+        self.shapes = shapes
+        """Of the parameters, by name."""
         self.names = list(shapes)
-        self._shapes = list(shapes.values())
-        self.sizes = [torch.Size(shape).numel() for shape in self._shapes]
+        self.sizes = [torch.Size(shape).numel() for shape in shapes.values()]
         """Number of values of each parameter."""
-        self.ownership = share_out(self.sizes, data_ranks=data_ranks)
+        self.ownership = share_out(list(shapes.values()), data_ranks=data_ranks)
         self.owned = self.ownership.owned[data_rank]
-        """Numbers of the parameters that this data rank updates."""
+        """Numbers of the members that this data rank updates."""
         self.reduction = reduction_plan(self.sizes, self.ownership, number_bytes=master_dtype.itemsize)
         """How the gradient is added over the data ranks."""
         self.replicas = [
             self._module(config, cut, context=context, dtype=replica_dtype, device=device)
             for _ in range(replicas)
         ]
-        part = slice(*self.ownership.bounds[data_rank : data_rank + 2])
         self.gradients = [
-            GradientBuffer(*self._flat(dtype=master_dtype, device=device), part=part, owned=self.owned)
+            GradientBuffer(
+                *self._flat(dtype=master_dtype, device=device),
+                runs=self.ownership.runs[data_rank],
+                owned=self.owned,
+                loads=torch.zeros_like(self.replicas[0].biases, dtype=torch.int64),
+            )
             for _ in range(gradient_buffers)
         ]
         self._gathering = 0
-        _, masters = self._views(self.owned, dtype=master_dtype, device=device)
-        self.master = Master(
-            [self.names[parameter] for parameter in self.owned], [nn.Parameter(view) for view in masters]
-        )
+        members = [
+            (name, member_shape(shape), parameter)
+            for parameter, shape in shapes.items()
+            for name in member_names(parameter, shape)
+        ]
+        self.member_names = [name for name, _, _ in members]
+        """Of all members of the parameters."""
+        own_members = [members[number] for number in self.owned]
+        self.parameter_of = {name: parameter for name, _, parameter in own_members}
+        """The name of the parameter that a member is of, for each member that this data rank owns."""
+        _, masters = flat_views([shape for _, shape, _ in own_members], dtype=master_dtype, device=device)
+        self.master = Master([name for name, _, _ in own_members], [nn.Parameter(view) for view in masters])
         self._begin_with(lambda name, weight: initialise(weight, name=name, seed=seed, layers=config.layers))
         self._initial_version = version
+        self._data_rank = data_rank
         if data_ranks == 1:
             self.replicas[0].version = version
         self._point_gradients()
 
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the drawn weights of the parameters that this data rank owns, by name."""
+        """Replace the drawn weights of the members that this data rank owns, by name."""
         self._begin_with(lambda name, weight: weight.copy_(weights[name]))
 
     @torch.no_grad()
     def _begin_with(self, write: Callable[[str, Tensor], object]) -> None:
-        """Let `write` fill the master copy of every owned parameter, and round the first replica from it."""
+        """Let `write` fill the master copy of every owned member, and round the first replica from it."""
         owned = self.owned_of(self.replicas[0])
         for name, weight, target in zip(self.master.names, self.master.parameters, owned, strict=True):
             write(name, weight)
@@ -158,7 +160,7 @@ class WeightVersions:
 
     @contextmanager
     def completing_initial(self) -> Iterator[None]:
-        """In this block the parameters that other data ranks own are written into the first replica."""
+        """In this block the members that other data ranks own are written into the first replica."""
         with self.completing(self.replicas[0], version=self._initial_version):
             yield
 
@@ -167,20 +169,11 @@ class WeightVersions:
         return self._flat(dtype=dtype, device=self.gradients[0].flat.device)
 
     def _flat(self, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-        flat, in_order = self._views(self.ownership.order, dtype=dtype, device=device)
+        in_model_order = list(self.shapes.values())
+        shapes = [in_model_order[parameter] for parameter in self.ownership.order]
+        flat, in_order = flat_views(shapes, dtype=dtype, device=device)
         views = dict(zip(self.ownership.order, in_order, strict=True))
         return flat, [views[parameter] for parameter in range(len(views))]
-
-    def _views(
-        self, parameters: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, list[Tensor]]:
-        """A flat buffer of `parameters`, one after another, and a view of it for each."""
-        shapes = [self._shapes[parameter] for parameter in parameters]
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        flat = torch.zeros(sum(sizes), dtype=dtype, device=device)
-        return flat, [
-            piece.view(shape) for piece, shape in zip(torch.split(flat, sizes), shapes, strict=True)
-        ]
 
     def _module(
         self, config: ModelConfig, cut: StageCut, *, context: int, dtype: torch.dtype, device: torch.device
@@ -245,20 +238,26 @@ class WeightVersions:
                     parameter.grad_dtype = view.dtype
                 parameter.grad = view
 
-    def owned_of(self, replica: Replica) -> list[nn.Parameter]:
-        """Those of a replica's parameters that this data rank owns."""
-        return [replica.parameters[parameter] for parameter in self.owned]
+    def own_biases(self, replica: Replica) -> dict[str, Tensor]:
+        """The balance biases of a replica, which data rank 0 saves for all, by name."""
+        return replica.named_biases() if self._data_rank == 0 else {}
+
+    def owned_of(self, replica: Replica) -> list[Tensor]:
+        """The members of a replica's parameters that this data rank owns."""
+        return [replica.members[number] for number in self.owned]
 
     @contextmanager
-    def rewriting(self, *, version: int) -> Iterator[Sequence[Tensor]]:
-        """Give out what this data rank owns of the oldest replica's parameters, to be overwritten.
+    def rewriting(self, *, version: int, biases: Tensor) -> Iterator[Sequence[Tensor]]:
+        """Give out the members of the oldest replica that this data rank owns, to be overwritten.
 
-        Afterwards the replica holds `version`; or none until `completing`, where others own the rest.
+        Afterwards the replica holds `version`, with these balance biases; or none until `completing`, where
+        others own the rest.
         """
         replica = self.oldest()
+        replica.biases = biases
         with self._writing(replica):
             yield self.owned_of(replica)
-        whole = len(self.owned) == len(self.names)
+        whole = len(self.owned) == len(self.member_names)
         replica.version = version if whole else EMPTY
 
     @contextmanager

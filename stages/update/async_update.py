@@ -19,8 +19,8 @@ from torch import Tensor
 
 from schedules.actions import Action, Program
 from stages.comm.collectives import Exchange, Reduction
+from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.rank_stats import RankTrace
-from stages.pipeline.weight_versions import GradientBuffer
 from stages.update.early_reduction import WholeGradients, needs_update, slack_of
 from stages.update.step_decision import Gathered
 from stages.update.update_phases import UpdateContext, UpdatePhases
@@ -93,8 +93,10 @@ class RankUpdates:
                 reduction.advance(len(gradient.views))
                 _complete(reduction)
             numbers = gradient.flat.new_zeros(unit + 2, dtype=torch.float64)
-            _complete(self._data.all_gather(numbers))
-            _complete(self._data.broadcast(weights.newest().flat, weights.ownership.bounds))
+            stages = self._stages.values() if self._rules.common_step else (state,)
+            counts = sum(other.weights.gathering.loads.numel() for other in stages)
+            _complete(self._data.all_gather(numbers.new_zeros(unit + 2 + counts)))
+            _complete(self._data.broadcast(weights.newest().flat, weights.ownership.runs))
             if self._rules.common_step:
                 _complete(self._pipeline.all_gather(numbers[1:]))
             else:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stages.comm.communicator import Communicator, Work
+from stages.update.optimizer_sharding import Run
 from stages.update.reduction_rounds import UNDER_WAY, ReductionPlan, Round
 
 
@@ -29,8 +30,8 @@ class Room(NamedTuple):
 class UnderWay(NamedTuple):
     """A round that has begun."""
 
-    own: slice
-    """The part of the flat buffer that the sums are written to."""
+    own: list[Tensor]
+    """The runs of the flat buffer that the sums are written to."""
     received: Tensor
     """One row from each data rank."""
     work: Work
@@ -123,14 +124,15 @@ class Reducer:
         if asked.whole < next_round.needs:
             return False
         room = self._free.pop(0)
-        sizes = [end - start for start, end in next_round.pieces]
+        pieces = [runs_of(asked.flat, runs) for runs in next_round.pieces]
+        sizes = [sum(map(len, piece)) for piece in pieces]
         own = sizes[self._rank]
         sent, received = room.sent[: sum(sizes)], room.received[: self._size * own]
-        pieces = [asked.flat[start:end] for start, end in next_round.pieces]
-        torch._foreach_copy_(list(torch.split(sent, sizes)), pieces)
+        copied = [run for piece in pieces for run in piece]
+        torch._foreach_copy_(list(torch.split(sent, list(map(len, copied)))), copied)
         work = self._communicator.alltoall_base(received, sent, [own] * self._size, sizes)
         rows = received.view(self._size, own)
-        asked.under_way.append(UnderWay(slice(*next_round.pieces[self._rank]), rows, work, room))
+        asked.under_way.append(UnderWay(pieces[self._rank], rows, work, room))
         asked.begun += 1
         return True
 
@@ -148,15 +150,22 @@ class Reducer:
         oldest = asked.under_way.popleft()
         oldest.work.wait()
         first, *others = oldest.received.unbind()
-        add_up(first, others, into=asked.flat[oldest.own])
+        add_up(first, others, into=oldest.own)
         self._free.append(oldest.room)
         asked.added += 1
         while self._asked and self._asked[0].done:
             self._asked.popleft()
 
 
-def add_up(first: Tensor, others: Sequence[Tensor], *, into: Tensor) -> None:
-    """Add `others` to `first` one after another and write the sum to `into`; overwrites `first`."""
+def runs_of(flat: Tensor, runs: Sequence[Run]) -> list[Tensor]:
+    """Views of some runs of a flat buffer."""
+    return [flat[start:end] for start, end in runs]
+
+
+def add_up(first: Tensor, others: Sequence[Tensor], *, into: Sequence[Tensor]) -> None:
+    """Add `others` to `first` one after another and write the sum to `into`, one after another; overwrites
+    `first`."""
     for part in others:
         first.add_(part)
-    into.copy_(first)
+    for target, part in zip(into, torch.split(first, list(map(len, into))), strict=True):
+        target.copy_(part)

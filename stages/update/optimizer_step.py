@@ -21,13 +21,11 @@ from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.corrections.error_feedback import build_error_feedback
 from stages.config import RunConfig, correction_options, optimizer_options
 from stages.model.families.catalogue import parameter_roles
+from stages.model.moe.settings import mixture_of
+from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.tied_head import TiedHead
-from stages.pipeline.weight_versions import (
-    GradientBuffer,
-    Replica,
-    WeightVersions,
-    writing_under_pending_backward,
-)
+from stages.pipeline.weight_versions import Replica, WeightVersions, writing_under_pending_backward
+from stages.update.balance import LoadTally, moved
 from stages.update.lr_schedule import learning_rate_factor
 
 CLIP_EPSILON = 1e-6
@@ -77,6 +75,7 @@ class StageUpdate:
         self.optimizer: Optimizer | None = None
         """None on a data rank that owns no parameters."""
         parameters = dict(zip(weights.master.names, weights.master.parameters, strict=True))
+        roles = parameter_roles(config.model, {name: len(shape) for name, shape in weights.shapes.items()})
         self._new_optimizer = partial(
             build_optimizer,
             parameters,
@@ -84,13 +83,19 @@ class StageUpdate:
             lr=config.optimizer.lr,
             weight_decay=config.optimizer.weight_decay,
             options=optimizer_options(config.optimizer),
-            roles=parameter_roles(config.model, {name: value.ndim for name, value in parameters.items()}),
+            roles={name: roles[weights.parameter_of[name]] for name in parameters},
             stage=stage,
             delays=delays,
         )
         if weights.master.parameters:
             self.optimizer = self._new_optimizer()
         settings = correction_options(config.correction)
+        mixture = mixture_of(config.model)
+        self._balance_rate = mixture.balance_rate if mixture and mixture.balance == "bias" else 0.0
+        biases = weights.replicas[0].biases
+        blocks = weights.replicas[0].module.expert_blocks
+        self.tally = LoadTally(blocks, experts=config.model.experts, device=biases.device)
+        """Loads of the segment's updates."""
         self._strength = 0.0
         if config.correction.name == "delay-compensation":
             self._strength = float(check_correction(config.correction.name, settings)["strength"])
@@ -149,7 +154,8 @@ class StageUpdate:
             squared: square of the norm to clip by, a float64 scalar.
         """
         scale = self._config.train.clip_norm / (squared.sqrt() + CLIP_EPSILON)
-        gradient.owned.mul_(scale.clamp(max=1.0))
+        for run in gradient.owned_runs:
+            run.mul_(scale.clamp(max=1.0))
 
     @contextmanager
     def at_backward(self, replica: Replica, *, mismatch: int) -> Iterator[None]:
@@ -164,7 +170,7 @@ class StageUpdate:
             return
         kept = [parameter.detach().clone() for parameter in replica.parameters]
         with torch.no_grad(), writing_under_pending_backward(replica.parameters):
-            self.correction.backward_weights(self._weights.master.parameters, replica.parameters, mismatch)
+            self.correction.backward_weights(self._weights.master.parameters, replica.members, mismatch)
         yield
         with torch.no_grad(), writing_under_pending_backward(replica.parameters):
             torch._foreach_copy_(list(replica.parameters), kept)
@@ -179,12 +185,16 @@ class StageUpdate:
             version: the version written.
             step: 0-based step whose learning rate applies.
             clip_by: squared norm that it was clipped by, of all stages or of this one; None: not clipped.
-            finite: whether the step is taken; if not, the weights do not change.
+            finite: whether the step is taken; if not, weights and balance biases do not change.
         """
         factor = learning_rate_factor(self._config.optimizer, step=step, steps=self._config.train.steps)
         norm = None if clip_by is None else math.sqrt(clip_by)
         master = self._weights.master.parameters
-        with self._weights.rewriting(version=version) as replica:
+        biases = self._weights.newest().biases
+        if finite and self._balance_rate:
+            biases = moved(biases, gradient.loads, rate=self._balance_rate)
+        self.tally.add(gradient.loads)
+        with self._weights.rewriting(version=version, biases=biases) as replica:
             if self.optimizer is not None:
                 for group in self.optimizer.param_groups:
                     group["lr"] = group["peak_lr"] * factor

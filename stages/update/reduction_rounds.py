@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
-from stages.update.optimizer_sharding import Ownership
+from stages.update.optimizer_sharding import Ownership, Run, runs_between
 
 ROUND_BYTES = 2**27
 """The most bytes that a rank sends in one round, and the most that it receives."""
@@ -31,8 +30,8 @@ LEAST_PIECE = 2**16
 class Round:
     """One exchange."""
 
-    pieces: tuple[tuple[int, int], ...]
-    """For each owner, `(start, end)` of its entries in the flat buffer."""
+    pieces: tuple[tuple[Run, ...], ...]
+    """For each owner, the runs of its entries in the flat buffer."""
     needs: int
     """Number of parameters, from the end of the model, whose gradients must be complete."""
 
@@ -47,15 +46,10 @@ class ReductionPlan:
     number_bytes: int
     """Bytes of one entry."""
 
-    @property
-    def bounds(self) -> tuple[int, ...]:
-        """Data rank d owns the entries `bounds[d] .. bounds[d + 1] - 1`."""
-        return self.ownership.bounds
-
     @cached_property
-    def parts(self) -> list[int]:
-        """Entries that each data rank owns."""
-        return [end - start for start, end in pairwise(self.bounds)]
+    def parts(self) -> tuple[int, ...]:
+        """Number of entries that each data rank owns."""
+        return self.ownership.parts
 
     @cached_property
     def largest_piece(self) -> int:
@@ -82,15 +76,12 @@ class ReductionPlan:
         return len(self.parts) * min(self.parts[data_rank], self.largest_piece)
 
     def _rounds(self, piece: int, *, early: bool) -> tuple[Round, ...]:
-        owner_of = {
-            parameter: owner for owner, owned in enumerate(self.ownership.owned) for parameter in owned
-        }
         owners = sum(part > 0 for part in self.parts)
-        whole = list(self.bounds[1:])  # where the complete part of each owner begins
-        begun = list(self.bounds[1:])  # where its exchanged part begins
+        whole = list(self.parts)  # where the complete end of each owner's entries begins
+        begun = list(self.parts)  # where their exchanged end begins
         rounds = []
-        for needs, parameter in enumerate(reversed(range(len(self.sizes))), start=1):
-            whole[owner_of[parameter]] -= self.sizes[parameter]
+        for needs, shares in enumerate(reversed(self.ownership.shares), start=1):
+            whole = [entry - share for entry, share in zip(whole, shares, strict=True)]
             last = needs == len(self.sizes)
             if not (early or last):
                 continue
@@ -100,7 +91,8 @@ class ReductionPlan:
                     break
                 ends = begun
                 begun = [end - size for end, size in zip(ends, waiting, strict=True)]
-                rounds.append(Round(tuple(zip(begun, ends, strict=True)), needs))
+                pieces = map(runs_between, self.ownership.runs, begun, ends)
+                rounds.append(Round(tuple(pieces), needs))
         return tuple(rounds)
 
 

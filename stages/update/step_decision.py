@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from stages.comm.collectives import Exchange, Group, Reduction, sum_in_order
+from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.host_copies import to_host
-from stages.pipeline.weight_versions import GradientBuffer
 from stages.update.optimizer_step import StageState, squared_norm
 
 
@@ -100,9 +100,16 @@ def judge(
     losses = [loss for gathered in unit for loss in gathered.losses]
     train_loss = torch.stack(losses).double().mean() if losses else torch.zeros_like(stop_requested)
     if data.size > 1:
-        shared = data.all_gather(torch.stack([*squares, stop_requested, train_loss]))
+        loads = [gathered.gradient.loads for gathered in unit]
+        of_rank = torch.stack([*squares, stop_requested, train_loss])
+        # Counts of tokens are exact in float64.
+        shared = data.all_gather(torch.cat([of_rank, *(load.flatten().double() for load in loads)]))
         yield shared
-        *squares, stop_requested, train_loss = sum_in_order(shared.take()).unbind()
+        sizes = [len(of_rank), *(load.numel() for load in loads)]
+        sums, *counted = torch.split(sum_in_order(shared.take()), sizes)
+        for load, count in zip(loads, counted, strict=True):
+            load.copy_(count.view_as(load))
+        *squares, stop_requested, train_loss = sums.unbind()
         train_loss = train_loss / data.size
     numbers = [train_loss, *squares]
     clip_by = dict(zip((gathered.stage for gathered in unit), squares, strict=True))

@@ -100,7 +100,7 @@ class UpdatePhases:
             replica = weights.oldest() if self._data.size > 1 else None
             self._apply(gathered, verdict)
             if replica is not None:
-                exchange = self._data.broadcast(replica.flat, weights.ownership.bounds)
+                exchange = self._data.broadcast(replica.flat, weights.ownership.runs)
                 broadcasts.append((gathered, replica, exchange))
         for gathered, replica, exchange in broadcasts:
             yield exchange

@@ -70,7 +70,8 @@ def test_roles() -> None:
     assert role_of("blocks.3.mlp_norm.weight", 1) is Role.VECTOR
     assert role_of("embedding.weight", 2) is Role.EMBEDDING
     assert role_of("head.weight", 2) is Role.HEAD
-    for name, dimensions in (("router.weight", 2), ("blocks.0.experts.weight", 3)):
+    assert role_of("blocks.3.experts.up", 3) is Role.MATRIX
+    for name, dimensions in (("router.weight", 2), ("blocks.0.experts.weight", 4)):
         with pytest.raises(ValueError, match=name):
             role_of(name, dimensions)
 

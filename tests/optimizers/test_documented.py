@@ -40,7 +40,7 @@ def test_which_parameters_go_to_which_rule() -> None:
     for name, method in optimizers.METHODS.items():
         documented = [row[columns.get(name, rest)] for row in rows]
         assert [words.get(rule, name) for rule in documented] == [
-            method.rules[role] for role in ("matrix", "embedding", "head", "vector")
+            method.rules[role] for role in ("matrix", "embedding", "head", "router", "vector")
         ]
 
 

@@ -13,14 +13,18 @@ from stages.config import RunConfig
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.pipeline.build import build_ranks
+from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.replay import drive
 from stages.pipeline.segments import segment_program
-from stages.pipeline.weight_versions import GradientBuffer, Replica, WeightVersions
+from stages.pipeline.weight_versions import Replica, WeightVersions
+from stages.update.balance import LoadTally
 from stages.update.optimizer_step import UpdateResult
 
 
 class KeepGradient:
     """In the place of an update: keeps the gradient and leaves the weights as they are."""
+
+    tally = LoadTally([], experts=0, device=torch.device("cpu"))
 
     def __init__(self, weights: WeightVersions) -> None:
         self._weights = weights
@@ -40,7 +44,8 @@ class KeepGradient:
     ) -> UpdateResult:
         views = (view.clone() for view in gradient.views)
         self.kept = dict(zip(self._weights.names, views, strict=True))
-        with self._weights.rewriting(version=version) as replica:
+        biases = self._weights.newest().biases
+        with self._weights.rewriting(version=version, biases=biases) as replica:
             torch._foreach_copy_(list(replica), list(self._weights.master.parameters))
         return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
 

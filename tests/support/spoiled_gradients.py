@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stages.pipeline.weight_versions import GradientBuffer, WeightVersions
+from stages.pipeline.flat_buffers import GradientBuffer
+from stages.pipeline.weight_versions import WeightVersions
 
 
 def spoil_gradients(
@@ -17,7 +18,7 @@ def spoil_gradients(
 
     def spoiled(self: WeightVersions) -> GradientBuffer:
         gradient = take(self)
-        chosen = self.owned == self.ownership.owned[data_rank] and "blocks.1.mlp.up.weight" in self.names
+        chosen = self.owned == self.ownership.owned[data_rank] and "blocks.1.mlp_norm.weight" in self.names
         if chosen and when(self):
             gradient.views[-1].view(-1)[-1] = float("nan")
         return gradient

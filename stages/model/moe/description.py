@@ -5,10 +5,7 @@ from __future__ import annotations
 from optimizers.grouping import Role
 from stages.config import ModelConfig
 from stages.model.moe.settings import mixture_of
-from stages.model.spec import Parameter, PartSpec, Values, matrix, norm
-
-EXPERT = "{expert}"
-"""Stands in a stack's `hf_name` for the number of the expert."""
+from stages.model.spec import EXPERT, Parameter, PartSpec, Values, matrix, norm
 
 
 def experts(config: ModelConfig) -> PartSpec:

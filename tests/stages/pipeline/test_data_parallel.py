@@ -201,16 +201,16 @@ def test_a_run_goes_on_with_another_number_of_data_ranks_and_stages(
 
 
 def test_parameters_are_shared_out_whole_and_evenly() -> None:
-    sizes = [7, 100, 30, 40, 30, 1]
-    shared = share_out(sizes, data_ranks=3)
+    shapes = [(size,) for size in (7, 100, 30, 40, 30, 1)]
+    shared = share_out(shapes, data_ranks=3)
     assert shared.owned == ((1,), (0, 3, 5), (2, 4))
     assert shared.order == (1, 0, 3, 5, 2, 4)
-    assert shared.bounds == (0, 100, 148, 208)
-    assert share_out(sizes, data_ranks=1).order == (0, 1, 2, 3, 4, 5)
-    many = share_out(sizes, data_ranks=8)
+    assert shared.runs == (((0, 100),), ((100, 148),), ((148, 208),))
+    assert share_out(shapes, data_ranks=1).order == (0, 1, 2, 3, 4, 5)
+    many = share_out(shapes, data_ranks=8)
     assert sorted(many.order) == [0, 1, 2, 3, 4, 5]
     assert many.owned[6:] == ((), ())
-    assert many.bounds[-3:] == (208, 208, 208)
+    assert many.parts[-3:] == (1, 0, 0)
 
 
 def test_a_correction_that_needs_the_whole_master_copy_is_refused(text: Path) -> None:

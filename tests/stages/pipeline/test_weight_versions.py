@@ -35,7 +35,7 @@ def versions(
 
 
 def write(weights: WeightVersions, version: int, *, value: float) -> None:
-    with weights.rewriting(version=version) as parameters:
+    with weights.rewriting(version=version, biases=weights.newest().biases) as parameters:
         for parameter in parameters:
             parameter.fill_(value)
 
@@ -74,7 +74,7 @@ def test_without_a_stash_the_backward_reads_the_new_values(dtype: torch.dtype) -
     def embedding_gradient(*, scale: float) -> Tensor:
         weights = versions(replicas=1, replica_dtype=dtype)
         loss = forward(weights, 0)
-        with weights.rewriting(version=1) as parameters:
+        with weights.rewriting(version=1, biases=weights.newest().biases) as parameters:
             parameters[weights.names.index("head.weight")].mul_(scale)
         loss.backward()
         return weights.gathering.views[weights.names.index("embedding.weight")].clone()
@@ -87,7 +87,7 @@ def test_without_a_stash_the_backward_reads_the_new_values(dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_backwards_of_all_replicas_gather_into_one_buffer_of_the_masters_type(dtype: torch.dtype) -> None:
     weights = versions(replicas=2, replica_dtype=dtype)
-    with weights.rewriting(version=1) as parameters:
+    with weights.rewriting(version=1, biases=weights.newest().biases) as parameters:
         for parameter, source in zip(parameters, weights.replicas[0].parameters, strict=True):
             parameter.copy_(source)
     forward(weights, 0).backward()
@@ -123,7 +123,7 @@ def test_data_ranks_draw_what_they_own_and_together_the_weights_of_one(replica_d
         with pytest.raises(RuntimeError, match="reads version 0, this stage holds"):
             one.holding(0)
         group = InProcessGroup(meeting, rank=rank)
-        spreading.append(group.broadcast(one.replicas[0].flat, one.ownership.bounds))
+        spreading.append(group.broadcast(one.replicas[0].flat, one.ownership.runs))
     for one, exchange in zip(drawn, spreading, strict=True):
         with one.completing_initial():
             exchange.take()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import cast
 
@@ -24,14 +26,18 @@ from stages.pipeline.executor import RankExecutor
 from stages.pipeline.segments import segment_program
 from stages.update import reduction_rounds
 from stages.update.early_reduction import slack_of
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import Run, share_out
 from stages.update.reduction_rounds import ReductionPlan, Round, reduction_plan, room_bytes
 
 GB = 10**9
 
 
-def plan_of(sizes: list[int], data_ranks: int, *, number_bytes: int = 4) -> ReductionPlan:
-    return reduction_plan(sizes, share_out(sizes, data_ranks=data_ranks), number_bytes=number_bytes)
+def plan_of(sizes: list[int], data_ranks: int, *, stacks: Mapping[int, int] | None = None) -> ReductionPlan:
+    """The plan of parameters of these sizes; `stacks`: numbers of those that are stacks of that many rows."""
+    stacks = stacks or {}
+    shapes = [(stacks[number], 1, size) if number in stacks else (size,) for number, size in enumerate(sizes)]
+    entries = list(map(prod, shapes))
+    return reduction_plan(entries, share_out(shapes, data_ranks=data_ranks), number_bytes=4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,29 +46,37 @@ def plan_of(sizes: list[int], data_ranks: int, *, number_bytes: int = 4) -> Redu
     data_ranks=st.integers(2, 9),
     round_bytes=st.integers(64, 20_000),
     least=st.integers(1, 500),
+    stacks=st.dictionaries(st.integers(0, 29), st.integers(1, 6), max_size=8),
 )
 def test_rounds_have_every_entry_once_and_only_gradients_that_are_whole(
-    sizes: list[int], data_ranks: int, round_bytes: int, least: int
+    sizes: list[int], data_ranks: int, round_bytes: int, least: int, stacks: dict[int, int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reduction_rounds, "ROUND_BYTES", round_bytes)
         patch.setattr(reduction_rounds, "LEAST_PIECE", least)
-        plan = plan_of(sizes, data_ranks)
+        plan = plan_of(sizes, data_ranks, stacks=stacks)
         for rounds in (plan.rounds, plan.early_rounds):
             check_rounds(plan, rounds)
         assert all(one.needs == len(sizes) for one in plan.rounds)
         assert len(plan.rounds) == -(-max(plan.parts) // plan.largest_piece)
 
 
+def entries_in(runs: Sequence[Run]) -> int:
+    return sum(end - start for start, end in runs)
+
+
 def check_rounds(plan: ReductionPlan, rounds: tuple[Round, ...]) -> None:
     parameter_at = [parameter for parameter in plan.ownership.order for _ in range(plan.sizes[parameter])]
     seen: list[int] = []
     for one in rounds:
-        entries = [entry for start, end in one.pieces for entry in range(start, end)]
+        by_owner = [[entry for run in runs for entry in range(*run)] for runs in one.pieces]
+        entries = [entry for own in by_owner for entry in own]
         assert len(entries) <= plan.sent_entries()
-        for owner, (start, end) in enumerate(one.pieces):
-            assert plan.bounds[owner] <= start <= end <= plan.bounds[owner + 1]
-            assert len(plan.parts) * (end - start) <= plan.received_entries(owner)
+        for owner, (own, runs) in enumerate(zip(by_owner, one.pieces, strict=True)):
+            owned = plan.ownership.runs[owner]
+            assert len(plan.parts) * len(own) <= plan.received_entries(owner)
+            assert set(own) <= {entry for run in owned for entry in range(*run)}
+            assert all(start < end for start, end in runs)
         # The model's last `needs` parameters have their gradients.
         assert all(parameter_at[entry] >= len(plan.sizes) - one.needs for entry in entries)
         seen += entries
@@ -85,7 +99,7 @@ def test_early_rounds_leave_less_after_the_backward_and_waste_little_within_it(d
     """A round takes as long as its largest piece."""
 
     def takes(rounds: list[Round]) -> int:
-        return sum(max(end - start for start, end in one.pieces) for one in rounds)
+        return sum(max(map(entries_in, one.pieces)) for one in rounds)
 
     blocks = [*([1024 * 1024] * 4), *([1024 * 4096] * 3)] * 8
     for sizes in (blocks, [49152 * 1024, *blocks]):
@@ -94,7 +108,7 @@ def test_early_rounds_leave_less_after_the_backward_and_waste_little_within_it(d
         assert whole == max(plan.parts)
         within = [one for one in plan.early_rounds if one.needs < len(sizes)]
         after = [one for one in plan.early_rounds if one.needs == len(sizes)]
-        sent = sum(end - start for one in within for start, end in one.pieces)
+        sent = sum(entries_in(piece) for one in within for piece in one.pieces)
         assert takes(within) <= sent / len(plan.parts) / reduction_rounds.WORTH_BEGINNING
         # The embedding has its gradient last, and is most of its owner's part.
         assert takes(after) <= (whole if len(sizes) > len(blocks) else whole / 2)
