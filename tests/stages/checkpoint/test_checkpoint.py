@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,12 +36,25 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-@pytest.fixture
-def saved(text: Path, tmp_path: Path) -> tuple[RunConfig, Path, list[dict[str, Any]]]:
+@pytest.fixture(scope="module")
+def finished(
+    shared_text: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunConfig, Path, list[dict[str, Any]]]:
     """A finished run with checkpoints of steps 2 and 4, the last of its steps."""
-    config, rows = saving(small_config("2bw", text=text, optimizer="muon", coefficient=1.0)), Rows()
-    replay(config, recorder=rows, checkpoints=tmp_path / "c")
-    return config, tmp_path / "c", measured(rows)
+    folder = tmp_path_factory.mktemp("finished") / "c"
+    config, rows = saving(small_config("2bw", text=shared_text, optimizer="muon", coefficient=1.0)), Rows()
+    replay(config, recorder=rows, checkpoints=folder)
+    return config, folder, measured(rows)
+
+
+@pytest.fixture
+def saved(
+    finished: tuple[RunConfig, Path, list[dict[str, Any]]], tmp_path: Path
+) -> tuple[RunConfig, Path, list[dict[str, Any]]]:
+    """A copy of the finished run for one test."""
+    config, folder, rows = finished
+    shutil.copytree(folder, tmp_path / "c")
+    return config, tmp_path / "c", rows
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "state.json", "manifest.json"])

@@ -43,9 +43,9 @@ TWO_STAGES_A_RANK = ("interleaved-1f1b", "looped-bfs", "zb-v", "dualpipe-v", "2b
 
 
 def config_of(schedule: str, text: Path, **changed: Any) -> RunConfig:
-    """A run whose stages have one block each, but one of them two."""
-    layers = 7 if schedule in TWO_STAGES_A_RANK else 4
-    options = {"stages": 3, "microbatches": 6, "layers": layers, "steps": 3, "eval_interval": 9}
+    """A run whose stages have one block each, but one of them two; more micro-batches than ranks."""
+    microbatches, layers = (6, 7) if schedule in TWO_STAGES_A_RANK else (4, 4)
+    options = {"stages": 3, "microbatches": microbatches, "layers": layers, "steps": 3, "eval_interval": 9}
     return small_config(schedule, text=text, **{**options, **OPTIONS.get(schedule, {}), **changed})
 
 

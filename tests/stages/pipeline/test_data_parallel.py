@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from support.against_one_process import check_against_one_process
 from support.resumed import after, check_resumed, go_back, replay_twice, saving
-from support.small_runs import TEXT, Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, small_config
 from support.spoiled_gradients import newest_version, spoil_gradients
 from support.training_cases import OPTIMIZERS, SCHEDULES, measured
 
@@ -21,16 +20,6 @@ from stages.trainer import replay, train
 from stages.training_loop import SkippedTooOftenError
 from stages.update.optimizer_sharding import share_out
 from stages.validation import ConfigError, check
-
-
-@pytest.fixture(scope="module")
-def shared_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("text")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ASYNCPP_CACHE", str(folder / "cache"))
-        path = folder / "text.txt"
-        path.write_text(TEXT)
-        yield path
 
 
 def of_every_schedule(text: Path, *, data: int) -> list[RunConfig]:
