@@ -150,13 +150,13 @@ class _Mixed(torch.autograd.Function):
 def _input_stack_gradient(stack: Tensor, gradient: Tensor, x: Tensor, chosen: Tensor) -> Tensor:
     """Of `gate` or `up`, from the gradient of its products, by row, and the tokens."""
     groups = group(chosen, len(stack))
-    return stack_gradient(gradient, x[groups.tokens], groups.ends)
+    return cast(Tensor, stack_gradient(gradient, x[groups.tokens], groups.ends))
 
 
 def _output_stack_gradient(stack: Tensor, gradient: Tensor, hidden: Tensor, chosen: Tensor) -> Tensor:
     """Of `down`, from the gradient of the output, by token, and the weighted hidden values, by row."""
     groups = group(chosen, len(stack))
-    return stack_gradient(gradient[groups.tokens], hidden, groups.ends)
+    return cast(Tensor, stack_gradient(gradient[groups.tokens], hidden, groups.ends))
 
 
 def _by_row(weights: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:

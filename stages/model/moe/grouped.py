@@ -1,7 +1,8 @@
 """Products of rows with a stack of matrices, one matrix for each group of consecutive rows.
 
 `torch.nn.functional.grouped_mm` where it serves, else a loop over the groups, which is the reference, too.
-Groups may be empty.
+Groups may be empty. The products are operators of their own, so that torch.compile takes them as they are: it
+knows grouped_mm in bfloat16 only, and no loop whose slices depend on values.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def is_grouped(dtype: torch.dtype, *widths: int) -> bool:
     )
 
 
+@torch.library.custom_op("asyncpp::times_stack", mutates_args=())
 def times_stack(rows: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
     """Multiply each row with its group's matrix.
 
@@ -72,6 +74,12 @@ def times_stack(rows: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
+@times_stack.register_fake
+def _(rows: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], stack.shape[-1])
+
+
+@torch.library.custom_op("asyncpp::stack_gradient", mutates_args=())
 def stack_gradient(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
     """Gradient of a stack of matrices `(E, outer, inner)` that rows were multiplied with.
 
@@ -86,3 +94,8 @@ def stack_gradient(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
     for expert, (first, end) in enumerate(pairwise((0, *ends.tolist()))):
         torch.mm(gradient[first:end].t(), rows[first:end], out=out[expert])
     return out
+
+
+@stack_gradient.register_fake
+def _(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(ends.shape[0], gradient.shape[-1], rows.shape[-1])

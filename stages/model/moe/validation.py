@@ -20,7 +20,6 @@ _DEPENDENT = (
     "balance_rate",
 )
 """Keys of `model` that mean nothing without experts."""
-_VALUE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def check_experts(config: RunConfig) -> None:
@@ -67,26 +66,6 @@ def check_experts(config: RunConfig) -> None:
             "model.balance_rate",
             f"is {model.balance_rate:g}, and model.balance is none; accepted with it: null",
         )
-    if config.train.compile:
-        _check_compile(config)
-
-
-def _check_compile(config: RunConfig) -> None:
-    """The loop over experts, which takes any widths and types, depends on the routing: it is not compiled."""
-    model, precision = config.model, config.train.precision
-    size = _VALUE_BYTES.get(precision)
-    if size is None:
-        raise ConfigError(
-            "train.compile",
-            f"experts in {precision} are computed one by one, which cannot be compiled; accepted with it: "
-            "false",
-        )
-    for key in ("width", "expert_width"):
-        if (value := getattr(model, key)) * size % 16:
-            raise ConfigError(
-                f"model.{key}",
-                f"is {value}; compiled blocks of experts in {precision} need multiples of {16 // size}",
-            )
 
 
 def _shown(value: Any) -> str:
