@@ -62,6 +62,8 @@ def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
 def _run_compiled(config: ModelConfig) -> RunBlock:
     # The compiler reads its inputs' `grad`, which makes torch warn.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    # It also makes an instance of a function with a backward of its own, such as that of the experts.
+    warnings.filterwarnings("ignore", message=".*Function'> should not be instantiated")
 
     def run_block(block: nn.Module, *given: Tensor) -> Any:
         if not torch.is_grad_enabled():

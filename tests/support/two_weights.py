@@ -30,6 +30,15 @@ class WeightPair:
     def of(cls, forward: Tensor, backward: Tensor) -> WeightPair:
         return cls(forward, backward, torch.zeros_like(forward).requires_grad_())
 
+    def __getitem__(self, expert: int) -> WeightPair:
+        """One matrix of a stack."""
+        return WeightPair(self.forward[expert], self.backward[expert], self.leaf[expert])
+
+    def wide(self) -> WeightPair:
+        """In at least float32."""
+        dtype = torch.promote_types(self.forward.dtype, torch.float32)
+        return WeightPair(self.forward.to(dtype), self.backward.to(dtype), self.leaf.to(dtype))
+
 
 class _Product(torch.autograd.Function):
     """`x W^T` or, for a vector, `x w`; the gradient of x uses the backward's weight."""
@@ -83,8 +92,26 @@ def _block(x: Tensor, w: Mapping[str, WeightPair], config: RunConfig, rotation: 
     mixed = mixed.transpose(1, 2).reshape(batch, context, width)
     x = x + _product(mixed, w["attention.output.weight"])
     normed = _norm(x, w["mlp_norm.weight"], model.norm_eps)
+    if "experts.gate" in w:
+        return x + _experts(normed.flatten(0, 1), w, config).view_as(x)
     inner = F.silu(_product(normed, w["mlp.gate.weight"])) * _product(normed, w["mlp.up.weight"])
     return x + _product(inner, w["mlp.down.weight"])
+
+
+def _experts(x: Tensor, w: Mapping[str, WeightPair], config: RunConfig) -> Tensor:
+    """Every expert on every token; without a balance bias. A token's weight is 0 where it is not sent."""
+    router = w["experts.router.weight"].wide()
+    scores = _product(x.to(router.forward.dtype), router).sigmoid()
+    assert config.model.active_experts is not None
+    chosen = scores.detach().topk(config.model.active_experts).indices
+    sent = torch.zeros_like(scores).scatter(1, chosen, 1.0)
+    weights = scores * sent / (scores * sent).sum(-1, keepdim=True)
+    out = torch.zeros_like(x)
+    for expert in range(config.model.experts):
+        gate, up, down = (w[f"experts.{name}"][expert] for name in ("gate", "up", "down"))
+        inner = F.silu(_product(x, gate)) * _product(x, up) * weights[:, expert, None].to(x.dtype)
+        out = out + _product(inner, down)
+    return out
 
 
 class _Recomputed(torch.autograd.Function):
