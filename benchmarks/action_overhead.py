@@ -164,7 +164,8 @@ def distributed_rounds(process: Process, rounds: int) -> list[dict[str, float]]:
 
 def distributed(rounds: int) -> dict[str, list[float]]:
     """Microseconds an action in each round, of the slower rank."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stages.trainer"])
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         workers = [

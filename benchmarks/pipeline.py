@@ -226,7 +226,8 @@ def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -
 
 
 def run(options: argparse.Namespace) -> dict[str, float]:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stages.trainer"])
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         workers = [

@@ -250,7 +250,8 @@ def main() -> None:
 
 def in_processes(options: argparse.Namespace) -> list[dict[str, Pair]]:
     """What the processes of a pipeline found."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stages.trainer"])
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         workers = [

@@ -272,9 +272,14 @@ def correction_options(config: CorrectionConfig) -> dict[str, float | bool | str
 
 def declared_options(section: OptimizerConfig | CorrectionConfig) -> dict[str, float | bool | str]:
     """The options of the catalogue that a section sets."""
-    names = [entry.name for entry in fields(section) if facts(entry).option]
-    options = {name: getattr(section, name) for name in names}
+    options = {name: getattr(section, name) for name in _OPTION_NAMES[type(section)]}
     return {name: value for name, value in options.items() if value is not None}
+
+
+_OPTION_NAMES = {
+    section: tuple(entry.name for entry in fields(section) if facts(entry).option)
+    for section in (OptimizerConfig, CorrectionConfig)
+}
 
 
 def tokens_per_step(config: RunConfig) -> int:

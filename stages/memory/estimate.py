@@ -209,13 +209,14 @@ def _updated(
 ) -> list[tuple[int, int, int]]:
     """For each data rank, bytes of the master copy, the optimizer's state and the correction's state of the
     members that it owns."""
+    options, number = optimizer_options(config.optimizer), sizes(config).master
     per_rank = []
     for owned in owned_members(parameters, data_ranks=config.parallel.data):
         roles_and_shapes = [(member.role, member.shape) for member in owned]
         count = sum(member.size for member in owned)
-        state = state_values(config.optimizer.name, roles_and_shapes, optimizer_options(config.optimizer))
+        state = state_values(config.optimizer.name, roles_and_shapes, options)
         master, optimizer, correction = (
-            kept * sizes(config).master for kept in (count, state, _corrections(config, mismatch) * count)
+            kept * number for kept in (count, state, _corrections(config, mismatch) * count)
         )
         per_rank.append((master, optimizer, correction))
     return per_rank

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from stages.config import ModelConfig, RunConfig
@@ -196,7 +197,7 @@ def fitting_cut(
     slowest = [0.0] + [never] * blocks
     chosen: list[list[int]] = []
     for stage in reversed(range(stages)):
-        most = max((size for size in range(1, blocks + 1) if fits(stage, size)), default=0)
+        most = blocks - bisect_left(range(blocks, 0, -1), True, key=partial(fits, stage))
         costs = [0.0, *(cost(stage, size) for size in range(1, most + 1))]
         row, sizes = [never] * (blocks + 1), [0] * (blocks + 1)
         for count in range(1, blocks + 1):

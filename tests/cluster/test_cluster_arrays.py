@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -14,7 +15,6 @@ from pathlib import Path
 import pytest
 from support.cluster_runs import (
     ONE_RUN,
-    asyncpp,
     launch,
     outcomes,
     site_file,
@@ -24,6 +24,7 @@ from support.cluster_runs import (
     wait_for,
     weights,
 )
+from support.command_line import asyncpp
 from support.paths import ROOT
 from support.slurm_queue import set_partition, squeue
 
@@ -42,10 +43,11 @@ def test_the_quickstart_over_two_nodes_a_run_gives_the_weights_of_this_machine(
     changes = ["train.steps=6"]
     here = sweep(tmp_path / "here", *changes)
     there = sweep(tmp_path / "a b;'c\"$(touch x)", *changes)
-    # One process trains here after the other, while the cluster's nodes work.
+    # This process trains here, while the cluster's nodes work.
     said = launch(there.folder, "--max-parallel", "2", "--report", site=Path("testcluster"))
     assert "Submitted 6 of 6 runs to testcluster as 1 array" in said
-    assert asyncpp("launch", here.folder, "--replay", seconds=200).returncode == 0
+    for run in here.runs:
+        assert asyncpp("train", run.folder, "--replay").code == 0
     wait_for(lambda: not squeue(), seconds=200, why=squeue)
     for run in there.runs:
         assert (run.status().state, run.status().attempt) == (State.COMPLETED, 1), run.status().reason
@@ -84,7 +86,7 @@ def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> Non
     set_partition("up")
     wait_for(lambda: completed(experiment.folder) >= 2, seconds=120, why=squeue)
     ended = asyncpp("cancel", experiment.folder)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.errors
     assert squeue() == []
     set_partition("down")
     done = completed(experiment.folder)
@@ -94,7 +96,7 @@ def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> Non
     assert f"Submitted {200 - done} of 200 runs" in said
     assert len(squeue()) == 200 - done
     some = experiment.runs[-3:]
-    assert asyncpp("cancel", experiment.folder, *(run.id for run in some)).returncode == 0
+    assert asyncpp("cancel", experiment.folder, *(run.id for run in some)).code == 0
     assert len(squeue()) == 197 - done
     assert "Submitted 3 of 200 runs" in launch(experiment.folder, site=site)
 
@@ -169,11 +171,11 @@ def test_what_sbatch_refuses_is_said_once_and_nothing_stays_queued(slurm_conf: P
     for partition, (keys, words, shape) in cases.items():
         site = site_file(tmp_path, partition=partition)
         refused = asyncpp("launch", experiment.folder, "--site", site)
-        assert refused.returncode == 2, refused.stderr
-        assert refused.stderr.startswith(f"asyncpp: error: {site}: {keys}: sbatch: ")
-        assert shape in refused.stderr
-        assert refused.stderr.count(words) == 1, refused.stderr
-        assert refused.stderr.count("\n") == 1
+        assert refused.code == 2, refused.errors
+        assert refused.errors.startswith(f"asyncpp: error: {site}: {keys}: sbatch: ")
+        assert shape in refused.errors
+        assert refused.errors.count(words) == 1, refused.errors
+        assert refused.errors.count("\n") == 1
         # What SLURM had taken before may have begun, and then takes a moment to end.
         wait_for(lambda: not squeue(), seconds=60, why=squeue)
         assert {run["job_id"] for run in status_of(experiment.folder)} == {""}
@@ -194,7 +196,9 @@ def test_jobs_run_the_code_and_the_configuration_of_their_submission(
     kept, changed = experiment.runs
     site = site_file(tmp_path)
     set_partition("down")
-    launch(experiment.folder, "--replay", site=site, root=checkout)
+    command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", experiment.folder, "--site", site]
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    subprocess.run([*command, "--replay"], env=environment, timeout=280, check=True, capture_output=True)
     (checkout / "stages" / "trainer.py").write_text("raise RuntimeError('edited while the job waits')")
     text = changed.config_file.read_text()
     changed.config_file.write_text(text.replace("steps: 2", "steps: 3"))

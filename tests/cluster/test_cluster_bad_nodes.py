@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, asyncpp, launch, outcomes, site_file, sweep, wait_for
+from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
+from support.command_line import asyncpp
 from support.slurm_queue import hurry, squeue
 
 from asyncpp_cli.launch.sites import find_site
@@ -42,8 +43,8 @@ def test_a_run_without_retries_goes_on_elsewhere(slurm_conf: Path, tmp_path: Pat
     # It waited when n3 failed the first.
     assert (outcomes(second), nodes(second, 1)) == ([("completed", "")], "n4")
     shown = asyncpp("status", experiment.folder)
-    assert "Node n3 is excluded from new attempts until" in shown.stderr
-    assert "uncorrectable ECC error" in shown.stderr
+    assert "Node n3 is excluded from new attempts until" in shown.errors
+    assert "uncorrectable ECC error" in shown.errors
     # What is submitted next leaves it out as well.
     assert excluded_nodes_at(find_site(str(site)), experiment, needed=1) == "n[1-2],n3"
 

@@ -6,14 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.cluster_runs import (
     ONE_RUN,
-    asyncpp,
     launch,
     outcomes,
     site_file,
@@ -23,6 +21,7 @@ from support.cluster_runs import (
     wait_for,
     weights,
 )
+from support.command_line import asyncpp
 from support.launches import rows_of
 from support.slurm_queue import hurry, squeue
 
@@ -33,7 +32,15 @@ from asyncpp_cli.runs.status import State
 from stages.liveness.stop_signal import RESUMABLE
 
 STEPS = 500
-OFTEN = ["train.eval_interval=500", "train.checkpoint_interval=100"]
+CHANGES = [*ONE_RUN, "train.eval_interval=500", "train.checkpoint_interval=100", f"train.steps={STEPS}"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run without a disturbance, in this process."""
+    (run,) = sweep(tmp_path_factory.mktemp("undisturbed") / "e", *CHANGES).runs
+    assert asyncpp("train", run.folder, "--replay").code == 0
+    return run
 
 
 def check_same(run: Run, undisturbed: Run, *, steps: int) -> None:
@@ -70,10 +77,8 @@ def scontrol(*words: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path) -> None:
-    changes = [*ONE_RUN, *OFTEN, f"train.steps={STEPS}"]
-    (undisturbed,) = sweep(tmp_path / "here", *changes).runs
-    experiment = sweep(tmp_path / "there", *changes)
+def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> None:
+    experiment = sweep(tmp_path / "e", *CHANGES)
     (run,) = experiment.runs
     launch(experiment.folder, site=site_file(tmp_path, retries=0))
 
@@ -112,7 +117,6 @@ def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path) 
         assert killed not in nodes_of(last.nodes)
     finally:
         start_node(killed)
-    assert asyncpp("launch", undisturbed.folder.parents[1], "--replay", seconds=300).returncode == 0
     wait_for(ended, seconds=150, why=lambda: (run.status(), squeue()))
     assert (run.status().state, run.status().attempt) == (State.COMPLETED, 4), run.status().reason
     check_same(run, undisturbed, steps=STEPS)
@@ -159,11 +163,9 @@ def start_node(name: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
+def test_a_time_limit(slurm_conf: Path, tmp_path: Path, undisturbed: Run) -> None:
     # A run that is stopped in its tracks is in time for no limit, on however fast a machine.
-    changes = [*ONE_RUN, *OFTEN, f"train.steps={STEPS}", "site.grace=10", "site.timeout=300"]
-    (undisturbed,) = sweep(tmp_path / "here", *changes).runs
-    experiment = sweep(tmp_path / "there", *changes)
+    experiment = sweep(tmp_path / "e", *CHANGES, "site.grace=10", "site.timeout=300")
     (run,) = experiment.runs
     # The shortest that SLURM knows: a minute. Without retries, for none is needed.
     launch(experiment.folder, "--replay", site=site_file(tmp_path, time="1", signal_lead=20, retries=0))
@@ -174,12 +176,9 @@ def test_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
     trainer, _ = first.processes(0)
     with suppress(ProcessLookupError):  # SLURM may send its signal a minute early, and then it has ended
         os.kill(trainer.pid, signal.SIGSTOP)
-    here = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", undisturbed.folder.parents[1], "--replay"]
-    with subprocess.Popen(here, stderr=subprocess.DEVNULL) as launching:
-        wait_for(lambda: first.stop_reason, seconds=120, why=lambda: (run.status(), squeue()))
-        with suppress(ProcessLookupError):
-            os.kill(trainer.pid, signal.SIGCONT)
-    assert launching.returncode == 0
+    wait_for(lambda: first.stop_reason, seconds=120, why=lambda: (run.status(), squeue()))
+    with suppress(ProcessLookupError):
+        os.kill(trainer.pid, signal.SIGCONT)
     wait_for(lambda: outcomes(run), seconds=60, why=lambda: (run.status(), squeue()))
     wait_for(lambda: "Restarts=1" in shown(job.id), seconds=60, why=squeue)
     # The same job goes on, and on a slow machine it may take longer. If it is over already, it needs no more.

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster_runs import ONE_RUN, asyncpp, launch, site_file, sweep, wait_for
+from support.cluster_runs import ONE_RUN, launch, site_file, sweep, wait_for
+from support.command_line import asyncpp
 from support.slurm_queue import squeue
 
 from asyncpp_cli.doctor.cluster import cluster_checks
@@ -20,9 +21,9 @@ from asyncpp_cli.launch.sites import find_site
 def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a b;'c\"$(touch x)"
     folder.mkdir()
-    asked = asyncpp("doctor", "--site", "testcluster", "--dir", folder, "--job", "--json", seconds=180)
-    assert asked.returncode == 0, asked.stdout + asked.stderr
-    checks = {check["check"]: check for check in json.loads(asked.stdout)}
+    asked = asyncpp("doctor", "--site", "testcluster", "--dir", folder, "--job", "--json")
+    assert asked.code == 0, asked.output + asked.errors
+    checks = {check["check"]: check for check in json.loads(asked.output)}
     assert "cluster testcluster" in checks["slurm"]["detail"]
     assert "4 of 4 are available" in checks["nodes"]["detail"]
     assert "50 tasks" in checks["arrays"]["detail"]
@@ -99,15 +100,15 @@ def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
     launch(experiment.folder, site=site_file(tmp_path, retries=0))
     text.unlink()
     subprocess.run([*words, "State=up"], timeout=60, check=True)
-    followed = asyncpp("logs", experiment.folder, run.id[:8], "-f", seconds=120)
-    assert followed.returncode == 0, followed.stderr
-    assert "text.txt" in followed.stdout
-    assert f"{run.id} is failed: rank " in followed.stderr
+    followed = asyncpp("logs", experiment.folder, run.id[:8], "-f")
+    assert followed.code == 0, followed.errors
+    assert "text.txt" in followed.output
+    assert f"{run.id} is failed: rank " in followed.errors
     wait_for(lambda: not squeue(), seconds=60)
     for rank in (0, 1):
         shown = asyncpp("logs", experiment.folder, run.id, "--rank", str(rank))
-        assert shown.returncode == 0, shown.stderr
-        assert f"attempt-1-rank-{rank}.log" in shown.stderr
+        assert shown.code == 0, shown.errors
+        assert f"attempt-1-rank-{rank}.log" in shown.errors
 
     # A job that refuses to begin has no log of a rank: what it printed itself is shown.
     subprocess.run([*words, "State=down"], timeout=60, check=True)
@@ -117,6 +118,6 @@ def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
     subprocess.run([*words, "State=up"], timeout=60, check=True)
     wait_for(lambda: run.status().attempt == 2 and not squeue(), seconds=60, why=squeue)
     shown = asyncpp("logs", experiment.folder, run.id)
-    assert shown.returncode == 0, shown.stderr
-    assert "config.yaml has changed since it was submitted" in shown.stdout
-    assert "of the job; no rank has printed anything" in shown.stderr
+    assert shown.code == 0, shown.errors
+    assert "config.yaml has changed since it was submitted" in shown.output
+    assert "of the job; no rank has printed anything" in shown.errors

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, asyncpp, launch, outcomes, site_file, status_of, sweep, wait_for
+from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, status_of, sweep, wait_for
+from support.command_line import asyncpp
 from support.slurm_queue import squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -45,10 +46,10 @@ def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     assert len(squeue()) == 1
     text.unlink()
     subprocess.run(["scontrol", "update", "PartitionName=main", "State=up"], timeout=60, check=True)
-    followed = asyncpp("launch", experiment.folder, "--site", site, "--replay", "--wait", seconds=200)
+    followed = asyncpp("launch", experiment.folder, "--site", site, "--replay", "--wait")
     # As soon as there was room it submitted the other.
-    assert followed.returncode == 1
-    assert "1 of 2 runs completed" in followed.stderr
+    assert followed.code == 1
+    assert "1 of 2 runs completed" in followed.errors
     assert good.status().state == State.COMPLETED
     assert outcomes(failing) == [("failed", "error")] * 3
     by_id = {run["id"]: run for run in status_of(experiment.folder)}
@@ -59,8 +60,8 @@ def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     assert told["nodes"].startswith("n")
 
     text.write_text("some words to train on, again and again. " * 500)
-    again = asyncpp("retry", experiment.folder, "--failed", "--site", site, "--wait", seconds=200)
-    assert again.returncode == 0, again.stderr
+    again = asyncpp("retry", experiment.folder, "--failed", "--site", site, "--wait")
+    assert again.code == 0, again.errors
     assert [run.status().state for run in experiment.runs] == [State.COMPLETED] * 2
     assert good.status().attempt == 1
 

@@ -62,6 +62,9 @@ def test_a_job_cancelled_while_it_waited_is_no_failure(slurm_conf: Path, tmp_pat
     set_partition("down")
     assert asyncpp("launch", experiment.folder, "--site", site_file(tmp_path), "--replay").code == 0
     array = status_of(experiment.folder)[0]["job_id"].partition("_")[0]
+    # A job cancelled before the accounting has heard of it is never in it.
+    listed = ["sacct", "--noheader", "--jobs", array]
+    wait_for(lambda: subprocess.run(listed, check=True, timeout=60, capture_output=True).stdout, seconds=60)
     subprocess.run(["scancel", array], check=True, timeout=60)
     wait_for(lambda: status_of(experiment.folder)[0]["job_state"] == "CANCELLED", seconds=60)
     for index, run in enumerate(status_of(experiment.folder)):

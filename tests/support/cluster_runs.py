@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from support.command_line import asyncpp
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
@@ -35,37 +34,18 @@ retries: 1
 """
 
 
-def asyncpp(
-    *arguments: str | Path, seconds: float = 120, root: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end.
-
-    Args:
-        arguments: command-line arguments.
-        seconds: timeout.
-        root: root of the checkout whose code runs; default: this one.
-    """
-    command = [sys.executable, "-P", "-m", "asyncpp_cli", *map(str, arguments)]
-    environment = dict(os.environ)
-    if root is not None:
-        environment["PYTHONPATH"] = str(root)
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=seconds, check=False, env=environment
-    )
-
-
 def sweep(folder: Path, *changes: str) -> Experiment:
     """Sweep the quickstart's matrix with tiny runs and these overrides."""
     ended = asyncpp("sweep", "quickstart", *TINY, *changes, "--out", folder)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.errors
     return open_experiment(folder)
 
 
-def launch(folder: Path, *arguments: str, site: Path, root: Path | None = None) -> str:
+def launch(folder: Path, *arguments: str, site: Path) -> str:
     """Submit the runs that are missing; returns standard error."""
-    ended = asyncpp("launch", folder, "--site", site, *arguments, root=root, seconds=280)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stderr
+    ended = asyncpp("launch", folder, "--site", site, *arguments)
+    assert ended.code == 0, ended.errors
+    return ended.errors
 
 
 def site_file(folder: Path, **changes: Any) -> Path:
@@ -86,8 +66,8 @@ def wait_for(condition: Callable[[], object], *, seconds: float, why: Callable[[
 def status_of(folder: Path) -> list[dict[str, Any]]:
     """Output of `asyncpp status --json`."""
     ended = asyncpp("status", folder, "--json")
-    assert ended.returncode == 0, ended.stderr
-    status: list[dict[str, Any]] = json.loads(ended.stdout)
+    assert ended.code == 0, ended.errors
+    status: list[dict[str, Any]] = json.loads(ended.output)
     return status
 
 

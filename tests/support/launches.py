@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from support.command_line import asyncpp
+
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import ProcessId
@@ -26,12 +28,6 @@ TINY = [
 ]
 HOURS = 1_000_000
 """Number of steps of a run that lasts longer than any test."""
-
-
-def asyncpp(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    command = [sys.executable, "-m", "asyncpp_cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 class Launched:
@@ -71,7 +67,7 @@ StartLaunch = Callable[..., Launched]
 def sweep(folder: Path, *changes: str) -> Experiment:
     """Sweep the quickstart's matrix with tiny runs and these overrides."""
     ended = asyncpp("sweep", "quickstart", *TINY, *changes, "--out", folder)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.code == 0, ended.errors
     return open_experiment(folder)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,70 +19,83 @@ SLOW = {
 }
 
 ASK = """
-import json, sys
+import contextlib, io, json, sys
 from asyncpp_cli.main import main
-try:
-    main()
-except SystemExit as ended:
-    print(json.dumps([ended.code, sorted(sys.modules)]), file=sys.stderr)
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["asyncpp", *arguments]
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    print(json.dumps([code, output.getvalue(), sorted(sys.modules)]))
 """
 
+COMMANDS = [
+    [],
+    ["quickstart"],
+    ["sweep"],
+    ["launch"],
+    ["status"],
+    ["logs"],
+    ["cancel"],
+    ["retry"],
+    ["report"],
+    ["diff"],
+    ["export"],
+    ["plan"],
+    ["profile"],
+    ["mirror"],
+    ["train"],
+    ["doctor"],
+    ["data"],
+    ["data", "prepare"],
+    ["data", "inspect"],
+    ["templates"],
+    ["templates", "list"],
+    ["schedule"],
+    ["schedule", "show"],
+    ["optimizers"],
+    ["theory"],
+]
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["quickstart"],
-        ["sweep"],
-        ["launch"],
-        ["status"],
-        ["logs"],
-        ["cancel"],
-        ["retry"],
-        ["report"],
-        ["diff"],
-        ["export"],
-        ["plan"],
-        ["profile"],
-        ["mirror"],
-        ["train"],
-        ["doctor"],
-        ["data"],
-        ["data", "prepare"],
-        ["data", "inspect"],
-        ["templates"],
-        ["templates", "list"],
-        ["schedule"],
-        ["schedule", "show"],
-        ["optimizers"],
-        ["theory"],
-    ],
-    ids=" ".join,
-)
-@pytest.mark.slow
-def test_help_imports_nothing_slow(arguments: list[str]) -> None:
+
+def after_each(commands: Sequence[Sequence[str]]) -> list[tuple[int, str, set[str]]]:
+    """Exit code and output of each command, run one after the other in a process, and the modules then
+    imported."""
     asked = subprocess.run(
-        [sys.executable, "-c", ASK, *arguments, "--help"],
+        [sys.executable, "-c", ASK, json.dumps(commands)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
-    code, modules = json.loads(asked.stderr.splitlines()[-1])
+    ends: list[Any] = [json.loads(line) for line in asked.stdout.splitlines()]
+    return [(code, output, set(modules)) for code, output, modules in ends]
+
+
+@pytest.fixture(scope="module")
+def helped() -> dict[str, tuple[int, str, set[str]]]:
+    """`--help` of every command, by the command."""
+    ends = after_each([[*command, "--help"] for command in COMMANDS])
+    return {" ".join(command): end for command, end in zip(COMMANDS, ends, strict=True)}
+
+
+@pytest.mark.parametrize("command", [" ".join(command) for command in COMMANDS])
+def test_help_imports_nothing_slow(command: str, helped: dict[str, tuple[int, str, set[str]]]) -> None:
+    code, output, modules = helped[command]
     assert code == 0
-    assert asked.stdout.startswith("Usage:")
-    assert not SLOW & set(modules)
+    assert output.startswith("Usage:")
+    assert not SLOW & modules
 
 
 @pytest.mark.slow
-def test_sweep_and_status_import_nothing_slow(tmp_path: object) -> None:
-    for arguments in (["sweep", "quickstart", "--out", f"{tmp_path}/e"], ["status", f"{tmp_path}/e"]):
-        asked = subprocess.run(
-            [sys.executable, "-c", ASK, *arguments], capture_output=True, text=True, timeout=60, check=True
-        )
-        code, modules = json.loads(asked.stderr.splitlines()[-1])
+def test_sweep_and_status_import_nothing_slow(tmp_path: Path) -> None:
+    folder = str(tmp_path / "e")
+    for code, _, modules in after_each([["sweep", "quickstart", "--out", folder], ["status", folder]]):
         assert code == 0
-        assert not SLOW & set(modules)
+        assert not SLOW & modules
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp as in_process
-from support.launches import HOURS, StartLaunch, asyncpp, is_training, sweep, wait_for
+from support.command_line import asyncpp
+from support.launches import HOURS, StartLaunch, is_training, sweep, wait_for
 
 from asyncpp_cli.launch.cancellations import Cancellations
 from asyncpp_cli.launch.local.launcher import Launcher, tasks_of
@@ -27,7 +27,7 @@ def test_cancel_lets_a_run_save_and_stay_ended(tmp_path: Path, start_launch: Sta
     launched = start_launch(tmp_path / "e")
     wait_for(lambda: is_training(run), seconds=250)
     ended = asyncpp("cancel", tmp_path / "e", run.id[:-2])
-    assert (ended.returncode, ended.stderr) == (0, "Cancelled: 0 queued, 1 running.\n")
+    assert (ended.code, ended.errors) == (0, "Cancelled: 0 queued, 1 running.\n")
     status = run.status()
     assert (status.state, status.cause) == (State.INTERRUPTED, Cause.CANCELLED)
     assert status.reason.startswith("cancelled by ")
@@ -44,7 +44,7 @@ def test_a_launch_that_is_open_starts_nothing_that_was_cancelled(
     first, *others = experiment.runs
     launched = start_launch(tmp_path / "e", "--max-parallel", "1", "--replay")
     wait_for(lambda: is_training(first), seconds=250)
-    ended = in_process("cancel", tmp_path / "e")
+    ended = asyncpp("cancel", tmp_path / "e")
     assert (ended.code, ended.errors) == (0, "Cancelled: 0 queued, 1 running.\n")
     assert launched.finish(seconds=250) == 1
     assert "0 of 3 runs completed" in launched.errors
@@ -110,19 +110,19 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
     assert chosen(timeout=True, oom=True) == {limit, memory}
     assert chosen(named=True) == {fresh}
 
-    assert in_process("retry", folder).code == 2
-    again = in_process("retry", folder, completed)
+    assert asyncpp("retry", folder).code == 2
+    again = asyncpp("retry", folder, completed)
     assert (again.code, again.errors) == (0, f"{completed} is completed: nothing is left to train\n")
     experiment.run(memory).write_status(Status(state=State.COMPLETED, attempt=1))
-    none = in_process("retry", folder, "--oom").errors
+    none = asyncpp("retry", folder, "--oom").errors
     assert none == f"None of the 6 runs ran out of memory: asyncpp status {folder}\n"
     ended = Status(state=State.FAILED, cause=Cause.OUT_OF_MEMORY, attempt=1)
     experiment.run(memory).write_status(ended)
-    ambiguous = in_process("retry", folder, "2bw-adamw")
+    ambiguous = asyncpp("retry", folder, "2bw-adamw")
     assert (ambiguous.code, "6 runs begin with it" in ambiguous.errors) == (2, True)
-    assert "no such run" in in_process("cancel", folder, "nothing").errors
+    assert "no such run" in asyncpp("cancel", folder, "nothing").errors
     done = asyncpp("retry", folder, "--oom")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.errors
     after = {run.id: run.status() for run in open_experiment(folder).runs}
     assert (after[memory].state, after[memory].attempt) == (State.COMPLETED, 2)
     assert {run_id: status.attempt for run_id, status in after.items() if run_id != memory} == {

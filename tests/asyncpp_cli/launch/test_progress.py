@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.command_line import asyncpp
-from support.launches import TINY
 
 from asyncpp_cli.launch.progress import _BarDisplay, _progress_bars, _Total
-from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.log_lines import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
@@ -33,27 +29,6 @@ def test_how_many_of_all_runs_are_done_and_how_long_the_others_take() -> None:
     assert whole.line([(Run(Path("a")), completed)]) == "7 of 7 done"
     # Where none has begun nobody knows how much there is to do.
     assert _Total(done_before=0).remaining([waiting], now=1.0) is None
-
-
-@pytest.mark.slow
-def test_a_healthy_run_prints_how_far_it_is_under_torchrun_too(tmp_path: Path) -> None:
-    one_run = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
-    settings = ["train.steps=4", "train.eval_interval=2"]
-    assert asyncpp("sweep", "quickstart", *TINY, *one_run, *settings, "--out", tmp_path / "e").code == 0
-    (run,) = open_experiment(tmp_path / "e").runs
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "asyncpp_cli", "train", str(run.folder)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=250, check=False, env=os.environ | {"COLUMNS": "80"}
-    )
-    assert done.returncode == 0, done.stderr
-    beginning, *between, end = done.stdout.splitlines()
-    # One process says it, not both.
-    assert beginning.startswith("beginning of 4: ")
-    assert beginning.endswith(" parameters, on cpu")
-    assert end == "completed: 4 steps"
-    assert [line.partition(":")[0] for line in between if "validation" in line][-1] == "step 4"
-    assert between[0].startswith("step 1 of 4: training loss ")
 
 
 def test_bars_have_their_numbers_on_80_columns() -> None:

@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.launches import StartLaunch, asyncpp, rows_of, sweep, wait_for
+from support.command_line import asyncpp
+from support.launches import StartLaunch, processes_of, rows_of, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.processes import is_gone
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.liveness.stop_signal import RESUMABLE
@@ -42,9 +44,9 @@ def steps_written(run: Run) -> int:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run as it is without a kill, in one process."""
-    experiment = one_run(tmp_path_factory.mktemp("undisturbed") / "e")
-    assert asyncpp("launch", experiment.folder, "--replay").returncode == 0
-    return experiment.runs[0]
+    (run,) = one_run(tmp_path_factory.mktemp("undisturbed") / "e").runs
+    assert asyncpp("train", run.folder, "--replay").code == 0
+    return run
 
 
 def one_run(folder: Path, *changes: str) -> Experiment:
@@ -70,7 +72,7 @@ def test_kill_9_at_a_random_step_and_launch_again(
     check_same(run, undisturbed)
     starts = [json.loads(line) for line in run.metrics_file.read_text().splitlines() if '"start"' in line]
     assert [(row["attempt"], row["step"]) for row in starts] == [(1, 0), (2, saved or 0)]
-    (shown,) = json.loads(asyncpp("status", experiment.folder, "--json").stdout)
+    (shown,) = json.loads(asyncpp("status", experiment.folder, "--json").output)
     assert (shown["state"], shown["saved_step"]) == ("completed", STEPS)
 
 
@@ -81,10 +83,13 @@ def test_ctrl_c_and_a_signal_to_one_rank_save_first(
 ) -> None:
     experiment = one_run(tmp_path / "e")
     (run,) = experiment.runs
-    launched = start_launch(experiment.folder)
+    launched = start_launch(experiment.folder, "--max-parallel", "3")
     wait_for(lambda: steps_written(run) >= 5, seconds=250)
+    processes = processes_of(run)
     launched.ctrl_c()
     assert launched.finish(seconds=250) == 130, launched.errors
+    assert f"To resume: asyncpp launch {experiment.folder} --max-parallel 3\n" in launched.errors
+    wait_for(lambda: all(is_gone(process) for process in processes), seconds=250)
     first = run.saved_step
     assert first is not None
     assert (run.status().state, run.status().reason) == (State.INTERRUPTED, "Ctrl-C in asyncpp launch")
@@ -128,6 +133,6 @@ def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
     newest = run.checkpoints / f"step-{run.saved_step}" / "__0_0.distcp"
     newest.write_bytes(newest.read_bytes()[:1000])
     done = asyncpp("train", run.folder, "--replay")
-    assert done.returncode == 0, done.stderr
-    assert "is not used: __0_0.distcp has 1000 bytes instead of" in done.stderr
+    assert done.code == 0, done.errors
+    assert "is not used: __0_0.distcp has 1000 bytes instead of" in done.errors
     check_same(run, undisturbed)
