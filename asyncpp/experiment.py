@@ -88,6 +88,7 @@ class Experiment:
         wait: bool = False,
         retries: int | None = None,
         report: bool = False,
+        yes: bool = False,
     ) -> bool:
         """Run the cells that are not completed, and show progress on standard error.
 
@@ -101,6 +102,7 @@ class Experiment:
             wait: on a cluster, stay until all runs have ended.
             retries: on a cluster, how often a failed run is started again; None: as the site says.
             report: on a cluster, add a job that writes the report at the end.
+            yes: do not ask, whatever the expected cost (`confirm_hours` of the site).
 
         Returns:
             Whether all runs are completed, or (on a cluster) submitted.
@@ -117,6 +119,7 @@ class Experiment:
             wait=wait,
             retries=retries,
             report=report,
+            yes=yes,
         )
         if code == INTERRUPTED_CODE:
             raise KeyboardInterrupt

@@ -28,6 +28,7 @@ def launch_experiment(
     wait: bool = False,
     retries: int | None = None,
     report: bool = False,
+    yes: bool = False,
 ) -> int:
     """Launch the runs that are not completed; returns the exit code of `asyncpp launch`.
 
@@ -40,6 +41,7 @@ def launch_experiment(
         wait: on a cluster, stay until all runs have ended.
         retries: on a cluster, how often a failed run is started again; None: as the site says.
         report: on a cluster, add a job that writes the report.
+        yes: do not ask, whatever the expected cost (`confirm_hours` of the site).
 
     Raises:
         UserError: a run, the site or an option is not accepted; nothing was started.
@@ -47,6 +49,8 @@ def launch_experiment(
     from asyncpp_cli.launch.sites import LOCAL, find_site
 
     profile = find_site(site)
+    if not (dry_run or yes) and not _confirmed(experiment, profile):
+        return 1
     if profile.scheduler == LOCAL:
         if wait or report or retries is not None:
             raise UserError(f"--wait, --report and --retries are for clusters, and {site} is this machine")
@@ -62,6 +66,22 @@ def launch_experiment(
         show_scripts(experiment, profile, options)
         return _rehearse(experiment, replay=replay)
     return launch_on_cluster(experiment, profile, options, wait=wait, only=None)
+
+
+def _confirmed(experiment: Experiment, site: Site) -> bool:
+    """Whether the launch is within the site's `confirm_hours`, or the user has agreed to it.
+
+    Raises:
+        UserError: it is not, and there is no terminal to ask on.
+    """
+    from asyncpp_cli.console import agreed
+
+    if site.confirm_hours is None:
+        return True
+    from asyncpp_cli.launch.expected_cost import expected_cost, question
+
+    asked = question(expected_cost(experiment, site), site)
+    return asked is None or agreed(f"{asked}; start them?", refused="nothing was started")
 
 
 def _rehearse(experiment: Experiment, *, replay: bool) -> int:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asyncpp_cli.errors import UserError
 from asyncpp_cli.plain_text import printable, printable_lines
 from asyncpp_cli.standard_streams import steering
 from asyncpp_cli.tables import Narrow, compact, ruled_width
@@ -28,6 +29,25 @@ def say(message: str, *, one_line: bool = False) -> None:
     text = printable(message) if one_line else printable_lines(message)
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
+
+
+def agreed(question: str, *, refused: str) -> bool:
+    """Ask a question on the terminal; returns whether the answer is yes.
+
+    Args:
+        question: what to ask.
+        refused: what to say after another answer.
+
+    Raises:
+        UserError: standard input is not a terminal.
+    """
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UserError(f"{question} There is no terminal to ask on; --yes (in Python: yes=True) is a yes")
+    say(f"{question} [y/N]")
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    say(refused)
+    return False
 
 
 def console(*, errors: bool = False, **options: Any) -> Console:

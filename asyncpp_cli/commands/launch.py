@@ -41,6 +41,9 @@ def launch(
         bool,
         typer.Option("--report", help="On a cluster: add a job that writes the report at the end."),
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask, whatever the expected cost (`confirm_hours`).")
+    ] = False,
 ) -> None:
     """Run the cells of an experiment that are not completed.
 
@@ -51,11 +54,14 @@ def launch(
     resume. Exit code 0 if all runs are completed, 1 if not, 130 after Ctrl-C.
 
     On a cluster (see docs/slurm.md) the runs are submitted as jobs, except those that are completed, running
-    or queued. With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
+    or queued. Where the site's profile has `confirm_hours`, a launch that is expected to cost more asks.
+    With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
     """
     from asyncpp.launching import launch_experiment
+    from asyncpp_cli.launch.sites import find_site
     from asyncpp_cli.runs.experiment_folder import open_experiment
 
+    find_site(site)
     code = launch_experiment(
         open_experiment(folder),
         site=site,
@@ -65,5 +71,6 @@ def launch(
         wait=wait,
         retries=retries,
         report=report,
+        yes=yes,
     )
     raise typer.Exit(code)

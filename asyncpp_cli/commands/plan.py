@@ -134,6 +134,7 @@ def _costs_and_limit(
 
 def _record(estimate: Estimate, *, limit_gb: float, budget: float, source: str) -> dict[str, Any]:
     config = estimate.config
+    ranks = config.parallel.stages * config.parallel.data
     return {
         "schedule": config.schedule.name,
         "stages": config.parallel.stages,
@@ -148,6 +149,7 @@ def _record(estimate: Estimate, *, limit_gb: float, budget: float, source: str) 
         "bubble": estimate.step.bubble,
         "delay": estimate.delay,
         "days": budget / estimate.tokens_per_second / 86400,
+        "gpu_hours": budget / estimate.tokens_per_second / 3600 * ranks,
         "chunks": config.schedule.chunks,
         "ahead": config.schedule.ahead,
         "split": config.schedule.split,
@@ -189,7 +191,7 @@ def _show(
         "GB",
         "step s",
     ]
-    columns += ["tokens/s", "bubble", "delay", "days"]
+    columns += ["tokens/s", "bubble", "delay", "days", "GPU-hours"]
     table = [
         [
             _named(estimate.config.schedule),
@@ -205,6 +207,7 @@ def _show(
             f"{estimate.step.bubble:.1%}",
             str(estimate.delay),
             f"{budget / estimate.tokens_per_second / 86400:.3g}",
+            f"{budget / estimate.tokens_per_second / 3600 * gpus:,.4g}",
         ]
         for estimate in estimates
     ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.runs.attempts.cost import Cost, amount, cost_of_run, cost_text, total
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.tables import Narrow, printed
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 2.0
 _INTERRUPTED_CODE = 130
 _NARROW = Narrow(
-    optional=["nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"], beneath="reason"
+    optional=["cost", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
+    beneath="reason",
 )
 
 
@@ -36,7 +39,7 @@ def status(
 ) -> None:
     """Show how the runs of an experiment stand.
 
-    State, step, newest checkpoint, training loss, throughput, last heartbeat and why a run ended; on a
+    State, step, newest checkpoint, training loss, throughput, cost, last heartbeat and why a run ended; on a
     cluster also the attempt, the job, its nodes, and why it is pending.
 
     A run whose processes have all vanished is marked failed. On a narrow terminal columns are left out and
@@ -117,12 +120,15 @@ def _table(
 ) -> tuple[str, list[str], list[list[str]]]:
     counts = Counter(_state(run_status) for run_status in run_statuses)
     title = f"{experiment.name}: {', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}"
+    costs = {each.run.id: cost_of_run(each.run, each.status) for each in run_statuses}
+    if (sum_of_costs := total(costs.values())) is not None:
+        title += f"; {cost_text(sum_of_costs)}"
     if cells:
-        return title, *_cell_rows(experiment, run_statuses)
+        return title, *_cell_rows(experiment, run_statuses, costs)
     if failed:
         run_statuses = [run_status for run_status in run_statuses if _failed(run_status)]
-    columns = ["run", "state", "step", "saved", "train loss", "tokens/s", "last sign", "reason"]
-    rows = [[run_status.run.id, *_row(run_status)] for run_status in run_statuses]
+    columns = ["run", "state", "step", "saved", "train loss", "tokens/s", "cost", "last sign", "reason"]
+    rows = [[each.run.id, *_row(each, costs[each.run.id])] for each in run_statuses]
     if any(run_status.site for run_status in run_statuses):
         columns[2:2] = ["attempt", "job", "nodes"]
         for row, run_status in zip(rows, run_statuses, strict=True):
@@ -130,8 +136,10 @@ def _table(
     return title, columns, rows
 
 
-def _cell_rows(experiment: Experiment, run_statuses: list[RunStatus]) -> tuple[list[str], list[list[str]]]:
-    """A row for each cell, its seeds together: number of runs in each state, and mean training loss."""
+def _cell_rows(
+    experiment: Experiment, run_statuses: list[RunStatus], costs: Mapping[str, Cost | None]
+) -> tuple[list[str], list[list[str]]]:
+    """A row for each cell, its seeds together: runs in each state, mean training loss, cost."""
     axes = [axis for axis in experiment.cells[0].axes if axis != "seed"]
     varying = [
         axis for axis in axes if len({str(cell.axes.get(axis)) for cell in experiment.cells}) > 1
@@ -154,9 +162,10 @@ def _cell_rows(experiment: Experiment, run_statuses: list[RunStatus]) -> tuple[l
                 *(str(counts[state] or "") for state in states),
                 f"{100 * steps // of}%" if of else "",
                 f"{sum(losses) / len(losses):.3f}" if losses else "",
+                _hours(total(costs[each.run.id] for each in run_statuses)),
             ]
         )
-    return [*varying, "runs", *states, "of steps", "train loss"], rows
+    return [*varying, "runs", *states, "of steps", "train loss", "cost"], rows
 
 
 def _failed(run_status: RunStatus) -> bool:
@@ -171,7 +180,13 @@ def _state(run_status: RunStatus) -> str:
     return str(run_status.status.state) if run_status.queue_known or ended else "unknown"
 
 
-def _row(run_status: RunStatus) -> list[str]:
+def _hours(cost: Cost | None) -> str:
+    if cost is None:
+        return ""
+    return f"{amount(cost.gpu_hours)} GPU-h" if cost.gpu_hours else f"{amount(cost.core_hours)} core-h"
+
+
+def _row(run_status: RunStatus, cost: Cost | None) -> list[str]:
     from asyncpp_cli.console import duration
 
     status = run_status.status
@@ -180,7 +195,7 @@ def _row(run_status: RunStatus) -> list[str]:
         reasons = [f"queued, or {status.state}", *reasons]
     reason = "; ".join(text for text in reasons if text)
     if status.attempt == 0:
-        return [_state(run_status), "", "", "", "", "", reason]
+        return [_state(run_status), "", "", "", "", "", "", reason]
     saved_step = run_status.run.saved_step
     return [
         _state(run_status),
@@ -188,6 +203,7 @@ def _row(run_status: RunStatus) -> list[str]:
         str(saved_step) if saved_step is not None else "",
         f"{status.train_loss:.3f}" if status.train_loss is not None else "",
         f"{status.tokens_per_second:,.0f}" if status.tokens_per_second is not None else "",
+        _hours(cost),
         f"{duration(time.time() - status.updated)} ago" if status.updated is not None else "",
         reason,
     ]

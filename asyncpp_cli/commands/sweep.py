@@ -10,6 +10,7 @@ import typer
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
+    from asyncpp.sweeping import Sweep
     from asyncpp_cli.experiment.matrix import ResolvedCell
     from asyncpp_cli.planner.cells import Expected
 
@@ -54,6 +55,7 @@ def sweep(
     swept = sweep_template(template, changes or [], out=None if list_only else out, site=site)
     cells, rendered = swept.cells, swept.rendered
     show_cells(cells, swept.expected, title=swept.name)
+    _say_cost(swept)
     for note in notes(cells):
         say(f"note: {note}")
     if rendered is None or out is None:
@@ -72,6 +74,19 @@ def sweep(
         say(f"Restored, since its folder or configuration was gone or damaged: {restored}.")
 
 
+def _say_cost(swept: Sweep) -> None:
+    """Say what all cells are expected to cost, where that is known."""
+    from asyncpp_cli.console import say
+    from asyncpp_cli.runs.attempts.cost import amount
+
+    pairs = zip(swept.cells, swept.expected, strict=True)
+    hours = [cost.gpu_hours(each.config, steps=each.config.train.steps) for each, cost in pairs]
+    known = [each for each in hours if each is not None]
+    if known:
+        of_cells = f" ({len(known)} of {len(hours)} cells)" if len(known) < len(hours) else ""
+        say(f"Expected cost of training: {amount(sum(known))} GPU-hours in all{of_cells}.")
+
+
 def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) -> None:
     """Print the cells as a table with the memory and step time expected of each."""
     from asyncpp_cli.console import show_table
@@ -85,8 +100,10 @@ def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) 
         row.append("" if cost.memory_gb is None else f"{cost.memory_gb:.3g}")
         if timed:
             row.append("" if cost.step_seconds is None else f"{cost.step_seconds:.3g}")
+            hours = cost.gpu_hours(resolved.config, steps=resolved.config.train.steps)
+            row.append("" if hours is None else f"{hours:.3g}")
         rows.append(row)
-    columns = ["run", *axes, "GB a rank", *(["step s"] if timed else [])]
+    columns = ["run", *axes, "GB a rank", *(["step s", "GPU-h"] if timed else [])]
     # Axes can be left out, since the id contains them.
-    narrow = Narrow(optional=["step s", *reversed(axes), "GB a rank"], shared=columns[1:])
+    narrow = Narrow(optional=["step s", "GPU-h", *reversed(axes), "GB a rank"], shared=columns[1:])
     show_table(columns, rows, title=f"{title}: {len(cells)} cells", narrow=narrow)

@@ -56,7 +56,7 @@ def train(
         raise UserError(_wrong_size(run_folder, processes=processes, actual=rank_env.size, replay=replay))
     code = 0
     try:
-        with attempt_of_rank(run, rank_env, replay=replay, steps=config.train.steps) as attempt:
+        with attempt_of_rank(run, rank_env, replay=replay, config=config) as attempt:
             _train(run, config, attempt, rank_env, replay=replay)
     except SystemExit as leaving:
         if leaving.code != RESUMABLE:
@@ -74,6 +74,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, 
         SystemExit: with `RESUMABLE`, after saving on a request to stop.
     """
     from asyncpp_cli.runs.attempts.claims import record_processes
+    from asyncpp_cli.runs.attempts.energy import recorded_energy
     from asyncpp_cli.runs.attempts.settle import end_rank
     from asyncpp_cli.runs.log_lines import StepLines
     from asyncpp_cli.runs.recorder import RunRecorder
@@ -87,7 +88,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, 
             end_rank(attempt, rank_env.rank, code=1, signal_number=None, stopped=False)
         leave(1)
 
-    with listening(patient=rank_env.supervised) as stop:
+    with recorded_energy(attempt, rank_env.rank), listening(patient=rank_env.supervised) as stop:
         with importing_torch():
             from stages import trainer
             from stages.comm.device_settings import DeviceSettingError

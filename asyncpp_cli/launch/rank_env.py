@@ -16,6 +16,7 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_json
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.launch.resources import this_machine
 from asyncpp_cli.launch.supervisor import ATTEMPT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim
@@ -23,6 +24,7 @@ from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import is_gone, is_local, parse_process, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
+from stages.config import RunConfig
 from stages.liveness.stop_signal import RESUMABLE
 
 _JOIN_TIMEOUT = 60.0
@@ -56,14 +58,14 @@ def read_rank_env() -> RankEnv:
 
 
 @contextmanager
-def attempt_of_rank(run: Run, rank_env: RankEnv, *, replay: bool, steps: int) -> Iterator[Attempt]:
+def attempt_of_rank(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> Iterator[Attempt]:
     """Take part in an attempt as a rank while the block runs, and record the rank's end.
 
     Args:
         run: the run.
         rank_env: this process's rank.
         replay: whether all ranks take turns in this process.
-        steps: steps of the whole run.
+        config: configuration of the run.
 
     Raises:
         UserError: the run is completed, or running elsewhere.
@@ -75,7 +77,7 @@ def attempt_of_rank(run: Run, rank_env: RankEnv, *, replay: bool, steps: int) ->
             check_current(attempt)
             yield attempt
         return
-    attempt = _begin(run, rank_env, replay=replay, steps=steps)
+    attempt = _begin(run, rank_env, replay=replay, config=config)
     attempt.record_start(rank_env.rank, this_process())
     # As an exception, so that the `finally` below records the end.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
@@ -117,11 +119,19 @@ def _end_with_supervisor() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _begin(run: Run, rank_env: RankEnv, *, replay: bool, steps: int) -> Attempt:
+def _begin(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> Attempt:
     """Claim an attempt as rank 0, or join the one that rank 0 has claimed."""
     if rank_env.rank != 0:
         return _join(run)
-    attempt = claim(run, processes=rank_env.size, replay=replay, steps=steps)
+    has_gpus = config.site.device != "cpu" and len(this_machine().gpus) >= rank_env.local_size
+    attempt = claim(
+        run,
+        processes=rank_env.size,
+        replay=replay,
+        steps=config.train.steps,
+        gpus=rank_env.size if has_gpus else 0,
+        threads=config.site.threads,
+    )
     if attempt is None:
         status = run.status()
         if status.state == State.COMPLETED:

@@ -73,6 +73,8 @@ class Site:
     """How often a failed run is started again. Preempted runs are always requeued."""
     max_parallel: int | None = None
     """Maximum number of runs at a time; null: no limit."""
+    confirm_hours: int | None = None
+    """Expected GPU-hours above which `launch` asks; it also asks if they are unknown. null: never."""
     array_limit: int | None = None
     """Maximum number of tasks per array; null: SLURM's MaxArraySize."""
     submit_limit: int | None = None
@@ -191,8 +193,8 @@ def _check(site: Site) -> None:
     for key in (*at_least_one, "array_limit", "submit_limit"):
         if (value := getattr(site, key)) is not None and value < 1:
             refuse(key, f"must be at least 1, not {value}")
-    for key in ("gpus_per_node", "retries"):
-        if (value := getattr(site, key)) < 0:
+    for key in ("gpus_per_node", "retries", "confirm_hours"):
+        if (value := getattr(site, key)) is not None and value < 0:
             refuse(key, f"must be at least 0, not {value}")
     if not _TIME.fullmatch(site.time):
         refuse("time", f"{site.time!r} is not a time; accepted: 'MINUTES', 'HH:MM:SS' or 'D-HH:MM:SS'")

@@ -8,6 +8,7 @@ from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell, describe
+from asyncpp_cli.launch.resources import ranks_of
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
@@ -23,6 +24,12 @@ class Expected:
     """Memory of its fullest rank, 10^9 bytes; None for a model of the user's own."""
     step_seconds: float | None
     """None also where `site.gpu` is not set."""
+
+    def gpu_hours(self, config: RunConfig, *, steps: int) -> float | None:
+        """GPU-hours of these steps on one GPU per rank: training alone, without starts and evaluations."""
+        if self.step_seconds is None:
+            return None
+        return self.step_seconds * steps * ranks_of(config) / 3600
 
 
 def expected(source: str, cells: Sequence[ResolvedCell], *, site: Mapping[str, Any]) -> list[Expected]:

@@ -76,6 +76,8 @@ def _attempt(
         processes=manifest.shape.tasks,
         replay=manifest.replay,
         steps=row.steps,
+        gpus=manifest.shape.tasks if manifest.shape.gpus_per_node else 0,
+        threads=manifest.shape.cpus_per_task,
         job=job,
         site_settings=manifest.site_settings,
         scheduler=SlurmQueue(experiment),

@@ -165,7 +165,14 @@ class Launcher:
         others = len(self._own)
         attempt = None
         try:
-            attempt = claim(run, processes=task.resources.processes, replay=self._replay, steps=task.steps)
+            attempt = claim(
+                run,
+                processes=task.resources.processes,
+                replay=self._replay,
+                steps=task.steps,
+                gpus=task.resources.gpus,
+                threads=task.resources.threads,
+            )
             if attempt is not None and run.id in self._cancelled:
                 # Cancelled between the check and the claim; `cancel` waits for this.
                 attempt.stop("cancelled as it began", cause=Cause.CANCELLED)

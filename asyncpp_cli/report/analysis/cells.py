@@ -12,6 +12,7 @@ from asyncpp_cli.report.analysis.pairs import Pairs, losses_by_seed, pairs
 from asyncpp_cli.report.analysis.statistics import Interval, Spread, spread
 from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult
+from asyncpp_cli.runs.attempts.cost import Cost, total
 from schedules import FAMILY, OPTIONS
 
 FEW_SEEDS = 3
@@ -167,6 +168,11 @@ class CellResult:
     def restarts(self) -> int:
         """Over all runs."""
         return sum(run.restarts for run in self.runs)
+
+    @property
+    def cost(self) -> Cost | None:
+        """Of all runs and all their attempts."""
+        return total(run.cost for run in self.runs)
 
     def _known(self, name: str) -> list[Any]:
         values = [getattr(run.measurement, name) for run in self.completed]

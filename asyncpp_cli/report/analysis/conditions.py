@@ -7,6 +7,7 @@ from typing import Any
 
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.runs.attempts.cost import cost_text, total
 
 GEOMETRY_KEYS = {
     "stages": "parallel.stages",
@@ -81,6 +82,8 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
         lines.append(
             "Processes shared a GPU and sent messages through host memory: their throughput says little."
         )
+    if (cost := total(cell.cost for cell in cells)) is not None:
+        lines.append(f"Cost of all runs and all their attempts: {cost_text(cost)}")
     if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
         lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
     return lines

@@ -16,6 +16,7 @@ from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.report.load.predict import predicted_bubble
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.utilisation import utilisation
+from asyncpp_cli.runs.attempts.cost import cost_of_run
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -93,6 +94,7 @@ class Loader:
             measurement=measurement,
             steps=metrics.steps if self._keep_steps else None,
             bubble_predicted=predicted_bubble(run_config),
+            cost=cost_of_run(run, status),
             problems=_problems(run, metrics),
         )
         return replace(loaded, utilisation=_utilisation(loaded, run_config, measurement))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.report.load.measure import Measurement
+from asyncpp_cli.runs.attempts.cost import Cost
 
 if TYPE_CHECKING:
     import polars as pl
@@ -49,6 +50,8 @@ class RunResult:
     """Share of the steady state in which a rank waits by the schedule alone (`predicted_bubble`)."""
     utilisation: float | None = None
     """Model FLOP/s utilisation (MFU) in 0..1; None if unknown."""
+    cost: Cost | None = None
+    """Of all its attempts so far; None if it has not begun, or did not record its resources."""
     problems: tuple[str, ...] = ()
     """Faults of its files that leave its numbers usable."""
 

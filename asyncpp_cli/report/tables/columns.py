@@ -139,9 +139,22 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("peak_memory_by_rank", value=attrgetter("peak_memory")),
         single("skipped_steps", "skipped\nsteps", move_order=1, drop_order=12),
         single("restarts", "re-\nstarts", move_order=2, drop_order=13),
+        _cost_column("gpu_hours", "GPU-h", drop_order=-2),
+        _cost_column("core_hours", "core-h", drop_order=-1),
+        _cost_column("energy_kwh", "kWh", drop_order=0),
         single("runs", value=lambda cell: [run.id for run in cell.runs]),
         single("conditions", value=_conditions),
     ]
+
+
+def _cost_column(name: str, title: str, *, drop_order: int) -> Column:
+    def value(cell: CellResult) -> float | None:
+        return getattr(cell.cost, name, None)
+
+    def text(cell: CellResult) -> str:
+        return formatted(value(cell) or None, "{:.3g}")
+
+    return single(name, title, value, text=text, drop_order=drop_order)
 
 
 def _target_columns(cells: Sequence[CellResult]) -> list[Column]:

@@ -5,6 +5,7 @@ attempts/N/attempt.json      who claimed it, with how many processes (one per ra
 attempts/N/rank-K.json       processes and node of rank K
 attempts/N/rank-K.end.json   how rank K ended
 attempts/N/rank-K.error.json the exception that ended rank K
+attempts/N/rank-K.energy.json  energy of rank K's GPU, if it tells
 attempts/N/fallen.json       ranks that did not train to the end; watched by all supervisors
 attempts/N/stop.json         request to all ranks to stop, with the reason
 attempts/N/refused.json      why its job refused to start it

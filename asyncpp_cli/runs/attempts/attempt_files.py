@@ -44,6 +44,9 @@ def _check_attempt(content: Mapping[str, Any]) -> None:
     if not 0 < content["processes"] <= _MOST_PROCESSES:
         raise ValueError(f"{content['processes']} processes")
     _check(content, "replay", bool)
+    for key in ("gpus", "threads"):
+        if key in content:  # attempts of earlier versions have none
+            _check(content, key, int)
     _check_time(content, "claimed")
     parse_process(content["by"])
     job_of(content)
@@ -67,6 +70,17 @@ def _check_end(content: Mapping[str, Any]) -> None:
 def _check_error(content: Mapping[str, Any]) -> None:
     _check(content, "message", str)
     _check_time(content, "time")
+
+
+def _check_energy(content: Mapping[str, Any]) -> None:
+    _check(content, "gpu", str)
+    if type(content["joules"]) not in (int, float) or not math.isfinite(content["joules"]):
+        raise TypeError(f"joules is {content['joules']!r:.60}")
+
+
+def _check_outcome(content: Mapping[str, Any]) -> None:
+    if content.get("last_sign") is not None:
+        _check_time(content, "last_sign")
 
 
 def _check_stop(content: Mapping[str, Any]) -> None:
@@ -93,6 +107,8 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "rank": _check_rank,
     "rank.end": _check_end,
     "rank.error": _check_error,
+    "rank.energy": _check_energy,
+    "outcome": _check_outcome,
     "stop": _check_stop,
     "refused": _check_refused,
     EARLY_EXITS: parse_early_exits,

@@ -30,6 +30,8 @@ def claim(
     processes: int,
     replay: bool,
     steps: int,
+    gpus: int = 0,
+    threads: int = 1,
     job: Job | None = None,
     site_settings: Mapping[str, Any] | None = None,
     scheduler: Scheduler | None = None,
@@ -41,6 +43,8 @@ def claim(
         processes: number of processes of the attempt.
         replay: whether its ranks take turns in one process.
         steps: steps of the whole run.
+        gpus: number of GPUs that the attempt holds.
+        threads: threads of each process.
         job: the SLURM job that it runs in.
         site_settings: settings `site.*` of the site profile.
         scheduler: asked whether an attempt that seems to be running has ended.
@@ -55,6 +59,8 @@ def claim(
             "format": FORMAT,
             "processes": processes,
             "replay": replay,
+            "gpus": gpus,
+            "threads": threads,
             "claimed": now,
             "by": asdict(claimant),
             "job": asdict(job) if job else None,

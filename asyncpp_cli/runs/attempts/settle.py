@@ -87,7 +87,7 @@ def settle_locked(
     if settled is not status:
         attempt = Attempt(run, status.attempt)
         outcome = {"state": settled.state, "cause": settled.cause, "reason": settled.reason}
-        attempt.write("outcome", outcome | {"time": settled.ended})
+        attempt.write("outcome", outcome | {"time": settled.ended, "last_sign": _last_sign(attempt, status)})
         run.write_status(settled)
         release(attempt.file(EARLY_EXITS))
     return settled
@@ -100,7 +100,7 @@ def override_outcome(attempt: Attempt, *, state: State, cause: Cause, reason: st
         if status.attempt == attempt.number:
             status = replace(status, state=state, cause=cause, reason=reason)
             outcome = {"state": state, "cause": cause, "reason": reason, "time": time.time()}
-            attempt.write("outcome", outcome)
+            attempt.write("outcome", (attempt.read("outcome") or {}) | outcome)
             attempt.run.write_status(status)
         return status
 
@@ -149,6 +149,13 @@ def _has_ended(status: Status, run: Run, *, none_to_come: bool, scheduler: Sched
     if all(_rank_is_gone(attempt, rank, never_starts=never_starts) for rank in open_ranks):
         return True
     return _has_ended_elsewhere(attempt, status, description, scheduler)
+
+
+def _last_sign(attempt: Attempt, status: Status) -> float | None:
+    """When an attempt last showed that it runs: its ranks' recorded ends, or its latest heartbeat."""
+    ends = [attempt.read(f"rank-{rank}.end") for rank in attempt.ended_ranks()]
+    times = [float(end["time"]) for end in ends if end is not None]
+    return max([*times, *([] if status.updated is None else [status.updated])], default=None)
 
 
 def _launcher_is_gone(status: Status, description: Mapping[str, Any]) -> bool:

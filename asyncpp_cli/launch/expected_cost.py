@@ -1,0 +1,70 @@
+"""What a launch is expected to cost, for sites that want to be asked above a bound (`confirm_hours`)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.launch.sites import Site
+from asyncpp_cli.planner.cells import device_of, expected
+from asyncpp_cli.runs.attempts.cost import amount
+from asyncpp_cli.runs.attempts.settle import current_status
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.status import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedCost:
+    """The cost of the steps that an experiment's runs still have to train."""
+
+    runs: int
+    """Number of runs that are not completed."""
+    gpu_hours: float
+    """Of those that can be estimated."""
+    unknown: int
+    """Number of runs that cannot be estimated: the GPU is not named, or the model is a user's own."""
+
+
+def expected_cost(experiment: Experiment, site: Site) -> ExpectedCost:
+    """The expected cost of the runs that are not completed; damaged ones count as unknown."""
+    hours = []
+    runs = unknown = 0
+    # A run that does not fit is reported by what follows, not here.
+    settings = device_of(site) | {"memory_gb": None}
+    for cell in experiment.cells:
+        run = experiment.run(cell.id)
+        if current_status(run).state == State.COMPLETED:
+            continue
+        runs += 1
+        try:
+            config = run.config()
+        except DamagedError:
+            unknown += 1
+            continue
+        steps = config.train.steps - (run.saved_step or 0)
+        [estimate] = expected(experiment.template, [ResolvedCell(cell, config)], site=settings)
+        of_run = estimate.gpu_hours(config, steps=steps)
+        if of_run is None:
+            unknown += 1
+        else:
+            hours.append(of_run)
+    return ExpectedCost(runs=runs, gpu_hours=math.fsum(hours), unknown=unknown)
+
+
+def question(cost: ExpectedCost, site: Site) -> str | None:
+    """What to ask before a launch; None if the cost is known and within the site's bound."""
+    if site.confirm_hours is None or cost.runs == 0:
+        return None
+    if cost.unknown:
+        return (
+            f"the cost of {cost.unknown} of {cost.runs} runs is unknown (run.gpu in {site.file} names the "
+            f"GPUs), and confirm_hours is {site.confirm_hours}"
+        )
+    if cost.gpu_hours <= site.confirm_hours:
+        return None
+    return (
+        f"{cost.runs} runs are expected to take {amount(cost.gpu_hours)} GPU-hours of training, and "
+        f"confirm_hours in {site.file} is {site.confirm_hours}"
+    )

@@ -1,0 +1,98 @@
+"""What a run has cost: hours of GPUs or cores over all its attempts, and the energy of its GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State, Status
+
+_SECONDS_PER_HOUR = 3600.0
+_JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What runs have cost, with all their attempts: from the claim of each to its end."""
+
+    gpu_hours: float = 0.0
+    """Of attempts on GPUs; one GPU per process."""
+    core_hours: float = 0.0
+    """Of attempts on CPUs: threads of all processes."""
+    energy_kwh: float | None = None
+    """Of the GPUs, without processes that were killed; None where no GPU tells."""
+
+
+def total(costs: Iterable[Cost | None]) -> Cost | None:
+    """The sum of the costs that are known; None without any."""
+    known = [cost for cost in costs if cost is not None]
+    if not known:
+        return None
+    energies = [cost.energy_kwh for cost in known if cost.energy_kwh is not None]
+    return Cost(
+        gpu_hours=math.fsum(cost.gpu_hours for cost in known),
+        core_hours=math.fsum(cost.core_hours for cost in known),
+        energy_kwh=math.fsum(energies) if energies else None,
+    )
+
+
+def amount(value: float) -> str:
+    """A number of hours or kWh with three digits, or as a whole number."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def cost_text(cost: Cost) -> str:
+    """A cost on one line: `3.2 GPU-hours, 1.9 kWh`."""
+    parts = []
+    if cost.gpu_hours:
+        parts.append(f"{amount(cost.gpu_hours)} GPU-hours")
+    if cost.core_hours or not cost.gpu_hours:
+        parts.append(f"{amount(cost.core_hours)} core-hours")
+    if cost.energy_kwh is not None:
+        parts.append(f"{amount(cost.energy_kwh)} kWh")
+    return ", ".join(parts)
+
+
+def cost_of_run(run: Run, status: Status) -> Cost | None:
+    """The cost of a run so far; None if it has not begun, or no attempt recorded its resources.
+
+    Args:
+        run: the run.
+        status: its status; a running attempt counts up to its latest heartbeat.
+    """
+    return total(_cost_of_attempt(Attempt(run, number + 1), status) for number in range(status.attempt))
+
+
+def _cost_of_attempt(attempt: Attempt, status: Status) -> Cost | None:
+    description = attempt.read("attempt")
+    if description is None or "threads" not in description:
+        return None
+    until = _end(attempt, status)
+    if until is None:
+        return None
+    hours = max(0.0, until - description["claimed"]) / _SECONDS_PER_HOUR
+    if description["gpus"]:
+        return Cost(gpu_hours=hours * description["gpus"], energy_kwh=_energy_kwh(attempt))
+    return Cost(core_hours=hours * description["processes"] * description["threads"])
+
+
+def _end(attempt: Attempt, status: Status) -> float | None:
+    """When an attempt ended, or showed its last sign of life; None if unknown."""
+    if attempt.number == status.attempt and status.state == State.RUNNING:
+        return status.updated
+    outcome = attempt.read("outcome")
+    return None if outcome is None else outcome.get("last_sign")
+
+
+def _energy_kwh(attempt: Attempt) -> float | None:
+    """Energy of the attempt's GPUs; None if none tells."""
+    by_gpu: dict[str, float] = {}
+    for file in attempt.folder.glob("rank-*.energy.json"):
+        content = attempt.read(file.name.removesuffix(".json"))
+        if content is not None:
+            # Processes that share a GPU read the same counter.
+            by_gpu[content["gpu"]] = max(content["joules"], by_gpu.get(content["gpu"], 0.0))
+    return math.fsum(by_gpu.values()) / _JOULES_PER_KWH if by_gpu else None

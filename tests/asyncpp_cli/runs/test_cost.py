@@ -1,0 +1,148 @@
+"""What runs have cost: hours of their attempts, and the energy of GPUs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.report_experiment import ExperimentFolder, metrics, settings
+
+import asyncpp as api
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.cost import Cost, cost_of_run, cost_text, total
+from asyncpp_cli.runs.attempts.energy import energy_counters
+from asyncpp_cli.runs.attempts.settle import end_rank
+from asyncpp_cli.runs.processes import this_process
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State, Status
+
+HOUR = 3600.0
+
+
+def attempted(run: Run, *, hours: float, processes: int, gpus: int, threads: int, failed: bool) -> Attempt:
+    """Add an attempt that has taken these hours."""
+    attempt = claim(run, processes=processes, replay=False, steps=4, gpus=gpus, threads=threads)
+    assert attempt is not None
+    description = attempt.description()
+    attempt.write("attempt", description | {"claimed": description["claimed"] - hours * HOUR})
+    for rank in range(processes):
+        attempt.record_start(rank, this_process())
+    for rank in range(processes):
+        end_rank(attempt, rank, code=1 if failed else 0, signal_number=None, stopped=False)
+    return attempt
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> ExperimentFolder:
+    return ExperimentFolder(tmp_path / "e")
+
+
+def pending(experiment: ExperimentFolder, seed: int) -> Run:
+    return experiment.add(settings("1f1b", "muon", seed=seed), status=Status())
+
+
+def test_all_attempts_of_a_run_count(experiment: ExperimentFolder) -> None:
+    run = pending(experiment, 0)
+    assert cost_of_run(run, run.status()) is None
+    attempted(run, hours=2.0, processes=2, gpus=0, threads=3, failed=True)
+    first = cost_of_run(run, run.status())
+    assert first is not None
+    assert (first.gpu_hours, first.energy_kwh) == (0.0, None)
+    # Between the claim and the recorded ends some seconds pass at most.
+    assert first.core_hours == pytest.approx(12.0, abs=0.2)
+    second = attempted(run, hours=1.0, processes=4, gpus=4, threads=3, failed=False)
+    # Ranks 0 and 1 share a GPU and read one counter.
+    for rank, (gpu, joules) in enumerate([("a", 1.8e6), ("a", 1.7e6), ("b", 3.6e6)]):
+        second.write(f"rank-{rank}.energy", {"gpu": gpu, "joules": joules})
+    both = cost_of_run(run, run.status())
+    assert both is not None
+    assert both.core_hours == first.core_hours
+    assert both.gpu_hours == pytest.approx(4.0, abs=0.1)
+    assert both.energy_kwh == pytest.approx(1.5)
+
+
+def test_an_attempt_that_vanished_counts_to_its_last_heartbeat(experiment: ExperimentFolder) -> None:
+    run = pending(experiment, 0)
+    attempt = claim(run, processes=1, replay=True, steps=4)
+    assert attempt is not None
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    begun = attempt.description()["claimed"] - 10 * HOUR
+    by = attempt.description()["by"] | {"pid": gone.pid, "start": 1}
+    attempt.write("attempt", attempt.description() | {"claimed": begun, "by": by})
+    running = Status(state=State.RUNNING, attempt=1, steps=4, started=begun, updated=begun + 3 * HOUR)
+    run.write_status(running)
+    assert cost_of_run(run, running) == Cost(core_hours=3.0)
+    [record] = json.loads(asyncpp("status", experiment.folder, "--json").output)
+    assert (record["state"], record["core_hours"]) == ("failed", 3.0)
+
+
+def test_attempts_of_earlier_versions_have_no_cost(experiment: ExperimentFolder) -> None:
+    run = pending(experiment, 0)
+    attempt = attempted(run, hours=1.0, processes=1, gpus=0, threads=1, failed=False)
+    old = {key: value for key, value in attempt.description().items() if key not in ("gpus", "threads")}
+    attempt.write("attempt", old)
+    assert cost_of_run(run, run.status()) is None
+    assert asyncpp("status", experiment.folder).code == 0
+
+
+def test_status_and_report_show_the_cost_per_cell_and_in_all(experiment: ExperimentFolder) -> None:
+    for seed, hours in enumerate((1.0, 2.0)):
+        run = experiment.add(settings("1f1b", "muon", seed=seed), status=Status())
+        attempted(run, hours=hours, processes=2, gpus=2, threads=1, failed=False)
+    experiment.add(settings("2bw", "muon"), rows=metrics())
+    shown = asyncpp("status", experiment.folder).output
+    assert "3 completed; 6 GPU-hours" in shown
+    assert "2 GPU-h" in shown
+    assert "6 GPU-h" in asyncpp("status", experiment.folder, "--cells").output
+    records = json.loads(asyncpp("report", experiment.folder, "--format", "json").output)
+    by_schedule = {record["schedule"]: record for record in records}
+    assert by_schedule["1f1b"]["gpu_hours"] == pytest.approx(6.0, abs=0.1)
+    assert by_schedule["2bw"]["gpu_hours"] is None
+    assert (
+        "Cost of all runs and all their attempts: 6 GPU-hours" in asyncpp("report", experiment.folder).output
+    )
+    assert api.open(experiment.folder).status()["gpu_hours"].to_list()[2] is None
+
+
+def test_costs_are_added_where_they_are_known() -> None:
+    assert total([None, None]) is None
+    added = total([None, Cost(core_hours=1.0), Cost(gpu_hours=2.0, energy_kwh=3.0)])
+    assert added == Cost(gpu_hours=2.0, core_hours=1.0, energy_kwh=3.0)
+    assert cost_text(added) == "2 GPU-hours, 1 core-hours, 3 kWh"
+
+
+NVML = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    *device = (void *)(long)(index + 1);
+    return 0;
+}
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    const char name[] = "GPU-0";
+    for (unsigned i = 0; i < sizeof name; i++) uuid[i] = name[i];
+    uuid[4] += (long)device;
+    return 0;
+}
+/* The second GPU does not count: NVML_ERROR_NOT_SUPPORTED. */
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *energy) {
+    *energy = 5000000000ULL * (long)device;
+    return (long)device == 2 ? 3 : 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_energy_is_read_through_the_functions_of_nvml(tmp_path: Path) -> None:
+    source, library = tmp_path / "nvml.c", tmp_path / "nvml.so"
+    source.write_text(NVML)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert energy_counters(str(library)) == {"1": 5_000_000_000, "3": 15_000_000_000}
+    assert energy_counters(str(tmp_path / "none.so")) == {}
