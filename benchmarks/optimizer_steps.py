@@ -167,7 +167,7 @@ def markdown(rows: list[Row], where: str) -> str:
     lines = [
         where + ".",
         "",
-        "| optimizer | model | blocks | s a step | peer | s a step | peer / ours |",
+        "| optimizer | model | blocks | s per step | peer | s per step | peer / ours |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:

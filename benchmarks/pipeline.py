@@ -76,7 +76,7 @@ def program_of(options: argparse.Namespace, schedule: str, *, first_step: int) -
 def ours(
     process: Process, options: argparse.Namespace, schedule: str, *, reduce_ms: float
 ) -> Callable[[], float]:
-    """One timed segment of our executor: seconds a step in steady state."""
+    """One timed segment of our executor: seconds per step in steady state."""
     step = 0
     rank_of_stage = program_of(options, schedule, first_step=0).rank_of_stage
     connection = connect(

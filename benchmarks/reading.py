@@ -116,8 +116,9 @@ def main() -> None:
     train, size = corpus.train, config.train.microbatch_size
     conditions = (
         f"{count(train):,} tokens in {len(train)} shards ({train[0].dtype}). `micro` with {given.vocab_size} "
-        f"tokens, one stage,\n{size} sequences a micro-batch, {config.schedule.microbatches} micro-batches a "
-        f"step, AdamW, float32, one thread.\n{platform.machine()}, torch {torch.__version__}, numpy "
+        f"tokens, one stage,\n{size} sequences per micro-batch, {config.schedule.microbatches} "
+        f"micro-batches per step, AdamW, float32, one thread.\n{platform.machine()}, "
+        f"torch {torch.__version__}, numpy "
         f"{np.__version__}. The machine's load, other programs\nincluded, stands beside each row."
     )
     head = "| context | read, tokens/s | consumed, tokens/s | ratio | load before |\n|---|---|---|---|---|"

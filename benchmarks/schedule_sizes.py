@@ -27,7 +27,7 @@ SQUARE = (16, 32, 64, 128, 256, 512, 1024)
 ISSUE = (("p = 64, m = 512, 1 step", 64, 512, 1), ("p = 256, m = 1024, 4 steps", 256, 1024, 4))
 PARTS = ("build", "verify", "analyze", "simulate")
 PEERS = ((8, 64), (16, 128), (32, 256))
-"""(ranks, micro-batches) for the comparison with torch's own generator, two chunks a rank."""
+"""(ranks, micro-batches) for the comparison with torch's own generator, two chunks per rank."""
 
 
 def measure(name: str, stages: int, microbatches: int, steps: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ Bounds: build, verify and analyze p = 64, m = 512 in 2 s; simulate p = 256, m = 
 
 ## Beside torch.distributed.pipelining
 
-Interleaved 1F1B, two chunks a rank, lists checked on both sides (torch derives its sends and receives
+Interleaved 1F1B, two chunks per rank, lists checked on both sides (torch derives its sends and receives
 meanwhile, as our verifier does).
 
 {

@@ -19,7 +19,7 @@ from stages.model.decoder import next_token_loss
 
 
 def torchs(process: Process, options: argparse.Namespace, *, steps: int) -> Callable[[], float]:
-    """So many steps of torch's Schedule1F1B (with `--real`, and an SGD step): seconds a step."""
+    """So many steps of torch's Schedule1F1B (with `--real`, and an SGD step): seconds per step."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     # torch's pipeline wants a group of all processes; ours has none.

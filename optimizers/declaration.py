@@ -28,7 +28,7 @@ class Rule:
     parameter groups and the method's settings."""
     state: str | Callable[[Settings], str]
     """Values kept for a matrix of `rows` x `columns`, as in `2 rows columns + rows`; `smaller` is the smaller
-    side. A vector has one column. Step counters, one number a tensor, are not counted."""
+    side. A vector has one column. Step counters, one number per tensor, are not counted."""
     matrix_iterations: int = 0
     """Iterations of an orthogonalization in a step, for the planned time."""
     momentum: str = ""

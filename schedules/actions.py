@@ -94,8 +94,8 @@ class Program:
     actions: tuple[tuple[Action, ...], ...]
     """For each rank, its actions in order."""
     updates_together: bool = True
-    """Whether all stages update once a step, with one gradient norm and one verdict on non-finite gradients.
-    If not, each stage updates on its own."""
+    """Whether all stages update once per step, with one gradient norm and one verdict on non-finite
+    gradients. If not, each stage updates on its own."""
 
     @property
     def num_stages(self) -> int:

@@ -29,14 +29,14 @@ class Schedule:
     """Rank of each stage, from the number of ranks, where the model is cut so that ranks are equally fast;
     None: so that stages are."""
     bounded_activations: bool = True
-    """Whether the activations in flight stop growing with the number of micro-batches a step."""
+    """Whether the activations in flight stop growing with the number of micro-batches per step."""
     lead: Callable[..., int] | None = None
-    """Least d m for a delay of d with m micro-batches a step, where the delay is an option.
+    """Least d m for a delay of d with m micro-batches per step, where the delay is an option.
 
     Takes `ranks`, `ahead` and `split`.
     """
     default_interval: Callable[[int], int] | None = None
-    """Default update interval for m micro-batches a step; None: all stages update together, once a step."""
+    """Default update interval for m micro-batches per step; None: all stages update together, each step."""
 
     @cached_property
     def options(self) -> frozenset[str]:
@@ -45,7 +45,7 @@ class Schedule:
 
     @property
     def updates_together(self) -> bool:
-        """Whether all stages update once a step, with one gradient norm; if not, each updates on its own."""
+        """Whether all stages update together, with one gradient norm; if not, each updates on its own."""
         return self.default_interval is None
 
 

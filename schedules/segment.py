@@ -124,7 +124,7 @@ def legal_delay(segment: Segment, *, schedule: str, delay: int | None, lead: int
         return smallest
     if delay < smallest:
         raise ScheduleError(
-            f"{schedule} on {segment.ranks} ranks with {segment.microbatches} micro-batches a step needs a "
+            f"{schedule} on {segment.ranks} ranks with {segment.microbatches} micro-batches per step needs a "
             f"delay of at least {smallest}, and {delay} is asked for"
         )
     return delay

@@ -155,7 +155,7 @@ def _check_delay(config: RunConfig) -> None:
         further = "" if ahead == 1 else f" and schedule.ahead = {ahead}"
         raise ConfigError(
             "schedule.microbatches",
-            f"is {microbatches}; {schedule.name} with {stages} stages needs at least {needed} "
-            f"micro-batches a step for schedule.delay = {delay}{further} (with {microbatches}, the smallest "
+            f"is {microbatches}; {schedule.name} with {stages} stages needs at least {needed} micro-batches "
+            f"per step for schedule.delay = {delay}{further} (with {microbatches}, the smallest "
             f"delay is {smallest})",
         )

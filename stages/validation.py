@@ -174,7 +174,7 @@ def _check_correction(config: RunConfig) -> None:
     if name == "sync-start" and program.update_interval != program.microbatches:
         raise ConfigError(
             "correction.name",
-            f"{name} needs updates once a step; accepted with it: "
+            f"{name} needs updates once per step; accepted with it: "
             f"schedule.update_interval = {program.microbatches}",
         )
     if name == "delay-compensation" and not _has_one_version_per_update(program):

@@ -120,7 +120,7 @@ def show(
     console = schedule_output.out()
     console.print(
         f"{program.schedule}: {program.num_stages} stages on {program.num_ranks} ranks, "
-        f"{program.microbatches} micro-batches a step, steps {program.first_step} to {last_step}"
+        f"{program.microbatches} micro-batches per step, steps {program.first_step} to {last_step}"
     )
     schedule_output.print_chart(schedule_input.timeline(program, CostOptions()))
     console.print()

@@ -56,7 +56,7 @@ def check(
     steps = f"{program.steps} step{'s' if program.steps > 1 else ''}"
     typer.echo(
         f"{file}: valid ({program.schedule}, {program.num_stages} stages on {program.num_ranks} ranks, "
-        f"{program.microbatches} micro-batches a step, {steps})"
+        f"{program.microbatches} micro-batches per step, {steps})"
     )
 
 
@@ -81,7 +81,7 @@ def draw(
     costs = CostOptions(**vars(times))
     programs = [schedule_input.program(name, geometry, steps=steps) for name in names]
     titles = [
-        f"{program.schedule}: {program.microbatches} micro-batches a step, "
+        f"{program.schedule}: {program.microbatches} micro-batches per step, "
         f"delay {max(analyze(program).delay_max)}"
         for program in programs
     ]

@@ -103,7 +103,7 @@ def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) 
             hours = cost.gpu_hours(resolved.config, steps=resolved.config.train.steps)
             row.append("" if hours is None else f"{hours:.3g}")
         rows.append(row)
-    columns = ["run", *axes, "GB a rank", *(["step s", "GPU-h"] if timed else [])]
+    columns = ["run", *axes, "GB per rank", *(["step s", "GPU-h"] if timed else [])]
     # Axes can be left out, since the id contains them.
-    narrow = Narrow(optional=["step s", "GPU-h", *reversed(axes), "GB a rank"], shared=columns[1:])
+    narrow = Narrow(optional=["step s", "GPU-h", *reversed(axes), "GB per rank"], shared=columns[1:])
     show_table(columns, rows, title=f"{title}: {len(cells)} cells", narrow=narrow)

@@ -101,7 +101,7 @@ def nodes_check(site: Site, nodes: list[slurm_info.Node]) -> Check:
     if cpus > most["cpus_per_node"]:
         ranks = _full_node(site).tasks
         advice = (
-            f"{site.file}: cpus_per_task: {most['cpus_per_node'] // ranks} at most for {ranks} ranks a node"
+            f"{site.file}: cpus_per_task: {most['cpus_per_node'] // ranks} at most for {ranks} ranks per node"
         )
         return wrong("nodes", detail, advice=advice)
     if most["gpus_per_node"] and not site.gpus_per_node:

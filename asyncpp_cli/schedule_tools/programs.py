@@ -113,7 +113,7 @@ def note_delay(names: Sequence[str], geometry: Geometry) -> None:
         delay = -(-least // microbatches)
         if delay > 1:
             print(
-                f"{name}: a delay of 1 needs {least} micro-batches a step on {stages} ranks; "
+                f"{name}: a delay of 1 needs {least} micro-batches per step on {stages} ranks; "
                 f"the smallest delay with {microbatches} is {delay}, which is taken",
                 file=sys.stderr,
             )

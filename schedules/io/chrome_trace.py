@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a row a rank."""
+"""A timeline as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing: a row per rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Timelines drawn with matplotlib, which is imported here and only when a picture is asked for.
 
-A row a rank, a box an action; forwards are light, backwards full, and the colour is the weight version that
-the action reads, so that staleness is seen: an update is a bar in the colour of the version that it writes.
+One row per rank, one box per action. Forwards are light, backwards full; the colour is the weight version
+that the action reads, so staleness shows. An update is a bar in the colour of the version that it writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A timeline as lines of text: a row a rank, a box an action, cut into blocks that fit the width.
+"""A timeline as lines of text: a row per rank, a box per action, cut into blocks that fit the width.
 
 A box begins with its action as it prints (the stage left out where a rank has one), so the version read can
 be seen without colours; with them, the version is the colour. `U4` or `|` at the end of a box: the update

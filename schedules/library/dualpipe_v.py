@@ -1,4 +1,4 @@
-"""DualPipeV (DeepSeek, github.com/deepseek-ai/DualPipe): DualPipe cut in half, two stages a rank in a V.
+"""DualPipeV (DeepSeek, github.com/deepseek-ai/DualPipe): DualPipe cut in half, two stages per rank in a V.
 
 In the steady state a forward of one stage is paired with a whole backward of the other, so that the messages
 of one can hide behind the computation of the other; this package performs a pair one after the other. The
@@ -23,7 +23,7 @@ def dualpipe_v(segment: Segment) -> Program:
     """
     if segment.microbatches < 2 * segment.ranks:
         raise ScheduleError(
-            f"dualpipe-v with {2 * segment.ranks} stages needs at least as many micro-batches a step, "
+            f"dualpipe-v with {2 * segment.ranks} stages needs at least as many micro-batches per step, "
             f"and {segment.microbatches} are asked for"
         )
     return flushed(
@@ -76,7 +76,7 @@ def _rank_order(rank: int, *, ranks: int, microbatches: int) -> list[Slot]:
 
 DUALPIPE_V = Schedule(
     name="dualpipe-v",
-    description="two stages a rank in a V; forwards of one beside backwards of the other",
+    description="two stages per rank in a V; forwards of one beside backwards of the other",
     program=dualpipe_v,
     synchronous=True,
     stages_per_rank=2,

@@ -64,7 +64,7 @@ def two_bw_v(
     least = least_microbatches(block)
     if segment.microbatches < least:
         raise ScheduleError(
-            f"2bw-v on {segment.ranks} ranks needs at least {least} micro-batches a step, and "
+            f"2bw-v on {segment.ranks} ranks needs at least {least} micro-batches per step, and "
             f"{segment.microbatches} are asked for"
         )
     delay = legal_delay(

@@ -64,7 +64,7 @@ def _rank_order(rank: int, *, ranks: int, microbatches: int) -> list[Slot]:
 
 ZB_V = Schedule(
     name="zb-v",
-    description="ZB-V: two stages a rank in a V; weight halves fill the whole bubble",
+    description="ZB-V: two stages per rank in a V; weight halves fill the whole bubble",
     program=zb_v,
     synchronous=True,
     stages_per_rank=2,

@@ -19,7 +19,7 @@ class ScheduleFacts(NamedTuple):
     synchronous: bool
     """Whether every gradient is applied to the weights that it was computed at."""
     updates_together: bool
-    """Whether all stages update once a step, with one gradient norm; if not, each updates on its own."""
+    """Whether all stages update once per step, with one gradient norm; if not, each updates on its own."""
     stages: int
     placement: tuple[int, ...] | None
     """Rank of each stage, where the model is cut so that ranks are equally fast; None: so that stages are."""

@@ -31,12 +31,12 @@ from schedules import ScheduleError, build, is_synchronous
         ),
         (
             {"name": "dualpipe-v"},
-            "dualpipe-v with 8 stages needs at least as many micro-batches a step, and 4 are asked for",
+            "dualpipe-v with 8 stages needs at least as many micro-batches per step, and 4 are asked for",
         ),
         ({"name": "2bw", "ahead": 0}, "ahead is 0; accepted: 1 or more"),
         (
             {"name": "2bw", "ahead": 2, "delay": 1},
-            "2bw on 4 ranks with 4 micro-batches a step needs a delay of at least 2, and 1 is asked for",
+            "2bw on 4 ranks with 4 micro-batches per step needs a delay of at least 2, and 1 is asked for",
         ),
         ({"name": "2bw", "delay": 0}, "delay is 0; accepted: 1 or more"),
         ({"name": "2bw", "update_interval": 1}, "2bw does not take update_interval, and 1 is asked for"),

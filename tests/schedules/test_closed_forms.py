@@ -103,7 +103,7 @@ def test_activations_in_flight(name, p, m):
 @given(STAGES, MICROBATCHES)
 @pytest.mark.slow
 def test_activations_of_ranks_in_a_v(p, m):
-    # Two stages a rank: 2 p activations of a stage are those of p micro-batches over the rank's share.
+    # Two stages per rank: 2 p activations of a stage are those of p micro-batches over the rank's share.
     assert max(analyze(build("zb-v", stages=p, microbatches=m, steps=1)).rank_activations) <= 2 * p
     dualpipe = analyze(build("dualpipe-v", stages=p, microbatches=m + 2 * p, steps=1))
     assert max(dualpipe.rank_activations) == 2 * p + 1

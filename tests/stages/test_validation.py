@@ -23,7 +23,7 @@ from stages.validation import ConfigError, check
         (
             {"schedule.name": "2bw", "parallel.stages": 4, "schedule.microbatches": 2},
             "schedule.microbatches",
-            "2bw with 4 stages needs at least 3 micro-batches a step .* the smallest delay is 2",
+            "2bw with 4 stages needs at least 3 micro-batches per step .* the smallest delay is 2",
         ),
         ({"error_feedback.coefficient": 1.0}, "error_feedback", "1f1b has none"),
         ({"schedule.name": "paci"}, "train.clip", "accepted with it: stage, none"),

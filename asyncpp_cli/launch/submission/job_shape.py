@@ -25,7 +25,7 @@ class JobShape:
     gpus_per_node: int
 
     def __str__(self) -> str:
-        gpus = f", {self.gpus_per_node} GPUs a node" if self.gpus_per_node else ""
+        gpus = f", {self.gpus_per_node} GPUs per node" if self.gpus_per_node else ""
         cpus = _count(self.cpus_per_task, "CPU")
         return f"{_count(self.nodes, 'node')}, {_count(self.tasks, 'task')} of {cpus}{gpus}"
 

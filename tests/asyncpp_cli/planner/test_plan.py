@@ -265,7 +265,7 @@ def test_mistakes_are_named(arguments: list[str], message: str) -> None:
 @pytest.mark.slow
 def test_a_sweep_shows_memory_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
     shown = asyncpp("sweep", "quickstart", "--list")
-    assert (shown.code, "GB a rank" in shown.output, "step s" in shown.output) == (0, True, False)
+    assert (shown.code, "GB per rank" in shown.output, "step s" in shown.output) == (0, True, False)
     large = ["model=3b", "data.context=4096", "site.gpu=h100", "matrix.schedule=1f1b"]
     shown = asyncpp("sweep", "quickstart", "--list", *large, "site.memory_gb=300")
     assert (shown.code, "step s" in shown.output) == (0, True)

@@ -168,7 +168,7 @@ def test_show_writes_the_program_as_json():
 def test_too_few_microbatches_for_a_delay_of_1_are_said():
     result = CliRunner().invoke(app, ["schedule", "show", "2bw", *geometry(8, 2)])
     assert (
-        "2bw: a delay of 1 needs 7 micro-batches a step on 8 ranks; the smallest delay with 2 is 4"
+        "2bw: a delay of 1 needs 7 micro-batches per step on 8 ranks; the smallest delay with 2 is 4"
         in result.stderr
     )
     assert "a delay of 1 needs" not in result.stdout
@@ -178,7 +178,8 @@ def test_check_accepts_what_export_writes(tmp_path):
     file = tmp_path / "program.txt"
     run("export", "pipedream", *geometry(3, 4), "--out", str(file))
     assert from_text(file.read_text(), file="x") == build("pipedream", stages=3, microbatches=4, steps=1)
-    assert "valid (pipedream, 3 stages on 3 ranks, 4 micro-batches a step, 1 step)" in run("check", str(file))
+    said = "valid (pipedream, 3 stages on 3 ranks, 4 micro-batches per step, 1 step)"
+    assert said in run("check", str(file))
     assert run("show", str(file)).startswith("pipedream: 3 stages")
 
 

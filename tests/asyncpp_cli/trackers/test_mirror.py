@@ -103,7 +103,7 @@ def test_a_curve_stands_at_updates_where_a_step_has_several(tmp_path: Path) -> N
     rows = metrics()
     for row in rows:
         if row["kind"] == "step":
-            row["tokens"] //= 2  # two updates a step: update 4 ends step 2
+            row["tokens"] //= 2  # two updates per step: update 4 ends step 2
     rows = [row for row in rows if row["kind"] != "end" and row.get("first_step") != 2]
     run = experiment(tmp_path / "e", rows)
     asyncpp("mirror", tmp_path / "e", "--to", "tensorboard", "--out", tmp_path / "m")

@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 def cases(*, stages: tuple[int, ...], times: tuple[int, ...], data: tuple[int, ...] = (1,)) -> Iterator[Case]:
-    """All that can be built: `times` are micro-batches a step as multiples of the stages, and one more."""
+    """All that can be built: `times` are micro-batches per step as multiples of the stages, and one more."""
     for schedule, options in SCHEDULES.items():
         for p in stages:
             for m in sorted({1, *(time * p for time in times), max(times) * p + 1}):

@@ -180,7 +180,7 @@
     return { range: [last / 2, last * 1.01] };
   }
 
-  // A chart of a row an arm; hidden with its section where no arm has the number.
+  // A chart of a row per arm; hidden with its section where no arm has the number.
   function drawRows(name, has, traces, x) {
     const chart = document.getElementById(`${name}-chart`);
     const section = chart.closest("section");
@@ -241,7 +241,7 @@
       text: rows.map((arm) => (arm.throughput_ratio === null ? "" : `×${arm.throughput_ratio.toFixed(2)}`)),
       hovertemplate: "%{x:,.0f} tokens/s<extra></extra>",
       error_x: { type: "data", array: rows.map((arm) => arm.tokens_per_second_std ?? 0), color: COLOURS.faint },
-    }], { title: { text: "tokens a second" }, rangemode: "tozero" });
+    }], { title: { text: "tokens per second" }, rangemode: "tozero" });
   }
 
   function drawGrid(name, field, form, options) {
