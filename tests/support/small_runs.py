@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -153,6 +154,7 @@ def _work_through(
 
     import torch
 
+    gc.freeze()  # the server's modules are no garbage
     # The server's environment is that of the first test that needed it.
     os.environ.clear()
     os.environ.update(environment)
