@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 
 from stages.checkpoint.export_options import ExportFormat, Weights
@@ -13,7 +14,8 @@ from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import SavedWeights
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
-from stages.model.hf_config import hf_config
+from stages.model.hf_config import hf_config, hugging_face_of
+from stages.model.moe.hugging_face import NoClassError, empty_weights
 
 SHARD_BYTES = 4 * 10**9
 """Most bytes of weights in one file; also about the memory that writing takes."""
@@ -37,7 +39,7 @@ def write_weights(
     `transformers`. At most one file's weights are in memory at a time.
 
     Raises:
-        CheckpointError: the model is not a decoder that `transformers` knows (`hf` only).
+        CheckpointError: `transformers` has no class that computes the same (`hf` only).
     """
     names = _names(saved, config, format, weights)
     sizes = {}
@@ -50,9 +52,11 @@ def write_weights(
         file = WEIGHTS_FILE
         if len(shards) > 1:
             file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = saved.read(shard, weights)
-        save_file({names[name]: tensors[name] for name in shard}, folder / file, metadata={"format": "pt"})
-        files |= dict.fromkeys((names[name] for name in shard), file)
+        tensors = {names[name]: tensor for name, tensor in saved.read(shard, weights).items()}
+        if number == len(shards) and format is ExportFormat.HF:
+            tensors |= {name: torch.empty(shape) for name, shape in empty_weights(config.model).items()}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(files.items()))}
         _write_json(folder / INDEX_FILE, index)
@@ -66,16 +70,27 @@ def write_weights(
             end_of_document=end_of_document,
         )
         _write_json(folder / "config.json", content)
-    return sum(saved.size(name, weights)[0].numel() for name in names)
+    return sum(saved.size(name, weights)[0].numel() for name in names if name not in saved.biases)
 
 
 def _names(saved: SavedWeights, config: RunConfig, format: ExportFormat, weights: Weights) -> dict[str, str]:
-    """Name in the files of each parameter, in the order of writing."""
-    parameters = {parameter.name: parameter for parameter in describe(config.model).whole()}
+    """Name in the files of each parameter, or member of one, and balance bias, in the order of writing."""
+    spec = describe(config.model)
+    parameters = {member.name: member for parameter in spec.whole() for member in parameter.members()}
+    parameters |= {bias.name: bias for bias in spec.biases()}
+    saved_names = saved.names | saved.biases
     if format is ExportFormat.SAFETENSORS:
-        ordered = [name for name in parameters if name in saved.names]
-        return {name: name for name in [*ordered, *sorted(saved.names - parameters.keys())]}
-    if differing := sorted(saved.names ^ parameters.keys()):
+        ordered = [name for name in parameters if name in saved_names]
+        return {name: name for name in [*ordered, *sorted(saved_names - parameters.keys())]}
+    try:
+        has_bias = hugging_face_of(config.model).has_bias
+    except NoClassError as error:
+        raise CheckpointError(f"{error}; accepted for it: --format safetensors") from error
+    if not has_bias:
+        _check_unbiased(saved, weights)
+        saved_names -= saved.biases
+        parameters = {name: tensor for name, tensor in parameters.items() if name not in saved.biases}
+    if differing := sorted(saved_names ^ parameters.keys()):
         raise CheckpointError(
             f"the run's model is not a decoder that transformers knows ({differing[0]}); "
             "accepted for it: --format safetensors"
@@ -87,6 +102,15 @@ def _names(saved: SavedWeights, config: RunConfig, format: ExportFormat, weights
                 f"{name} was saved as {list(shape)}, the run's model has {list(parameter.shape)}"
             )
     return {name: parameter.hf_name for name, parameter in parameters.items()}
+
+
+def _check_unbiased(saved: SavedWeights, weights: Weights) -> None:
+    for name, bias in saved.read(saved.biases, weights).items():
+        if bias.any():
+            raise CheckpointError(
+                f"{name} is not 0, and transformers has no place for it beside model.router_score: softmax; "
+                "accepted: --format safetensors"
+            )
 
 
 def _shards(sizes: Mapping[str, int], shard_bytes: int) -> Iterator[list[str]]:

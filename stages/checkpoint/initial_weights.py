@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 from stages.config import ModelConfig
 from stages.model.families.catalogue import describe
 from stages.model.hf_config import config_differences
+from stages.model.moe.hugging_face import NoClassError
+from stages.model.moe.settings import BIAS
+from stages.model.spec import Parameter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,22 +91,40 @@ def check_init(config: ModelConfig) -> None:
     path = Path(str(config.init))
     shapes = _shapes(path)
     names = _names_in(config, shapes)
-    for parameter in describe(config).whole():
+    for parameter in _tensors(config):
         name = names[parameter.name]
         if name not in shapes:
+            if parameter.name.endswith(BIAS):
+                continue  # It begins as 0.
             raise InitError(f"{path} has no {name}")
         if shapes[name] != parameter.shape:
             raise InitError(
                 f"{path}: {name} is {list(shapes[name])}, the model {config.name} has {list(parameter.shape)}"
             )
     unknown = sorted(
-        name for name in shapes.keys() - set(names.values()) if not name.endswith("rotary_emb.inv_freq")
+        name
+        for name in shapes.keys() - set(names.values())
+        if not name.endswith("rotary_emb.inv_freq") and 0 not in shapes[name]
     )
     if unknown:
         raise InitError(f"{path} has {unknown[0]}, which the model {config.name} has no place for")
     description = (path if path.is_dir() else path.parent) / CONFIG_FILE
-    if description.is_file() and (differences := config_differences(config, _json(description))):
+    if not description.is_file():
+        return
+    try:
+        differences = config_differences(config, _json(description))
+    except NoClassError as error:
+        raise InitError(f"{description}: {error}") from error
+    if differences:
         raise InitError(f"{description}: {differences[0]}")
+
+
+def _tensors(config: ModelConfig) -> Iterator[Parameter]:
+    """Members of all parameters, and the balance biases."""
+    spec = describe(config)
+    for parameter in spec.whole():
+        yield from parameter.members()
+    yield from spec.biases()
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -121,9 +142,9 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _names_in(config: ModelConfig, content: Mapping[str, object]) -> dict[str, str]:
-    """Name in the files of each parameter. Where the files have a tied head and the model has not, its head
-    starts as a copy of the embedding."""
-    names = {parameter.name: parameter.hf_name for parameter in describe(config).whole()}
+    """Name in the files of each parameter, or member of one, and balance bias. Where the files have a tied
+    head and the model has not, its head starts as a copy of the embedding."""
+    names = {parameter.name: parameter.hf_name for parameter in _tensors(config)}
     if names["embedding.weight"] not in content:
         names = {name: name for name in names}
     if not config.tied and names["head.weight"] not in content:
@@ -134,11 +155,11 @@ def _names_in(config: ModelConfig, content: Mapping[str, object]) -> dict[str, s
 def read_initial(
     config: ModelConfig, names: Collection[str], *, verify_hash: bool = True
 ) -> dict[str, Tensor]:
-    """Initial weights of these parameters, by name.
+    """Initial weights of these parameters, by name; without the balance biases that the files lack.
 
     Args:
         config: the model.
-        names: parameters to read.
+        names: parameters, or members of them, and balance biases to read.
         verify_hash: compare the files' SHA-256 with `init_sha256`, which reads all of them.
 
     Raises:

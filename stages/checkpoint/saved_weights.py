@@ -45,10 +45,18 @@ class SavedWeights:
     @property
     def names(self) -> set[str]:
         """Names of the parameters."""
-        return {key.partition("/")[2] for key in self._sizes if key.startswith("master/")}
+        return self._names_under("master/")
+
+    @property
+    def biases(self) -> set[str]:
+        """Names of the balance biases."""
+        return self._names_under(f"version/{self._newest}/") - self.names
+
+    def _names_under(self, prefix: str) -> set[str]:
+        return {key.removeprefix(prefix) for key in self._sizes if key.startswith(prefix)}
 
     def size(self, name: str, weights: Weights) -> tuple[torch.Size, torch.dtype]:
-        """Shape and type of a parameter.
+        """Shape and type of a parameter or balance bias.
 
         Raises:
             CheckpointError: the checkpoint has no parameter of that name.
@@ -59,7 +67,7 @@ class SavedWeights:
         return self._sizes[key]
 
     def read(self, names: Iterable[str], weights: Weights) -> dict[str, Tensor]:
-        """The weights of some parameters, by name.
+        """The values of some parameters and balance biases, by name.
 
         Raises:
             CheckpointError: the checkpoint lacks one of the parameters.
@@ -69,10 +77,15 @@ class SavedWeights:
         tensors = {name: read[key] for name, key in keys.items()}
         if weights is Weights.WORKING:
             return tensors
-        return {name: self._evaluated(name, master) for name, master in tensors.items()}
+        biases = self.biases
+        return {
+            name: tensor if name in biases else self._evaluated(name, tensor)
+            for name, tensor in tensors.items()
+        }
 
     def _key(self, name: str, weights: Weights) -> str:
-        return f"master/{name}" if weights is Weights.MASTER else f"version/{self._newest}/{name}"
+        master = weights is Weights.MASTER and f"master/{name}" in self._sizes
+        return f"master/{name}" if master else f"version/{self._newest}/{name}"
 
     def _read(self, keys: Iterable[str]) -> dict[str, Tensor]:
         into = {}

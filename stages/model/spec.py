@@ -56,6 +56,12 @@ class Parameter(NamedTuple):
                 name=name, shape=member_shape(self.shape), hf_name=self.hf_name.replace(EXPERT, str(index))
             )
 
+    def in_block(self, index: int) -> Parameter:
+        """The same with the names that it has in the whole model, from those in a block."""
+        return self._replace(
+            name=f"blocks.{index}.{self.name}", hf_name=f"model.layers.{index}.{self.hf_name}"
+        )
+
     @property
     def size(self) -> int:
         """Number of values."""
@@ -108,6 +114,8 @@ class PartSpec:
 
     parameters: tuple[Parameter, ...] = ()
     """In the module's order."""
+    biases: tuple[Parameter, ...] = ()
+    """Balance biases of experts: they belong to a weight version, but a rule moves them, not an optimizer."""
     idle: int = 0
     """Values of the parameters that a token does not meet: of experts that it is not sent to."""
     multiply_adds: int = 0
@@ -166,16 +174,19 @@ class ModelSpec:
             yield from self.embedding.parameters
         for index in blocks:
             for parameter in self.blocks[index].parameters:
-                yield parameter._replace(
-                    name=f"blocks.{index}.{parameter.name}",
-                    hf_name=f"model.layers.{index}.{parameter.hf_name}",
-                )
+                yield parameter.in_block(index)
         if head:
             yield from self.head.parameters
 
     def whole(self) -> Iterator[Parameter]:
         """All parameters, in the order of a module that holds the whole model."""
         return self.parameters(range(len(self.blocks)), embedding=True, head=True)
+
+    def biases(self) -> Iterator[Parameter]:
+        """The balance biases of all blocks of experts."""
+        for index, block in enumerate(self.blocks):
+            for bias in block.biases:
+                yield bias.in_block(index)
 
     def role(self, name: str) -> Role:
         """The role of the parameter with this name in the whole model."""
@@ -266,7 +277,13 @@ class HuggingFace:
     settings: Mapping[str, Any]
     """Further content of its config.json, which the computation depends on."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Likewise, which it does not depend on."""
+    """Likewise, which it does not depend on, or which the shapes of the weights tell."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `settings` that the class takes where a config.json leaves them out."""
+    rotary_share: float = 1.0
+    """Share of a head that the class rotates where a config.json leaves it out; here all of it is."""
+    has_bias: bool = False
+    """Whether the class has a place for balance biases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,4 +294,7 @@ class Family:
     """Describes a block's attention; its MLP or experts are the same in all families."""
     make_attention: Callable[[ModelConfig], Attention]
     """Builds a block's attention; imports torch when it is called."""
+    normalized: bool = False
+    """Whether queries and keys are normalized by head."""
     hugging_face: HuggingFace
+    """The class for dense models of the family."""

@@ -22,7 +22,9 @@ def read_initial_weights(ranks: Sequence[Rank], config: ModelConfig, *, process:
     verify = process is None or process.local_rank == 0
     for rank in ranks:
         for state in rank.stages.values():
-            state.weights.start_from(read_initial(config, state.weights.master.names, verify_hash=verify))
+            weights = state.weights
+            names = [*weights.master.names, *weights.replicas[0].named_biases()]
+            weights.start_from(read_initial(config, names, verify_hash=verify))
 
 
 def broadcast_initial_weights(ranks: Sequence[Rank], *, in_process: bool) -> None:

@@ -147,8 +147,12 @@ class WeightVersions:
         self._point_gradients()
 
     def start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the drawn weights of the members that this data rank owns, by name."""
+        """Replace the drawn weights of the members that this data rank owns, by name, and balance biases."""
         self._begin_with(lambda name, weight: weight.copy_(weights[name]))
+        first = self.replicas[0]
+        biases = [weights.get(name, bias).to(bias) for name, bias in first.named_biases().items()]
+        if biases:
+            first.biases = torch.stack(biases)
 
     @torch.no_grad()
     def _begin_with(self, write: Callable[[str, Tensor], object]) -> None:

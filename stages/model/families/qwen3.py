@@ -34,6 +34,7 @@ def make_attention(config: ModelConfig) -> Attention:
 QWEN3 = Family(
     attention=attention,
     make_attention=make_attention,
+    normalized=True,
     hugging_face=HuggingFace(
         model_type="qwen3",
         architecture="Qwen3ForCausalLM",

@@ -23,8 +23,10 @@ def experts(config: ModelConfig) -> PartSpec:
         )
         for name, rows, columns in (("gate", hidden, width), ("up", hidden, width), ("down", width, hidden))
     )
+    bias = Parameter("experts.bias", (mixture.experts,), Role.VECTOR, "mlp.gate.e_score_correction_bias")
     routed = PartSpec(
         parameters=(router, *stacks),
+        biases=(bias,),
         idle=3 * (mixture.experts - active) * width * hidden,
         multiply_adds=width * mixture.experts + 3 * active * width * hidden,
         kept=Values(

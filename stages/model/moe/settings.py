@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from stages.config import ModelConfig
 
+BIAS = ".experts.bias"
+"""End of a balance bias's name."""
 SCORES = ("sigmoid", "softmax")
 """What `model.router_score` accepts."""
 BALANCES = ("bias", "none")
