@@ -51,7 +51,26 @@ PEERS: dict[str, Callable[[Weights], Optimizer]] = {
     "pytorch_optimizer.Muon": lambda w: peers.Muon([{"params": list(w.values()), "use_muon": True}]),
     "pytorch_optimizer.SOAP": lambda w: peers.SOAP(w.values(), precondition_frequency=INTERVAL),
 }
+
+
+def our_muon(precision: str) -> Callable[[Weights], Optimizer]:
+    """Our own Muon with its usual five iterations, as the peer of another iteration."""
+
+    def built(weights: Weights) -> Optimizer:
+        from optimizers.build import build_optimizer
+
+        return build_optimizer(
+            weights, name="muon", lr=1e-3, weight_decay=0.1, options={"precision": precision}
+        )
+
+    return built
+
+
+PEERS |= {f"muon precision={precision}": our_muon(precision) for precision in ("float32", "bfloat16")}
 COMPARISONS = (
+    ("muon", {"iteration": "gram", "precision": "float32"}, "muon precision=float32"),
+    ("muon", {"iteration": "gram", "precision": "bfloat16"}, "muon precision=bfloat16"),
+    ("muon", {"iteration": "gram", "precision": "bfloat16"}, "torch.optim.Muon"),
     ("muon", {}, "torch.optim.Muon"),
     ("muon", {"precision": "bfloat16"}, "torch.optim.Muon"),
     ("muon", {}, "pytorch_optimizer.Muon"),

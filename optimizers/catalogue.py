@@ -49,8 +49,8 @@ _MOMENTUM = {
 _ORTHOGONAL = {
     "iteration": Option(
         default="newton-schulz",
-        choices=("newton-schulz", "polar-express"),
-        meaning="coefficients of the orthogonalization",
+        choices=("newton-schulz", "polar-express", "gram"),
+        meaning="how matrices are orthogonalized",
     ),
     "precision": Option(
         default="auto",

@@ -26,6 +26,7 @@ from optimizers.rules.base import (
     decay,
     ema_momentum,
 )
+from optimizers.rules.gram_iteration import gram_iterations
 
 Coefficients = tuple[tuple[float, float, float], ...]
 """One (a, b, c) for each iteration X <- a X + (b A + c A^2) X with A = X X^T."""
@@ -40,22 +41,21 @@ POLAR_EXPRESS: Coefficients = (
 )
 ITERATIONS: dict[str, Coefficients] = {"newton-schulz": NEWTON_SCHULZ, "polar-express": POLAR_EXPRESS}
 
-_NORM_MARGIN = {"newton-schulz": 1.0, "polar-express": 1.02}
+_NORM_MARGIN = {"newton-schulz": 1.0, "polar-express": 1.02, "gram": 1.0}
 """Factor on the Frobenius norm that a matrix is divided by; Polar Express needs singular values below 1."""
 _EPSILON = 1e-7
 
 
 def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision: str = "auto") -> Tensor:
-    """Replace the singular values of each matrix by ones, approximately, by five matrix-polynomial
-    iterations.
+    """Replace the singular values of each matrix by ones, approximately, by matrix-polynomial iterations.
 
     Each matrix's result has the same bits whichever other matrices are in the batch on a CPU (tested); an
     accelerator's library may choose another kernel for another batch size.
 
     Args:
         matrices: Of shape (count, rows, columns).
-        iteration: `newton-schulz` (singular values end between about 0.7 and 1.2) or `polar-express`
-            (closer to 1).
+        iteration: `newton-schulz` (singular values end between about 0.7 and 1.2), `polar-express`
+            (closer to 1), or `gram` (between the two, in four iterations; `optimizers.rules.gram_iteration`).
         precision: What float32 matrices are computed in: `float32`, `bfloat16`, or `auto`: float32 on
             a CPU, where bfloat16 is slow unless the processor has units for it, else bfloat16.
             Matrices of another type are computed in their own.
@@ -70,8 +70,10 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision:
     torch.div(matrices, norms * _NORM_MARGIN[iteration] + _EPSILON, out=x)
     if rows > columns:
         x = x.mT
-    for a, b, c in ITERATIONS[iteration]:
+    for a, b, c in ITERATIONS.get(iteration, ()):
         x = _advance(x[0], a, b, c).unsqueeze(0) if len(x) == 1 else _advance_batch(x, a, b, c)
+    if iteration == "gram":
+        x = gram_iterations(x)
     return (x.mT if rows > columns else x).to(matrices.dtype)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
 from support.optimizer_models import gradients, parameters
 from support.orthogonal_references import orthogonal
 
 from optimizers.build import build_optimizer
 from optimizers.rules import base
+from optimizers.rules.gram_iteration import LOWEST, MINIMAX
 from optimizers.rules.muon import orthogonalize, update_scale
 
 SHAPES = [(8, 8), (8, 24), (24, 8), (192, 96), (200, 224)]
@@ -19,7 +22,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("iteration", ["newton-schulz", "polar-express"])
+@pytest.mark.parametrize("iteration", ["newton-schulz", "polar-express", "gram"])
 def test_orthogonalizes_as_written_out(shape: tuple[int, int], iteration: str) -> None:
     matrices = draw(3, *shape, dtype=torch.float64)
     for ours, matrix in zip(orthogonalize(matrices, iteration), matrices, strict=True):
@@ -37,14 +40,52 @@ def test_polar_express_comes_closer_to_the_polar_factor(shape: tuple[int, int]) 
     assert close < rough < 0.4
 
 
+SPECTRA = {"flat": 0.0, "two decades": -2.0, "three decades": -3.0}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(96, 96), (96, 288), (256, 96)], ids=str)
+@pytest.mark.parametrize("decades", SPECTRA.values(), ids=SPECTRA)
+def test_gram_comes_closer_than_five_iterations(
+    shape: tuple[int, int], decades: float, precision: str
+) -> None:
+    u, _, vh = torch.linalg.svd(draw(*shape, dtype=torch.float64), full_matrices=False)
+    matrix = ((u * torch.logspace(0, decades, min(shape), dtype=torch.float64)) @ vh).float()[None]
+    rough, close = (
+        float((orthogonalize(matrix, iteration, precision)[0].double() - u @ vh).norm() / (u @ vh).norm())
+        for iteration in ("newton-schulz", "gram")
+    )
+    assert close < rough
+
+
+def test_coefficients_of_gram_are_the_best_on_their_intervals() -> None:
+    """Each minimizes the largest distance from 1: a linear programme over points of the interval."""
+    low, high = LOWEST, 1.0
+    for coefficients in MINIMAX:
+        x = np.unique(np.concatenate([np.linspace(low, high, 2000), np.geomspace(low, high, 2000)]))
+        powers, ones = np.stack([x, x**3, x**5], axis=1), np.ones((len(x), 1))
+        best = linprog(
+            [0, 0, 0, 1],
+            A_ub=np.block([[powers, -ones], [-powers, -ones]]),
+            b_ub=np.concatenate([ones, -ones]),
+            bounds=[(None, None)] * 3 + [(0, None)],
+        )
+        assert coefficients == pytest.approx(best.x[:3], rel=1e-6)
+        low, high = 1 - best.x[3], 1 + best.x[3]
+    assert high < 1.13
+
+
+@pytest.mark.parametrize("iteration", ["newton-schulz", "gram"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_neighbours_in_a_batch_do_not_change_a_bit(shape: tuple[int, int], precision: str) -> None:
+def test_neighbours_in_a_batch_do_not_change_a_bit(
+    shape: tuple[int, int], precision: str, iteration: str
+) -> None:
     """Stages hold different numbers of blocks, and the result may not depend on how the model is cut."""
     matrices = draw(5, *shape)
-    whole = orthogonalize(matrices, precision=precision)
+    whole = orthogonalize(matrices, iteration, precision)
     for cut in (1, 2, 4):
-        parts = [orthogonalize(part, precision=precision) for part in (matrices[:cut], matrices[cut:])]
+        parts = [orthogonalize(part, iteration, precision) for part in (matrices[:cut], matrices[cut:])]
         assert torch.equal(torch.cat(parts), whole)
 
 
@@ -58,8 +99,9 @@ def test_bfloat16_is_coarser_and_only_taken_where_asked_for_on_a_cpu() -> None:
     assert torch.equal(orthogonalize(matrices.double(), precision="bfloat16"), exact)
 
 
-def test_zero_gradient_gives_a_zero_step() -> None:
-    assert torch.equal(orthogonalize(torch.zeros(2, 4, 3)), torch.zeros(2, 4, 3))
+@pytest.mark.parametrize("iteration", ["newton-schulz", "polar-express", "gram"])
+def test_zero_gradient_gives_a_zero_step(iteration: str) -> None:
+    assert torch.equal(orthogonalize(torch.zeros(2, 4, 3), iteration), torch.zeros(2, 4, 3))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(64, 64), (64, 256), (256, 64)])

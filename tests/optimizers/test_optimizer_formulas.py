@@ -27,6 +27,7 @@ VARIANTS: list[tuple[str, dict[str, float | bool | str]]] = [
     ("adamw", {"beta1": 0.8, "beta2": 0.999, "eps": 1e-6}),
     ("muon", {"nesterov": False, "scale": "original", "auxiliary_lr_ratio": 0.015}),
     ("muon", {"iteration": "polar-express", "momentum": 0.9}),
+    ("muon", {"iteration": "gram"}),
     ("normuon", {"nesterov": False, "row_beta2": 0.8}),
     ("normuon", {"scale": "original"}),
     ("mars", {"vector_beta1": 0.8, "vector_beta2": 0.999}),

@@ -20,7 +20,28 @@ POLAR_EXPRESS = [
 ]
 
 
+GRAM = [
+    (8.340983873487273, -24.597378447425204, 18.22303221266143),
+    (3.9779944691149365, -2.9654344331587774, 0.5642720594961459),
+    (3.327478708876393, -2.4952376768336983, 0.5108136171602833),
+    (2.3085642173048933, -1.6759941338787725, 0.4195738939954741),
+]
+
+
+def by_singular_values(q: Tensor) -> Tensor:
+    """The iteration `gram`: its polynomials applied to the singular values themselves."""
+    u, s, vh = torch.linalg.svd(q / (q.square().sum().sqrt() + 1e-7), full_matrices=False)
+    s = s / (s.pow(8).sum().pow(1 / 8) * 1.01)
+    for number, (a, b, c) in enumerate(GRAM):
+        if number < 3:
+            a, b, c = a / 1.01, b / 1.01**3, c / 1.01**5
+        s = a * s + b * s**3 + c * s**5
+    return (u * s) @ vh
+
+
 def orthogonal(q: Tensor, iteration: str = "newton-schulz") -> Tensor:
+    if iteration == "gram":
+        return by_singular_values(q)
     polar = iteration == "polar-express"
     x = q / (q.square().sum().sqrt() * (1.02 if polar else 1.0) + 1e-7)
     if q.shape[0] > q.shape[1]:
