@@ -92,10 +92,10 @@ class SleepingWeights:
         self.writes = 0
 
     @property
-    def gathering(self) -> Any:
+    def gradient_buffer(self) -> Any:
         return self._gradient
 
-    def holding(self, version: int) -> SleepingWeights:
+    def replica_of(self, version: int) -> SleepingWeights:
         self.version = version
         return self
 
@@ -105,7 +105,7 @@ class SleepingWeights:
     def oldest(self) -> SleepingWeights:
         return self
 
-    def completing(self, replica: SleepingWeights, *, version: int) -> AbstractContextManager[None]:
+    def receiving_others(self, replica: SleepingWeights, *, version: int) -> AbstractContextManager[None]:
         return torch.no_grad()
 
     def take_gradient(self) -> Any:

@@ -149,7 +149,7 @@ def _update(config: RunConfig, weights: WeightVersions, *, device: torch.device,
         buffer.flat.normal_()
 
         def apply(step: int = step) -> None:
-            gradient = weights.gathering
+            gradient = weights.gradient_buffer
             norm = float(squared_norm(gradient))
             update.apply(gradient, version=step + 1, step=0, clip_by=norm, finite=math.isfinite(norm))
 

@@ -55,9 +55,9 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
             else:
                 raise TypeError(f"the optimizer keeps {key}, a {type(value).__name__}, which cannot be saved")
     for version in versions:
-        for name, member in zip(names, weights.owned_of(weights.holding(version)), strict=True):
+        for name, member in zip(names, weights.owned_members(weights.replica_of(version)), strict=True):
             tensors[f"version/{version}/{name}"] = member.detach()
-        for name, bias in weights.own_biases(weights.holding(version)).items():
+        for name, bias in weights.own_biases(weights.replica_of(version)).items():
             tensors[f"version/{version}/{name}"] = bias
     correction = _pack_correction(state.update.correction.state_dict(), "correction", names, tensors)
     return tensors, {"parameters": names, "optimizer": others, "correction": correction}

@@ -179,7 +179,7 @@ class RankExecutor:
 
     def _forward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
-        replica = self._stages[stage].weights.holding(action.version)
+        replica = self._stages[stage].weights.replica_of(action.version)
         activation = received(action, self._program.num_stages)
         if activation is None:
             stage_input = self._batches.tokens(microbatch)
@@ -207,7 +207,7 @@ class RankExecutor:
         stage, microbatch = action.stage, action.microbatch
         saved = self._saved.pop((stage, microbatch))
         weights, update = self._stages[stage].weights, self._stages[stage].update
-        if weights.holding(action.version) is not saved.replica:
+        if weights.replica_of(action.version) is not saved.replica:
             raise RuntimeError(f"{action}: the forward ran on the replica of another version")
         if len(weights.replicas) > 1 and saved.replica.writes != saved.writes:
             # Autograd does not notice where the backward recomputes its activations.
@@ -228,7 +228,7 @@ class RankExecutor:
             self._links.release(saved.input)
         saved.replica.pending_backwards -= 1
         if saved.deferred is None:
-            weights.gathering.count(saved.version, saved.loads)
+            weights.gradient_buffer.count(saved.version, saved.loads)
         else:
             self._halves[stage, microbatch] = _Half(saved.deferred, saved.version, saved.loads, gradient)
         self._count_in_flight(stage)
@@ -240,7 +240,7 @@ class RankExecutor:
         half.deferred.compute(self._updates.last_backward(action))
         if half.gradient is not None:
             self._links.release(half.gradient)
-        self._stages[action.stage].weights.gathering.count(half.version, half.loads)
+        self._stages[action.stage].weights.gradient_buffer.count(half.version, half.loads)
         self._count_in_flight(action.stage)
 
     def _count_in_flight(self, stage: int) -> None:

@@ -24,7 +24,7 @@ def read_initial_weights(ranks: Sequence[Rank], config: ModelConfig, *, process:
         for state in rank.stages.values():
             weights = state.weights
             names = [*weights.master.names, *weights.replicas[0].named_biases()]
-            weights.start_from(read_initial(config, names, verify_hash=verify))
+            weights.load_initial(read_initial(config, names, verify_hash=verify))
 
 
 def broadcast_initial_weights(ranks: Sequence[Rank], *, in_process: bool) -> None:
@@ -43,7 +43,7 @@ def broadcast_initial_weights(ranks: Sequence[Rank], *, in_process: bool) -> Non
         for state in rank.stages.values()
     ]
     for weights, exchange in exchanges:
-        with weights.completing_initial():
+        with weights.receiving_initial():
             if not in_process:
                 exchange.wait()
             exchange.take()

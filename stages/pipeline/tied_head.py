@@ -28,7 +28,7 @@ class TiedHead:
     def __init__(self, head: WeightVersions, *, embedding: WeightVersions) -> None:
         self._embedding = embedding
         self._number = embedding.names.index(EMBEDDING)
-        self.gradient = torch.zeros_like(embedding.gathering.views[self._number])
+        self.gradient = torch.zeros_like(embedding.gradient_buffer.views[self._number])
         """What the head's backwards have gathered since the head's latest update."""
         # Both stages write their versions in the same order, so replicas of one number hold one version.
         for replica, source in zip(head.replicas, embedding.replicas, strict=True):
@@ -46,7 +46,7 @@ class TiedHead:
 
         `stages.schedule_validation` checks that it does.
         """
-        self._embedding.gathering.views[self._number].add_(self.gradient)
+        self._embedding.gradient_buffer.views[self._number].add_(self.gradient)
         self.clear()
 
     def clear(self) -> None:

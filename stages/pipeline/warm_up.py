@@ -27,7 +27,7 @@ def warm_up(state: StageState, config: RunConfig, *, device: torch.device) -> No
         if module.head is not None:
             output = next_token_loss(output, tokens)
         output.sum().backward()
-    state.weights.gathering.flat.zero_()
+    state.weights.gradient_buffer.flat.zero_()
     if state.tied is not None:
         state.tied.clear()
     state.update.rehearse()

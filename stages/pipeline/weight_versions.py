@@ -1,4 +1,4 @@
-"""Weight versions: the replicas of a stage's module that the program needs, and the master copy.
+"""The weight versions of a stage: one replica of its module per version in use, and the master copy.
 
 Each replica is an ordinary module whose parameters are views of one flat buffer, so forward and backward of a
 version run on the replica that holds it, and autograd's own version check catches a buffer that is
@@ -31,7 +31,7 @@ EMPTY = -1
 
 
 class Replica:
-    """One module of the stage, the weight version that it holds, and the backwards that need it."""
+    """A copy of the stage's module that holds one weight version, and how many backwards still read it."""
 
     def __init__(self, module: Stage, flat: Tensor, parameters: list[nn.Parameter], *, version: int) -> None:
         self.module = module
@@ -45,7 +45,7 @@ class Replica:
         self.pending_backwards = 0
 
     def routing(self) -> Routing:
-        """For one micro-batch that runs on this replica."""
+        """The routing of one micro-batch on this replica."""
         if self.biases.is_cuda:
             # They may be replaced, on another stream, while a backward that recomputes has yet to read them.
             self.biases.record_stream(torch.cuda.current_stream(self.biases.device))
@@ -72,14 +72,16 @@ class WeightVersions:
         config: the model.
         cut: what the stage holds.
         context: tokens in a sequence.
-        replicas: how many weight versions the program needs at this stage.
+        seed: of the initial weights.
+        replicas: number of weight versions that the program needs at this stage.
         gradient_buffers: 2 where backwards of the next step run before an update has been applied, else 1.
         master_dtype: of the master copy and of the gradients.
         replica_dtype: of the weights that forward and backward compute with.
         version: version number of the initial weights. With several data ranks each draws the members it
-            owns; the first replica holds this version after `completing_initial`.
-        data_rank: which replica of the pipeline this is.
-        data_ranks: how many there are.
+            owns; the first replica holds this version after `receiving_initial`.
+        device: holds all of it.
+        data_rank: this data rank.
+        data_ranks: number of data ranks.
     """
 
     def __init__(
@@ -104,15 +106,15 @@ class WeightVersions:
                 for name, p in make_stage(config, cut, context=context).named_parameters()
             }
         self.shapes = shapes
-        """Of the parameters, by name."""
+        """Shapes of the parameters, by name."""
         self.names = list(shapes)
         self.sizes = [torch.Size(shape).numel() for shape in shapes.values()]
         """Number of values of each parameter."""
         self.ownership = share_out(list(shapes.values()), data_ranks=data_ranks)
         self.owned = self.ownership.owned[data_rank]
-        """Numbers of the members that this data rank updates."""
+        """Indices of the members that this data rank updates."""
         self.reduction = reduction_plan(self.sizes, self.ownership, number_bytes=master_dtype.itemsize)
-        """How the gradient is added over the data ranks."""
+        """The rounds in which the gradient is summed over the data ranks."""
         self.replicas = [
             self._module(config, cut, context=context, dtype=replica_dtype, device=device)
             for _ in range(replicas)
@@ -126,50 +128,50 @@ class WeightVersions:
             )
             for _ in range(gradient_buffers)
         ]
-        self._gathering = 0
+        self._current = 0
         members = [
             (name, member_shape(shape), parameter)
             for parameter, shape in shapes.items()
             for name in member_names(parameter, shape)
         ]
         self.member_names = [name for name, _, _ in members]
-        """Of all members of the parameters."""
+        """Names of all members of the parameters."""
         own_members = [members[number] for number in self.owned]
         self.parameter_of = {name: parameter for name, _, parameter in own_members}
-        """The name of the parameter that a member is of, for each member that this data rank owns."""
+        """For each member that this data rank owns, the name of its parameter."""
         _, masters = flat_views([shape for _, shape, _ in own_members], dtype=master_dtype, device=device)
         self.master = Master([name for name, _, _ in own_members], [nn.Parameter(view) for view in masters])
-        self._begin_with(lambda name, weight: initialise(weight, name=name, seed=seed, layers=config.layers))
+        self._fill(lambda name, weight: initialise(weight, name=name, seed=seed, layers=config.layers))
         self._initial_version = version
         self._data_rank = data_rank
         if data_ranks == 1:
             self.replicas[0].version = version
         self._point_gradients()
 
-    def start_from(self, weights: Mapping[str, Tensor]) -> None:
+    def load_initial(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the drawn weights of the members that this data rank owns, by name, and balance biases."""
-        self._begin_with(lambda name, weight: weight.copy_(weights[name]))
+        self._fill(lambda name, weight: weight.copy_(weights[name]))
         first = self.replicas[0]
         biases = [weights.get(name, bias).to(bias) for name, bias in first.named_biases().items()]
         if biases:
             first.biases = torch.stack(biases)
 
     @torch.no_grad()
-    def _begin_with(self, write: Callable[[str, Tensor], object]) -> None:
-        """Let `write` fill the master copy of every owned member, and round the first replica from it."""
-        owned = self.owned_of(self.replicas[0])
+    def _fill(self, write: Callable[[str, Tensor], object]) -> None:
+        """Fill the master copy of every owned member with `write`, and round it into the first replica."""
+        owned = self.owned_members(self.replicas[0])
         for name, weight, target in zip(self.master.names, self.master.parameters, owned, strict=True):
             write(name, weight)
             target.copy_(weight)
 
     @contextmanager
-    def completing_initial(self) -> Iterator[None]:
-        """In this block the members that other data ranks own are written into the first replica."""
-        with self.completing(self.replicas[0], version=self._initial_version):
+    def receiving_initial(self) -> Iterator[None]:
+        """A block in which the members that other data ranks own are written into the first replica."""
+        with self.receiving_others(self.replicas[0], version=self._initial_version):
             yield
 
     def flat(self, *, dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-        """A new flat buffer of the stage on its device, zero, and a view of it for each parameter."""
+        """A new zeroed flat buffer on the stage's device, with a view for each parameter."""
         return self._flat(dtype=dtype, device=self.gradients[0].flat.device)
 
     def _flat(self, *, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[Tensor]]:
@@ -195,11 +197,11 @@ class WeightVersions:
         return Replica(module, flat, parameters, version=EMPTY)
 
     @property
-    def gathering(self) -> GradientBuffer:
-        """The buffer into which backwards accumulate now."""
-        return self.gradients[self._gathering]
+    def gradient_buffer(self) -> GradientBuffer:
+        """The buffer that backwards accumulate into now."""
+        return self.gradients[self._current]
 
-    def holding(self, version: int) -> Replica:
+    def replica_of(self, version: int) -> Replica:
         """The replica that holds `version`.
 
         Raises:
@@ -221,23 +223,22 @@ class WeightVersions:
         return min(self.replicas, key=lambda replica: replica.version)
 
     def take_gradient(self) -> GradientBuffer:
-        """Hand the gathered gradient to the update; later backwards accumulate into the next buffer.
+        """Hand the accumulated gradient to the update; later backwards accumulate into the next buffer.
 
-        The master parameters' `grad` are views of the buffer that is handed over.
+        The `grad` of each master parameter becomes a view of the buffer that is handed over.
         """
-        taken = self.gathering
+        taken = self.gradient_buffer
         for parameter, view in zip(self.master.parameters, taken.owned_views, strict=True):
             parameter.grad = view
         if len(self.gradients) > 1:
-            self._gathering = (self._gathering + 1) % len(self.gradients)
+            self._current = (self._current + 1) % len(self.gradients)
             self._point_gradients()
         return taken
 
     def _point_gradients(self) -> None:
-        # Autograd adds into an existing .grad in place, so all replicas gather into one buffer without a
-        # copy.
+        # Autograd adds into an existing .grad in place: all replicas share one buffer without a copy.
         for replica in self.replicas:
-            for parameter, view in zip(replica.parameters, self.gathering.views, strict=True):
+            for parameter, view in zip(replica.parameters, self.gradient_buffer.views, strict=True):
                 if parameter.dtype != view.dtype:
                     parameter.grad_dtype = view.dtype
                 parameter.grad = view
@@ -246,27 +247,27 @@ class WeightVersions:
         """The balance biases of a replica, which data rank 0 saves for all, by name."""
         return replica.named_biases() if self._data_rank == 0 else {}
 
-    def owned_of(self, replica: Replica) -> list[Tensor]:
+    def owned_members(self, replica: Replica) -> list[Tensor]:
         """The members of a replica's parameters that this data rank owns."""
         return [replica.members[number] for number in self.owned]
 
     @contextmanager
-    def rewriting(self, *, version: int, biases: Tensor) -> Iterator[Sequence[Tensor]]:
-        """Give out the members of the oldest replica that this data rank owns, to be overwritten.
+    def overwriting_oldest(self, *, version: int, biases: Tensor) -> Iterator[Sequence[Tensor]]:
+        """A block that overwrites the yielded tensors: the oldest replica's members that this data rank owns.
 
-        Afterwards the replica holds `version`, with these balance biases; or none until `completing`, where
-        others own the rest.
+        Afterwards the replica holds `version` with these balance biases. Where other data ranks own the rest,
+        it holds no version until `receiving_others`.
         """
         replica = self.oldest()
         replica.biases = biases
         with self._writing(replica):
-            yield self.owned_of(replica)
+            yield self.owned_members(replica)
         whole = len(self.owned) == len(self.member_names)
         replica.version = version if whole else EMPTY
 
     @contextmanager
-    def completing(self, replica: Replica, *, version: int) -> Iterator[None]:
-        """Let the parts that other data ranks own be written in this block; afterwards `replica` holds
+    def receiving_others(self, replica: Replica, *, version: int) -> Iterator[None]:
+        """A block in which the members that other data ranks own are written; afterwards `replica` holds
         `version`."""
         with self._writing(replica):
             yield
@@ -278,7 +279,7 @@ class WeightVersions:
     @contextmanager
     def _writing(self, replica: Replica) -> Iterator[None]:
         with torch.no_grad():
-            # Only where there is one replica may the program write under a backward; elsewhere autograd must
+            # A program may write under a pending backward only with a single replica; otherwise autograd must
             # object.
             if replica.pending_backwards and len(self.replicas) == 1:
                 with writing_under_pending_backward(replica.parameters):

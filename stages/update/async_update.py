@@ -87,14 +87,14 @@ class RankUpdates:
         unit = len(self._stages) if self._rules.common_step else 1
         for state in self._stages.values():
             weights = state.weights
-            gradient = weights.gathering
+            gradient = weights.gradient_buffer
             for early in (False, True):
                 reduction = self._data.reduce_scatter(gradient.flat, weights.reduction, early=early)
                 reduction.advance(len(gradient.views))
                 _complete(reduction)
             numbers = gradient.flat.new_zeros(unit + 2, dtype=torch.float64)
             stages = self._stages.values() if self._rules.common_step else (state,)
-            counts = sum(other.weights.gathering.loads.numel() for other in stages)
+            counts = sum(other.weights.gradient_buffer.loads.numel() for other in stages)
             _complete(self._data.all_gather(numbers.new_zeros(unit + 2 + counts)))
             _complete(self._data.broadcast(weights.newest().flat, weights.ownership.runs))
             if self._rules.common_step:
@@ -117,9 +117,9 @@ class RankUpdates:
         if action not in self._begin_early:
             return None
         weights = self._stages[action.stage].weights
-        reduction = self._reduction(action.stage, weights.gathering, early=True)
+        reduction = self._reduction(action.stage, weights.gradient_buffer, early=True)
         self._early[action.stage] = reduction
-        return WholeGradients(weights.holding(action.version).parameters, advance=reduction.advance)
+        return WholeGradients(weights.replica_of(action.version).parameters, advance=reduction.advance)
 
     def add(self, action: Action, gradient: GradientBuffer, losses: list[Tensor]) -> None:
         """Begin the update that `action` names, with the gradient and losses that its stage has gathered."""

@@ -121,7 +121,7 @@ class StageUpdate:
         """
         if self.optimizer is None:
             return
-        master, gradient = self._weights.master.parameters, self._weights.gathering
+        master, gradient = self._weights.master.parameters, self._weights.gradient_buffer
         kept = [parameter.detach().to("cpu", copy=True) for parameter in master]
         with torch.no_grad():
             for parameter, view in zip(master, gradient.owned_views, strict=True):
@@ -139,8 +139,8 @@ class StageUpdate:
             (version,) = set(gradient.versions)
             compensate(
                 gradient.owned_views,
-                current=self._weights.owned_of(self._weights.newest()),
-                computed_at=self._weights.owned_of(self._weights.holding(version)),
+                current=self._weights.owned_members(self._weights.newest()),
+                computed_at=self._weights.owned_members(self._weights.replica_of(version)),
                 strength=self._strength,
             )
 
@@ -194,7 +194,7 @@ class StageUpdate:
         if finite and self._balance_rate:
             biases = moved(biases, gradient.loads, rate=self._balance_rate)
         self.tally.add(gradient.loads)
-        with self._weights.rewriting(version=version, biases=biases) as replica:
+        with self._weights.overwriting_oldest(version=version, biases=biases) as replica:
             if self.optimizer is not None:
                 for group in self.optimizer.param_groups:
                     group["lr"] = group["peak_lr"] * factor

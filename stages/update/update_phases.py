@@ -104,7 +104,7 @@ class UpdatePhases:
                 broadcasts.append((gathered, replica, exchange))
         for gathered, replica, exchange in broadcasts:
             yield exchange
-            with self._stages[gathered.stage].weights.completing(replica, version=gathered.version):
+            with self._stages[gathered.stage].weights.receiving_others(replica, version=gathered.version):
                 exchange.take()
 
     def _apply(self, gathered: Gathered, verdict: Verdict) -> None:

@@ -45,7 +45,7 @@ class KeepGradient:
         views = (view.clone() for view in gradient.views)
         self.kept = dict(zip(self._weights.names, views, strict=True))
         biases = self._weights.newest().biases
-        with self._weights.rewriting(version=version, biases=biases) as replica:
+        with self._weights.overwriting_oldest(version=version, biases=biases) as replica:
             torch._foreach_copy_(list(replica), list(self._weights.master.parameters))
         return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
 

@@ -146,7 +146,7 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Recording:
             stop=lambda: False,
         )
         for state in (state for rank in ranks for state in rank.stages.values()):
-            with state.weights.completing_initial():
+            with state.weights.receiving_initial():
                 pass  # the recording has no values
         for events, rank_streams, rank in zip(recording.events, streams, ranks, strict=True):
             for module in (stages.update.step_decision, stages.update.agreed_end):

@@ -84,14 +84,14 @@ class _WatchedUpdate:
         return getattr(self._update, name)
 
     def _keep(self, version: int) -> None:
-        held = self._weights.holding(version).parameters
+        held = self._weights.replica_of(version).parameters
         self.versions[version] = dict(
             zip(self._weights.names, [tensor.detach().clone() for tensor in held], strict=True)
         )
 
     @contextmanager
     def at_backward(self, replica: Replica, *, mismatch: int) -> Iterator[None]:
-        buffer = self._weights.gathering
+        buffer = self._weights.gradient_buffer
         before = buffer.flat.clone()
         buffer.flat.zero_()
         with self._update.at_backward(replica, mismatch=mismatch):

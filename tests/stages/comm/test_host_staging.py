@@ -58,7 +58,7 @@ def test_a_warm_up_leaves_nothing_behind(text: Path) -> None:
             stop=lambda: False,
         ):
             for state in rank.stages.values():
-                replica, gathering = state.weights.newest(), state.weights.gathering
+                replica, gathering = state.weights.newest(), state.weights.gradient_buffer
                 before, random = replica.flat.clone(), torch.random.get_rng_state()
                 warm_up(state, config, device=torch.device("cpu"))
                 assert torch.equal(replica.flat, before)

@@ -139,7 +139,7 @@ def rank_of(config: RunConfig, stage: int) -> Rank:
         on_step=lambda result: None,
         stop=lambda: False,
     )
-    with rank.stages[stage].weights.completing_initial():
+    with rank.stages[stage].weights.receiving_initial():
         pass  # values are of no interest
     return rank
 

@@ -247,7 +247,7 @@ def test_a_stash_overwritten_too_early_is_caught_where_activations_are_recompute
         yield from forward(self, action)
         if action.microbatch == 3:
             with torch.no_grad():
-                self._stages[action.stage].weights.holding(action.version).parameters[0].mul_(2)
+                self._stages[action.stage].weights.replica_of(action.version).parameters[0].mul_(2)
 
     monkeypatch.setattr(RankExecutor, "_forward", spoiled)
     with pytest.raises(RuntimeError, match=r"its weights were written since the forward"):

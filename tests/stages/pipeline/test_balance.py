@@ -119,12 +119,12 @@ class Routed:
                 self.counted.setdefault((data_rank, action.stage, action.microbatch), []).append(load)
             return weights, chosen
 
-        rewriting = WeightVersions.rewriting
+        overwriting_oldest = WeightVersions.overwriting_oldest
 
-        def spied_rewriting(weights: WeightVersions, *, version: int, biases: Tensor) -> Any:
+        def spied_overwriting(weights: WeightVersions, *, version: int, biases: Tensor) -> Any:
             written = self.biases.setdefault((stage_of[id(weights)], version), biases.clone())
             assert torch.equal(written, biases)
-            return rewriting(weights, version=version, biases=biases)
+            return overwriting_oldest(weights, version=version, biases=biases)
 
         apply = StageUpdate.apply
 
@@ -136,7 +136,7 @@ class Routed:
             spied(method)
         patch.setattr(experts_module, "route", spied_route)
         patch.setattr(StageUpdate, "apply", spied_apply)
-        patch.setattr(WeightVersions, "rewriting", spied_rewriting)
+        patch.setattr(WeightVersions, "overwriting_oldest", spied_overwriting)
         self.program = segment_program(config, first_step=0, steps=config.train.steps)
         ranks = ranks_of(config)
         stage_of = {id(state.weights): stage for rank in ranks for stage, state in rank.stages.items()}

@@ -35,27 +35,27 @@ def versions(
 
 
 def write(weights: WeightVersions, version: int, *, value: float) -> None:
-    with weights.rewriting(version=version, biases=weights.newest().biases) as parameters:
+    with weights.overwriting_oldest(version=version, biases=weights.newest().biases) as parameters:
         for parameter in parameters:
             parameter.fill_(value)
 
 
 def forward(weights: WeightVersions, version: int) -> Tensor:
-    replica = weights.holding(version)
+    replica = weights.replica_of(version)
     replica.pending_backwards += 1
     return replica.module(TOKENS).sum()
 
 
 def test_a_new_version_takes_the_place_of_the_oldest() -> None:
     weights = versions(replicas=2)
-    first = weights.holding(0)
+    first = weights.replica_of(0)
     write(weights, 1, value=0.1)
-    assert weights.holding(0) is first
-    assert weights.holding(1) is not first
+    assert weights.replica_of(0) is first
+    assert weights.replica_of(1) is not first
     write(weights, 2, value=0.2)
-    assert weights.holding(2) is first
+    assert weights.replica_of(2) is first
     with pytest.raises(RuntimeError, match=r"reads version 0, this stage holds \[1, 2\]"):
-        weights.holding(0)
+        weights.replica_of(0)
 
 
 def test_a_stash_that_is_overwritten_too_early_is_caught_by_autograd() -> None:
@@ -74,10 +74,10 @@ def test_without_a_stash_the_backward_reads_the_new_values(dtype: torch.dtype) -
     def embedding_gradient(*, scale: float) -> Tensor:
         weights = versions(replicas=1, replica_dtype=dtype)
         loss = forward(weights, 0)
-        with weights.rewriting(version=1, biases=weights.newest().biases) as parameters:
+        with weights.overwriting_oldest(version=1, biases=weights.newest().biases) as parameters:
             parameters[weights.names.index("head.weight")].mul_(scale)
         loss.backward()
-        return weights.gathering.views[weights.names.index("embedding.weight")].clone()
+        return weights.gradient_buffer.views[weights.names.index("embedding.weight")].clone()
 
     unchanged, doubled = embedding_gradient(scale=1.0), embedding_gradient(scale=2.0)
     assert unchanged.abs().max() > 0
@@ -87,17 +87,17 @@ def test_without_a_stash_the_backward_reads_the_new_values(dtype: torch.dtype) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_backwards_of_all_replicas_gather_into_one_buffer_of_the_masters_type(dtype: torch.dtype) -> None:
     weights = versions(replicas=2, replica_dtype=dtype)
-    with weights.rewriting(version=1, biases=weights.newest().biases) as parameters:
+    with weights.overwriting_oldest(version=1, biases=weights.newest().biases) as parameters:
         for parameter, source in zip(parameters, weights.replicas[0].parameters, strict=True):
             parameter.copy_(source)
     forward(weights, 0).backward()
-    once = weights.gathering.flat.clone()
+    once = weights.gradient_buffer.flat.clone()
     forward(weights, 1).backward()
     assert once.dtype == torch.float32
     assert once.abs().max() > 0
-    torch.testing.assert_close(weights.gathering.flat, 2 * once)
+    torch.testing.assert_close(weights.gradient_buffer.flat, 2 * once)
     taken = weights.take_gradient()
-    assert weights.gathering is not taken
+    assert weights.gradient_buffer is not taken
     assert all(
         parameter.grad is not None and torch.equal(parameter.grad, view)
         for parameter, view in zip(weights.master.parameters, taken.views, strict=True)
@@ -121,11 +121,11 @@ def test_data_ranks_draw_what_they_own_and_together_the_weights_of_one(replica_d
             assert value.any() or number not in one.owned
             assert not value.any() or number in one.owned
         with pytest.raises(RuntimeError, match="reads version 0, this stage holds"):
-            one.holding(0)
+            one.replica_of(0)
         group = InProcessGroup(meeting, rank=rank)
         spreading.append(group.broadcast(one.replicas[0].flat, one.ownership.runs))
     for one, exchange in zip(drawn, spreading, strict=True):
-        with one.completing_initial():
+        with one.receiving_initial():
             exchange.take()
-        pairs = zip(one.holding(0).parameters, whole.holding(0).parameters, strict=True)
+        pairs = zip(one.replica_of(0).parameters, whole.replica_of(0).parameters, strict=True)
         assert all(torch.equal(mine, same) for mine, same in pairs)

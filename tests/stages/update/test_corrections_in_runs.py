@@ -106,9 +106,9 @@ def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_
     )
     update = StageUpdate(config, weights, stage=0, delays=[2], mismatch=2)
     before = [parameter.detach().clone() for parameter in weights.master.parameters]
-    weights.gathering.flat.fill_(0.01)
+    weights.gradient_buffer.flat.fill_(0.01)
     update.apply(weights.take_gradient(), version=1, step=0, clip_by=None, finite=True)
-    replica = weights.holding(1)
+    replica = weights.replica_of(1)
     after = [parameter.detach().clone() for parameter in replica.parameters]
     with update.at_backward(replica, mismatch=2):
         for parameter, old, new in zip(replica.parameters, before, after, strict=True):

@@ -213,7 +213,7 @@ def test_a_flush_has_exchanged_most_of_its_gradient_when_the_last_backward_ends(
         on_step=lambda result: None,
         stop=lambda: False,
     )
-    with rank.stages[0].weights.completing_initial():
+    with rank.stages[0].weights.receiving_initial():
         pass  # the other data rank's weights are of no interest
     for _ in rank.executor.run(program):
         raise AssertionError("nothing to wait for")

@@ -187,7 +187,7 @@ def played(
                 stop=lambda: False,
             )
             (state,) = rank.stages.values()
-            with state.weights.completing_initial():
+            with state.weights.receiving_initial():
                 pass  # the other data rank's weights are of no interest
             device.largest_part = max(state.weights.reduction.parts)
             timed_blocks(rank, device)
