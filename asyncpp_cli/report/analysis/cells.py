@@ -159,6 +159,24 @@ class CellResult:
         """Bytes of each rank of the pipeline, the largest over the seeds."""
         return [max(peaks) for peaks in _by_rank(run.measurement.peak_memory for run in self.completed)]
 
+    @cached_property
+    def load_max_over_mean(self) -> Spread | None:
+        return self._spread("load_max_over_mean")
+
+    @cached_property
+    def load_entropy(self) -> Spread | None:
+        return self._spread("load_entropy")
+
+    @cached_property
+    def experts_never_chosen(self) -> Spread | None:
+        return self._spread("experts_never_chosen")
+
+    @property
+    def load_by_block(self) -> list[float]:
+        """Load, largest over mean, of each block of experts, mean over the seeds."""
+        loads = _by_rank(run.measurement.load_by_block for run in self.completed)
+        return [sum(by_seed) / len(by_seed) for by_seed in loads]
+
     @property
     def skipped_steps(self) -> int:
         """Over all runs."""

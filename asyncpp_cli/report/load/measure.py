@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
 
@@ -47,6 +48,15 @@ class Measurement:
     peak_memory: tuple[float, ...] = ()
     """Peak bytes of each rank of the pipeline: allocated on the device, or where the device does not count
     them, held by the run itself."""
+    load_by_block: tuple[float, ...] = ()
+    """In the last segment, for each block of experts: tokens of the busiest expert over the mean of all
+    experts, in an update."""
+    load_max_over_mean: float | None = None
+    """The largest of these."""
+    load_entropy: float | None = None
+    """Of the experts' shares of the last segment's tokens, 1 if they are equal; the least over blocks."""
+    experts_never_chosen: int | None = None
+    """In the last segment, over all blocks."""
     skipped_steps: int = 0
     """Steps skipped because a gradient was not finite."""
     seconds: float | None = None
@@ -95,6 +105,7 @@ def measure(metrics: Metrics) -> Measurement:
         bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
         bubble_by_rank=bubble_by_rank,
         peak_memory=_peak_memory(segments),
+        **_load(segments),
         skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
         seconds=max(seconds, default=None),
         start=start,
@@ -142,6 +153,20 @@ def _bubble_by_rank(segments: Sequence[MetricsRow]) -> tuple[float, ...]:
     return tuple(
         1 - sum(row["busy"][rank] * row["steady_seconds"] for row in measured) / seconds for rank in ranks
     )
+
+
+def _load(segments: Sequence[MetricsRow]) -> dict[str, Any]:
+    """The fields of the experts' load; none in a dense model."""
+    measured = [row["experts"] for row in segments if row.get("experts")]
+    if not measured:
+        return {}
+    last = measured[-1]
+    return {
+        "load_by_block": tuple(map(float, last["max_over_mean"])),
+        "load_max_over_mean": float(max(last["max_over_mean"])),
+        "load_entropy": float(min(last["entropy"])),
+        "experts_never_chosen": int(sum(last["never_chosen"])),
+    }
 
 
 def _peak_memory(segments: Sequence[MetricsRow]) -> tuple[float, ...]:

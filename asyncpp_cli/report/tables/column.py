@@ -74,7 +74,7 @@ def single(
 
 def averaged(
     key: str,
-    title: str,
+    title: str = "",
     value: Callable[[CellResult], Spread | None] | None = None,
     *,
     form: str,

@@ -14,7 +14,8 @@ from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.report.analysis.aggregate import aggregate, aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.summary import summary_lines
-from asyncpp_cli.report.load.measure import Evaluation, Measurement
+from asyncpp_cli.report.load.measure import Evaluation, Measurement, measure
+from asyncpp_cli.report.load.metrics_rows import from_rows
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.utilisation import peak_tflops, utilisation
 from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records
@@ -225,3 +226,30 @@ def test_memory_and_ranks_are_shown_where_they_are_known() -> None:
     )
     assert last(wide).tokens_per_second_per_rank is not None
     assert text(last(wide), "tokens_per_second_per_rank") == "100"
+
+
+def test_the_load_of_experts_is_that_of_the_last_segment() -> None:
+    def segment(*largest: float) -> dict[str, Any]:
+        load = {
+            "blocks": [1, 2],
+            "max_over_mean": list(largest),
+            "entropy": [0.9, 0.8],
+            "never_chosen": [0, 3],
+        }
+        row = {"kind": "segment", "steady_seconds": 0.0, "delay_max": [0], "mismatch_max": [0], "busy": []}
+        return {**row, "first_step": 0, "steps": 2, "seconds": 1.0, "experts": load}
+
+    measured = measure(from_rows([segment(4.0, 4.0), segment(1.5, 2.5)]))
+    other = measure(from_rows([segment(1.5, 3.5)]))
+    assert (measured.load_max_over_mean, measured.load_entropy) == (2.5, 0.8)
+    assert measured.experts_never_chosen == 3
+    runs = [
+        replace(one, measurement=replace(load, val_loss=2.0))
+        for one, load in zip(seeds("2bw", 2.0, 2.0), (measured, other), strict=True)
+    ]
+    cell = last(*runs)
+    assert text(cell, "load_max_over_mean") == "3.00±0.71"
+    assert cell.load_by_block == [1.5, 3.0]
+    assert records([cell])[0]["experts_never_chosen"] == 3
+    assert text(last(run("2bw", 2.0)), "load_max_over_mean") == "-"
+    assert measure(from_rows([])).load_by_block == ()

@@ -43,6 +43,9 @@ def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
     """Enough steps to be thinned, with a spike and a hole in them."""
     start, *_, segment, evaluation, end = metrics(val_losses=(4.0, 2.0 + delay / 8 + seed / 100), delay=delay)
     segment["action_seconds"] = {"F": [0.1, 0.2], "B": [0.2, 0.4], "U": [0.01, 0.01]}
+    if delay:
+        load = {"blocks": [0, 1], "max_over_mean": [1.25, 1.5], "entropy": [0.9, 0.9], "never_chosen": [0, 0]}
+        segment["experts"] = load
     steps = [
         {
             "kind": "step",
@@ -184,6 +187,15 @@ def test_arms_axes_and_losses_can_be_switched(page: Page) -> None:
 
 
 @needs_chromium
+def test_the_load_of_experts_is_a_curve_of_the_arms_that_have_it(page: Page) -> None:
+    page.value("document.querySelector('[data-kind=\"load\"]').click()")
+    assert [(trace["points"], trace["top"]) for trace in traces(page)] == [(1, 1.5), (1, 1.5)]
+    page.value("document.querySelector('[data-kind=\"train\"]').click()")
+    assert len(traces(page)) == 12
+    assert page.messages == []
+
+
+@needs_chromium
 def test_smoothing_is_a_mean_and_leaves_the_raw_data_behind(page: Page) -> None:
     ask = "document.getElementById('loss-chart').data.filter(t => (t.opacity ?? 1) === 1)[0].y.length"
     slide = (
@@ -204,6 +216,8 @@ def test_every_chart_and_timeline_is_drawn(page: Page) -> None:
     assert page.value("document.querySelectorAll('#gap-chart .errorbar').length") == 1
     assert page.value("document.querySelectorAll('#busy-chart .hm').length") == 1
     assert page.value("document.getElementById('memory').hidden")
+    assert page.value("document.querySelectorAll('#load-chart .hm').length") == 1
+    assert page.value("document.getElementById('load-chart').data[0].text") == [["1.25", "1.50"]]
     # Two programs, predicted and measured, on two ranks.
     assert page.value("document.querySelectorAll('svg.gantt .g-rank').length") == 8
     boxes = page.value("[...document.querySelectorAll('svg.gantt rect title')].map(t => t.textContent)")
@@ -279,7 +293,7 @@ def test_it_fits_a_phone_and_prints(page: Page, written: Path, tmp_path: Path) -
     page.value("window.drawn.then(() => 0)")
     charts = "[...document.querySelectorAll('.chart')].filter(c => c.querySelector('.main-svg'))"
     rooms = page.value(f"{charts}.map(c => [c.clientHeight, c.querySelector('.main-svg').clientHeight])")
-    assert len(rooms) == 4
+    assert len(rooms) == 5
     assert all(room >= drawn for room, drawn in rooms)
     page.print(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")

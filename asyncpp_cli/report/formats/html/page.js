@@ -75,7 +75,7 @@
   // What a run's line goes through: means of its bins, or every point.
   function course(run, unit) {
     const part = run[state.kind];
-    if (state.kind === "val") return { x: along(part).map((value) => value / unit), y: part.loss };
+    if (state.kind !== "train") return { x: along(part).map((value) => value / unit), y: part.loss };
     const binned = run.mean ?? part;
     return { x: alongOf(binned.step, part).map((value) => value / unit), y: smoothed(binned.loss, state.smoothing) };
   }
@@ -110,6 +110,9 @@
     return { x, mean, low, high };
   }
 
+  const KINDS = { train: "Training", val: "Validation" };
+  if (arms.some((arm) => arm.runs.some((run) => run.load))) KINDS.load = "Load of experts";
+  const Y_TITLES = { train: "training loss, nats a token", val: "validation loss, nats a token", load: "largest load of an expert over the mean" };
   const HOVER = "%{y:.4f} at %{x:,}<br>%{text}<extra></extra>";
   const lineOf = (arm, width) => ({ color: colourOf(arm), width, dash: arm.dash });
   const pointsOf = (arm) => (state.kind === "train" ? {} : { marker: { color: colourOf(arm), symbol: arm.marker, size: 6 } });
@@ -137,7 +140,7 @@
     return runs.flatMap((run, place) => {
       const text = plain(`${arm.name}, seed ${run.seed}`);
       const drawn = { ...lines[place], text, type: "scatter", mode, hovertemplate: HOVER, ...pointsOf(arm) };
-      if (state.kind === "val") return [{ ...drawn, line: lineOf(arm, 1.5) }];
+      if (state.kind !== "train") return [{ ...drawn, line: lineOf(arm, 1.5) }];
       if (state.smoothing === 0 && !run.mean) return [{ ...drawn, line: lineOf(arm, 1.2) }];
       const raw = {
         x: along(run.train).map((value) => value / unit), y: run.train.loss, text, type: "scatter", mode: "lines", hoverinfo: "skip",
@@ -162,7 +165,7 @@
       return own.length ? armTraces(arm, own, unit) : [];
     });
     const x = { ...GRID, title: { text: state.axis === "seconds" ? `training time, ${name}` : name }, rangemode: "tozero" };
-    const y = { ...GRID, title: { text: `${state.kind === "train" ? "training" : "validation"} loss, nats a token` } };
+    const y = { ...GRID, title: { text: Y_TITLES[state.kind] } };
     if (state.range === "end") Object.assign(x, endOf(traces, x, y));
     Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, uirevision: `${state.axis} ${state.kind} ${state.range}` }, CONFIG);
   }
@@ -244,7 +247,7 @@
     }], { title: { text: "tokens per second" }, rangemode: "tozero" });
   }
 
-  function drawGrid(name, field, form, options) {
+  function drawGrid(name, field, form, options, along = "rank") {
     drawRows(name, (arm) => arm[field].length > 0, (rows) => {
       const places = Math.max(...rows.map((arm) => arm[field].length), 0);
       const values = rows.map((arm) => Array.from({ length: places }, (_, place) => arm[field][place] ?? null));
@@ -254,7 +257,7 @@
         text: texts, texttemplate: places <= 16 ? "%{text}" : undefined, hovertemplate: "%{x}: %{text}<extra></extra>",
         colorscale: [[0, COLOURS.page], [1, "#2f8fc4"]], textfont: { color: COLOURS.ink }, xgap: 2, ygap: 2, showscale: false, ...options,
       }];
-    }, { title: { text: "rank" }, dtick: 1, showgrid: false, zeroline: false });
+    }, { title: { text: along }, dtick: 1, showgrid: false, zeroline: false });
   }
 
   function draw() {
@@ -263,6 +266,7 @@
     drawSpeed();
     drawGrid("busy", "busy_by_rank", (value) => `${(100 * value).toFixed(0)}%`, { zmin: 0, zmax: 1 });
     drawGrid("memory", "peak_memory_by_rank", (value) => `${(value / MEMORY[0]).toPrecision(3)} ${MEMORY[1]}`, { zmin: 0 });
+    drawGrid("load", "load_by_block", (value) => value.toFixed(2), { zmin: 1 }, "block of experts");
   }
 
   function choice(name, options, label) {
@@ -288,7 +292,7 @@
       drawLoss();
     });
     document.getElementById("controls").append(
-      choice("kind", { train: "Training", val: "Validation" }, "Which loss"),
+      choice("kind", KINDS, "Which curve"),
       choice("axis", AXES, "Along what"),
       ...(arms.some((arm) => arm.runs.length > 1) ? [choice("seeds", { band: "mean and band", single: "single runs" }, "Seeds")] : []),
       choice("range", { all: "whole run", end: "second half" }, "How much"),

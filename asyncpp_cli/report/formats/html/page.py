@@ -56,6 +56,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
         _section("speed", "Throughput", _SPEED),
         _section("busy", "Busy share of each rank", _BUSY),
         _section("memory", "Peak memory of each rank", _MEMORY),
+        _section("load", "Load of experts", _LOAD),
         _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
         f"</main><footer><p>Written by asyncpp {escaped(asyncpp_version())}.</p></footer>",
@@ -83,6 +84,11 @@ synchronous counterpart.</p><div class="chart" id="speed-chart"></div>
 _BUSY = """
 <p>Share of the steady state in which a rank did not wait, mean over seeds.</p>
 <div class="chart" id="busy-chart"></div>
+"""
+_LOAD = """
+<p>Tokens of the busiest expert of an update over the mean of all experts, in each block of experts in the
+last segment; mean over seeds. The chart of losses can show it over time.</p>
+<div class="chart" id="load-chart"></div>
 """
 _MEMORY = """<p>Peak memory, the largest over seeds.</p><div class="chart" id="memory-chart"></div>"""
 

@@ -22,7 +22,7 @@ MOST_CHARACTERS = 2_600_000
 
 _CHARTED = (
     *("status", "n", "val_loss", "gap", "gap_low", "gap_high", "tokens_per_second", "tokens_per_second_std"),
-    *("throughput_ratio", "busy_by_rank", "peak_memory_by_rank"),
+    *("throughput_ratio", "busy_by_rank", "peak_memory_by_rank", "load_by_block"),
 )
 """Fields of a cell's record that the charts show."""
 
@@ -88,7 +88,24 @@ def _run(run: RunResult, bins: int) -> dict[str, Any]:
             "seconds": _rounded(one.seconds for one in kept),
             "loss": _rounded(one.val_loss for one in kept),
         }
+    if load := _load(run, bins):
+        fields["load"] = load
     return fields
+
+
+def _load(run: RunResult, bins: int) -> dict[str, Any] | None:
+    """The experts' load over the segments: largest over mean, of the most uneven block."""
+    segments = [row for row in run.measurement.segments if row.get("experts")]
+    if not segments or run.measurement.start is None:
+        return None
+    loads = np.array([max(row["experts"]["max_over_mean"]) for row in segments])
+    kept = [(segments[index], loads[index]) for index in kept_indices(loads, max(1, -(-len(loads) // bins)))]
+    return {
+        "step": [row["first_step"] + row["steps"] for row, _ in kept],
+        "tokens": run.measurement.start["tokens_per_step"],
+        "seconds": _rounded(row["seconds"] for row, _ in kept),
+        "loss": _rounded(load for _, load in kept),
+    }
 
 
 def _per_step(steps: Sequence[int], tokens: Sequence[int]) -> int | list[int]:
