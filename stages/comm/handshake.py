@@ -13,19 +13,21 @@ import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
+from stages.torch_process import importing_torch, leave
 
-from schedules import build
-from schedules.dependencies import updated
-from schedules.messages import received, sent
-from stages.comm.collectives import Exchange
-from stages.comm.process import Process, connected
-from stages.comm.topology import Connection, connect
-from stages.config import SiteConfig
-from stages.torch_process import leave
-from stages.update.optimizer_sharding import share_out
-from stages.update.reduction_rounds import reduction_plan
+with importing_torch():
+    import torch
+    from torch import Tensor
+
+    from schedules import build
+    from schedules.dependencies import updated
+    from schedules.messages import received, sent
+    from stages.comm.collectives import Exchange
+    from stages.comm.process import Process, connected
+    from stages.comm.topology import Connection, connect
+    from stages.config import SiteConfig
+    from stages.update.optimizer_sharding import share_out
+    from stages.update.reduction_rounds import reduction_plan
 
 T = TypeVar("T")
 

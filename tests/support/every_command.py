@@ -1,6 +1,9 @@
 """Runs every command of the command line in this process, and records how each ended.
 
-python every_command.py EXPERIMENT RESULTS (plain | terminal | closed | few | full | read-only)
+python every_command.py (EXPERIMENT RESULTS KIND)...
+
+KIND is plain, terminal, closed, few, full or read-only. Several kinds share one process and what it imports;
+after `closed` there is no standard output any more.
 """
 
 from __future__ import annotations
@@ -117,6 +120,10 @@ def main(folder: Path, results: Path, kind: str) -> None:
         with contextlib.suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
+    if kind == "terminal":
+        for name in ("COLUMNS", "LINES", "NO_COLOR"):
+            os.environ.pop(name, None)
+        os.environ["TERM"] = "xterm"
     ends: list[dict[str, Any]] = []
     out, err = results / "out", results / "err"
     for arguments in commands(folder, kind=kind):
@@ -142,5 +149,7 @@ def main(folder: Path, results: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    words = sys.argv[1:]
+    for experiment, outcome, environment in zip(words[::3], words[1::3], words[2::3], strict=True):
+        main(Path(experiment), Path(outcome), environment)
     leave(0)

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,77 @@ PRIVATE = "unshare -m --propagation private"
 ENVIRONMENTS = {
     # name: what the folder goes through, what the commands run under, kind of `every_command`
     "plain": ("", "", "plain"),
-    "ascii": ("", "env PYTHONIOENCODING=ascii LC_ALL=C", "plain"),
-    "80 columns": ("", "env -u COLUMNS -u LINES -u NO_COLOR TERM=xterm", "terminal"),
-    "no home": ("", f"{NOBODY} env -u HOME -u USER -u LOGNAME -u XDG_CACHE_HOME -u XDG_CONFIG_HOME", "plain"),
+    "80 columns": ("", "", "terminal"),
     "closed": ("", "", "closed"),
+    "ascii": ("", "env PYTHONIOENCODING=ascii LC_ALL=C", "plain"),
+    "no home": ("", f"{NOBODY} env -u HOME -u USER -u LOGNAME -u XDG_CACHE_HOME -u XDG_CONFIG_HOME", "plain"),
     "read-only": ("mount --bind {0} {0} && mount -o remount,bind,ro {0} && ", "", "read-only"),
     "full": ("mount -t tmpfs -o size=2m none {0} && cp -r {0}.copy/. {0} && ", "", "full"),
     "no processes": ("", f"{NOBODY} prlimit --nproc=1", "few"),
 }
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """An experiment of a completed and a failed run, and some text; where any user may go."""
+@dataclass(frozen=True)
+class Ended:
+    """The experiment's folder, and how each command ended."""
+
+    folder: Path
+    commands: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ended]]:
+    """Every command in an environment. Those that may share a process run when the first is asked for."""
     with tempfile.TemporaryDirectory() as outer:
+        # Any user may go there.
         Path(outer).chmod(0o755)
-        yield filled(Path(outer) / "there")
+        known: dict[str, Ended] = {}
+
+        def of(environment: str) -> Ended:
+            mounting, under, _ = ENVIRONMENTS[environment]
+            if environment not in known:
+                shared = [
+                    name
+                    for name, (other_mounting, other_under, _) in ENVIRONMENTS.items()
+                    if (bool(other_mounting), other_under) == (bool(mounting), under)
+                ]
+                known.update(run_all(shared, Path(outer), results=tmp_path_factory.mktemp("results")))
+            return known[environment]
+
+        yield of
+
+
+def run_all(environments: Sequence[str], outer: Path, *, results: Path) -> dict[str, Ended]:
+    """Run every command in these environments, in one process; they differ in kind and folder only."""
+    mountings, words = "", []
+    _, under, _ = ENVIRONMENTS[environments[0]]
+    folders = {name: filled(outer / name.replace(" ", "-")) for name in environments}
+    for name, folder in folders.items():
+        mounting, _, kind = ENVIRONMENTS[name]
+        if mounting:
+            shutil.copytree(folder, f"{folder}.copy")
+        mountings += mounting.format(folder)
+        (results / name).mkdir()
+        words += [folder, results / name, kind]
+    if mountings and not permitted(f"{PRIVATE} sh -c {shlex.quote(mountings + 'true')}"):
+        pytest.skip(f"not permitted here: {mountings}")
+    if under and not permitted(f"{under} true"):
+        pytest.skip(f"not permitted here: {under}")
+    command = shlex.join(map(str, [sys.executable, SCRIPT, *words]))
+    wrapped = shlex.split(PRIVATE) if mountings else []
+    subprocess.run(
+        [*wrapped, "sh", "-c", f"{mountings}exec {under} {command}"],
+        env=dict(
+            os.environ, OMP_NUM_THREADS="1", ASYNCPP_CACHE=str(results / "cache"), POLARS_MAX_THREADS="1"
+        ),
+        timeout=500,
+        check=False,
+        capture_output=True,
+    )
+    return {
+        name: Ended(folder, json.loads((results / name / "ends.json").read_text()))
+        for name, folder in folders.items()
+    }
 
 
 def filled(there: Path) -> Path:
@@ -67,26 +123,8 @@ def filled(there: Path) -> Path:
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.slow
-def test_every_command(environment: str, folder: Path, tmp_path: Path) -> None:
-    mounting, under, kind = ENVIRONMENTS[environment]
-    shutil.copytree(folder, f"{folder}.copy")
-    prefix = f"{PRIVATE} sh -c {shlex.quote(mounting.format(folder) + 'true')}"
-    if (mounting and not permitted(prefix)) or (under and not permitted(f"{under} true")):
-        pytest.skip(f"not permitted here: {mounting or under}")
-    results = tmp_path / "results"
-    results.mkdir()
-    command = f"exec {under} {sys.executable} {SCRIPT} {folder} {results} {kind}"
-    wrapped = shlex.split(PRIVATE) if mounting else []
-    subprocess.run(
-        [*wrapped, "sh", "-c", mounting.format(folder) + command],
-        env=dict(
-            os.environ, OMP_NUM_THREADS="1", ASYNCPP_CACHE=str(tmp_path / "cache"), POLARS_MAX_THREADS="1"
-        ),
-        timeout=500,
-        check=False,
-        capture_output=True,
-    )
-    ends: list[dict[str, Any]] = json.loads((results / "ends.json").read_text())
+def test_every_command(environment: str, ended: Callable[[str], Ended]) -> None:
+    folder, ends = ended(environment).folder, ended(environment).commands
     assert ends[-1]["arguments"][0] == "status", "they ended with one of the commands"
     for end in ends:
         assert end["fault"] == "", end
