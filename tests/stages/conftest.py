@@ -5,21 +5,24 @@ import pytest
 from support.small_runs import TEXT
 
 
-def write_text(folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    patch.setenv("ASYNCPP_CACHE", str(folder / "cache"))
-    path = folder / "text.txt"
-    path.write_text(TEXT)
-    return path
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has a file of text, and room for what is prepared from it: once for all tests."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "text.txt").write_text(TEXT)
+    return folder
 
 
 @pytest.fixture
-def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of text to train on; what is prepared from it goes away with it."""
-    return write_text(tmp_path, monkeypatch)
+def text(text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of text to train on."""
+    monkeypatch.setenv("ASYNCPP_CACHE", str(text_folder / "cache"))
+    return text_folder / "text.txt"
 
 
 @pytest.fixture(scope="module")
-def shared_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The same for all tests of a module."""
+def shared_text(text_folder: Path) -> Iterator[Path]:
+    """The same for fixtures of a module."""
     with pytest.MonkeyPatch.context() as patch:
-        yield write_text(tmp_path_factory.mktemp("text"), patch)
+        patch.setenv("ASYNCPP_CACHE", str(text_folder / "cache"))
+        yield text_folder / "text.txt"

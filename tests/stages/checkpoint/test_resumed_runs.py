@@ -33,7 +33,9 @@ def test_every_optimizer_goes_on_to_the_same_bits(correction: str, text: Path, t
     schedule = {"discrepancy": "paci", "delay-compensation": "2bw"}.get(correction, "pipedream")
     refused = []
     for name in NAMES:
-        config = saving(small_config(schedule, text=text, optimizer=name, clip="stage", layers=2, stages=2))
+        config = saving(
+            small_config(schedule, text=text, optimizer=name, clip="stage", layers=2, eval_interval=4)
+        )
         config.schedule.update_interval = None if schedule == "2bw" else 2
         if correction in CORRECTION_NAMES:
             config.correction = CorrectionConfig(name=correction)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -57,21 +58,16 @@ def cases(*, stages: tuple[int, ...], times: tuple[int, ...], data: tuple[int, .
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def recorded(shared_text: Path) -> Iterator[Any]:
     """Records a case; an exchange is complete no earlier than a host waits for it."""
-    from support.small_runs import TEXT
-
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "text.txt").write_text(TEXT)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ASYNCPP_CACHE", str(folder / "cache"))
 
         @cache
         def of(case: Case) -> Recording:
             options = SCHEDULES[case.schedule]
             config = small_config(
                 case.schedule.split()[0],
-                text=folder / "text.txt",
+                text=shared_text,
                 stages=case.stages,
                 data=case.data,
                 microbatches=case.microbatches,
