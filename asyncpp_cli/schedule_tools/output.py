@@ -62,7 +62,7 @@ def comparison_table(rows: list[dict[str, Any]]) -> Table:
     chunks = max(row["chunks"] for row in rows)
     table = _table(
         f"{first['stages']} ranks, {first['microbatches']} micro-batches per step"
-        + (f", {chunks} chunks per rank where a schedule takes them" if chunks > 1 else "")
+        + (f", {chunks} chunks per rank where schedules take them" if chunks > 1 else "")
     )
     table.add_column("schedule", no_wrap=True)
     for column in ("bubble", "step", "delay", "mismatch", "versions", "in flight", "drain"):

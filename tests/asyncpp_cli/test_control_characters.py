@@ -34,7 +34,7 @@ EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\udcff\r\b"
 
 @given(text=st.text())
 @pytest.mark.slow
-def test_nothing_that_steers_is_left(text: str) -> None:
+def test_no_control_characters_are_left(text: str) -> None:
     assert all(character.isprintable() or character.isspace() for character in printable(text))
     assert "\n" not in printable(text)
     lines = printable_lines(text)

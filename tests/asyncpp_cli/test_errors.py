@@ -26,7 +26,7 @@ from asyncpp_cli.errors import DamagedError, UserError, doing, refusal_of
         *((number, 1) for number in (errno.ENOMEM, errno.EIO, errno.EFBIG, errno.EPIPE, errno.EBADF)),
     ],
 )
-def test_what_the_system_refuses_names_file_and_reason(number: int, code: int) -> None:
+def test_system_errors_name_file_and_reason(number: int, code: int) -> None:
     refusal = refusal_of(OSError(number, os.strerror(number), "some/file"))
     assert refusal is not None
     assert refusal.code == code
@@ -34,7 +34,7 @@ def test_what_the_system_refuses_names_file_and_reason(number: int, code: int) -
     assert os.strerror(number) in refusal.message
 
 
-def test_what_was_being_done_is_told(tmp_path: Path) -> None:
+def test_the_failed_action_is_in_the_message(tmp_path: Path) -> None:
     def told(act: object) -> str:
         with pytest.raises(OSError, match=r"\[Errno") as caught:
             act()  # type: ignore[operator]

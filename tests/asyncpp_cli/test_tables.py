@@ -31,7 +31,7 @@ def test_a_row_is_a_line_no_longer_than_the_terminal(rows: list[tuple[str, str, 
     assert sum(line.startswith("id-") for line in lines) == len(rows)
 
 
-def test_what_all_rows_have_is_told_once_and_the_middle_of_an_id_is_cut() -> None:
+def test_shared_values_are_shown_once_and_the_middle_of_an_id_is_cut() -> None:
     rows = [["1f1b-adamw-s0-189d2753", "micro", "off", ""], ["2bw-adamw-s0-9e981ded", "micro", "1", ""]]
     narrow = Narrow(shared=["model", "error_feedback"])
     shown = compact(["run", "model", "error_feedback", "step s"], rows, width=40, title="t", narrow=narrow)

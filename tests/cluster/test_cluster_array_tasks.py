@@ -16,7 +16,7 @@ from asyncpp_cli.runs.status import State
 
 
 @pytest.mark.timeout(500)
-def test_all_tasks_go_on_after_a_preemption_and_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
+def test_all_tasks_resume_after_a_preemption_and_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
     often = ["train.checkpoint_interval=50", "train.steps=300", "site.grace=15"]
     experiment = sweep(tmp_path / "e", *ONE_RUN, *often, "matrix.seed=[0,1,2]")
     runs = experiment.runs

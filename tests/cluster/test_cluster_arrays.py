@@ -158,7 +158,7 @@ def test_a_launch_killed_at_any_time_loses_nothing(
 
 
 @pytest.mark.timeout(120)
-def test_what_sbatch_refuses_is_said_once_and_nothing_stays_queued(slurm_conf: Path, tmp_path: Path) -> None:
+def test_a_refusal_of_sbatch_is_shown_once_and_nothing_stays_queued(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e", *MANY, "matrix.parallel.stages=[1,2]")
     cases = {
         "nowhere": ("partition", "invalid partition specified: nowhere", "1 run of 1 node, 1 task of 1 CPU"),

@@ -36,7 +36,7 @@ def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp
 
 
 @pytest.mark.timeout(200)
-def test_nodes_that_cannot_reach_each_other_are_told_before_a_run_is(
+def test_nodes_that_cannot_reach_each_other_are_reported_before_a_run_starts(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
     site = find_site(str(site_file(tmp_path, network_interface="ib7")))
@@ -47,7 +47,7 @@ def test_nodes_that_cannot_reach_each_other_are_told_before_a_run_is(
 
 
 @pytest.mark.timeout(100)
-def test_what_a_profile_asks_for_and_the_cluster_has_not(
+def test_resources_that_the_cluster_lacks_are_named(
     slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = slurm_conf.read_text().splitlines()

@@ -194,7 +194,7 @@ def test_compensation_is_the_formula_and_helps_where_its_assumption_holds() -> N
     assert float((estimate - slope(new)).abs()) < 0.2 * float((slope(old) - slope(new)).abs())
 
 
-def test_what_a_schedule_cannot_carry_is_refused_with_the_reason() -> None:
+def test_a_correction_that_does_not_fit_the_schedule_is_refused_with_the_reason() -> None:
     for name in CORRECTIONS:
         reason = refusal(name, synchronous=True, stashed=True)
         assert reason is not None

@@ -19,7 +19,7 @@ def test_actions_print_as_the_design_has_them():
 
 
 @pytest.mark.parametrize("text", ["", "0F5", "F5@3", "0X5@3", "0U4@1", "0U", "-1F0@0", "0F5@3 1F5@3"])
-def test_what_is_no_action_is_refused(text):
+def test_malformed_actions_are_refused(text):
     with pytest.raises(ValueError, match="is not an action; one looks like"):
         parse_action(text)
 

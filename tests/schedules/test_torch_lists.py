@@ -80,7 +80,7 @@ def test_zero_bubble_is_torchs_with_one_chunk(p, m):
         ("looped-bfs", torch_schedules.ScheduleLoopedBFS),
     ],
 )
-def test_schedules_of_two_stages_a_rank_are_torchs(name, schedule_class, p, m):
+def test_schedules_of_two_stages_per_rank_equal_torchs(name, schedule_class, p, m):
     m += 2 * p if name == "dualpipe-v" else 0
     theirs = from_torch(schedule_class.__name__, stages=p, microbatches=m, chunks=2, steps=2)
     ours = build(name, stages=p, microbatches=m, steps=2, chunks=2)

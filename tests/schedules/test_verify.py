@@ -46,12 +46,12 @@ def with_rank(program: Program, rank: int, text: str) -> Program:
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(rank_1, problem):
+def test_errors_name_their_place(rank_1, problem):
     assert find_problems(PROGRAM) == []
     assert any(problem in found for found in find_problems(with_rank(PROGRAM, 1, rank_1)))
 
 
-def test_all_that_is_wrong_is_reported():
+def test_every_problem_is_reported():
     wrong = with_rank(with_rank(PROGRAM, 0, "0F0@0 0F1@0 0B0@0 0U1"), 1, "1F0@0 1B0@0 1F1@0 1B1@0 1U3")
     found = find_problems(wrong)
     assert any("stage 0 never performs the backward of micro-batch 1" in problem for problem in found)

@@ -49,7 +49,7 @@ def test_a_number_that_float32_or_a_clock_cannot_hold_is_refused(key: str, value
 
 
 @pytest.mark.parametrize("key", ["optimizer.eps", "correction.strength", "site.memory_gb"])
-def test_so_is_one_that_is_not_set_by_default(key: str, text: Path) -> None:
+def test_a_number_beyond_float32_is_refused_for_a_key_without_default(key: str, text: Path) -> None:
     config = small_config(text=text)
     assign(config, {key: 1e308})
     assert refused(config).key == key
@@ -66,12 +66,14 @@ def test_so_is_one_that_is_not_set_by_default(key: str, text: Path) -> None:
         ({"model.norm_eps": -1.0}, "model.norm_eps"),
     ],
 )
-def test_what_is_too_much_together_is_refused(change: dict[str, float | str], key: str, text: Path) -> None:
+def test_sizes_too_large_in_combination_are_refused(
+    change: dict[str, float | str], key: str, text: Path
+) -> None:
     config = small_config(text=text)
     assign(config, change)
     assert refused(config).key == key
 
 
-def test_what_is_large_and_may_be_is_accepted(text: Path) -> None:
+def test_large_settings_within_the_bounds_are_accepted(text: Path) -> None:
     config = small_config(text=text, layers=1000, microbatches=512, stages=64)
     check(replace(config, seed=2**63 - 1))

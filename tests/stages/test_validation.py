@@ -40,7 +40,9 @@ from stages.validation import ConfigError, check
         ({"optimizer.warmup": 1.5}, "optimizer.warmup", "must be at most 1"),
     ],
 )
-def test_what_cannot_run_is_refused_by_key(changed: dict[str, Any], key: str, says: str, text: Path) -> None:
+def test_invalid_settings_are_refused_by_key(
+    changed: dict[str, Any], key: str, says: str, text: Path
+) -> None:
     config = OmegaConf.structured(small_config(text=text))
     check(OmegaConf.to_object(config))
     for name, value in changed.items():

@@ -198,7 +198,7 @@ def test_an_untied_head_is_no_start_of_a_tied_one(run: Run, tmp_path: Path) -> N
     check_init(tied)
 
 
-def test_what_a_config_leaves_out_is_what_transformers_takes() -> None:
+def test_keys_missing_in_a_config_have_the_defaults_of_transformers() -> None:
     from transformers import LlamaConfig
 
     taken = LlamaConfig(num_attention_heads=4, hidden_size=16)

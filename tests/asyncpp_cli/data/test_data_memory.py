@@ -75,7 +75,7 @@ def test_a_little_zstandard_is_not_unpacked_into_much_at_once(tmp_path: Path) ->
     ("name", "packed"),
     [("x.txt.zst", zstandard.compress(b"text" * MIB)), ("x.txt.xz", lzma.compress(b"text" * 99))],
 )
-def test_what_takes_much_memory_to_unpack_is_refused(
+def test_data_that_unpacks_to_too_much_memory_is_refused(
     name: str, packed: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "UNPACK_MEMORY", 1 << 17)
@@ -129,7 +129,7 @@ def test_a_page_of_parquet_that_is_too_long_is_refused(
     assert "x.parquet: a page of 'text' unpacks to 8 MiB" in refused(tmp_path / "x.parquet")
 
 
-def test_what_is_packed_far_is_read_in_smaller_pieces(tmp_path: Path) -> None:
+def test_highly_compressed_data_is_read_in_smaller_pieces(tmp_path: Path) -> None:
     import polars
 
     texts = [f"{number} " + "abc " * 5000 for number in range(400)]

@@ -69,7 +69,7 @@ def break_line(file: Path) -> None:
         ("x.jsonl", None, ["--workers", "0"], ["--workers is 0"]),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_file_and_place(
+def test_an_unreadable_value_is_refused_by_file_and_place(
     name: str, damage: Callable[[Path], object] | None, arguments: list[str], says: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / name

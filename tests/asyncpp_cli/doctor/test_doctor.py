@@ -63,7 +63,7 @@ def test_this_machine_is_fit_and_torch_is_asked_in_other_processes(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_makes_no_sense_is_one_line(tmp_path: Path) -> None:
+def test_nonsensical_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
     for arguments, message in (
         (["--job"], "--job is for clusters"),
         (["--dir", str(tmp_path / "none")], "no such folder"),

@@ -206,7 +206,7 @@ def test_validation_text_that_one_evaluation_reads_more_than_once_is_told(
         ("some text " * 200, ["parallel.data=1000000000"], "must be at most 10,000"),
     ],
 )
-def test_what_could_not_be_trained_is_refused_before_anything_is_written(
+def test_untrainable_cells_are_refused_before_anything_is_written(
     text: str, changes: list[str], says: str, tmp_path: Path, own_cache: None
 ) -> None:
     (tmp_path / "text.txt").write_text(text)

@@ -97,7 +97,7 @@ def end_of(
     ("code", "name"),
     [(143, "SIGTERM"), (140, "SIGUSR2"), (-15, "SIGTERM"), (-12, "SIGUSR2"), (137, ""), (1, ""), (0, "")],
 )
-def test_sruns_exit_code_says_by_which_signal_its_tasks_were_told(code: int, name: str) -> None:
+def test_the_signal_is_read_from_sruns_exit_code(code: int, name: str) -> None:
     number = signal_of(code)
     assert (number.name if number else "") == name
 

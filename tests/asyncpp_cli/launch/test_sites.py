@@ -37,7 +37,7 @@ def test_every_shipped_profile_is_accepted() -> None:
         assert find_site(name).description
 
 
-def test_a_profile_of_ones_own_is_found_by_name_and_by_path(own_profiles: Path, tmp_path: Path) -> None:
+def test_a_user_profile_is_found_by_name_and_by_path(own_profiles: Path, tmp_path: Path) -> None:
     (own_profiles / "mine.yaml").write_text("partition: a\ntime: '90'\n")
     (own_profiles / "testcluster.yaml").write_text("partition: b\n")
     (tmp_path / "there.yml").write_text("gpus_per_node: 4\nrun: {grace: 60, threads: 2}\n")
@@ -96,7 +96,7 @@ def test_an_unknown_site_is_one_line_that_names_the_known(tmp_path: Path) -> Non
         (4, "partition: any", (1, 4, 4, 1, 0)),
     ],
 )
-def test_a_cell_takes_a_task_a_rank_and_a_gpu_a_task(
+def test_a_cell_takes_one_task_per_rank_and_one_gpu_per_task(
     own_profiles: Path, stages: int, profile: str, shape: tuple[int, int, int, int, int]
 ) -> None:
     file = own_profiles / "mine.yaml"

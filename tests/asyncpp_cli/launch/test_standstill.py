@@ -111,7 +111,7 @@ def test_a_stopped_supervisor_does_not_keep_a_launch_waiting(
     assert supervises.wait() == -signal.SIGTERM
 
 
-def test_who_is_stopped_is_woken_where_that_is_no_work_of_theirs(
+def test_stopped_processes_are_resumed_once_their_run_is_stalled(
     attempt: Attempt,
     children: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,

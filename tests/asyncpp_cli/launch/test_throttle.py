@@ -12,7 +12,7 @@ from asyncpp_cli.launch.submission.throttle import Throttle, throttles
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 400))
-def test_all_arrays_together_run_as_many_at_once_as_was_said(sizes: list[int], at_once: int) -> None:
+def test_max_parallel_holds_over_all_arrays(sizes: list[int], at_once: int) -> None:
     found = throttles(sizes, at_once=at_once)
     assert all(1 <= turn.at_once <= size for turn, size in zip(found, sizes, strict=True))
     assert all(turn.after is None or turn.after < index for index, turn in enumerate(found))

@@ -100,7 +100,7 @@ def test_a_reduction_is_hidden_where_the_schedule_has_room_for_it(name: str, exp
     assert with_it == pytest.approx(simulated(name, hidden, microbatches=16)[0], rel=0.03)
 
 
-def test_more_updates_a_step_take_more_time() -> None:
+def test_more_updates_per_step_take_more_time() -> None:
     given = times(stages=4, uneven=False, message=0.0, update=0.5)
     often, once = (
         step_time("pipedream", given, microbatches=8, update_interval=interval).seconds for interval in (1, 8)

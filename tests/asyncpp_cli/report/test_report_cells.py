@@ -87,7 +87,7 @@ def test_a_gap_is_over_the_seeds_that_both_arms_have() -> None:
     assert "2bw muon without seed 0, 1, 5, 6, so without a gap." in " ".join(summary_lines(apart))
 
 
-def test_what_a_correction_recovers_is_over_the_seeds_of_all_three() -> None:
+def test_the_recovered_gap_is_over_seeds_common_to_all_three_cells() -> None:
     runs = [*seeds("1f1b", 2.0, 2.0), *seeds("2bw", 2.4, 2.41, 9.0)]
     corrected = [run("2bw", loss, seed=seed, error_feedback=1.0) for seed, loss in ((0, 2.1), (2, 1.0))]
     assert last(*runs, *corrected).recovered == pytest.approx(0.75)

@@ -101,7 +101,7 @@ def test_a_setting_without_a_use_is_shown_where_it_alone_tells_cells_apart() -> 
     assert len({tuple(row[:5]) for row in rows}) == 4
 
 
-def test_what_keeps_a_cell_from_being_compared_is_named() -> None:
+def test_reasons_against_a_comparison_are_named() -> None:
     _, notes = aggregate([run("1f1b"), run("paci", **{"train.clip": "stage"}), run("2bw")])
     assert notes == ["No synchronous counterpart for paci muon: the nearest differs in train.clip."]
     _, notes = aggregate([run("1f1b", "adamw"), run("2bw"), run("paci")])

@@ -48,7 +48,7 @@ def test_cells_lie_side_by_side_with_their_runs_and_states(folder: Path) -> None
     assert by_row["1f1b", "off"][2] == ""
 
 
-def test_what_is_in_neither_rows_nor_columns_still_tells_rows_apart(folder: Path) -> None:
+def test_keys_in_neither_rows_nor_columns_still_distinguish_rows(folder: Path) -> None:
     table = laid_out(folder, cols=("schedule",)).table(width=None)
     assert [heading.title for heading in table.headings] == ["optimizer", "EF", "1f1b", "2bw"]
     assert len({tuple(row[:2]) for row in table.rows}) == len(table.rows) == 5
@@ -140,7 +140,7 @@ def test_columns_that_nothing_was_measured_of_are_not_there(folder: Path, tmp_pa
     assert not {"tokens_per_second", "throughput_ratio", "bubble"} & keys
 
 
-def test_what_has_no_room_is_named(folder: Path) -> None:
+def test_columns_left_out_of_a_narrow_table_are_named(folder: Path) -> None:
     table = report_of(folder).table(width=95)
     kept = {heading.key for heading in table.headings}
     assert {"val_loss", "gap", "tokens_per_second", "throughput_ratio", "bubble"} <= kept

@@ -80,7 +80,7 @@ def test_watching_ends_quietly_at_an_interrupt(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
-def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+def test_unchanged_runs_are_not_read_again(tmp_path: Path) -> None:
     experiment = waiting(tmp_path / "experiment")
     opened = open_experiment(experiment.folder)
     loader = Loader(keep_steps=False)

@@ -103,7 +103,7 @@ def test_among_64_ranks_as_many_files_are_opened_as_among_4(
     assert 0 < many == few < 8
 
 
-def test_all_ranks_together_look_no_oftener_beyond_some_hundreds(tmp_path: Path) -> None:
+def test_polling_of_all_ranks_is_bounded_beyond_some_hundreds(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path / "run", 1)
 
     def looks_a_second(size: int) -> float:
@@ -162,7 +162,7 @@ def test_a_rank_that_vanished_is_seen_on_its_machine_and_told_to_all(tmp_path: P
     assert not elsewhere._another_failed()
 
 
-def test_who_waits_for_a_rank_that_vanishes_last_settles_the_run(tmp_path: Path) -> None:
+def test_the_last_waiter_for_a_vanished_rank_settles_the_run(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path / "run", 4)
     for rank in (1, 2, 3):
         fall(attempt, rank, 1)

@@ -77,7 +77,7 @@ def test_a_process_of_another_boot_or_namespace_is_elsewhere() -> None:
         {"host": "h", "pid": 1, "start": 1, "boot": None},
     ],
 )
-def test_what_names_no_process_is_refused(record: object) -> None:
+def test_malformed_process_records_are_refused(record: object) -> None:
     with pytest.raises(ValueError, match="names no process"):
         parse_process(record)
 

@@ -207,7 +207,7 @@ def test_import_and_export_go_round_by_torchs_csv(tmp_path):
     assert "valid" in run("check", str(file))
 
 
-def test_what_was_imported_can_be_compared(tmp_path):
+def test_imported_schedules_can_be_compared(tmp_path):
     imported, csv = tmp_path / "zbv.txt", tmp_path / "zbv.csv"
     imported.write_text(run("import", "ZBVZeroBubble", *geometry(2, 4), "--chunks", "2"))
     csv.write_text(run("export", str(imported), "--format", "csv"))

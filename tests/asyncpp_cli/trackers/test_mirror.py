@@ -89,7 +89,7 @@ def test_mirroring_again_adds_what_is_new_and_nothing_twice(tmp_path: Path) -> N
     assert mirrored.read_bytes() == expected
 
 
-def test_what_a_resumed_run_did_again_is_taken_back(tmp_path: Path) -> None:
+def test_rows_that_a_resumed_run_repeats_are_dropped(tmp_path: Path) -> None:
     run = experiment(tmp_path / "e", [*metrics(val_losses=(4.0, 3.0))[:-1], *resumed(after=2)])
     asyncpp("mirror", tmp_path / "e", "--to", "tensorboard", "--out", tmp_path / "m")
     read = events(tmp_path / "m", run)

@@ -141,7 +141,7 @@ def folder(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", ".metadata", "__0_0.distcp"])
 @pytest.mark.parametrize("harm", [queue, device, link, folder])
-def test_what_is_no_file_is_not_read(
+def test_special_files_are_not_read(
     harm: Callable[[Path], None],
     name: str,
     trained: tuple[RunConfig, Path],

@@ -194,7 +194,7 @@ def test_config_says_what_the_model_is(text: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint_is_passed_over_unless_it_is_asked_for(
+def test_a_damaged_checkpoint_is_skipped_unless_requested(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = small_config("1f1b", text=text)

@@ -150,7 +150,7 @@ def test_a_mixture_of_transformers_is_a_start(model_type: str, text: Path, tmp_p
         check_init(replace(config.model, experts=7))
 
 
-def test_what_transformers_has_no_place_for_is_refused(text: Path, tmp_path: Path) -> None:
+def test_models_that_transformers_cannot_represent_are_refused(text: Path, tmp_path: Path) -> None:
     config = config_of(text, "qwen3", {"router_score": "softmax", "balance_rate": 0.05})
     weights, saved = trained(config, tmp_path / "c")
     options: dict[str, Any] = {"format": ExportFormat.HF, "weights": Weights.MASTER}

@@ -16,7 +16,7 @@ from stages.comm.device_settings import (
 )
 
 
-def test_what_the_environment_says_already_stays() -> None:
+def test_environment_variables_already_set_are_kept() -> None:
     environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "16", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
     set_environment(environment)
     assert environment == {

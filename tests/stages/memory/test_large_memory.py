@@ -172,7 +172,7 @@ def without_memory() -> Iterator[Allocations]:
 
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
 @pytest.mark.slow
-def test_what_every_stage_keeps_is_what_is_planned(schedule: str, text: Path) -> None:
+def test_planned_memory_is_what_every_stage_keeps(schedule: str, text: Path) -> None:
     config = ten_billion(text, schedule, microbatches=3)
     planned = estimate(config, COSTS, limit_gb=None).memory
     for stage in range(4):

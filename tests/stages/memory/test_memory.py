@@ -87,7 +87,7 @@ def test_the_parameters_are_those_of_the_module(family: str, text: Path) -> None
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_a_run_holds_is_what_its_programs_say(
+def test_a_run_holds_the_versions_of_its_programs(
     schedule: str, precision: str, recompute: bool, text: Path
 ) -> None:
     config = config_of(schedule, text, precision=precision, recompute=recompute)

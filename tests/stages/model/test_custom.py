@@ -185,15 +185,13 @@ def test_buffers_have_the_values_that_the_function_computes(own: RunConfig) -> N
         ("bad_models:missing", "cannot be imported"),
     ],
 )
-def test_what_a_function_returns_is_held_against_what_it_should(
-    factory: str, says: str, own: RunConfig
-) -> None:
+def test_the_model_of_a_factory_is_checked(factory: str, says: str, own: RunConfig) -> None:
     with pytest.raises(FactoryError, match=says):
         replay(with_factory(own, factory), recorder=Rows())
 
 
 @pytest.mark.slow
-def test_what_lies_otherwise_in_memory_is_sent_and_replayed_alike(own: RunConfig) -> None:
+def test_noncontiguous_tensors_are_sent_and_replayed_alike(own: RunConfig) -> None:
     config = with_factory(own, "bad_models:transposed")
     alone = replay(config, recorder=Rows())
     for [(weights, _)] in in_processes(trained, [config], size=2):

@@ -166,7 +166,7 @@ def test_dense_first_blocks_have_a_cost_of_their_own(text: Path) -> None:
 
 @pytest.mark.parametrize("stages", range(1, 7))
 @pytest.mark.parametrize("vocabulary", [256, 1000])
-def test_where_everything_fits_the_cut_is_the_default_one(stages: int, vocabulary: int) -> None:
+def test_the_default_cut_is_kept_where_everything_fits(stages: int, vocabulary: int) -> None:
     model = replace(MODEL, vocab_size=vocabulary)
     spec = describe(model)
     block, head = (part.forward_multiply_adds(context=16) for part in (spec.blocks[0], spec.head))

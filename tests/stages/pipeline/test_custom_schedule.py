@@ -155,7 +155,7 @@ def test_processes_compute_the_bits_of_replay_and_go_on_to_them(text: Path, tmp_
         ("further:without_last_backward", "stage 0 never performs the backward of micro-batch 0"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_by_key(name: str, says: str, text: Path) -> None:
+def test_untrainable_settings_are_refused_by_key(name: str, says: str, text: Path) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
         check(config_of(name, text))
     assert refused.value.key == "schedule.name"
@@ -171,7 +171,7 @@ def test_what_cannot_be_trained_is_refused_by_key(name: str, says: str, text: Pa
         ("further:v_shaped", "sync-start needs one stage a rank, in order"),
     ],
 )
-def test_a_synchronous_start_leaves_one_version_and_one_stage_a_rank(
+def test_a_synchronous_start_leaves_one_version_and_one_stage_per_rank(
     name: str, says: str, text: Path
 ) -> None:
     config = config_of(name, text)

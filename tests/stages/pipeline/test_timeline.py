@@ -132,7 +132,7 @@ def test_hosts_are_set_by_the_meeting_and_ranks_of_one_host_share_its_clock() ->
     ]
 
 
-def test_all_ranks_go_back_to_where_each_ones_record_reaches() -> None:
+def test_the_timeline_begins_where_the_records_of_all_ranks_overlap() -> None:
     traces = {
         0: of_times(0, [(float(n), n + 1.0) for n in range(5, 9)], performed=16),
         1: of_times(1, [(float(n), n + 1.0) for n in range(7, 11)], performed=16),
@@ -150,5 +150,5 @@ def test_all_ranks_go_back_to_where_each_ones_record_reaches() -> None:
 @pytest.mark.parametrize(
     ("actions", "steps", "kept"), [(170, 10, 68), (34, 2, 68), (10_000, 5, MOST_ACTIONS)]
 )
-def test_what_is_kept_is_bounded(actions: int, steps: int, kept: int) -> None:
+def test_the_number_of_kept_actions_is_bounded(actions: int, steps: int, kept: int) -> None:
     assert kept_actions(actions, steps=steps) == kept
