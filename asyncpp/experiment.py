@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,48 @@ class Experiment:
         from asyncpp.figures import figures_of
 
         return figures_of(self._report(keep_steps=True).cells)
+
+    def note(self, run: str, text: str = "", *, tags: Sequence[str] = ()) -> None:
+        """Add a note or tags to a run, as `asyncpp note`.
+
+        Args:
+            run: its id, or the beginning of its id.
+            text: the note.
+            tags: letters, digits, dots, dashes and underscores.
+
+        Raises:
+            UserError: there is no such run, or the note is not accepted; nothing is written.
+        """
+        from asyncpp_cli.runs.experiment_folder import select_runs
+        from asyncpp_cli.runs.notes import add_note
+
+        [chosen] = select_runs(self._read(), [run])
+        add_note(chosen, text, tags=tags)
+
+    def remove(self, *runs: str, yes: bool = False) -> None:
+        """Remove runs and their cells with all that they have measured, as `asyncpp remove`.
+
+        Args:
+            runs: ids, or their beginnings.
+            yes: agree to the loss; otherwise the error says what would be lost.
+
+        Raises:
+            UserError: a run is running or queued, no run would be left, or `yes` is not given; nothing is
+                removed.
+        """
+        from asyncpp_cli.errors import UserError
+        from asyncpp_cli.experiment.removal import losses, remove_runs
+        from asyncpp_cli.runs.experiment_folder import select_runs
+
+        experiment = self._read()
+        if not runs:
+            raise UserError("no runs given; accepted: ids of runs, or their beginnings")
+        chosen = list({run.id: run for run in select_runs(experiment, runs)}.values())
+        lost = losses(experiment, chosen)
+        if not yes:
+            named = "; ".join(loss.text for loss in lost)
+            raise UserError(f"this would remove {named}; yes=True agrees")
+        remove_runs(experiment, chosen)
 
     def diff(self, other: str | Path | Experiment) -> dict[str, Any]:
         """What differs between this experiment (a) and another, a run or a cell (b).

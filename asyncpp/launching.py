@@ -46,6 +46,7 @@ def launch_experiment(
     Raises:
         UserError: a run, the site or an option is not accepted; nothing was started.
     """
+    from asyncpp_cli.launch.end_message import tell_end
     from asyncpp_cli.launch.sites import LOCAL, find_site
 
     profile = find_site(site)
@@ -56,7 +57,10 @@ def launch_experiment(
             raise UserError(f"--wait, --report and --retries are for clusters, and {site} is this machine")
         if dry_run:
             return _rehearse(experiment, replay=replay)
-        return launch_locally(experiment.folder, replay=replay, max_parallel=max_parallel)
+        code = launch_locally(experiment.folder, replay=replay, max_parallel=max_parallel)
+        if code != INTERRUPTED_CODE:
+            tell_end(experiment, profile)
+        return code
     from asyncpp_cli.launch.submission.array_plan import LaunchOptions
 
     options = LaunchOptions(replay=replay, max_parallel=max_parallel, retries=retries, report=report)
@@ -65,7 +69,10 @@ def launch_experiment(
 
         show_scripts(experiment, profile, options)
         return _rehearse(experiment, replay=replay)
-    return launch_on_cluster(experiment, profile, options, wait=wait, only=None)
+    code = launch_on_cluster(experiment, profile, options, wait=wait, only=None)
+    if wait and code != INTERRUPTED_CODE:
+        tell_end(experiment, profile)
+    return code
 
 
 def _confirmed(experiment: Experiment, site: Site) -> bool:

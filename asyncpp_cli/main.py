@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import Annotated, NoReturn
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from asyncpp_cli.commands import data, optimizers, schedule, templates, theory
 from asyncpp_cli.commands.cancel import cancel
+from asyncpp_cli.commands.completion import completion
 from asyncpp_cli.commands.diff import diff
 from asyncpp_cli.commands.doctor import doctor
 from asyncpp_cli.commands.export import export
 from asyncpp_cli.commands.launch import launch
 from asyncpp_cli.commands.logs import logs
 from asyncpp_cli.commands.mirror import mirror
+from asyncpp_cli.commands.note import note
 from asyncpp_cli.commands.plan import plan
 from asyncpp_cli.commands.profile import profile
 from asyncpp_cli.commands.quickstart import quickstart
+from asyncpp_cli.commands.remove import remove
 from asyncpp_cli.commands.report import report
 from asyncpp_cli.commands.retry import retry
 from asyncpp_cli.commands.status import status
@@ -30,6 +35,9 @@ from asyncpp_cli.package_check import what_happened
 from asyncpp_cli.standard_streams import abandon_output, make_fit
 
 # Some versions of Typer vendor Click: find the class by its name.
+_COMPLETION = "_ASYNCPP_COMPLETE"
+"""Set by the scripts of `asyncpp completion`, with what the shell wants."""
+
 _CommandLineError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -73,10 +81,13 @@ for command in (
     retry,
     report,
     diff,
+    note,
+    remove,
     export,
     mirror,
     train,
     doctor,
+    completion,
 ):
     app.command()(command)
 app.add_typer(schedule.app, name="schedule")
@@ -96,6 +107,8 @@ def main() -> None:
     try:
         if (damage := what_happened()) is not None:
             raise UserError(damage)
+        if _COMPLETION in os.environ:
+            completion_init()
         code = app(prog_name="asyncpp", standalone_mode=False)
         sys.stdout.flush()
     except (SystemExit, KeyboardInterrupt):

@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.completion import experiments, runs_of_folder
+
 
 def cancel(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
+    ],
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="Ids of runs, or their beginnings; default: all."),
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Ids of runs, or their beginnings; default: all.",
+            autocompletion=runs_of_folder,
+        ),
     ] = None,
 ) -> None:
     """Cancel queued and running runs. Running ones save first; launch again to resume them.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asyncpp_cli.completion import run_folders
+
 if TYPE_CHECKING:
     from asyncpp_cli.report.analysis.difference import CellPair, Difference, NumberPair, Values
 
@@ -32,10 +34,15 @@ def diff(
     first: Annotated[
         Path,
         typer.Argument(
-            metavar="A", help="Experiment DIR, run DIR/runs/ID, or DIR/BEGINNING of the ids of a cell's runs."
+            metavar="A",
+            help="Experiment DIR, run DIR/runs/ID, or DIR/BEGINNING of the ids of a cell's runs.",
+            autocompletion=run_folders,
         ),
     ],
-    second: Annotated[Path, typer.Argument(metavar="B", help="What to compare it with, likewise.")],
+    second: Annotated[
+        Path,
+        typer.Argument(metavar="B", help="What to compare it with, likewise.", autocompletion=run_folders),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
     """Show what differs between two runs, cells or experiments.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.completion import sites
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 def doctor(
     site: Annotated[
         str,
-        typer.Option("--site", metavar="NAME", help="Also check this cluster; `local`: only this machine."),
+        typer.Option(
+            "--site",
+            metavar="NAME",
+            help="Also check this cluster; `local`: only this machine.",
+            autocompletion=sites,
+        ),
     ] = "local",
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder for experiments; default: the current one.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.completion import run_folders
 from asyncpp_cli.errors import UserError
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.torch_process import importing_torch
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 def export(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.")
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.", autocompletion=run_folders
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: new, or empty.")],
     format: Annotated[

@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.completion import experiments, sites
+
 
 def launch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
+    ],
     site: Annotated[
-        str, typer.Option("--site", metavar="NAME", help="Site profile; `local`: this machine.")
+        str,
+        typer.Option(
+            "--site", metavar="NAME", help="Site profile; `local`: this machine.", autocompletion=sites
+        ),
     ] = "local",
     replay: Annotated[
         bool,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.completion import experiments, runs_of_folder
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.plain_text import printable_lines
 
@@ -20,8 +21,13 @@ _INTERRUPTED_CODE = 130
 
 
 def logs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or its beginning.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
+    ],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Id of a run, or its beginning.", autocompletion=runs_of_folder),
+    ],
     rank: Annotated[
         int | None,
         typer.Option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.completion import experiments
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.trackers.catalogue import TRACKERS
 
@@ -20,7 +21,12 @@ SECONDS_BETWEEN_UPDATES = 5.0
 
 
 def mirror(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an experiment, or of one run.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="Folder of an experiment, or of one run.", autocompletion=experiments
+        ),
+    ],
     name: Annotated[
         str,
         typer.Option(

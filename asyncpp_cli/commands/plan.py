@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asyncpp_cli.completion import models_and_templates, settings, sites
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,11 +20,19 @@ if TYPE_CHECKING:
 def plan(
     what: Annotated[
         str,
-        typer.Argument(metavar="MODEL|TEMPLATE", help="Template of a model or an experiment, or its file."),
+        typer.Argument(
+            metavar="MODEL|TEMPLATE",
+            help="Template of a model or an experiment, or its file.",
+            autocompletion=models_and_templates,
+        ),
     ],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes, as in optimizer=muon or data.context=4096."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Changes, as in optimizer=muon or data.context=4096.",
+            autocompletion=settings,
+        ),
     ] = None,
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="Total number of GPUs.")] = 1,
     memory: Annotated[
@@ -31,7 +40,10 @@ def plan(
         typer.Option("--memory", metavar="GB", help="Memory of a GPU, 10^9 bytes; default: the device's."),
     ] = None,
     site: Annotated[
-        str | None, typer.Option("--site", metavar="NAME", help="Site profile that names its GPUs.")
+        str | None,
+        typer.Option(
+            "--site", metavar="NAME", help="Site profile that names its GPUs.", autocompletion=sites
+        ),
     ] = None,
     device: Annotated[
         str | None,

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.completion import experiments
 from asyncpp_cli.errors import UserError
 
 _NARROWEST, _WIDEST = 2.0, 14.0
@@ -31,7 +32,9 @@ class ReportFormat(StrEnum):
 def report(
     experiments: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Folders of experiments to report together."),
+        typer.Argument(
+            metavar="DIR...", help="Folders of experiments to report together.", autocompletion=experiments
+        ),
     ],
     output_format: Annotated[
         ReportFormat,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.completion import experiments, runs_of_folder, sites
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -14,16 +15,26 @@ if TYPE_CHECKING:
 
 
 def retry(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
+    ],
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids of runs, or their beginnings.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", help="Ids of runs, or their beginnings.", autocompletion=runs_of_folder
+        ),
     ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="All that failed or are damaged.")] = False,
     timeout: Annotated[bool, typer.Option("--timeout", help="All that reached a time limit.")] = False,
     oom: Annotated[bool, typer.Option("--oom", help="All that ran out of memory.")] = False,
     site: Annotated[
         str | None,
-        typer.Option("--site", metavar="NAME", help="Where to run; default: where each was submitted last."),
+        typer.Option(
+            "--site",
+            metavar="NAME",
+            help="Where to run; default: where each was submitted last.",
+            autocompletion=sites,
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="On a cluster: stay and show progress.")] = False,
     retries: Annotated[

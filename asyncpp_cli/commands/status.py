@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.completion import experiments
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.attempts.cost import Cost, amount, cost_of_run, cost_text, total
+from asyncpp_cli.runs.notes import notes_of, tags_of
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.tables import Narrow, printed
 
@@ -23,13 +25,15 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 2.0
 _INTERRUPTED_CODE = 130
 _NARROW = Narrow(
-    optional=["cost", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
+    optional=["cost", "tags", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
     beneath="reason",
 )
 
 
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the experiment.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of runs.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Update every two seconds.")] = False,
     cells: Annotated[
@@ -129,6 +133,11 @@ def _table(
         run_statuses = [run_status for run_status in run_statuses if _failed(run_status)]
     columns = ["run", "state", "step", "saved", "train loss", "tokens/s", "cost", "last sign", "reason"]
     rows = [[each.run.id, *_row(each, costs[each.run.id])] for each in run_statuses]
+    tags = [", ".join(tags_of(notes_of(each.run))) for each in run_statuses]
+    if any(tags):
+        columns.insert(-1, "tags")
+        for row, of_run in zip(rows, tags, strict=True):
+            row.insert(-1, of_run)
     if any(run_status.site for run_status in run_statuses):
         columns[2:2] = ["attempt", "job", "nodes"]
         for row, run_status in zip(rows, run_statuses, strict=True):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.completion import settings, sites, templates
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
 
 def sweep(
     template: Annotated[
-        str, typer.Argument(metavar="TEMPLATE", help="Name of a shipped template, or a file.")
+        str,
+        typer.Argument(
+            metavar="TEMPLATE", help="Name of a shipped template, or a file.", autocompletion=templates
+        ),
     ],
     changes: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
             help="Settings for all cells, as in train.steps=300 or matrix.seed=[0,1].",
+            autocompletion=settings,
         ),
     ] = None,
     out: Annotated[
@@ -32,7 +37,12 @@ def sweep(
     ] = None,
     site: Annotated[
         str | None,
-        typer.Option("--site", metavar="NAME", help="Site profile: refuse cells that do not fit its GPUs."),
+        typer.Option(
+            "--site",
+            metavar="NAME",
+            help="Site profile: refuse cells that do not fit its GPUs.",
+            autocompletion=sites,
+        ),
     ] = None,
     list_only: Annotated[
         bool, typer.Option("--list", help="Check and show the cells without writing.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asyncpp_cli.completion import run_folders
 from asyncpp_cli.errors import UserError
 from stages.torch_process import importing_torch, leave
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 def train(
     run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.")
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.", autocompletion=run_folders
+        ),
     ],
     replay: Annotated[
         bool, typer.Option("--replay", help="Run all ranks in this process, taking turns; same numbers.")

@@ -111,7 +111,7 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
 def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> Rendered:
     """Add missing cells to the experiment in the folder."""
     _is_free(wanted.folder)  # refuses a folder of something else before a lock file is written into it
-    with _locked(wanted.folder):
+    with experiment_locked(wanted.folder):
         existing = None
         if (wanted.folder / EXPERIMENT_FILE).is_file():
             existing = open_experiment(wanted.folder)
@@ -197,7 +197,7 @@ def _check_written(experiment: Experiment) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def experiment_locked(folder: Path) -> Iterator[None]:
     """Hold the experiment's lock, so that no other process writes it.
 
     Raises:

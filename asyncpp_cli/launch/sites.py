@@ -91,6 +91,9 @@ class Site:
     """sbatch flags to remove because the site refuses them."""
     srun_flags: list[str] = field(default_factory=list)
     """Additional arguments of srun: [--mpi=none]."""
+    on_end: list[str] = field(default_factory=list)
+    """Command to run when a launch that was waited for has ended, as words: [notify-send, asyncpp]. Its last
+    word will be a sentence; ASYNCPP_FOLDER, ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its environment."""
     run: dict[str, Any] = field(default_factory=dict)
     """Settings `site.*` (device, threads, timeout, grace, ...) that override those of the runs."""
 
@@ -226,6 +229,8 @@ def _check(site: Site) -> None:
             )
         if name in _OURS:
             refuse("flags", f"{name} is set by asyncpp and cannot be changed")
+    if site.on_end and not site.on_end[0]:
+        refuse("on_end", "the first word is empty; accepted: a command and its arguments")
     for flag in site.srun_flags:
         if not flag.startswith("-"):
             refuse("srun_flags", f"{flag!r} is not a flag; accepted: --name=value")

@@ -101,6 +101,45 @@ def write_experiment(experiment: Experiment) -> None:
     )
 
 
+def runs_at(path: Path) -> tuple[Experiment, tuple[Cell, ...]]:
+    """The experiment that a path lies in, and the cells that it names.
+
+    Args:
+        path: folder of an experiment (all its cells) or of a run, or EXPERIMENT/BEGINNING of ids.
+
+    Raises:
+        UserError: it names none of these.
+    """
+    if (path / EXPERIMENT_FILE).exists():
+        experiment = open_experiment(path)
+        return experiment, experiment.cells
+    folder = path.parent.parent if path.parent.name == "runs" else path.parent
+    if not (folder / EXPERIMENT_FILE).exists():
+        raise UserError(
+            f"{path}: no such experiment or run; accepted: an experiment's folder DIR, a run's folder "
+            "DIR/runs/ID, or DIR/BEGINNING for all its runs whose ids begin so"
+        )
+    experiment = open_experiment(folder)
+    named = tuple(cell for cell in experiment.cells if cell.id == path.name) or tuple(
+        cell for cell in experiment.cells if cell.id.startswith(path.name)
+    )
+    if not named:
+        raise UserError(f"{path}: no run of {folder} has an id that begins with {path.name}")
+    return experiment, named
+
+
+def run_at(path: Path) -> Run:
+    """The run that a path names: DIR/runs/ID, or DIR/BEGINNING of its id.
+
+    Raises:
+        UserError: it names none, or several.
+    """
+    experiment, cells = runs_at(path)
+    if len(cells) > 1 or (path / EXPERIMENT_FILE).exists():
+        raise UserError(f"{path} names {len(cells)} runs; accepted: one run, DIR/runs/ID")
+    return experiment.run(cells[0].id)
+
+
 def select_runs(experiment: Experiment, names: Sequence[str]) -> list[Run]:
     """Runs by id or unique prefix of an id; all runs if `names` is empty.
 

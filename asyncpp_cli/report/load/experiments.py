@@ -19,6 +19,8 @@ from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.runs.attempts.cost import cost_of_run
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
+from asyncpp_cli.runs.notes import FILE as NOTES_FILE
+from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 from stages.config import RunConfig
@@ -95,6 +97,7 @@ class Loader:
             steps=metrics.steps if self._keep_steps else None,
             bubble_predicted=predicted_bubble(run_config),
             cost=cost_of_run(run, status),
+            notes=tuple(notes_of(run)),
             problems=_problems(run, metrics),
         )
         return replace(loaded, utilisation=_utilisation(loaded, run_config, measurement))
@@ -103,7 +106,7 @@ class Loader:
 def _signature(run: Run) -> object:
     """A value that changes when a file of the run does."""
     files: list[tuple[int, int] | None] = []
-    for file in (run.config_file, run.status_file, run.metrics_file):
+    for file in (run.config_file, run.status_file, run.metrics_file, run.folder / NOTES_FILE):
         try:
             stat = file.stat()
         except OSError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.runs.attempts.cost import Cost
+from asyncpp_cli.runs.notes import Note
 
 if TYPE_CHECKING:
     import polars as pl
@@ -52,6 +53,8 @@ class RunResult:
     """Model FLOP/s utilisation (MFU) in 0..1; None if unknown."""
     cost: Cost | None = None
     """Of all its attempts so far; None if it has not begun, or did not record its resources."""
+    notes: tuple[Note, ...] = ()
+    """What people noted (`asyncpp note`), oldest first."""
     problems: tuple[str, ...] = ()
     """Faults of its files that leave its numbers usable."""
 

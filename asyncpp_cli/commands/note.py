@@ -1,0 +1,59 @@
+"""`asyncpp note`: adds a note or tags to a run, or shows them."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from asyncpp_cli.completion import run_folders
+
+
+def note(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Folder of the run, DIR/runs/ID; or DIR/BEGINNING of its id.",
+            autocompletion=run_folders,
+        ),
+    ],
+    text: Annotated[
+        str, typer.Argument(metavar="[TEXT]", help="The note; without it and --tag, the notes are shown.")
+    ] = "",
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="NAME", help="Tag the run; can be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Show the notes as JSON.")] = False,
+) -> None:
+    """Add a note or tags to a run, or show them.
+
+    They are kept in the run's folder and shown by `status` and `report`. They are not part of its id.
+    """
+    from asyncpp_cli.console import say
+    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.plain_text import printable_lines
+    from asyncpp_cli.runs.experiment_folder import run_at
+    from asyncpp_cli.runs.notes import add_note, notes_of
+
+    named = run_at(run)
+    if text or tag:
+        if as_json:
+            raise UserError("--json shows notes; leave out TEXT and --tag")
+        add_note(named, text, tags=tag or [])
+        say(f"Noted for {named.id}.")
+        return
+    notes = notes_of(named)
+    if as_json:
+        print(json.dumps([asdict(each) for each in notes], indent=1))
+        return
+    for each in notes:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))
+        tags = "".join(f" [{name}]" for name in each.tags)
+        print(f"{when} {each.by}:{tags} {printable_lines(each.text)}".rstrip())
+    if not notes:
+        say(f"{named.id} has no notes.")

@@ -1,0 +1,44 @@
+"""`asyncpp remove`: removes runs from an experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from asyncpp_cli.completion import experiments, runs_of_folder
+
+
+def remove(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments),
+    ],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...", help="Ids of runs, or their beginnings.", autocompletion=runs_of_folder
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs with all that they have measured, and their cells.
+
+    Names the files and steps that are lost, and asks. Running and queued runs are refused.
+
+    `asyncpp sweep` with the experiment's template adds the cells again, as runs that never started.
+    """
+    from asyncpp_cli.console import agreed, say
+    from asyncpp_cli.experiment.removal import losses, remove_runs
+    from asyncpp_cli.runs.experiment_folder import open_experiment, select_runs
+
+    experiment = open_experiment(folder)
+    chosen = list({run.id: run for run in select_runs(experiment, runs)}.values())
+    for loss in losses(experiment, chosen):
+        say(loss.text)
+    noun = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
+    if not yes and not agreed(f"Remove {noun} for good?", refused="Nothing was removed."):
+        raise typer.Exit(1)
+    remove_runs(experiment, chosen)
+    say(f"Removed {len(chosen)} of {len(experiment.cells)} runs.")

@@ -1,0 +1,119 @@
+"""Removing runs from an experiment: what would be lost, and the removal itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.experiment.render import experiment_locked
+from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
+from asyncpp_cli.runs.notes import notes_of
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What is lost with a run."""
+
+    run: Run
+    state: str
+    step: int
+    steps: int
+    files: int
+    size: int
+    """Bytes."""
+    checkpoints: int
+    notes: int
+
+    @property
+    def text(self) -> str:
+        """On one line, for people."""
+        trained = f"{self.step} of {self.steps} steps" if self.steps else "no steps"
+        kept = f"{self.files} files, {self.size / 1e6:,.1f} MB"
+        parts = [self.state, trained, kept]
+        parts += [f"{self.checkpoints} checkpoints"] if self.checkpoints else []
+        parts += [f"{self.notes} notes"] if self.notes else []
+        return f"{self.run.folder}: {', '.join(parts)}"
+
+
+def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
+    """What would be lost with these runs. Writes nothing, but for the end of runs whose processes vanished.
+
+    Raises:
+        UserError: a run is running or may be queued, or no run would be left.
+    """
+    ids = {run.id for run in runs}
+    _check_some_left(experiment, ids)
+    chosen = [each for each in _statuses(experiment) if each.run.id in ids]
+    for each in chosen:
+        _check_idle(each)
+    return [_loss(each) for each in chosen]
+
+
+def remove_runs(experiment: Experiment, runs: Sequence[Run]) -> None:
+    """Remove runs and their cells. `asyncpp sweep` with the experiment's template adds the cells again.
+
+    Raises:
+        UserError: as `losses`; nothing is removed then.
+    """
+    ids = {run.id for run in runs}
+    with experiment_locked(experiment.folder):
+        experiment = open_experiment(experiment.folder)
+        _check_some_left(experiment, ids)
+        removed = []
+        try:
+            for run in runs:
+                if run.folder.is_dir():
+                    # Under the lock that a launch claims a run with.
+                    with run.locked():
+                        [status] = [each for each in _statuses(experiment) if each.run.id == run.id]
+                        _check_idle(status)
+                        aside = run.folder.with_name(f".removed-{run.id}")
+                        run.folder.rename(aside)
+                        removed.append((run.folder, aside))
+            left = tuple(cell for cell in experiment.cells if cell.id not in ids)
+            write_experiment(replace(experiment, cells=left))
+        except BaseException:
+            for folder, aside in removed:
+                aside.rename(folder)
+            raise
+    for _, aside in removed:
+        shutil.rmtree(aside)
+
+
+def _check_some_left(experiment: Experiment, ids: set[str]) -> None:
+    if ids >= {cell.id for cell in experiment.cells}:
+        raise UserError(f"{experiment.folder} has no other runs; to remove all of it, remove the folder")
+
+
+def _statuses(experiment: Experiment) -> list[RunStatus]:
+    return SlurmQueue(experiment).run_statuses(with_accounting=False)
+
+
+def _check_idle(run_status: RunStatus) -> None:
+    run = run_status.run.id
+    if run_status.status.state == State.RUNNING or run_status.has_job:
+        state = "running" if run_status.status.state == State.RUNNING else "queued"
+        raise UserError(f"{run} is {state}: `asyncpp cancel` it first; nothing was removed")
+    if not run_status.queue_known and run_status.status.state != State.COMPLETED:
+        raise UserError(f"{run} may be queued: SLURM does not answer; nothing was removed")
+
+
+def _loss(run_status: RunStatus) -> Loss:
+    run, status = run_status.run, run_status.status
+    files = [file for file in run.folder.rglob("*") if file.is_file() and not file.is_symlink()]
+    checkpoints = list(run.checkpoints.glob("step-*")) if run.checkpoints.is_dir() else []
+    return Loss(
+        run=run,
+        state=str(status.state),
+        step=status.step,
+        steps=status.steps,
+        files=len(files),
+        size=sum(file.stat().st_size for file in files),
+        checkpoints=len(checkpoints),
+        notes=len(notes_of(run)),
+    )

@@ -1,0 +1,93 @@
+"""Notes and tags of a run, which people add.
+
+EXPERIMENT/runs/ID/notes.jsonl   append-only: each note with its time, author, text and tags
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.runs.processes import user_name
+from asyncpp_cli.runs.run_folder import Run
+
+FILE = "notes.jsonl"
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_LONGEST = 4000
+"""Characters of a note."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """A note of a run."""
+
+    time: float
+    """Seconds since 1970."""
+    by: str
+    text: str
+    """Empty if only tags were added."""
+    tags: tuple[str, ...] = ()
+
+
+def add_note(run: Run, text: str, *, tags: Sequence[str]) -> Note:
+    """Append a note to a run.
+
+    Raises:
+        UserError: it has neither text nor tags, or one of them is not accepted; nothing is written.
+    """
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise UserError(
+                f"--tag {tag!r}: accepted: up to 40 letters, digits, dots, dashes and underscores"
+            )
+    text = text.strip()
+    if not text and not tags:
+        raise UserError("the note is empty; accepted: a text, --tag NAME, or both")
+    if len(text) > _LONGEST:
+        raise UserError(f"the note has {len(text):,} characters; accepted: up to {_LONGEST:,}")
+    note = Note(time=time.time(), by=user_name(), text=text, tags=tuple(dict.fromkeys(tags)))
+    line = (json.dumps(asdict(note)) + "\n").encode()
+    descriptor = os.open(run.folder / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line  # a torn line stays apart
+        if os.write(descriptor, line) != len(line):
+            raise OSError(f"{run.folder / FILE} was written in part: the disk is full")
+    finally:
+        os.close(descriptor)
+    return note
+
+
+def notes_of(run: Run) -> list[Note]:
+    """The notes of a run, oldest first; lines that are not notes are left out."""
+    try:
+        text = (run.folder / FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [note for line in text.splitlines() if (note := _note(line)) is not None]
+
+
+def tags_of(notes: Iterable[Note]) -> list[str]:
+    """The tags of notes, each once."""
+    return list(dict.fromkeys(tag for note in notes for tag in note.tags))
+
+
+def _note(line: str) -> Note | None:
+    try:
+        content: Any = json.loads(line)
+        return Note(
+            time=float(content["time"]),
+            by=printable(content["by"]),
+            text=str(content["text"]),
+            tags=tuple(printable(tag) for tag in content["tags"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None

@@ -1,0 +1,109 @@
+"""`asyncpp remove`: names what would be lost, asks, and loses nothing else."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.folder_contents import contents
+from support.report_experiment import ExperimentFolder, settings
+
+import asyncpp as api
+from asyncpp_cli.experiment import removal
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.status import Status
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two completed runs and one that has not begun."""
+    experiment = ExperimentFolder(tmp_path / "e")
+    experiment.add(settings("1f1b", "muon"))
+    experiment.add(settings("2bw", "muon"))
+    experiment.add(settings("paci", "muon"), status=Status())
+    return tmp_path / "e"
+
+
+@pytest.mark.parametrize(("answer", "removes"), [("yes\n", True), ("n\n", False), ("\n", False), ("", False)])
+def test_it_names_files_and_steps_and_asks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str, removes: bool
+) -> None:
+    before = contents(folder)
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    ended = asyncpp("remove", folder, "run-0")
+    assert "run-0: completed, 4 of 4 steps, 3 files" in ended.errors
+    assert "Remove this run for good? [y/N]" in ended.errors
+    assert ended.code == (0 if removes else 1)
+    if not removes:
+        assert contents(folder) == before
+        return
+    others = {name: text for name, text in before.items() if not name.startswith("runs/run-0/")}
+    after = contents(folder)
+    assert after.keys() == others.keys()
+    assert all(after[name] == others[name] for name in others if name != "experiment.json")
+    assert [cell.id for cell in open_experiment(folder).cells] == ["run-1", "run-2"]
+    assert asyncpp("status", folder).code == 0
+
+
+def test_without_a_terminal_it_wants_to_be_told(folder: Path) -> None:
+    before = contents(folder)
+    refused = asyncpp("remove", folder, "run-0", "run-2")
+    assert refused.code == 2
+    assert "--yes" in refused.errors
+    assert contents(folder) == before
+    with pytest.raises(api.UserError, match="4 of 4 steps"):
+        api.open(folder).remove("run-0")
+    assert contents(folder) == before
+    api.open(folder).remove("run-0", yes=True)
+    assert asyncpp("remove", folder, "run-2", "--yes").code == 0
+    assert api.open(folder).ids == ["run-1"]
+    assert [path.name for path in (folder / "runs").iterdir()] == ["run-1"]
+
+
+def test_a_running_run_is_refused_together_with_all_others(folder: Path) -> None:
+    run = open_experiment(folder).run("run-2")
+    assert claim(run, processes=1, replay=True, steps=4) is not None
+    before = contents(folder)
+    refused = asyncpp("remove", folder, "run-1", "run-2", "--yes")
+    assert refused.code == 2
+    assert "run-2 is running" in refused.errors
+    assert contents(folder) == before
+
+
+def test_a_run_that_starts_while_it_asks_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = open_experiment(folder)
+    chosen = [experiment.run("run-1"), experiment.run("run-2")]
+    removal.losses(experiment, chosen)
+    assert claim(chosen[1], processes=1, replay=True, steps=4) is not None
+    before = contents(folder)
+    with pytest.raises(api.UserError, match="run-2 is running"):
+        removal.remove_runs(experiment, chosen)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "message"), [(["run-7"], "no such run"), (["run-"], "3 runs begin"), ([], "Missing argument")]
+)
+def test_a_name_that_is_not_one_run_removes_nothing(folder: Path, names: list[str], message: str) -> None:
+    before = contents(folder)
+    refused = asyncpp("remove", folder, *names, "--yes")
+    assert refused.code == 2
+    assert message in refused.errors
+    assert contents(folder) == before
+
+
+def test_all_runs_of_an_experiment_are_not_removed(folder: Path) -> None:
+    before = contents(folder)
+    refused = asyncpp("remove", folder, "run-0", "run-1", "run-2", "--yes")
+    assert refused.code == 2
+    assert "has no other runs" in refused.errors
+    assert contents(folder) == before
