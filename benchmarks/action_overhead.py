@@ -50,7 +50,8 @@ from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.metrics.rows import step_row
-from stages.model.decoder import Stage, initialise, next_token_loss
+from stages.model.decoder import Stage, initialise
+from stages.model.head_loss import next_token_loss
 from stages.model.moe.routing import Routing
 from stages.model.partition import cut_model
 from stages.pipeline.build import build_ranks
@@ -78,8 +79,9 @@ class EmptyStage(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
 
-    def forward(self, given: Tensor, routing: Routing) -> Tensor:
-        return given * self.weight
+    def forward(self, given: Tensor, routing: Routing, *, targets: Tensor | None = None) -> Tensor:
+        out = given * self.weight
+        return out if targets is None else next_token_loss(out, targets)
 
 
 class EmptyWeights(SleepingWeights):

@@ -49,7 +49,7 @@ from stages.config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
-from stages.model.decoder import next_token_loss
+from stages.model.head_loss import next_token_loss
 from stages.pipeline.build import build_ranks
 from stages.pipeline.clock import HostClock
 from stages.pipeline.executor import RankExecutor

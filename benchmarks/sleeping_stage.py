@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stages.comm.collectives import Group
 from stages.comm.communicator import Communicator, Work
+from stages.model.head_loss import next_token_loss
 from stages.model.moe.routing import Routing
 from stages.update.balance import LoadTally
 from stages.update.gradient_reduction import runs_of
@@ -63,11 +64,11 @@ class SleepingStage(nn.Module):
         self.seconds = seconds
         self.backward_began = 0.0
 
-    def forward(self, given: Tensor, routing: Routing) -> Tensor:
+    def forward(self, given: Tensor, routing: Routing, *, targets: Tensor | None = None) -> Tensor:
         out = given.float()
         for layer, weights in enumerate(self.layers):
             out = _Sleep.apply(out, self, layer, *weights)
-        return out
+        return out if targets is None else next_token_loss(out, targets)
 
 
 class SleepingWeights:

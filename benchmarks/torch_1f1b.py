@@ -15,7 +15,7 @@ from torch import nn
 from stages.comm.process import Process
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
-from stages.model.decoder import next_token_loss
+from stages.model.head_loss import next_token_loss
 
 
 def torchs(process: Process, options: argparse.Namespace, *, steps: int) -> Callable[[], float]:

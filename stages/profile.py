@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stages.config import RunConfig
 from stages.model.block_runner import block_runner
-from stages.model.decoder import Stage, next_token_loss
+from stages.model.decoder import Stage
 from stages.model.partition import StageCut
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import dtypes
@@ -108,8 +108,8 @@ def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repea
     gradient = torch.randn((*shape, config.model.width), generator=generator).to(device=device, dtype=dtype)
 
     def forward() -> Tensor:
-        output: Tensor = module(inputs)
-        return output if module.head is None else next_token_loss(output, tokens)
+        output: Tensor = module(inputs, targets=None if module.head is None else tokens)
+        return output
 
     output_gradient = None if module.head is not None else gradient
 

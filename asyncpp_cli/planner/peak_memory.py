@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from optimizers import method_named
 from stages.config import RunConfig
-from stages.memory.estimate import sizes, tied_values
+from stages.memory.estimate import head_chunk_rows, sizes, tied_values
 from stages.model.families.catalogue import describe
 from stages.model.partition import StageCut, stage_parameters
 
@@ -14,15 +14,21 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     """Temporaries of a backward: gradients of activations and of the largest parameter."""
     spec, size = describe(config.model), sizes(config)
     tokens = config.train.microbatch_size * config.data.context
-    parts = [spec.blocks[block] for block in cut.blocks] + [spec.head] * cut.has_head
-    passing = max(part.passing.bytes(narrow=size.replica, wide=size.wide) for part in parts)
+    rows = head_chunk_rows(config)
+    head = spec.head if rows is None else spec.chunked_head
+    parts = [spec.blocks[block] for block in cut.blocks] + [head] * cut.has_head
+    passing = tokens * max(part.passing.bytes(narrow=size.replica, wide=size.wide) for part in parts)
+    if cut.has_head and rows is not None:
+        logits = rows * spec.head.passing.bytes(narrow=2 * size.replica, wide=2 * size.wide)
+        product = spec.matrix_values * size.replica if size.replica < size.wide else 0
+        passing = max(passing, logits + product)
     largest = max(parameter.size for parameter in stage_parameters(config.model, cut))
     largest = max(largest, tied_values(config.model, cut))
     if spec.tied is not None and cut.has_head and cut.has_embedding:
         largest += spec.tied.size  # autograd adds the gradients of its two uses
     # Autograd casts a narrow gradient to the buffer's type before it accumulates.
     wider = size.master if size.master != size.replica else 0
-    return tokens * passing + largest * (size.replica + wider)
+    return passing + largest * (size.replica + wider)
 
 
 def update_bytes(config: RunConfig, owned: int) -> int:

@@ -10,7 +10,7 @@ from asyncpp_cli.planner.devices import Device
 from optimizers import check_options, method_named
 from optimizers.state_size import state_values
 from stages.config import RunConfig, optimizer_options
-from stages.memory.estimate import message_bytes, sizes
+from stages.memory.estimate import head_chunk_rows, message_bytes, sizes
 from stages.model.families.catalogue import describe
 from stages.model.spec import Parameter, PartSpec
 
@@ -66,7 +66,10 @@ class Roofline:
         return ModelTimes(
             embedding=_part(2 * looked_up * size.replica, 0.0, 3 * looked_up * size.master),
             blocks=tuple(times[block.multiply_adds] for block in spec.blocks),
-            head=_part(head + logits, head + logits, head),
+            # In chunks, the gradients are taken in the forward.
+            head=_part(head + logits, head + logits, head)
+            if head_chunk_rows(config) is None
+            else _part(3 * head + 2 * logits, 2 * looked_up * size.replica, 0.0),
         )
 
     def _block(self, config: RunConfig, block: PartSpec) -> PartTimes:

@@ -14,6 +14,7 @@ from optimizers.state_size import state_values
 from schedules import Op, Program, analyze
 from stages.config import ModelConfig, RunConfig, optimizer_options
 from stages.model.families.catalogue import describe
+from stages.model.head_chunks import chunk_rows
 from stages.model.moe.settings import has_experts
 from stages.model.partition import StageCut, cut_of, owned_members, stage_parameters
 from stages.model.spec import INDEX_BYTES, Parameter
@@ -193,15 +194,31 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
         # Norms keep a wider copy of their input, or where there is none the input itself.
         if size.wide != size.replica and not cut.has_embedding:
             kept += activation
-    once = 0
+    deferred = sum(block.deferred.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
+    once = deferred_once = 0
     if cut.has_head:
-        kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) + INDEX_BYTES
-        once = 2 * size.wide  # the loss, and what it was divided by
+        chunked = head_chunk_rows(config) is not None
+        head = spec.chunked_head if chunked else spec.head
+        kept += head.kept.bytes(narrow=size.replica, wide=size.wide) + (0 if chunked else INDEX_BYTES)
+        deferred += head.deferred.bytes(narrow=size.replica, wide=size.wide)
+        if chunked:
+            deferred_once = spec.matrix_values * size.wide
+            once = size.wide + deferred_once
+        else:
+            once = 2 * size.wide  # the loss, and what it was divided by
     else:
         kept += activation
-    parts = [*blocks, spec.head] if cut.has_head else blocks
-    deferred = sum(part.deferred.bytes(narrow=size.replica, wide=size.wide) for part in parts)
-    return _tokens(config) * kept + once, _tokens(config) * deferred
+    return _tokens(config) * kept + once, _tokens(config) * deferred + deferred_once
+
+
+def head_chunk_rows(config: RunConfig) -> int | None:
+    """Rows in which the head of a run is computed; None: all at once."""
+    model = config.model
+    if model.factory is not None:
+        return None
+    return chunk_rows(
+        tokens=_tokens(config), width=model.width, vocabulary=model.vocab_size, wide=sizes(config).wide
+    )
 
 
 def _updated(

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stages.config import RunConfig
 from stages.memory.estimate import StageMemory, sizes
 from stages.model.block_runner import block_runner
-from stages.model.decoder import Stage, next_token_loss
+from stages.model.decoder import Stage
 from stages.model.moe.routing import Routing
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import Rank, dtypes
@@ -216,9 +216,10 @@ class MemoryMeter:
 
         with leaving_no_trace(module, self._device), torch.enable_grad(), deferring(deferred):
             with saved_tensors_hooks(keep, _same):
-                output = module(given, Routing(biases))
+                targets = None if module.head is None else tokens.clone()
+                output = module(given, Routing(biases), targets=targets)
                 if module.head is not None:
-                    output = next_token_loss(output, tokens.clone()) / 1
+                    output = output / 1
                 whole = _bytes([*saved, given, output], without=_pointers(permanent))
                 recomputed = 0
                 if train.recompute:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stages.config import ModelConfig
 from stages.model.decoder import RunBlock, Stage, run_as_it_stands
+from stages.model.head_loss import next_token_loss
 from stages.model.moe.routing import Routing
 from stages.model.partition import StageCut
 
@@ -68,7 +69,7 @@ class OwnStage(Stage):
                 self.get_submodule(owner_name), leaf, value.to(dtype) if value.is_floating_point() else value
             )
 
-    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
+    def forward(self, x: Tensor, routing: Routing | None = None, *, targets: Tensor | None = None) -> Tensor:
         shape = (*x.shape[:2], self.config.width)
         part = "block 0"
         if self.embedding is not None:
@@ -79,7 +80,8 @@ class OwnStage(Stage):
                 self.apply_block(index, x, routing, run=self.run_block), part, self.config.width
             )
         if self.head is not None:
-            return self._checked(self.head(x), "the head", self.config.vocab_size)
+            logits = self._checked(self.head(x), "the head", self.config.vocab_size)
+            return logits if targets is None else next_token_loss(logits, targets)
         if x.shape != shape or x.dtype != self._dtype:
             raise FactoryError(
                 f"{self.config.factory}: {part}, the last of its stage, hands on {list(x.shape)} of "

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.config import ModelConfig
 from stages.model.families.catalogue import FAMILIES
+from stages.model.head_loss import head_loss
 from stages.model.layers import MLP, Block, RMSNorm
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.routing import Routing
@@ -85,20 +85,23 @@ class Stage(nn.Module):
         if self.config.tied and self.head is not None and self.embedding is not None:
             self.head.weight = self.embedding.weight
 
-    def forward(self, x: Tensor, routing: Routing | None = None) -> Tensor:
+    def forward(self, x: Tensor, routing: Routing | None = None, *, targets: Tensor | None = None) -> Tensor:
         """Run the stage.
 
         Args:
             x: see `Stage`.
             routing: of the micro-batch, for blocks of experts; None: balance biases are 0, and loads are not
                 reported.
+            targets: token ids `(batch, context)`, of which the last stage returns the mean loss, in nats per
+                token; None: it returns the logits.
         """
         if self.embedding is not None:
             x = self.embedding(x)
         for index in self.blocks:
             x = self.apply_block(index, x, routing, run=self.run_block)
         if self.head is not None and self.norm is not None:
-            x = self.head(self.norm(x))
+            x = self.norm(x)
+            return self.head(x) if targets is None else head_loss(self.head, x, targets)
         return x
 
     def apply_block(self, index: str, x: Tensor, routing: Routing | None, *, run: RunBlock) -> Tensor:
@@ -130,17 +133,6 @@ def rotary_table(config: ModelConfig, *, context: int) -> Tensor:
     angle = torch.arange(context, dtype=torch.float64)[:, None] * frequency
     angle = torch.cat((angle, angle), dim=-1)
     return torch.stack((angle.cos(), angle.sin()))
-
-
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats a token, computed in at least float32.
-
-    Args:
-        logits: `(batch, context, vocab_size)`.
-        targets: `(batch, context)` token ids.
-    """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide.flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()

@@ -16,7 +16,6 @@ from stages.comm.collectives import Exchange
 from stages.comm.p2p import Links
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
-from stages.model.decoder import next_token_loss
 from stages.pipeline.flat_buffers import members_of
 from stages.update.optimizer_step import StageState
 
@@ -110,10 +109,11 @@ def evaluate(
         # The replica's module has the right type; its own weights are not used.
         module = stages[action.stage].weights.replicas[0].module
         routing = stages[action.stage].weights.newest().routing()
-        output = functional_call(module, weights[action.stage], (given, routing))
         message = sent(action, program.num_stages)
+        asked = {"targets": targets} if message is None else {}
+        output = functional_call(module, weights[action.stage], (given, routing), asked)
         if message is None:
-            losses[action.microbatch] = next_token_loss(output, targets).double()
+            losses[action.microbatch] = output.double()
         else:
             links.send(message, output)
         if activation is not None:

@@ -17,7 +17,6 @@ from schedules.dependencies import launched, updated
 from schedules.messages import Message, received, sent
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
-from stages.model.decoder import next_token_loss
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.clock import Clock
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
@@ -186,14 +185,14 @@ class RankExecutor:
         else:
             stage_input = (yield from self._receive(activation)).detach().requires_grad_()
         deferred = DeferredGradients() if (stage, microbatch) in self._split else None
+        message = sent(action, self._program.num_stages)
+        targets = self._batches.targets(microbatch) if message is None else None
         routing = replica.routing()
         with deferring(deferred):
-            output = replica.module(stage_input, routing)
-        message = sent(action, self._program.num_stages)
+            output = replica.module(stage_input, routing, targets=targets)
         if message is None:
-            loss = next_token_loss(output, self._batches.targets(microbatch))
-            self._losses.append(loss.detach())
-            output = loss / self._loss_share
+            self._losses.append(output.detach())
+            output = output / self._loss_share
         else:
             self._links.send(message, output.detach())
         replica.pending_backwards += 1

@@ -6,7 +6,6 @@ import torch
 
 from stages.config import RunConfig
 from stages.memory.measure import leaving_no_trace
-from stages.model.decoder import next_token_loss
 from stages.pipeline.build import activation_shape, dtypes
 from stages.update.optimizer_step import StageState
 
@@ -23,9 +22,8 @@ def warm_up(state: StageState, config: RunConfig, *, device: torch.device) -> No
     tokens = torch.zeros(shape[:2], dtype=torch.long, device=device)
     activation = torch.zeros(shape, dtype=dtypes(config).replica, device=device).requires_grad_()
     with leaving_no_trace(module, device), torch.enable_grad():
-        output = module(tokens if module.embedding is not None else activation)
-        if module.head is not None:
-            output = next_token_loss(output, tokens)
+        given = tokens if module.embedding is not None else activation
+        output = module(given, targets=tokens if module.head is not None else None)
         output.sum().backward()
     state.weights.gradient_buffer.flat.zero_()
     if state.tied is not None:

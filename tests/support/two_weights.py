@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.config import RunConfig
-from stages.model.decoder import next_token_loss, rotary_table
+from stages.model.decoder import rotary_table
+from stages.model.head_loss import next_token_loss
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from support.small_runs import small_config
 from torch import Tensor
 
 from stages.config import RunConfig
-from stages.model.decoder import initialise, next_token_loss
+from stages.model.decoder import initialise
+from stages.model.head_loss import next_token_loss
 
 TOKENS = torch.tensor([[5, 7, 7, 250, 0, 31, 9, 9], [1, 2, 3, 4, 5, 6, 7, 8]])
 

@@ -22,7 +22,7 @@ from torch._inductor import config as inductor
 
 from schedules import Action, Op
 from stages.config import RunConfig
-from stages.model.decoder import next_token_loss
+from stages.model.head_loss import next_token_loss
 from stages.pipeline.executor import RankExecutor
 from stages.trainer import replay
 from stages.validation import ConfigError, check

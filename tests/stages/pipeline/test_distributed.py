@@ -16,7 +16,8 @@ from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
-from stages.model.decoder import Stage, initialise, next_token_loss
+from stages.model.decoder import Stage, initialise
+from stages.model.head_loss import next_token_loss
 from stages.model.partition import cut_model
 from stages.pipeline.build import activation_shape
 from stages.trainer import replay, train

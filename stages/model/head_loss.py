@@ -1,0 +1,105 @@
+"""The loss behind the head's matrix: of whole logits, or in chunks (`stages.model.head_chunks`).
+
+Chunks take the gradients in the forward, as Liger's kernels do (arXiv 2410.10989, section 3.2) and torch's
+`linear_cross_entropy` since 2.13. That rounds the loss and the sum over the chunks to the type of the input;
+here both are in at least float32, and the gradient of the matrix can be deferred.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stages.model.head_chunks import chunk_rows
+from stages.model.split_backward import DeferredGradients, Linear, deferred_now
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats a token, computed in at least float32.
+
+    Args:
+        logits: `(batch, context, vocab_size)`.
+        targets: `(batch, context)` token ids.
+    """
+    return F.cross_entropy(_wide(logits).flatten(0, 1), targets.flatten())
+
+
+def head_loss(head: Linear, x: Tensor, targets: Tensor) -> Tensor:
+    """`next_token_loss(head(x), targets)`, in chunks where the logits are large.
+
+    Args:
+        head: the matrix.
+        x: its input `(batch, context, width)`.
+        targets: `(batch, context)` token ids.
+    """
+    vocabulary, width = head.weight.shape
+    wide = max(4, x.dtype.itemsize)
+    rows = chunk_rows(tokens=targets.numel(), width=width, vocabulary=vocabulary, wide=wide)
+    if rows is None:
+        return next_token_loss(head(x), targets)
+    loss = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        x.flatten(0, 1), head.weight, targets.flatten(), rows, torch.is_grad_enabled(), deferred_now()
+    )
+    return cast(Tensor, loss)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Of input `(tokens, width)`, matrix `(vocabulary, width)` and targets `(tokens)`: the mean loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        given: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        rows: int,
+        with_gradients: bool,
+        deferred: DeferredGradients | None,
+    ) -> Tensor:
+        wide = torch.promote_types(given.dtype, torch.float32)
+        total = given.new_zeros((), dtype=wide)
+        of_given = torch.empty_like(given) if with_gradients else given
+        of_weight = torch.zeros_like(weight, dtype=wide) if with_gradients else weight
+        for start in range(0, len(given), rows):
+            part = slice(start, start + rows)
+            log_probabilities = F.log_softmax(_wide(F.linear(given[part], weight)), dim=-1)
+            total += F.nll_loss(log_probabilities, targets[part], reduction="sum")
+            if not with_gradients:
+                continue
+            of_logits = log_probabilities.exp_()
+            of_logits[torch.arange(len(of_logits), device=given.device), targets[part]] -= 1
+            out = of_logits if given.dtype == wide else torch.empty_like(of_logits, dtype=given.dtype)
+            torch.mul(of_logits, 1 / len(given), out=out)
+            torch.mm(out, weight, out=of_given[part])
+            if given.dtype == wide:
+                of_weight.addmm_(out.t(), given[part])
+            else:
+                of_weight += out.t() @ given[part]
+        if with_gradients:
+            ctx.save_for_backward(of_given, of_weight)
+        ctx.deferred = deferred
+        # A tensor that is saved comes back as another one, whose grad would be lost.
+        ctx.parameter = weight
+        return total / len(given)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_given, of_weight = ctx.saved_tensors
+        scaled = (_wide(of_given) * gradient).to(of_given.dtype)
+        if ctx.deferred is None:
+            return scaled, _scaled(ctx.parameter, of_weight, scale=gradient), None, None, None, None
+        ctx.deferred.leave(ctx.parameter, partial(_scaled, scale=gradient), of_weight)
+        return scaled, None, None, None, None, None
+
+
+def _scaled(_weight: Tensor, gradient: Tensor, *, scale: Tensor) -> Tensor:
+    return gradient.mul_(scale)  # used once, so in place
+
+
+def _wide(values: Tensor) -> Tensor:
+    """In at least float32."""
+    return values if values.dtype == torch.float64 else values.float()

@@ -1,0 +1,186 @@
+"""The loss in chunks against the plain form: loss, gradients, memory, and when it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from support.against_one_process import check_against_one_process
+from support.small_runs import Rows, small_config
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from stages.config import RunConfig
+from stages.memory.estimate import course_of, head_chunk_rows, stage_memory
+from stages.model import head_chunks
+from stages.model.head_chunks import chunk_rows
+from stages.model.head_loss import head_loss, next_token_loss
+from stages.model.split_backward import DeferredGradients, Linear, deferring
+from stages.pipeline.build import representative_programs
+from stages.pipeline.gradient_buffers import gradient_buffers
+from stages.trainer import replay
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every head is computed in chunks of 8 rows."""
+    monkeypatch.setattr(head_chunks, "LARGE_LOGITS", 0)
+    monkeypatch.setattr(head_chunks, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(head_chunks, "LEAST_ROWS", 8)
+
+
+def head_and_batch(dtype: torch.dtype) -> tuple[Linear, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    head = Linear(16, 96).to(dtype)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(96, 16, generator=generator))
+    x = torch.randn(3, 20, 16, generator=generator).to(dtype).requires_grad_()
+    return head, x, torch.randint(96, (3, 20), generator=generator)
+
+
+def gradients(
+    loss: Callable[[Linear, Tensor, Tensor], Tensor], dtype: torch.dtype, *, exact: bool = False
+) -> list[Tensor]:
+    """The loss, and a quarter of the gradients of input and matrix; that of the matrix in at least float32.
+
+    `exact`: computed in float64 from what was rounded to `dtype`.
+    """
+    head, x, targets = head_and_batch(dtype)
+    if exact:
+        head, x, dtype = head.double(), x.detach().double().requires_grad_(), torch.float64
+    buffer = torch.zeros(96, 16, dtype=torch.promote_types(dtype, torch.float32))
+    head.weight.grad_dtype = buffer.dtype
+    head.weight.grad = buffer
+    value = loss(head, x, targets)
+    (value / 4).backward()
+    assert x.grad is not None
+    return [value.detach(), x.grad, buffer]
+
+
+def plain(head: Linear, x: Tensor, targets: Tensor) -> Tensor:
+    return next_token_loss(head(x), targets)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
+def test_loss_and_gradients_are_those_of_whole_logits(
+    dtype: torch.dtype, bound: float, small_chunks: None
+) -> None:
+    for measured, expected in zip(gradients(head_loss, dtype), gradients(plain, dtype), strict=True):
+        assert expected.abs().max() > 1e-3
+        torch.testing.assert_close(measured, expected, rtol=bound, atol=bound)
+
+
+def test_in_bfloat16_loss_and_gradients_are_as_exact_as_of_whole_logits(small_chunks: None) -> None:
+    exact = gradients(plain, torch.bfloat16, exact=True)
+    chunked, whole = (gradients(loss, torch.bfloat16) for loss in (head_loss, plain))
+    assert chunked[0].dtype == chunked[2].dtype == torch.float32
+    assert not torch.equal(chunked[2], chunked[2].bfloat16().float())
+    for form, reference, truth in zip(chunked, whole, exact, strict=True):
+        error, of_plain = (float((value.double() - truth.double()).norm()) for value in (form, reference))
+        assert error <= 1.1 * of_plain + 1e-6
+
+
+def test_a_split_backward_defers_the_gradient_of_the_matrix(small_chunks: None) -> None:
+    head, x, targets = head_and_batch(torch.float64)
+    head.weight.grad = torch.zeros_like(head.weight)
+    deferred = DeferredGradients()
+    with deferring(deferred):
+        loss = head_loss(head, x, targets)
+    (loss / 4).backward()
+    assert not head.weight.grad.any()
+    assert [tuple(tensor.shape) for tensor in deferred.kept()] == [(96, 16)]
+    deferred.compute()
+    _, of_input, of_matrix = gradients(plain, torch.float64)
+    torch.testing.assert_close(x.grad, of_input, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(head.weight.grad, of_matrix, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "split", "tied", "delay"),
+    [("2bw", 2, False, False, 1), ("zero-bubble", 2, False, False, 0), ("2bw-v", 2, True, True, 1)],
+)
+def test_a_run_in_chunks_is_that_of_one_process_with_whole_logits(
+    schedule: str,
+    stages: int,
+    split: bool,
+    tied: bool,
+    delay: int,
+    text: Path,
+    small_chunks: None,
+) -> None:
+    config = small_config(
+        schedule,
+        text=text,
+        stages=stages,
+        split=split,
+        microbatches=4,
+        layers=4,
+        steps=4,
+        precision="float64",
+        clip_norm=0.5,
+    )
+    config.model.tied = tied
+    assert head_chunk_rows(config) == 8
+    check_against_one_process(config, delay=delay)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("schedule", ["2bw", "gpipe", "zero-bubble"])
+def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path, small_chunks: None) -> None:
+    config = small_config(
+        schedule, text=text, microbatches=3, layers=2, steps=2, eval_interval=9, precision=precision
+    )
+    rows = Rows()
+    replay(config, recorder=rows)
+    measured = rows.of_kind("segment")[-1]["memory"]
+    programs = representative_programs(config)
+    buffers = gradient_buffers(programs, data_ranks=1)
+    planned = stage_memory(config, course_of(programs), gradient_buffers=buffers)
+    for kind in asdict(planned[0]):
+        assert measured[kind] == [getattr(stage, kind) for stage in planned], kind
+
+
+def test_small_and_wide_heads_stay_whole() -> None:
+    def rows(tokens: int, width: int, vocabulary: int) -> int | None:
+        return chunk_rows(tokens=tokens, width=width, vocabulary=vocabulary, wide=4)
+
+    assert rows(8 * 128, 128, 256) is None  # the quickstart
+    assert rows(4 * 128, 576, 49152) is None
+    assert rows(2**14, 576, 49152) == 320
+    assert rows(8192, 4096, 128256) == 128
+    # The matrix's gradient would take more than the logits.
+    assert rows(2048, 4096, 49152) is None
+
+
+def test_a_users_own_head_stays_whole(text: Path, small_chunks: None) -> None:
+    config: RunConfig = small_config(text=text)
+    assert head_chunk_rows(config) == 8
+    config.model.factory = "models:mine"
+    assert head_chunk_rows(config) is None
+
+
+def test_the_peak_is_a_third_at_most() -> None:
+    """4k tokens x 32k vocabulary: whole logits are 512 MiB."""
+
+    def peak(loss: Callable[[Linear, Tensor, Tensor], Tensor]) -> int:
+        head = Linear(32, 2**15)
+        head.weight.grad = torch.zeros_like(head.weight)
+        x = torch.randn(4, 1024, 32, requires_grad=True)
+        targets = torch.randint(2**15, (4, 1024))
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
+            loss(head, x, targets).backward()
+        assert measured.profiler is not None
+        allocated = most = 0
+        events = measured.profiler.kineto_results.events()
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            if event.name() == "[memory]":
+                allocated += event.nbytes()
+                most = max(most, allocated)
+        return most
+
+    whole, chunked = peak(plain), peak(head_loss)
+    assert whole > 2 * 2**29
+    assert chunked <= whole / 3
