@@ -14,13 +14,13 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     """Temporaries of a backward: gradients of activations and of the largest parameter."""
     spec, size = describe(config.model), sizes(config)
     tokens = config.train.microbatch_size * config.data.context
-    rows = head_chunk_rows(config)
-    head = spec.head if rows is None else spec.chunked_head
-    parts = [spec.blocks[block] for block in cut.blocks] + [head] * cut.has_head
+    rows = head_chunk_rows(config) if cut.has_head else None
+    parts = [spec.blocks[block] for block in cut.blocks] + [spec.head] * (cut.has_head and rows is None)
     passing = tokens * max(part.passing.bytes(narrow=size.replica, wide=size.wide) for part in parts)
-    if cut.has_head and rows is not None:
+    if rows is not None:
         logits = rows * spec.head.passing.bytes(narrow=2 * size.replica, wide=2 * size.wide)
-        product = spec.matrix_values * size.replica if size.replica < size.wide else 0
+        # The product of a chunk, before it is added to the others.
+        product = spec.head.multiply_adds * size.replica if size.replica < size.wide else 0
         passing = max(passing, logits + product)
     largest = max(parameter.size for parameter in stage_parameters(config.model, cut))
     largest = max(largest, tied_values(config.model, cut))

@@ -196,16 +196,16 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
             kept += activation
     deferred = sum(block.deferred.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
     once = deferred_once = 0
-    if cut.has_head:
-        chunked = head_chunk_rows(config) is not None
-        head = spec.chunked_head if chunked else spec.head
-        kept += head.kept.bytes(narrow=size.replica, wide=size.wide) + (0 if chunked else INDEX_BYTES)
-        deferred += head.deferred.bytes(narrow=size.replica, wide=size.wide)
-        if chunked:
-            deferred_once = spec.matrix_values * size.wide
-            once = size.wide + deferred_once
-        else:
-            once = 2 * size.wide  # the loss, and what it was divided by
+    if cut.has_head and head_chunk_rows(config) is not None:
+        # The gradient of the head's input is as large as the input, that of the matrix is there once.
+        logits = config.model.vocab_size * size.wide
+        kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) - logits
+        deferred_once = config.model.width * logits
+        once = deferred_once + size.wide
+    elif cut.has_head:
+        kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) + INDEX_BYTES
+        deferred += spec.head.deferred.bytes(narrow=size.replica, wide=size.wide)
+        once = 2 * size.wide  # the loss, and what it was divided by
     else:
         kept += activation
     return _tokens(config) * kept + once, _tokens(config) * deferred + deferred_once

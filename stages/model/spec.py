@@ -11,7 +11,7 @@ than one token meets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -165,11 +165,6 @@ class ModelSpec:
     embedding: PartSpec
     blocks: tuple[PartSpec, ...]
     head: PartSpec
-    chunked_head: PartSpec
-    """The head where the loss is computed in chunks: in place of the logits it keeps the gradient of its
-    input, and once per micro-batch that of its matrix, in at least float32."""
-    matrix_values: int
-    """Values of the head's matrix, its own or the embedding's."""
     tied: Parameter | None = None
     """The embedding's matrix, where the head multiplies with it, too; a parameter of the embedding alone."""
 
@@ -259,15 +254,11 @@ def decoder(config: ModelConfig, blocks: tuple[PartSpec, ...]) -> ModelSpec:
         # The loss is computed in a wider type where the logits are narrow.
         passing=Values(narrow=vocabulary, wide=vocabulary),
     )
-    last_norm = norm("norm", width, "model.norm", part=ModelPart.HEAD)
     return ModelSpec(
         # A look-up: no arithmetic, and no activation is needed for its gradient.
         embedding=PartSpec(parameters=(table,)),
         blocks=blocks,
-        head=last_norm + projection,
-        chunked_head=last_norm
-        + replace(projection, kept=Values(narrow=width), deferred=Values(), passing=Values()),
-        matrix_values=width * vocabulary,
+        head=norm("norm", width, "model.norm", part=ModelPart.HEAD) + projection,
         tied=table if config.tied else None,
     )
 
