@@ -14,7 +14,6 @@ import argparse
 import multiprocessing
 import os
 import platform
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +89,17 @@ def peak_bytes(arguments: tuple[Size, str]) -> int:
     size, form = arguments
     torch.set_num_threads(1)
     stage, given, targets = stage_of(size)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the most so far is now
+    before = resident("VmRSS")
     micro_batch(stage, given, targets, form)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> int:
+    """Bytes of this process, now (`VmRSS`) or at most so far (`VmHWM`)."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    [line] = [line for line in status if line.startswith(f"{field}:")]
+    return int(line.split()[1]) * 1024
 
 
 def measure(size: Size, *, rounds: int) -> dict[str, Any]:
