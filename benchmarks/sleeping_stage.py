@@ -16,7 +16,7 @@ from stages.model.head_loss import next_token_loss
 from stages.model.moe.routing import Routing
 from stages.update.balance import LoadTally
 from stages.update.gradient_reduction import runs_of
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import assign_owners
 from stages.update.optimizer_step import UpdateResult
 from stages.update.reduction_rounds import reduction_plan
 
@@ -78,7 +78,7 @@ class SleepingWeights:
         self.module = SleepingStage(seconds, data=data.size)
         self.parameters = list(self.module.parameters())
         sizes = [ENTRIES] * len(self.parameters)
-        self.ownership = share_out([(size,) for size in sizes], data_ranks=data.size)
+        self.ownership = assign_owners([(size,) for size in sizes], data_ranks=data.size)
         self.reduction = reduction_plan(sizes, self.ownership, number_bytes=4)
         self.flat = torch.zeros(sum(sizes))
         gradient = torch.ones(sum(sizes))

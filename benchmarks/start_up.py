@@ -37,7 +37,7 @@ from stages.comm.process import connected
 from stages.comm.rendezvous.hub import Hub
 from stages.comm.topology import connect
 from stages.config import SiteConfig
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan
 
 NUMBERS = 1000
@@ -156,7 +156,7 @@ def use(group: Group) -> None:
     if group.size == 1:
         return
     take(group.all_gather(torch.zeros(1)))
-    ownership = share_out([(NUMBERS,)] * group.size, data_ranks=group.size)
+    ownership = assign_owners([(NUMBERS,)] * group.size, data_ranks=group.size)
     plan = reduction_plan([NUMBERS] * group.size, ownership, number_bytes=4)
     flat = torch.zeros(NUMBERS * group.size)
     reduction = group.reduce_scatter(flat, plan, early=False)

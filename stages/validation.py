@@ -187,7 +187,7 @@ def _check_correction(config: RunConfig) -> None:
         raise ConfigError(
             "parallel.data",
             f"is {config.parallel.data}, and {name} needs the master copy of all weights at every "
-            "backward, which data ranks share out; accepted with it: 1",
+            "backward, which data ranks shard; accepted with it: 1",
         )
     flavour, optimizer = str(settings.get("flavour", "")), config.optimizer
     if not method_named(optimizer.name).predicts(flavour, optimizer_options(optimizer)):

@@ -33,7 +33,7 @@ from stages.model.partition import (
 )
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import ROUND_BYTES, UNDER_WAY
 
 GB = 1e9
@@ -222,7 +222,7 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
     memory = []
     for stage, (cut, kept) in enumerate(zip(cuts, stage_memories, strict=True)):
         shapes = [parameter.shape for parameter in stage_parameters(config.model, cut)]
-        updating = update_bytes(config, max(share_out(shapes, data_ranks=config.parallel.data).parts))
+        updating = update_bytes(config, max(assign_owners(shapes, data_ranks=config.parallel.data).parts))
         backward = backward_bytes(config, cut)
         if run.buffers[stage] > 1:
             # The update runs beside backwards, on a stream with memory of its own.

@@ -26,7 +26,7 @@ with importing_torch():
     from stages.comm.process import Process, connected
     from stages.comm.topology import Connection, connect
     from stages.config import SiteConfig
-    from stages.update.optimizer_sharding import share_out
+    from stages.update.optimizer_sharding import assign_owners
     from stages.update.reduction_rounds import reduction_plan
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ def _as_stages(process: Process) -> str:
 def _as_data_ranks(process: Process) -> str:
     connection = _connection(process, stages=1)
     sizes = [_NUMBERS, _NUMBERS]
-    ownership = share_out([(size,) for size in sizes], data_ranks=process.size)
+    ownership = assign_owners([(size,) for size in sizes], data_ranks=process.size)
     plan = reduction_plan(sizes, ownership, number_bytes=4)
     flat = _filled(process, sum(sizes)) + 1
     reduction = connection.data.reduce_scatter(flat, plan, early=False)

@@ -18,7 +18,7 @@ from stages.model.head_chunks import chunk_rows
 from stages.model.moe.settings import has_experts
 from stages.model.partition import StageCut, cut_of, owned_members, stage_parameters
 from stages.model.spec import INDEX_BYTES, Parameter
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan, room_bytes
 
 BIAS_BYTES = 4
@@ -145,7 +145,9 @@ def reduction_bytes(config: RunConfig, cuts: Sequence[StageCut]) -> int:
     plans = []
     for cut in cuts:
         parameters = stage_parameters(config.model, cut)
-        ownership = share_out([parameter.shape for parameter in parameters], data_ranks=config.parallel.data)
+        ownership = assign_owners(
+            [parameter.shape for parameter in parameters], data_ranks=config.parallel.data
+        )
         values = [parameter.size for parameter in parameters]
         plans.append(reduction_plan(values, ownership, number_bytes=sizes(config).master))
     return room_bytes(plans)

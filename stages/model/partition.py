@@ -12,7 +12,7 @@ from stages.config import ModelConfig, RunConfig
 from stages.model.families.catalogue import describe
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import assign_owners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ def _stage_parameters(settings: tuple[Any, ...], cut: StageCut) -> tuple[Paramet
 def owned_members(parameters: Sequence[Parameter], *, data_ranks: int) -> list[list[Parameter]]:
     """For each data rank, the members of a stage's parameters that it owns, as parameters."""
     members = [member for parameter in parameters for member in parameter.members()]
-    owned = share_out([parameter.shape for parameter in parameters], data_ranks=data_ranks).owned
+    owned = assign_owners([parameter.shape for parameter in parameters], data_ranks=data_ranks).owned
     return [[members[number] for number in numbers] for numbers in owned]
 
 
@@ -226,7 +226,7 @@ def cut_over_ranks(
 ) -> list[int] | None:
     """Blocks of each stage such that every rank fits its memory and the slowest rank is as fast as possible.
 
-    A rank's blocks are shared out so that its slowest stage is as fast as possible. Among equally good cuts
+    A rank's blocks are divided so that its slowest stage is as fast as possible. Among equally good cuts
     earlier ranks, and earlier stages of a rank, get more. With one stage per rank this is `fitting_cut`.
 
     Args:

@@ -23,7 +23,7 @@ from stages.model.moe.routing import Routing
 from stages.model.partition import StageCut
 from stages.model.stacks import member_names, member_shape
 from stages.pipeline.flat_buffers import GradientBuffer, Master, flat_views, members_of
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan
 
 EMPTY = -1
@@ -110,7 +110,7 @@ class WeightVersions:
         self.names = list(shapes)
         self.sizes = [torch.Size(shape).numel() for shape in shapes.values()]
         """Number of values of each parameter."""
-        self.ownership = share_out(list(shapes.values()), data_ranks=data_ranks)
+        self.ownership = assign_owners(list(shapes.values()), data_ranks=data_ranks)
         self.owned = self.ownership.owned[data_rank]
         """Indices of the members that this data rank updates."""
         self.reduction = reduction_plan(self.sizes, self.ownership, number_bytes=master_dtype.itemsize)

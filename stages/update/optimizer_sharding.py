@@ -45,7 +45,7 @@ def runs_between(runs: Sequence[Run], first: int, last: int) -> tuple[Run, ...]:
     return tuple(chosen)
 
 
-def share_out(shapes: Sequence[Shape], *, data_ranks: int) -> Ownership:
+def assign_owners(shapes: Sequence[Shape], *, data_ranks: int) -> Ownership:
     """Assign members to data ranks, the largest first, each to the rank with the fewest entries so far.
 
     Members are not split, so that an optimizer sees whole matrices. Each rank gets adjacent members of a
@@ -56,11 +56,11 @@ def share_out(shapes: Sequence[Shape], *, data_ranks: int) -> Ownership:
         shapes: of the parameters, in the model's order.
         data_ranks: number of data ranks.
     """
-    return _share_out(tuple(shapes), data_ranks)
+    return _assign_owners(tuple(shapes), data_ranks)
 
 
 @lru_cache(maxsize=1024)  # a planner asks for the same stage again and again
-def _share_out(shapes: tuple[Shape, ...], data_ranks: int) -> Ownership:
+def _assign_owners(shapes: tuple[Shape, ...], data_ranks: int) -> Ownership:
     sizes = [prod(shape) for shape in shapes]
     stacks = [number for number, shape in enumerate(shapes) if is_stack(shape)]
     loads = [0] * data_ranks

@@ -104,21 +104,18 @@ class CellResult:
         """Number of completed runs."""
         return len(self.completed)
 
-    def _spread(self, name: str) -> Spread | None:
+    def spread(self, name: str) -> Spread | None:
+        """Mean and deviation over the seeds of an attribute of `Measurement`."""
         return spread(getattr(run.measurement, name) for run in self.completed)
 
     @cached_property
     def val_loss(self) -> Spread | None:
-        return self._spread("val_loss")
+        return self.spread("val_loss")
 
     @cached_property
     def perplexity(self) -> Spread | None:
         """The mean over seeds of exp(validation loss)."""
         return spread(_exp(run.measurement.val_loss) for run in self.completed)
-
-    @cached_property
-    def bits_per_byte(self) -> Spread | None:
-        return self._spread("bits_per_byte")
 
     @property
     def unigram_bits_per_byte(self) -> float | None:
@@ -126,7 +123,7 @@ class CellResult:
 
     @cached_property
     def tokens_per_second(self) -> Spread | None:
-        return self._spread("tokens_per_second")
+        return self.spread("tokens_per_second")
 
     @cached_property
     def tokens_per_second_per_rank(self) -> Spread | None:
@@ -138,7 +135,7 @@ class CellResult:
 
     @cached_property
     def bubble(self) -> Spread | None:
-        return self._spread("bubble")
+        return self.spread("bubble")
 
     @property
     def bubble_predicted(self) -> float | None:
@@ -158,18 +155,6 @@ class CellResult:
     def peak_memory(self) -> list[float]:
         """Bytes of each rank of the pipeline, the largest over the seeds."""
         return [max(peaks) for peaks in _by_rank(run.measurement.peak_memory for run in self.completed)]
-
-    @cached_property
-    def load_max_over_mean(self) -> Spread | None:
-        return self._spread("load_max_over_mean")
-
-    @cached_property
-    def load_entropy(self) -> Spread | None:
-        return self._spread("load_entropy")
-
-    @cached_property
-    def experts_never_chosen(self) -> Spread | None:
-        return self._spread("experts_never_chosen")
 
     @property
     def load_by_block(self) -> list[float]:

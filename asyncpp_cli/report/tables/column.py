@@ -85,9 +85,10 @@ def averaged(
     """A column of a `Spread`, with two fields: mean and standard deviation. Arguments as of `single`, and:
 
     Args:
+        value: of a cell; None: over its seeds, of the attribute `key` of `Measurement`.
         show_std: whether tables show the standard deviation behind the mean.
     """
-    get = value or attrgetter(key)
+    get = value or (lambda cell: cell.spread(key))
 
     def mean_and_std(cell: CellResult) -> str:
         over_seeds = get(cell)

@@ -1,4 +1,7 @@
-"""The columns of a report. Adding one takes a line in `measured_columns`; all formats follow."""
+"""The columns of a report. Adding one takes a line in `measured_columns`; all formats follow.
+
+A number that no run's `Measurement` has yet is computed in `report.load.measure`.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,9 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         averaged("val_loss", "val loss\nnats/tok.", form="{:.3f}", show_std=True, always=True),
         averaged("bits_per_byte", "bits/\nbyte", form="{:.3f}", drop_order=16),
         single("unigram_bits_per_byte", "unigram\nb./byte", form="{:.3f}", move_order=3, drop_order=11),
-        averaged("perplexity", "perplexity", form="{:.2f}", show_std=True, drop_order=4),
+        averaged(
+            "perplexity", "perplexity", attrgetter("perplexity"), form="{:.2f}", show_std=True, drop_order=4
+        ),
         _gap_column(cells),
         Column(
             key="gap_welch",
@@ -128,7 +133,13 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("recovered", "gap\nreco-\nvered", form="{:.0%}", drop_order=17),
         *_target_columns(cells),
         averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", secondary=True),
-        averaged("tokens_per_second_per_rank", per_rank_title, form="{:,.0f}", drop_order=5),
+        averaged(
+            "tokens_per_second_per_rank",
+            per_rank_title,
+            attrgetter("tokens_per_second_per_rank"),
+            form="{:,.0f}",
+            drop_order=5,
+        ),
         single("throughput_ratio", "× sync", form="{:.2f}"),
         averaged("mfu", "MFU", attrgetter("utilisation"), form="{:.1%}", drop_order=15),
         single("delay", "delay\nsteps", move_order=9),

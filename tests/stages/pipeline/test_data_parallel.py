@@ -18,7 +18,7 @@ from stages.comm.process import Process
 from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
 from stages.trainer import replay, train
 from stages.training_loop import SkippedTooOftenError
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import assign_owners
 from stages.validation import ConfigError, check
 
 
@@ -191,12 +191,12 @@ def test_a_run_goes_on_with_another_number_of_data_ranks_and_stages(
 
 def test_parameters_are_shared_out_whole_and_evenly() -> None:
     shapes = [(size,) for size in (7, 100, 30, 40, 30, 1)]
-    shared = share_out(shapes, data_ranks=3)
+    shared = assign_owners(shapes, data_ranks=3)
     assert shared.owned == ((1,), (0, 3, 5), (2, 4))
     assert shared.order == (1, 0, 3, 5, 2, 4)
     assert shared.runs == (((0, 100),), ((100, 148),), ((148, 208),))
-    assert share_out(shapes, data_ranks=1).order == (0, 1, 2, 3, 4, 5)
-    many = share_out(shapes, data_ranks=8)
+    assert assign_owners(shapes, data_ranks=1).order == (0, 1, 2, 3, 4, 5)
+    many = assign_owners(shapes, data_ranks=8)
     assert sorted(many.order) == [0, 1, 2, 3, 4, 5]
     assert many.owned[6:] == ((), ())
     assert many.parts[-3:] == (1, 0, 0)

@@ -26,7 +26,7 @@ from stages.pipeline.executor import RankExecutor
 from stages.pipeline.segments import segment_program
 from stages.update import reduction_rounds
 from stages.update.early_reduction import slack_of
-from stages.update.optimizer_sharding import Run, share_out
+from stages.update.optimizer_sharding import Run, assign_owners
 from stages.update.reduction_rounds import ReductionPlan, Round, reduction_plan, room_bytes
 
 GB = 10**9
@@ -37,7 +37,7 @@ def plan_of(sizes: list[int], data_ranks: int, *, stacks: Mapping[int, int] | No
     stacks = stacks or {}
     shapes = [(stacks[number], 1, size) if number in stacks else (size,) for number, size in enumerate(sizes)]
     entries = list(map(prod, shapes))
-    return reduction_plan(entries, share_out(shapes, data_ranks=data_ranks), number_bytes=4)
+    return reduction_plan(entries, assign_owners(shapes, data_ranks=data_ranks), number_bytes=4)
 
 
 @settings(max_examples=60, deadline=None)

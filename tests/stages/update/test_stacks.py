@@ -18,7 +18,7 @@ import optimizers
 from stages.config import ModelConfig, RunConfig
 from stages.model.stacks import member_count, member_names, member_shape
 from stages.trainer import replay
-from stages.update.optimizer_sharding import runs_between, share_out
+from stages.update.optimizer_sharding import assign_owners, runs_between
 
 EXPERTS, EXPERT_WIDTH = 5, 8
 
@@ -113,7 +113,7 @@ SHAPES = st.lists(
 def test_every_matrix_has_one_owner_and_parts_differ_by_one_at_most(
     shapes: list[tuple[int, ...]], data_ranks: int
 ) -> None:
-    shared = share_out(shapes, data_ranks=data_ranks)
+    shared = assign_owners(shapes, data_ranks=data_ranks)
     sizes = [prod(member_shape(shape)) for shape in shapes for _ in range(member_count(shape))]
     assert sorted(number for owned in shared.owned for number in owned) == list(range(len(sizes)))
     assert shared.parts == tuple(sum(sizes[number] for number in owned) for owned in shared.owned)

@@ -37,7 +37,7 @@ from stages.pipeline.build import Rank, activation_shape, build_ranks
 from stages.pipeline.clock import EventClock
 from stages.pipeline.segments import segment_program
 from stages.update.early_reduction import needs_update
-from stages.update.optimizer_sharding import share_out
+from stages.update.optimizer_sharding import assign_owners
 from stages.update.optimizer_step import StageUpdate
 from stages.update.reduction_rounds import reduction_plan
 from stages.update.update_stream import OneStream
@@ -283,7 +283,7 @@ def test_a_flush_loses_what_cannot_be_hidden(text: Path, monkeypatch: pytest.Mon
         patch.setattr(stages.update.reduction_rounds, "LEAST_PIECE", 1)
         parameters = stage_parameters(config.model, cut_of(config)[0])
         sizes = [parameter.size for parameter in parameters]
-        ownership = share_out([parameter.shape for parameter in parameters], data_ranks=2)
+        ownership = assign_owners([parameter.shape for parameter in parameters], data_ranks=2)
         plan = reduction_plan(sizes, ownership, number_bytes=4)
         ends = [one for one in plan.early_rounds if one.needs == len(sizes)]
     largest = [max(end - start for runs in one.pieces for start, end in runs) for one in ends]
