@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -112,8 +113,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the cluster and put them first: they mostly wait while the others run."""
+    """Mark the tests of the cluster, and order the files so that no long one is left for the end.
+
+    First the files that mostly wait, of the cluster and of launches, then those with most slow tests.
+    """
     for item in items:
         if item.path.parent.name == "cluster":
             item.add_marker(pytest.mark.slurm)
-    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    waiting = ("cluster", "launch")
+    items.sort(key=lambda item: (*(item.path.parent.name != name for name in waiting), -slow[item.path]))

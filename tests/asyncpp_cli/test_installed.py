@@ -142,6 +142,7 @@ def own_packages(folder: Path) -> Path:
 
 
 @needs_git
+@pytest.mark.slow
 def test_a_folder_with_packages_of_the_users_own_is_of_no_consequence(
     whole: Installed, tmp_path: Path
 ) -> None:

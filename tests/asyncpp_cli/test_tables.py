@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import asyncpp
@@ -93,6 +94,7 @@ def test_the_failed_runs_alone_and_a_line_for_each_cell(tmp_path: Path) -> None:
     assert (refused.code, refused.errors.count("\n")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_on_a_terminal_of_80_columns_every_run_is_a_line(tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e")
     for command in (["status", str(tmp_path / "e")], ["sweep", "quickstart", "matrix.seed=[0,1]", "--list"]):

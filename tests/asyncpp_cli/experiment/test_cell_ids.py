@@ -53,6 +53,7 @@ QUICKSTART = expand(load("quickstart", ["exclude=[]", "error_feedback=false"]))[
     path=st.none() | st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1),
 )
 @settings(max_examples=50, deadline=None)
+@pytest.mark.slow
 def test_a_configuration_is_read_as_it_was_written(lr: float, seed: int, path: str | None) -> None:
     config = copy_of(QUICKSTART)
     config.optimizer.lr, config.seed, config.data.path = lr, seed, path

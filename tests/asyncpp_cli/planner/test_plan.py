@@ -93,6 +93,7 @@ def test_running_further_ahead_takes_memory_and_no_more_delay_and_can_be_faster(
             assert one["memory_gb"] >= beside["memory_gb"]
 
 
+@pytest.mark.slow
 def test_the_v_is_listed_with_its_options_and_recomputation(ten_billion: list[dict[str, Any]]) -> None:
     of_v = [one for one in ten_billion if one["schedule"] == "2bw-v"]
     options = {(one["split"], one["ahead"], one["recompute"]) for one in of_v}
@@ -174,6 +175,7 @@ def test_the_v_takes_the_time_of_2bw_and_split_fewer_activations() -> None:
     assert activations(split) < activations(whole) < activations(two_bw)
 
 
+@pytest.mark.slow
 def test_less_memory_takes_recomputation_or_more_stages() -> None:
     large, small = (
         [

@@ -151,6 +151,7 @@ def wait_for(file: Path, *, larger_than: int) -> None:
     time.sleep(0.3)
 
 
+@pytest.mark.slow
 def test_wandb_has_the_whole_run_once(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="W&B is not among the packages that tests install")
     experiment(tmp_path / "e", [*metrics(val_losses=(4.0, 3.0))[:-1], *resumed(after=2)])
@@ -164,6 +165,7 @@ def test_wandb_has_the_whole_run_once(tmp_path: Path) -> None:
     assert [value for _, value in history(file, "train/loss")] == [4.75, 4.5, 7.0, 7.0]
 
 
+@pytest.mark.slow
 def test_wandb_leaves_every_other_run_in_its_folder_alone(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="W&B is not among the packages that tests install")
     for name, seeds in (("e", (0, 1, 2)), ("again", (0,))):
