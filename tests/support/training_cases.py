@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from support.small_runs import Rows, small_config
+from support.small_runs import Rows, small_config, with_experts
 
 from stages.config import RunConfig
 from stages.pipeline.build import representative_programs
@@ -43,11 +43,17 @@ OPTIMIZERS: dict[str, tuple[str, float]] = {
 """Optimizer and error-feedback coefficient for each schedule."""
 
 
-def cases(text: Path, *, stages: int) -> list[RunConfig]:
-    """Every valid combination of schedule, optimizer and error feedback, and a second model family."""
+def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
+    """Every valid combination of schedule, optimizer and error feedback, and a second model family.
+
+    Args:
+        text: trained on.
+        stages: of the pipeline.
+        experts_at: 0 or 1: the even or the odd ones have a mixture of experts.
+    """
     qwen3 = small_config("2bw", text=text, stages=stages, microbatches=2 * stages, optimizer="muon")
     qwen3.model.family, qwen3.model.head_dim = "qwen3", 6
-    return [qwen3] + [
+    configs = [qwen3] + [
         small_config(
             schedule,
             text=text,
@@ -61,6 +67,11 @@ def cases(text: Path, *, stages: int) -> list[RunConfig]:
         for schedule, options in (SCHEDULES | TWO_STAGES_A_RANK).items()
         for optimizer in (("adamw",) if schedule in TWO_STAGES_A_RANK else ("adamw", "muon"))
         for coefficient in ((0.0, 1.0) if schedule in DELAYED else (0.0,))
+    ]
+    # The bias moves by a step that changes the choice of experts.
+    return [
+        with_experts(config, balance_rate=0.02) if number % 2 == experts_at else config
+        for number, config in enumerate(configs)
     ]
 
 

@@ -25,7 +25,7 @@ from asyncpp_cli.launch.resources import ranks_of, resources_of, this_machine
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
-from stages.config import RunConfig
+from stages.config import ModelConfig, RunConfig
 from stages.pipeline.segments import schedule_facts
 from stages.validation import ConfigError, check
 
@@ -33,6 +33,9 @@ MOST_PROCESSES = 8
 """A twin with more ranks is trained by replay."""
 
 STEPS = 4
+
+EXPERTS = 4
+"""Maximum for a twin."""
 
 DATA_RANKS = 2
 """Maximum for a twin; further data ranks do the same as the second."""
@@ -71,6 +74,8 @@ def twin_of(config: RunConfig) -> RunConfig:
         init=None,
         init_sha256=None,
     )
+    if config.model.experts:
+        _shrink_experts(twin.model)
     twin.parallel = replace(config.parallel, cut=None, data=min(config.parallel.data, DATA_RANKS))
     twin.data = replace(config.data, context=16)
     twin.train = replace(
@@ -84,6 +89,16 @@ def twin_of(config: RunConfig) -> RunConfig:
     twin.site = replace(config.site, device="cpu", threads=1)
     twin.seed = 0
     return twin
+
+
+def _shrink_experts(model: ModelConfig) -> None:
+    """Few and small experts, with shared ones and a dense block where there were some."""
+    assert model.active_experts is not None
+    model.experts = min(model.experts, EXPERTS)
+    model.active_experts = min(model.active_experts, EXPERTS // 2)
+    model.expert_width = 32
+    model.shared_experts = min(model.shared_experts, 1)
+    model.dense_layers = min(model.dense_layers, 1, model.layers - 1)
 
 
 def dry_run(experiment: Experiment, *, replay: bool) -> bool:

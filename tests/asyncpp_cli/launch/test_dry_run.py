@@ -42,6 +42,19 @@ def test_a_twin_keeps_what_may_be_wrong_and_is_small() -> None:
     assert twin_of(many).parallel == replace(first.parallel, data=2)
 
 
+def test_a_twin_of_a_mixture_has_few_small_experts() -> None:
+    matrix = "matrix={schedule: 2bw, optimizer: adamw, error_feedback: false, model: 10b-moe, seed: [0]}"
+    [resolved] = expand(load("quickstart", [matrix, "exclude=[]", "model.shared_experts=2"]))
+    config = resolved.config
+    config.model.dense_layers = 3
+    twin = twin_of(config)
+    check(twin)
+    assert (twin.model.experts, twin.model.active_experts, twin.model.expert_width) == (4, 2, 32)
+    assert (twin.model.shared_experts, twin.model.dense_layers, twin.model.layers) == (1, 1, 2)
+    config.parallel.stages = 1
+    assert twin_of(config).model.dense_layers == 0
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_a_dry_run_trains_each_twin_once_and_leaves_nothing(tmp_path: Path) -> None:

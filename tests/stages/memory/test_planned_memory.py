@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, small_config, with_experts
 
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import OF_THE_DEVICE, Estimate, estimate
@@ -20,6 +20,7 @@ KINDS = ("weights", "master", "gradients", "optimizer", "correction", "activatio
 
 
 def cases(text: Path) -> list[RunConfig]:
+    mixture = {"shared_experts": 1, "dense_layers": 1}
     many: list[dict[str, Any]] = [
         {"schedule": "1f1b"},
         {"schedule": "gpipe", "recompute": True},
@@ -29,7 +30,8 @@ def cases(text: Path) -> list[RunConfig]:
         {"schedule": "pipedream", "clip": "stage", "optimizer": "soap"},
         {"schedule": "paci", "clip": "stage", "precision": "bfloat16", "recompute": True},
     ]
-    return [small_config(text=text, microbatches=6, steps=4, eval_interval=9, **one) for one in many]
+    configs = [small_config(text=text, microbatches=6, steps=4, eval_interval=9, **one) for one in many]
+    return configs + [with_experts(config, **mixture) for config in configs[2:5]]
 
 
 def planned(config: RunConfig) -> Estimate:
