@@ -59,6 +59,8 @@ def refused(*arguments: str | Path) -> str:
         ("parallel.stages: 4", ["schedule", "schedule.microbatches", "at least 3 micro-batches"]),
         ("parallel.stages: 3\nschedule.ahead: 2", ["at least 4 micro-batches", "schedule.ahead = 2"]),
         ("schedule.ahead: 0", ["schedule.ahead", "at least 1"]),
+        ("model.experts: 2\nmodel.active_experts: 3", ["model.active_experts: is 3", "model.experts = 2"]),
+        ("model.balance: none", ["model.balance: is none, and model.experts is 0; accepted with it: null"]),
         ("train.clip: everything", ["train.clip", "global"]),
         ("data.path: /nonexistent/text", ["data.path", "/nonexistent/text"]),
     ],
