@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.resumed import saving
+from support.small_runs import TEXT, Rows, small_config, with_experts
 from support.texts import some_documents, write_lines, write_tokenizer
+
+from stages.trainer import replay
 
 pytestmark = pytest.mark.slow
 
@@ -57,3 +61,22 @@ def test_tokenizing(tmp_path: Path) -> None:
     run(tmp_path, "tokenizing.py", "text.jsonl", "tokenizer.json", "--out", tmp_path, "--repeat", "1")
     (written,) = tmp_path.glob("tokenizing-*.md")
     assert "| turn | library alone, s | ours, s |" in written.read_text()
+
+
+def test_routing_changes(tmp_path: Path) -> None:
+    """None where neither the weights nor the balance biases move."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from routing_changes import changes
+
+    shares = {}
+    for name, lr, balance in (("still", 0.0, "none"), ("moving", 0.05, "bias")):
+        config = with_experts(
+            small_config("2bw", text=tmp_path / "text.txt", lr=lr, layers=2), balance=balance
+        )
+        replay(saving(config), recorder=Rows(), checkpoints=tmp_path / name)
+        shares[name] = changes(config, tmp_path / name, sequences=4)
+    assert shares["still"] == [(2, 4, 0.0)]
+    [(before, after, share)] = shares["moving"]
+    assert (before, after) == (2, 4)
+    assert 0 < share <= 1
