@@ -165,6 +165,28 @@ class Experiment:
 
         return figures_of(self._report(keep_steps=True).cells)
 
+    def extend(self, *runs: str, out: str | Path, **changes: Any) -> Experiment:
+        """A new experiment whose runs continue these with more steps or another layout, as `asyncpp extend`.
+
+        Args:
+            runs: ids, or their beginnings; none: all.
+            out: folder of the new experiment, new or empty.
+            **changes: `steps` in all, `stages`, `data` (ranks), and further keys with `__` for the dot:
+                `optimizer__schedule="constant"`.
+
+        Raises:
+            UserError: a run has no valid checkpoint or is running, or a change is not accepted; nothing is
+                written.
+        """
+        from asyncpp_cli.experiment.continuation import SHORT_NAMES, continuations, write_continuations
+        from asyncpp_cli.runs.experiment_folder import select_runs
+
+        experiment = self._read()
+        keys = {SHORT_NAMES.get(name, name.replace("__", ".")): value for name, value in changes.items()}
+        continued = continuations(experiment, select_runs(experiment, runs), changes=keys)
+        write_continuations(continued, experiment, out=Path(out))
+        return Experiment(out)
+
     def note(self, run: str, text: str = "", *, tags: Sequence[str] = ()) -> None:
         """Add a note or tags to a run, as `asyncpp note`.
 

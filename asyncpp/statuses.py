@@ -29,6 +29,7 @@ def status_records(experiment: Experiment, run_statuses: Iterable[RunStatus]) ->
         }
         | _cost(run_status)
         | _notes(run_status)
+        | {"continues": _continues(run_status)}
         for run_status in run_statuses
     ]
 
@@ -48,3 +49,15 @@ def _notes(run_status: RunStatus) -> dict[str, list[str]]:
 
     notes = notes_of(run_status.run)
     return {"tags": tags_of(notes), "notes": [note.text for note in notes if note.text]}
+
+
+def _continues(run_status: RunStatus) -> dict[str, Any] | None:
+    """The run that it continues (`asyncpp extend`); None for a run from the beginning."""
+    from asyncpp_cli.errors import DamagedError
+    from asyncpp_cli.runs.lineage import lineage_of
+
+    try:
+        lineage = lineage_of(run_status.run)
+    except DamagedError:
+        return None
+    return None if lineage is None else asdict(lineage)

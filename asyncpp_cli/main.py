@@ -16,6 +16,7 @@ from asyncpp_cli.commands.completion import completion
 from asyncpp_cli.commands.diff import diff
 from asyncpp_cli.commands.doctor import doctor
 from asyncpp_cli.commands.export import export
+from asyncpp_cli.commands.extend import extend
 from asyncpp_cli.commands.launch import launch
 from asyncpp_cli.commands.logs import logs
 from asyncpp_cli.commands.mirror import mirror
@@ -81,6 +82,7 @@ for command in (
     retry,
     report,
     diff,
+    extend,
     note,
     remove,
     export,

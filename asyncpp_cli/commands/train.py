@@ -42,6 +42,7 @@ def train(
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.launch.rank_env import attempt_of_rank, read_rank_env
     from asyncpp_cli.launch.resources import ranks_of
+    from asyncpp_cli.runs.lineage import lineage_of
     from asyncpp_cli.runs.run_folder import open_run
     from stages.liveness.stop_signal import RESUMABLE
     from stages.validation import ConfigError, check
@@ -50,10 +51,13 @@ def train(
     try:
         config = config_to_train(run)
         check(config)
+        lineage = lineage_of(run)
     except DamagedError as error:
         raise UserError(str(error)) from error
     except ConfigError as error:
         raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+    if lineage is not None and (run.saved_step or 0) < lineage.step:
+        raise UserError(f"{run.folder} {lineage.text}, and has no checkpoint of it any more")
     rank_env = read_rank_env()
     processes = 1 if replay else ranks_of(config)
     if rank_env.size != processes:

@@ -65,6 +65,7 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         ["note", done],
         ["remove", experiment, "run-0"],
         ["completion", "bash"],
+        ["extend", experiment, "run-0", "--steps", "9", "--out", f"{new}-longer"],
         ["cancel", experiment],
         ["launch", experiment],
         ["retry", experiment, "run-1"],

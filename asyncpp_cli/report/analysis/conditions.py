@@ -82,6 +82,10 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
         lines.append(
             "Processes shared a GPU and sent messages through host memory: their throughput says little."
         )
+    lineages = [run.lineage.text for cell in cells for run in cell.runs if run.lineage is not None]
+    lines += [f"A run {text}" for text in lineages[:_MOST_VALUES]]
+    if len(lineages) > _MOST_VALUES:
+        lines.append(f"{len(lineages) - _MOST_VALUES} further runs continue others")
     if (cost := total(cell.cost for cell in cells)) is not None:
         lines.append(f"Cost of all runs and all their attempts: {cost_text(cost)}")
     if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):

@@ -19,6 +19,7 @@ from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.runs.attempts.cost import cost_of_run
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
+from asyncpp_cli.runs.lineage import lineage_of
 from asyncpp_cli.runs.notes import FILE as NOTES_FILE
 from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
@@ -74,6 +75,9 @@ class Loader:
                 # All values are checked by one shared object.
                 run_config = run.config()
             config = dict(items(run_config))
+            if (lineage := lineage_of(run)) is not None:
+                # Not the same as a run of this configuration from its beginning.
+                config = {**config, "continues": lineage.label}
             status = _status(run, queue)
             metrics = read_metrics(run)
             measurement = measure(metrics)
@@ -98,6 +102,7 @@ class Loader:
             bubble_predicted=predicted_bubble(run_config),
             cost=cost_of_run(run, status),
             notes=tuple(notes_of(run)),
+            lineage=lineage,
             problems=_problems(run, metrics),
         )
         return replace(loaded, utilisation=_utilisation(loaded, run_config, measurement))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.runs.attempts.cost import Cost
+from asyncpp_cli.runs.lineage import Lineage
 from asyncpp_cli.runs.notes import Note
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class RunResult:
     """Of all its attempts so far; None if it has not begun, or did not record its resources."""
     notes: tuple[Note, ...] = ()
     """What people noted (`asyncpp note`), oldest first."""
+    lineage: Lineage | None = None
+    """The run that it continues; None for a run from the beginning."""
     problems: tuple[str, ...] = ()
     """Faults of its files that leave its numbers usable."""
 

@@ -161,12 +161,17 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("runs", value=lambda cell: [run.id for run in cell.runs]),
         single("tags", value=lambda cell: tags_of(note for run in cell.runs for note in run.notes)),
         single("notes", value=_notes),
+        single("continues", value=_lineages),
         single("conditions", value=_conditions),
     ]
 
 
 def _notes(cell: CellResult) -> list[str]:
     return [f"{run.id}: {note.text}" for run in cell.runs for note in run.notes if note.text]
+
+
+def _lineages(cell: CellResult) -> list[str]:
+    return [f"{run.id} {run.lineage.text}" for run in cell.runs if run.lineage is not None]
 
 
 def _cost_column(name: str, title: str, *, drop_order: int) -> Column:

@@ -44,6 +44,7 @@ COMMANDS = [
     ["report"],
     ["diff"],
     ["note"],
+    ["extend"],
     ["remove"],
     ["completion"],
     ["export"],

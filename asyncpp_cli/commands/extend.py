@@ -1,0 +1,76 @@
+"""`asyncpp extend`: a new experiment whose runs continue those of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from asyncpp_cli.completion import experiments, runs_of_folder
+from asyncpp_cli.errors import UserError
+
+
+def extend(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments),
+    ],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Ids of runs, or their beginnings; default: all.",
+            autocompletion=runs_of_folder,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="NEW", help="Folder of the new experiment: new or empty.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", min=1, help="Steps in all, with those done."),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option("--stages", metavar="P", min=1, help="Pipeline stages from here on.")
+    ] = None,
+    data: Annotated[
+        int | None,
+        typer.Option("--data", metavar="D", min=1, help="Data ranks from here on; a step keeps its tokens."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="More changes: optimizer.schedule=constant."),
+    ] = None,
+) -> None:
+    """Continue runs with more steps or another layout, as new runs from their newest checkpoints.
+
+    The runs that are continued stay as they are. Each new run knows which run and step it continues.
+
+    Its learning rate follows its own number of steps, so it may jump where it begins; the command says how.
+    """
+    from asyncpp_cli.console import command, say
+    from asyncpp_cli.experiment.continuation import SHORT_NAMES, continuations, write_continuations
+    from asyncpp_cli.experiment.yaml_data import parse_value
+    from asyncpp_cli.runs.experiment_folder import open_experiment, select_runs
+
+    if out is None:
+        raise UserError("--out NEW is missing: the folder of the new experiment")
+    wanted: dict[str, Any] = {}
+    for change in changes or []:
+        key, equals, text = change.partition("=")
+        if not equals or not key:
+            raise UserError(f"--set {change!r} is not KEY=VALUE, as in optimizer.schedule=constant")
+        wanted[key] = parse_value(text, where=f"{key}=")
+    given = {"steps": steps, "stages": stages, "data": data}
+    wanted |= {SHORT_NAMES[name]: value for name, value in given.items() if value is not None}
+    if not wanted:
+        raise UserError("nothing to change; accepted: --steps, --stages, --data, --set KEY=VALUE")
+    experiment = open_experiment(folder)
+    continued = continuations(experiment, select_runs(experiment, runs or []), changes=wanted)
+    write_continuations(continued, experiment, out=out)
+    for each in continued:
+        say(f"{each.cell.id} {each.lineage.text}")
+    for line in dict.fromkeys(each.learning_rate for each in continued):
+        say(f"Note: {line}.")
+    say(f"Wrote {len(continued)} runs to {out}. Next: {command('launch', out)}")

@@ -1,0 +1,172 @@
+"""`asyncpp extend`: runs that continue others with more steps or another layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.folder_contents import contents
+
+import asyncpp as api
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.lineage import lineage_of
+from asyncpp_cli.runs.run_folder import Run
+
+TINY = """\
+name: tiny
+matrix: {schedule: [1f1b, 2bw, gpipe]}
+optimizer: adamw
+optimizer.lr: 0.01
+optimizer.schedule: constant
+optimizer.warmup: 0
+error_feedback: false
+seed: 0
+parallel: {stages: 2}
+schedule: {microbatches: 4}
+model: micro
+model.layers: 2
+model.width: 16
+model.mlp_width: 32
+data: {path: text.txt, context: 8}
+train: {steps: 4, microbatch_size: 1, eval_interval: 4, eval_microbatches: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a template, and the experiment `short` whose first two runs are completed."""
+    folder = tmp_path_factory.mktemp("extend")
+    (folder / "text.txt").write_text("To be, or not to be, that is the question. " * 100)
+    (folder / "tiny.yaml").write_text(TINY.replace("text.txt", str(folder / "text.txt")))
+    train(folder, "short", "train.steps=4")
+    return folder
+
+
+def train(folder: Path, name: str, *changes: str) -> list[Run]:
+    """Sweep the template and train its first two runs."""
+    swept = asyncpp("sweep", folder / "tiny.yaml", *changes, "--out", folder / name)
+    assert swept.code == 0, swept.errors
+    return trained_runs(folder / name)
+
+
+def trained_runs(folder: Path) -> list[Run]:
+    runs = open_experiment(folder).runs[:2]
+    for run in runs:
+        ended = asyncpp("train", run.folder, "--replay")
+        assert ended.code == 0, ended.errors
+    return runs
+
+
+def end(run: Run) -> str:
+    return str(run.metrics()[-1]["weights_sha256"])
+
+
+@pytest.mark.slow
+def test_a_run_in_two_parts_ends_with_the_weights_of_one(trained: Path, tmp_path: Path) -> None:
+    """At a constant learning rate the number of steps changes nothing but the end."""
+    before = contents(trained / "short")
+    extended = asyncpp("extend", trained / "short", "1f1b", "2bw", "--steps", "6", "--out", tmp_path / "long")
+    assert extended.code == 0, extended.errors
+    assert "continues 1f1b" in extended.errors
+    assert "from step 4 of 4 (train.steps 4 -> 6)" in extended.errors
+    assert "the learning rate was 0.01 in step 4 and is 0.01 in step 5" in extended.errors
+    continued = trained_runs(tmp_path / "long")
+    for run in continued:
+        assert [row["step"] for row in run.metrics() if row["kind"] in ("start", "step")] == [4, 5, 6]
+    whole = train(trained, "whole", "train.steps=6")
+    assert [end(run) for run in continued] == [end(run) for run in whole]
+    assert not {run.id for run in continued} & {run.id for run in whole}
+    assert contents(trained / "short") == before
+    [first, _] = json.loads(asyncpp("status", tmp_path / "long", "--json").output)
+    assert (first["continues"]["step"], first["continues"]["changed"]) == (4, {"train.steps": [4, 6]})
+    both = asyncpp("report", trained / "whole", tmp_path / "long", "--format", "json")
+    cells = json.loads(both.output)
+    # Equal settings, but not the same run: they are not averaged.
+    assert [cell["n"] for cell in cells if cell["status"] == "completed"] == [1, 1, 1, 1]
+    assert sum(len(cell["continues"]) for cell in cells) == 2
+    assert "continues 2bw" in asyncpp("report", tmp_path / "long").output
+
+
+@pytest.mark.slow
+def test_a_run_continues_on_other_stages_and_data_ranks(trained: Path, tmp_path: Path) -> None:
+    continued = api.open(trained / "short").extend(
+        "1f1b", "2bw", out=tmp_path / "wide", steps=6, stages=1, data=2
+    )
+    configs = [run.config() for run in open_experiment(continued.folder).runs]
+    assert {(config.parallel.stages, config.parallel.data) for config in configs} == {(1, 2)}
+    assert {config.schedule.microbatches for config in configs} == {2}
+    losses = [
+        [row["val_loss"] for row in run.metrics() if row["kind"] == "eval"][-1]
+        for folder in (tmp_path / "wide", trained / "whole")
+        for run in (trained_runs(folder) if folder.name == "wide" else whole(trained))
+    ]
+    # The sums over data ranks are rounded otherwise: float32 has 7 digits.
+    assert losses[:2] == pytest.approx(losses[2:], rel=1e-5)
+
+
+def whole(trained: Path) -> list[Run]:
+    if not (trained / "whole").exists():
+        train(trained, "whole", "train.steps=6")
+    return open_experiment(trained / "whole").runs[:2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["1f1b", "--steps", "4"], "nothing is left to train"),
+        (["1f1b", "--steps", "6", "--data", "3"], "3 data ranks cannot share evenly"),
+        (["1f1b", "--steps", "6", "--stages", "9"], "parallel.stages"),
+        (["1f1b", "--set", "model.layers=4"], "model.layers cannot change"),
+        (["1f1b", "--set", "nonsense"], "is not KEY=VALUE"),
+        (
+            ["1f1b", "--steps", "6", "--set", "schedule.microbatches=2"],
+            "tokens of a step must stay the same",
+        ),
+        (["1f1b"], "nothing to change"),
+        (["gpipe", "--steps", "6"], "has no checkpoint to continue from"),
+        (["--steps", "6"], "has no checkpoint to continue from"),
+        (["none", "--steps", "6"], "no such run"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(
+    trained: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    before = contents(trained)
+    refused = asyncpp("extend", trained / "short", *arguments, "--out", tmp_path / "new")
+    assert (refused.code, refused.errors.count("\n")) == (2, 1)
+    assert message in refused.errors
+    assert contents(trained) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_a_running_run_and_a_used_folder_are_refused(
+    trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("mine")
+    refused = asyncpp("extend", trained / "short", "1f1b", "--steps", "6", "--out", tmp_path / "used")
+    assert refused.code == 2
+    assert (tmp_path / "used" / "file").read_text() == "mine"
+    running = open_experiment(trained / "short").runs[2]
+    assert claim(running, processes=1, replay=True, steps=4) is not None
+    refused = asyncpp("extend", trained / "short", running.id, "--steps", "6", "--out", tmp_path / "new")
+    assert "is running" in refused.errors
+    made = api.open(trained / "short").extend("2bw", out=tmp_path / "made", steps=6)
+    [run] = open_experiment(made.folder).runs
+    # Linked to its parent's: another file in its place changes this run alone.
+    state = run.checkpoints / "step-4" / "state.json"
+    state.unlink()
+    state.write_text("{}")
+    refused = asyncpp("extend", made.folder, "--steps", "7", "--out", tmp_path / "new")
+    assert "is damaged" in refused.errors
+    (run.checkpoints / "step-4").rename(run.checkpoints / "gone")
+    lineage = lineage_of(run)
+    assert lineage is not None
+    refused = asyncpp("train", run.folder, "--replay")
+    assert (refused.code, lineage.text in refused.errors) == (2, True)
+    assert not (tmp_path / "new").exists()
