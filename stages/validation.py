@@ -139,12 +139,13 @@ def _check_lr_schedule(config: RunConfig) -> None:
     optimizer = config.optimizer
     _one_of("optimizer.schedule", optimizer.schedule, SCHEDULES)
     share = optimizer.decay_share
-    if share is not None and optimizer.schedule != "wsd":
+    if share is not None and not SCHEDULES[optimizer.schedule].has_decay_share:
+        takers = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.has_decay_share)
         raise ConfigError(
-            "optimizer.decay_share", f"is of wsd, not of {optimizer.schedule}; accepted with it: null"
+            "optimizer.decay_share", f"is of {takers}, not of {optimizer.schedule}; accepted with it: null"
         )
     decay = DECAY_SHARE if share is None else share
-    if optimizer.schedule == "wsd" and optimizer.warmup + decay > 1 + 1e-9:
+    if SCHEDULES[optimizer.schedule].has_decay_share and optimizer.warmup + decay > 1 + 1e-9:
         raise ConfigError(
             "optimizer.decay_share",
             f"is {decay:g}, which with optimizer.warmup = {optimizer.warmup:g} is more than the run; "

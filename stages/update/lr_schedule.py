@@ -18,6 +18,8 @@ Factors reach f at t = T, one step after the last.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 from stages.config import OptimizerConfig
 
@@ -30,7 +32,7 @@ def learning_rate_factor(config: OptimizerConfig, *, step: int, steps: int) -> f
     warmup = max(1, round(config.warmup * steps))
     if step < warmup:
         return (step + 1) / warmup
-    return SCHEDULES[config.schedule](config, step, steps, warmup)
+    return SCHEDULES[config.schedule].factor(config, step, steps, warmup)
 
 
 def _cosine(config: OptimizerConfig, step: int, steps: int, warmup: int) -> float:
@@ -57,5 +59,19 @@ def _line(config: OptimizerConfig, step: int, *, start: int, steps: int) -> floa
     return 1 - (1 - config.final_lr) * min(1.0, progress)
 
 
-SCHEDULES = {"cosine": _cosine, "linear": _linear, "constant": _constant, "wsd": _wsd}
-"""Factors after the warm-up, by `optimizer.schedule`."""
+class LrSchedule(NamedTuple):
+    """The learning rate after the warm-up."""
+
+    factor: Callable[[OptimizerConfig, int, int, int], float]
+    """Share of the peak, given step, steps and warm-up steps."""
+    has_decay_share: bool = False
+    """Whether it takes `optimizer.decay_share`."""
+
+
+SCHEDULES = {
+    "cosine": LrSchedule(_cosine),
+    "linear": LrSchedule(_linear),
+    "constant": LrSchedule(_constant),
+    "wsd": LrSchedule(_wsd, has_decay_share=True),
+}
+"""The schedules by `optimizer.schedule`."""
