@@ -21,6 +21,7 @@ from asyncpp_cli.planner.roofline import Roofline
 from schedules import is_synchronous
 from stages.config import tokens_per_step
 from stages.memory.estimate import course_of, stage_memory
+from stages.model.families.catalogue import describe
 from stages.pipeline.segments import segment_program
 from stages.validation import check
 
@@ -206,6 +207,27 @@ def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
     asked = config
     asked.parallel.cut = list(even.cut)
     assert estimate(asked, COSTS, limit_gb=limit).cut == even.cut
+
+
+@pytest.mark.parametrize("dense_layers", [0, 1])
+def test_a_mixture_takes_the_memory_of_all_and_the_time_of_the_active(dense_layers: int) -> None:
+    base = base_of("10b-moe", [f"model.dense_layers={dense_layers}", "model.mlp_width=10944"])
+    config = layout(base.config, "1f1b", stages=4, data=16, microbatches=16, size=1, recompute=False)
+    even = estimate(config, COSTS, limit_gb=None)
+    spec = describe(config.model)
+    biases = (24 - dense_layers) * 64
+    assert sum(of_stage["weights"] for of_stage in even.memory) == 2 * spec.parameter_count + 4 * biases
+    assert spec.parameter_count > 5 * spec.active_count
+    # More than the active arithmetic at the peak, and less than three times all of it.
+    tokens = tokens_per_step(config) / 64
+    flops = spec.training_flops(context=config.data.context)
+    seconds = tokens * flops / 989.4e12
+    assert seconds < even.step.seconds < 3 * seconds * spec.parameter_count / spec.active_count
+    limit = even.memory_gb * 0.97
+    fitting = estimate(config, COSTS, limit_gb=limit)
+    assert even.memory_gb > limit >= fitting.memory_gb
+    fullest = even.rank_gb.index(even.memory_gb)
+    assert fitting.cut[fullest] < even.cut[fullest]
 
 
 @pytest.mark.slow

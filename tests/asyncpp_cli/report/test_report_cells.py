@@ -180,6 +180,20 @@ def test_a_replay_reaches_a_target_in_steps_but_in_no_time() -> None:
     assert (text(cell, "target_steps"), text(cell, "target_seconds")) == ("10", "-")
 
 
+def test_utilisation_of_a_mixture_counts_the_experts_that_a_token_meets() -> None:
+    config = RunConfig()
+    experts = {"experts": 16, "active_experts": 3, "expert_width": 96, "shared_experts": 1, "dense_layers": 1}
+    further = {"model.vocab_size": 100, "data.context": 64, "site.peak_tflops": 1.0}
+    assign(
+        config, settings("2bw", "muon") | further | {f"model.{key}": value for key, value in experts.items()}
+    )
+    attention = 2 * 128 * 128 + 2 * 128 * 64 + 2 * 128
+    dense, routed = 3 * 128 * 384, (3 + 1) * 3 * 128 * 96 + 16 * 128
+    needed = 6 * (4 * attention + dense + 3 * routed + 128 + 100 * 128) + 12 * 4 * 128 * 64
+    measured = utilisation(config, start={"device": "any"}, tokens_per_second=1e3, ranks=4)
+    assert measured == pytest.approx(1e3 * needed / 4e12)
+
+
 def test_utilisation_is_the_arithmetic_of_the_model_over_the_peak() -> None:
     config = RunConfig()
     further = {"model.vocab_size": 100, "data.context": 64, "train.precision": "bfloat16"}
