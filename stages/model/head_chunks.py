@@ -7,10 +7,10 @@ input and matrix are taken at once and kept until the backward.
 
 from __future__ import annotations
 
-LARGE_LOGITS = 2**27
+LARGE_LOGITS = 2**28
 """Bytes of whole logits, in at least float32, from which on they are computed in chunks. Below it the plain
 form is as fast, and keeps the bits that it has always had."""
-CHUNK_BYTES = 2**26
+CHUNK_BYTES = 2**27
 """Most bytes of one chunk's logits, in at least float32."""
 LEAST_ROWS = 64
 """Rows of a chunk, whatever they take: with fewer a matrix product is slow."""

@@ -72,15 +72,16 @@ class _ChunkedLoss(torch.autograd.Function):
                 continue
             of_logits = log_probabilities.exp_()
             of_logits[torch.arange(len(of_logits), device=given.device), targets[part]] -= 1
-            out = of_logits if given.dtype == wide else torch.empty_like(of_logits, dtype=given.dtype)
-            torch.mul(of_logits, 1 / len(given), out=out)
-            torch.mm(out, weight, out=of_given[part])
             if given.dtype == wide:
-                of_weight.addmm_(out.t(), given[part])
+                of_weight.addmm_(of_logits.t(), given[part])
             else:
-                of_weight += out.t() @ given[part]
+                # Scaled while it is still wide: the factor of the backward is then mostly a power of two.
+                of_logits = of_logits.mul_(1 / len(given)).to(given.dtype)
+                of_weight += of_logits.t() @ given[part]
+            torch.mm(of_logits, weight, out=of_given[part])
         if with_gradients:
             ctx.save_for_backward(of_given, of_weight)
+        ctx.share = 1 / len(given) if given.dtype == wide else 1.0
         ctx.deferred = deferred
         # A tensor that is saved comes back as another one, whose grad would be lost.
         ctx.parameter = weight
@@ -89,10 +90,11 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_given, of_weight = ctx.saved_tensors
-        scaled = (_wide(of_given) * gradient).to(of_given.dtype)
+        scale = gradient * ctx.share
+        scaled = (_wide(of_given) * scale).to(of_given.dtype)
         if ctx.deferred is None:
-            return scaled, _scaled(ctx.parameter, of_weight, scale=gradient), None, None, None, None
-        ctx.deferred.leave(ctx.parameter, partial(_scaled, scale=gradient), of_weight)
+            return scaled, _scaled(ctx.parameter, of_weight, scale=scale), None, None, None, None
+        ctx.deferred.leave(ctx.parameter, partial(_scaled, scale=scale), of_weight)
         return scaled, None, None, None, None, None
 
 
