@@ -19,6 +19,7 @@ from schedules.library.v_block import VBlock, v_block
     weight=st.integers(0, 2),
     message=st.integers(0, 4),
 )
+@pytest.mark.slow
 def test_ranks_are_never_idle_and_messages_have_their_time(
     ranks: int, forward: int, backward: int, weight: int, message: int
 ) -> None:

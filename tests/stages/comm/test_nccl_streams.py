@@ -98,6 +98,7 @@ def early_share(recordings: Iterable[Recording]) -> float:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.slow
 def test_no_program_hangs_wherever_one_rank_synchronises_its_device(schedule: str, recorded: Any) -> None:
     programs = [case for case in cases(stages=(2, 3, 4), times=(1, 4)) if case.schedule == schedule]
     for case in programs:
@@ -108,6 +109,7 @@ def test_no_program_hangs_wherever_one_rank_synchronises_its_device(schedule: st
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.slow
 def test_nor_with_data_ranks_whose_exchanges_are_late(schedule: str, recorded: Any) -> None:
     for case in cases(stages=(1, 2, 3), times=(1,), data=(2,)):
         if case.schedule == schedule:

@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 
+import pytest
 from support.paths import ROOT
 
 
+@pytest.mark.slow
 def test_counts_per_rank_are_the_same_for_4_and_8_ranks() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "start_up.py")]
     options = ["--ranks", "4", "8", "--stages", "2", "--json"]

@@ -77,6 +77,7 @@ def test_a_damaged_cache_is_made_anew(
 
 
 @given(place=st.integers(0, len(WORDS) - 1), byte=st.integers(0, 255), data=st.data())
+@pytest.mark.slow
 def test_no_byte_of_the_cache_can_change_unseen(
     place: int, byte: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_run_that_stands_still_is_noticed(
     assert function in stacks
 
 
+@pytest.mark.slow
 def test_a_factory_that_loops_at_import_is_noticed(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -195,6 +195,7 @@ def test_planned_memory_is_what_every_stage_keeps(schedule: str, text: Path) -> 
             assert 0 <= sum(allocations.living().values()) - held < 0.01 * GB
 
 
+@pytest.mark.slow
 def test_a_step_takes_no_gigabyte_beside_what_is_kept(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ten_billion(text, "1f1b", microbatches=1)
     program = segment_program(config, first_step=0, steps=1)

@@ -168,6 +168,7 @@ def check_what_backward_sees(name: str, config: RunConfig) -> None:
     assert (mismatched > 3) == (name in UNSTASHED)
 
 
+@pytest.mark.slow
 def test_one_compilation_serves_all_blocks_and_versions(text: Path) -> None:
     """Four blocks on two stages, three versions each, and recomputation on top."""
     compiled = counters["stats"]["unique_graphs"]

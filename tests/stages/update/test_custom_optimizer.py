@@ -93,6 +93,7 @@ def trained(process: Process, config: RunConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.slow
 def test_distributed_training_and_replay_have_the_same_bits(data: int, own: RunConfig) -> None:
     own.parallel.data = data
     own.parallel.stages = 2 // data
@@ -111,6 +112,7 @@ def test_distributed_training_and_replay_have_the_same_bits(data: int, own: RunC
 
 
 @pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(data: int, own: RunConfig, tmp_path: Path) -> None:
     own.parallel.data = data
     replay_twice(saving(own), tmp_path / "checkpoints", step=2)
@@ -196,6 +198,7 @@ def test_options_are_part_of_the_run(own: RunConfig, tmp_path: Path) -> None:
     assert get(own, "optimizer.options.beta") == 0.8
 
 
+@pytest.mark.slow
 def test_sweep_and_plan_take_it_and_refuse_mistakes_in_one_line(own: RunConfig) -> None:
     swept = asyncpp(
         "sweep",

@@ -33,6 +33,7 @@ def slow_down(patch: pytest.MonkeyPatch, group: type, *, polls: int) -> None:
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 1), (2, 4), (4, 3), (4, 8)])
+@pytest.mark.slow
 def test_exchanges_that_take_longer_than_the_slack_hold_up_but_change_nothing(
     stages: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

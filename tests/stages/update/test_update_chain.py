@@ -271,6 +271,7 @@ def test_a_chain_hides_wherever_there_is_slack(
     assert finished(in_one_stream) > finished(times) + 2.0
 
 
+@pytest.mark.slow
 def test_a_flush_loses_what_cannot_be_hidden(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `left_to_hide` in benchmarks/sleeping_stage.py has it; but the embedding is whole last, and so large
     that it takes longer than a layer would."""
