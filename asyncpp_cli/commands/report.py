@@ -27,6 +27,11 @@ class ReportFormat(StrEnum):
     PARQUET = "parquet"
     STEPS = "steps"
     HTML = "html"
+    SUBMISSION = "submission"
+
+
+_FILES_ONLY = (ReportFormat.HTML, ReportFormat.PARQUET, ReportFormat.STEPS, ReportFormat.SUBMISSION)
+"""Formats that are not written to standard output."""
 
 
 def report(
@@ -79,6 +84,10 @@ def report(
             help="Width of the plots; a column of a two-column page is about 3.3.",
         ),
     ] = 5.5,
+    hardware: Annotated[
+        str | None,
+        typer.Option("--hardware", metavar="TEXT", help="What the runs ran on, for --format submission."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh while runs go on, until Ctrl-C.")] = False,
 ) -> None:
     """Show loss, gap to synchronous training, and throughput.
@@ -95,7 +104,7 @@ def report(
 
     if out is not None and out.is_dir():
         raise UserError(f"--out {out} is a folder; give the name of a file")
-    if out is None and output_format in (ReportFormat.HTML, ReportFormat.PARQUET, ReportFormat.STEPS):
+    if out is None and output_format in _FILES_ONLY:
         raise UserError(f"--format {output_format} needs a file: --out FILE")
     if not _NARROWEST <= figure_width <= _WIDEST:
         raise UserError(f"--figure-width {figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)")
@@ -112,7 +121,10 @@ def report(
         best_over=tuple(keys_of(best_over, option="--best-over")),
         figures=figures,
         figure_width=figure_width,
+        hardware=hardware,
     )
+    if output_format == ReportFormat.SUBMISSION and watch:
+        raise UserError("--watch cannot be combined with --format submission, which has completed runs only")
     if watch:
         watch_report(options, to_terminal=sys.stdout.isatty())
     else:

@@ -14,6 +14,7 @@ from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.markdown import to_markdown
 from asyncpp_cli.report.formats.records import csv_text, to_csv, to_json, to_parquet
+from asyncpp_cli.report.formats.submission import to_submission
 from asyncpp_cli.report.formats.terminal import to_table, to_text
 from asyncpp_cli.report.load.experiments import Loader
 from asyncpp_cli.report.tables.columns import value_columns
@@ -41,6 +42,8 @@ class ReportOptions:
     best_over: tuple[str, ...]
     figures: Path | None
     figure_width: float
+    hardware: str | None = None
+    """What the runs ran on, in words, for a submission."""
 
     @property
     def curves(self) -> bool:
@@ -55,6 +58,13 @@ def write_report(options: ReportOptions) -> None:
         UserError: a folder is no experiment, or a file cannot be written.
     """
     experiments = [open_experiment(folder) for folder in options.folders]
+    if options.output_format == "submission":
+        assert options.out is not None
+        report = build_report(experiments, options, Loader(keep_steps=False))
+        files = to_submission(report, experiments, file=options.out, hardware=options.hardware)
+        for file, content in files.items():
+            _write_file(file, content)
+        return
     _write(options, build_report(experiments, options, Loader(keep_steps=options.curves)))
 
 
