@@ -64,7 +64,9 @@ class SleepingStage(nn.Module):
         self.seconds = seconds
         self.backward_began = 0.0
 
-    def forward(self, given: Tensor, routing: Routing, *, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, given: Tensor, routing: Routing | None = None, *, targets: Tensor | None = None
+    ) -> Tensor:
         out = given.float()
         for layer, weights in enumerate(self.layers):
             out = _Sleep.apply(out, self, layer, *weights)

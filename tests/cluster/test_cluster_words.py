@@ -37,7 +37,7 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
     site = site_file(tmp_path, setup=["echo the environment is gone; exit 127"])
     assert asyncpp("launch", experiment.folder, "--site", site, "--replay").code == 0
     wait_for(lambda: not squeue(), seconds=100, why=squeue)
-    wait_for(lambda: status_of(experiment.folder)[1]["job_state"] == "FAILED", seconds=60)
+    wait_for(lambda: {run["job_state"] for run in status_of(experiment.folder)} == {"FAILED"}, seconds=60)
     told = json.loads(asyncpp("status", experiment.folder, "--json").output)
     assert [(run["state"], run["attempt"]) for run in told] == [("failed", 0)] * 2
     for index, run in enumerate(told):
