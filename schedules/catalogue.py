@@ -5,12 +5,14 @@ from __future__ import annotations
 from schedules.actions import Program
 from schedules.custom import custom_function, custom_program, is_custom
 from schedules.errors import ScheduleError
+from schedules.library.controllable_memory import V_HALF, V_MIN
 from schedules.library.dualpipe_v import DUALPIPE_V
 from schedules.library.gpipe import GPIPE
 from schedules.library.interleaved import INTERLEAVED_1F1B
 from schedules.library.looped_bfs import LOOPED_BFS
 from schedules.library.one_f_one_b import ONE_F_ONE_B
 from schedules.library.paci import PACI
+from schedules.library.paci_v import PACI_V
 from schedules.library.pipedream import PIPEDREAM, PIPEDREAM_UNSTASHED
 from schedules.library.two_bw import TWO_BW
 from schedules.library.two_bw_v import TWO_BW_V
@@ -28,12 +30,15 @@ FAMILY: dict[str, Schedule] = {
         LOOPED_BFS,
         ZERO_BUBBLE,
         ZB_V,
+        V_HALF,
+        V_MIN,
         DUALPIPE_V,
         TWO_BW,
         TWO_BW_V,
         PIPEDREAM,
         PIPEDREAM_UNSTASHED,
         PACI,
+        PACI_V,
     )
 }
 
@@ -113,15 +118,15 @@ def build(
         microbatches: Micro-batches a step.
         steps: Steps of the segment.
         first_step: Its first step, counted through the run.
-        ahead: 2bw: forwards that a stage runs ahead of its backwards, for each stage behind it. 2bw-v: each
-            message has `ahead - 1` sixths of a micro-batch's time.
+        ahead: 2bw: forwards that a stage runs ahead of its backwards, for each stage behind it. 2bw-v and
+            paci-v: each message has `ahead - 1` sixths of a micro-batch's time.
         delay: 2bw, 2bw-v: updates between the weights of a gradient and those it is applied to; None: the
             smallest legal one.
         delayed_from: First step under delay, where those before it were synchronous; at most `first_step`.
         chunks: interleaved-1f1b, looped-bfs: stages a rank holds.
         split: 2bw-v: whether backwards are split into an input half and a weight half.
-        update_interval: pipedream, paci: backwards after which a stage updates, a divisor of `microbatches`;
-            None: 1 for pipedream, `microbatches` for paci.
+        update_interval: pipedream, paci, paci-v: backwards after which a stage updates, a divisor of
+            `microbatches`; None: 1 for pipedream, `microbatches` for the others.
 
     Raises:
         ScheduleError: The schedule cannot be built with these numbers; the message says what would be

@@ -28,6 +28,8 @@ class Schedule:
     placement: Callable[[int], Sequence[int]] | None = None
     """Rank of each stage, from the number of ranks, where the model is cut so that ranks are equally fast;
     None: so that stages are."""
+    synchronous_start: str = "1f1b"
+    """Name of the synchronous schedule, with the same stages on the same ranks, of steps before any delay."""
     bounded_activations: bool = True
     """Whether the activations in flight stop growing with the number of micro-batches per step."""
     lead: Callable[..., int] | None = None

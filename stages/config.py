@@ -38,14 +38,14 @@ class ScheduleConfig:
     ahead: int = key(1, low=1, high=1_000)
     """2bw: forwards a stage runs ahead of its backwards, for each stage after it. 2 hides late messages
     and uneven times, and keeps up to twice the activations; a delay of 1 then needs twice as many
-    micro-batches. 2bw-v: each message has `ahead` - 1 sixths of a micro-batch's time to arrive."""
+    micro-batches. 2bw-v, paci-v: each message has `ahead` - 1 sixths of a micro-batch's time to arrive."""
     chunks: int = key(1, low=1, high=1_000)
     """interleaved-1f1b, looped-bfs: stages per rank."""
     split: bool = key(False, later=True)
     """2bw-v: split backwards, for fewer activations."""
     update_interval: int | None = key(None, high=100_000)
-    """pipedream, paci: micro-batches between a stage's updates; null: 1 for pipedream, `microbatches` for
-    paci."""
+    """pipedream, paci, paci-v: micro-batches between a stage's updates; null: 1 for pipedream,
+    `microbatches` for the others."""
 
 
 @with_options(METHODS.values(), first=FIRST_OPTIONS)

@@ -11,7 +11,18 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.settings import copy_of
 from stages.config import RunConfig
 
-CONSIDERED = ("1f1b", "interleaved-1f1b", "zero-bubble", "zb-v", "2bw", "2bw-v", "pipedream", "paci")
+CONSIDERED = (
+    "1f1b",
+    "interleaved-1f1b",
+    "zero-bubble",
+    "zb-v",
+    "v-half",
+    "2bw",
+    "2bw-v",
+    "pipedream",
+    "paci",
+    "paci-v",
+)
 """Schedules considered by default. `gpipe` takes as long as `1f1b` and more memory;
 `pipedream-unstashed` is `paci` with an update after every backward."""
 CHUNKS = (2, 4)

@@ -27,7 +27,7 @@ Delay = Annotated[
 ]
 Ahead = Annotated[
     int | None,
-    typer.Option("--ahead", metavar="A", help="2bw, 2bw-v: room for late messages (default: 1)."),
+    typer.Option("--ahead", metavar="A", help="2bw, 2bw-v, paci-v: room for late messages (default: 1)."),
 ]
 Split = Annotated[bool | None, typer.Option("--split", help="2bw-v with split backwards: fewer activations.")]
 Interval = Annotated[

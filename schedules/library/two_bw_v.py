@@ -93,9 +93,8 @@ def two_bw_v(
     )
 
 
-def _rank_actions(
-    segment: Segment, block: VBlock, *, stages: tuple[int, int], version_read: Callable[[int], int]
-) -> tuple[Action, ...]:
+def rank_order(segment: Segment, block: VBlock, *, stages: tuple[int, int]) -> list[tuple[int, Op, int]]:
+    """Stage, op and micro-batch of each action of the rank that holds `stages`, updates aside, in order."""
     starts = []
     for stage in stages:
         starts.append((block.forward[stage], stage, Op.FORWARD))
@@ -104,15 +103,21 @@ def _rank_actions(
         else:
             starts.append((block.backward[stage], stage, Op.BACKWARD_INPUT))
             starts.append((block.weight[stage], stage, Op.BACKWARD_WEIGHT))
-    last_half = Op.BACKWARD if block.weight is None else Op.BACKWARD_WEIGHT
     microbatches = range(segment.first_microbatch, segment.end_microbatch)
     in_order = sorted(
         (start + block.period * microbatch, stage, op, microbatch)
         for start, stage, op in starts
         for microbatch in microbatches
     )
+    return [(stage, op, microbatch) for _, stage, op, microbatch in in_order]
+
+
+def _rank_actions(
+    segment: Segment, block: VBlock, *, stages: tuple[int, int], version_read: Callable[[int], int]
+) -> tuple[Action, ...]:
+    last_half = Op.BACKWARD if block.weight is None else Op.BACKWARD_WEIGHT
     actions = []
-    for _, stage, op, microbatch in in_order:
+    for stage, op, microbatch in rank_order(segment, block, stages=stages):
         step, place = divmod(microbatch, segment.microbatches)
         actions.append(Action(stage, op, microbatch, version_read(step)))
         if op is last_half and place == segment.microbatches - 1:
@@ -127,5 +132,6 @@ TWO_BW_V = Schedule(
     synchronous=False,
     stages_per_rank=2,
     placement=placement,
+    synchronous_start="v-min",
     lead=lead,
 )

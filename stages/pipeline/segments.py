@@ -10,7 +10,7 @@ from optimizers import check_correction
 from stages.config import RunConfig, correction_options
 
 SYNCHRONOUS = "1f1b"
-"""The schedule of the synchronous steps at the start of a run under another (`sync-start`)."""
+"""The schedule of synchronous steps at the start of a run under a user's own schedule (`sync-start`)."""
 
 
 class ScheduleFacts(NamedTuple):
@@ -57,8 +57,10 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
     """
     schedule, stages = config.schedule, config.parallel.stages
     if first_step < sync_steps(config):
+        custom = schedules.is_custom(schedule.name)
+        synchronous = SYNCHRONOUS if custom else schedules.find(schedule.name).synchronous_start
         return _build(
-            SYNCHRONOUS, stages=stages, microbatches=schedule.microbatches, steps=steps, first_step=first_step
+            synchronous, stages=stages, microbatches=schedule.microbatches, steps=steps, first_step=first_step
         )
     options = schedules.options_taken(schedule.name)
     return _build(

@@ -30,6 +30,7 @@ PRINTS_JSON = {
     "schedule_sizes.py --one 2bw 4 8 1": "simulate",
     "optimizer_steps.py --models micro --steps 1 --device cpu --json": "ratio",
     PLAN: "2bw",
+    "activation_memory.py --ranks 2 --blocks 2 --microbatches 3 --json": "share",
 }
 """For each command something that it prints."""
 

@@ -24,8 +24,11 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 TWO_STAGES_A_RANK: dict[str, dict[str, Any]] = {
     "looped-bfs": {"chunks": 2},
     "zb-v": {},
+    "v-half": {},
+    "v-min": {},
     "dualpipe-v": {},
     "2bw-v": {"split": True},
+    "paci-v": {"clip": "stage", "update_interval": 1},
 }
 DELAYED = ("2bw", "2bw-v", "pipedream", "pipedream-unstashed", "paci")
 
@@ -53,7 +56,16 @@ def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
     """
     qwen3 = small_config("2bw", text=text, stages=stages, microbatches=2 * stages, optimizer="muon")
     qwen3.model.family, qwen3.model.head_dim = "qwen3", 6
-    configs = [qwen3] + [
+    whole = small_config(
+        "2bw-v",
+        text=text,
+        stages=stages,
+        microbatches=2 * stages,
+        layers=2 * stages,
+        optimizer="muon",
+        coefficient=1.0,
+    )
+    configs = [qwen3, whole] + [
         small_config(
             schedule,
             text=text,

@@ -47,6 +47,7 @@ def exported(saved: SavedWeights, config: RunConfig, folder: Path, **options: ob
         ("interleaved-1f1b", 2, 1, "look-ahead", "none", "float64"),
         ("2bw", 4, 1, "look-ahead", "none", "bfloat16"),
         ("2bw", 2, 2, "buffered", "none", "float32"),
+        ("2bw-v", 2, 2, "look-ahead", "none", "bfloat16"),
         ("paci", 2, 1, "look-ahead", "discrepancy", "float32"),
         ("pipedream", 3, 2, "look-ahead", "weight-prediction", "bfloat16"),
     ],

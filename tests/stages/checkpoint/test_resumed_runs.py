@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.resumed import check_resumed, go_back, replay_twice, saving, wait_for_saving
 from support.small_runs import Rows, in_processes, small_config
 from support.training_cases import cases, measured, of_writers
@@ -142,6 +143,57 @@ def test_a_run_goes_on_with_another_number_of_stages(
     resumed = replay(other, recorder=Rows(), checkpoints=tmp_path / "c")
     assert resumed.train_losses == pytest.approx(whole.train_losses[4:], rel=1e-6)
     assert resumed.val_losses == pytest.approx(whole.val_losses[-2:], rel=1e-6)
+
+
+@pytest.mark.parametrize(("split", "optimizer"), [(False, "adamw"), (True, "muon")])
+@pytest.mark.slow
+def test_a_v_goes_on_as_1f1b_and_back(split: bool, optimizer: str, text: Path, tmp_path: Path) -> None:
+    """Steps 0 to 3 are delayed, 4 and 5 synchronous, 6 and 7 delayed again: in a V of two ranks as on four
+    stages in a row."""
+
+    def through(folder: Path, schedule: str, *, stages: int, **options: Any) -> TrainingResult:
+        def config(name: str, **changed: Any) -> RunConfig:
+            return saving(
+                small_config(
+                    name, text=text, stages=stages, microbatches=4, steps=8, optimizer=optimizer, **changed
+                )
+            )
+
+        delayed = config(schedule, **options)
+        replay(delayed, recorder=Rows(), checkpoints=folder)
+        go_back(folder, 4)
+        replay(config("1f1b"), recorder=Rows(), checkpoints=folder)
+        go_back(folder, 6)
+        # The checkpoint has one version, as after a synchronous start.
+        delayed.correction = CorrectionConfig(name="sync-start")
+        delayed.correction.sync_steps = 6
+        return replay(delayed, recorder=Rows(), checkpoints=folder)
+
+    in_v = through(tmp_path / "v", "2bw-v", stages=2, split=split)
+    in_row = through(tmp_path / "row", "2bw", stages=4)
+    assert len(in_v.train_losses) == 2
+    assert in_v.train_losses == pytest.approx(in_row.train_losses, rel=1e-6)
+    assert in_v.val_losses == pytest.approx(in_row.val_losses, rel=1e-6)
+    for name, weight in in_row.weights.items():
+        torch.testing.assert_close(in_v.weights[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_a_v_starts_synchronously_as_1f1b_does(text: Path, tmp_path: Path) -> None:
+    """The synchronous steps are those of v-min, whose stages are on the same ranks."""
+    config = saving(small_config("2bw-v", text=text, microbatches=4, steps=6, precision="float64"))
+    config.correction = CorrectionConfig(name="sync-start")
+    config.correction.sync_steps = 4
+    check(config)
+    replay_twice(config, tmp_path / "c", step=2)
+    rows, synchronous = Rows(), Rows()
+    replay(config, recorder=rows)
+    replay(
+        small_config("1f1b", text=text, microbatches=4, steps=6, precision="float64"), recorder=synchronous
+    )
+    # Step 4 reads version 4 in both, step 5 in one.
+    losses, expected = ([row["train_loss"] for row in run.of_kind("step")] for run in (rows, synchronous))
+    assert losses[:5] == pytest.approx(expected[:5], rel=1e-10)
+    assert losses[5] != pytest.approx(expected[5], rel=1e-10)
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pipedream": {"clip": "stage"},
     "pipedream-unstashed": {"clip": "stage"},
     "paci": {"clip": "stage"},
+    "paci-v": {"clip": "stage"},
 }
 KINDS = ("weights", "master", "optimizer", "correction", "activations", "recomputed")
 

@@ -39,6 +39,23 @@ def of_every_schedule(text: Path, *, data: int) -> list[RunConfig]:
     ]
 
 
+def in_a_v(text: Path, *, data: int) -> list[RunConfig]:
+    """2bw-v with whole and with split backwards."""
+    return [
+        small_config(
+            "2bw-v",
+            text=text,
+            data=data,
+            microbatches=4,
+            optimizer=optimizer,
+            coefficient=1.0,
+            clip_norm=0.3,
+            split=split,
+        )
+        for split, optimizer in ((False, "adamw"), (True, "muon"))
+    ]
+
+
 @dataclass(frozen=True)
 class Job:
     """What processes are to do, one after another."""
@@ -76,14 +93,16 @@ def do(process: Process, job: Job) -> list[list[dict[str, Any]]] | str:
 
 @pytest.mark.slow
 def test_processes_of_two_data_ranks(shared_text: Path, tmp_path: Path) -> None:
-    """Every schedule; and two that go on from a checkpoint, and one that gives up."""
+    """Every schedule; and two that go on from a checkpoint, a V, and one that gives up."""
     configs = of_every_schedule(shared_text, data=2)
+    folded = in_a_v(shared_text, data=2)
     resumed = [saving(config) for config in configs if config.schedule.name in ("2bw", "paci")]
     diverging = small_config("2bw", text=shared_text, data=2, steps=9)
     diverging.train.max_skipped = 3
     jobs = [
         *(Job(config, in_small_rounds=True) for config in configs),
         *(Job(config, checkpoints=tmp_path / config.schedule.name) for config in resumed),
+        *(Job(config, in_small_rounds=True) for config in folded),
         Job(diverging, spoiled_from=2),
     ]
     by_rank = in_processes(do, jobs, size=4)
@@ -97,8 +116,15 @@ def test_processes_of_two_data_ranks(shared_text: Path, tmp_path: Path) -> None:
         assert max(row["grad_norm"] for row in rows.of_kind("step")) > config.train.clip_norm
         assert rows.rows[-1]["weights_sha256"]
 
-    for whole, again in by_rank[2][len(configs) : -1]:
+    for whole, again in by_rank[2][len(configs) : -1 - len(folded)]:
         check_resumed(whole, again, step=2)
+
+    # The last stage of a V is on the first pipeline rank.
+    for config, (writer, _) in zip(folded, by_rank[0][-1 - len(folded) : -1], strict=True):
+        rows = Rows()
+        replay(config, recorder=rows)
+        assert writer == measured(rows), config
+        assert rows.rows[-1]["weights_sha256"]
 
     reasons = [outcomes[-1] for outcomes in by_rank]
     assert reasons[2].startswith("6 rows: the gradient was not finite in 3 updates in a row, up to update 5")

@@ -89,6 +89,16 @@ def test_a_run_is_the_recurrence_written_out_on_one_process(
         torch.testing.assert_close(result.weights[name], expected, rtol=1e-10, atol=1e-10)
 
 
+def test_synchronous_vs_train_to_the_weights_of_1f1b(text: Path) -> None:
+    common = {"text": text, "microbatches": 5, "layers": 4, "steps": 5, "optimizer": "muon"}
+    expected = replay(small_config("1f1b", precision="float64", **common), recorder=Rows())
+    for schedule in ("zb-v", "v-half", "v-min"):
+        result = replay(small_config(schedule, precision="float64", **common), recorder=Rows())
+        assert result.train_losses == pytest.approx(expected.train_losses, rel=1e-10)
+        for name, weight in expected.weights.items():
+            torch.testing.assert_close(result.weights[name], weight, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.slow
 def test_two_stage_2bw_differs_from_synchronous_training(text: Path) -> None:
     synchronous = replay(small_config("1f1b", text=text, steps=5), recorder=Rows())
