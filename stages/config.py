@@ -118,7 +118,7 @@ class ModelConfig:
     """Number of tokens in the vocabulary."""
     tied: bool = key(False, later=True)
     """The head multiplies with the embedding's matrix and has none of its own. Needs both on one rank: one
-    stage alone, or a schedule in a V (`2bw-v`, `zb-v`, `dualpipe-v`)."""
+    stage alone, or a schedule in a V (`2bw-v`, `zb-v`, `v-half`, `v-min`, `dualpipe-v`)."""
     rope_base: float = key(10000.0, low=1, high=1e15)
     """Base of the rotary frequencies."""
     norm_eps: float = key(1e-5, above=0, high=1.0)

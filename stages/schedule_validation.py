@@ -67,7 +67,7 @@ def check_schedule(config: RunConfig) -> None:
 
 TIED_STEPS = 3
 """Steps of the program in which the order of the ends' updates is checked."""
-IN_A_V = ("2bw-v", "zb-v", "dualpipe-v")
+IN_A_V = ("2bw-v", "zb-v", "v-half", "v-min", "dualpipe-v")
 
 
 def tied_problem(program: schedules.Program) -> str | None:

@@ -40,7 +40,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 KINDS = ("weights", "master", "optimizer", "correction", "activations", "recomputed")
 
 
-TWO_STAGES_A_RANK = ("interleaved-1f1b", "looped-bfs", "zb-v", "dualpipe-v", "2bw-v")
+TWO_STAGES_A_RANK = (
+    "interleaved-1f1b",
+    "looped-bfs",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe-v",
+    "2bw-v",
+    "paci-v",
+)
 
 
 def config_of(schedule: str, text: Path, **changed: Any) -> RunConfig:

@@ -27,7 +27,7 @@ from stages.schedule_validation import tied_problem
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check
 
-IN_A_V = ["2bw-v", "2bw-v, split", "zb-v", "dualpipe-v"]
+IN_A_V = ["2bw-v", "2bw-v, split", "zb-v", "v-half", "v-min", "dualpipe-v"]
 
 
 def tied_config(schedule: str, *, text: Path, **changed: Any) -> RunConfig:
