@@ -36,6 +36,7 @@ def train_here(process: Process, config: RunConfig) -> None:
     Path(f"{folder}-{process.rank}-hashed").write_text(str(len(hashed)))
 
 
+@pytest.mark.slow
 def test_one_process_per_machine_reads_all_of_them_and_a_change_ends_every_process(
     text: Path, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def test_memory_is_within_five_percent_of_the_planners(rows: list[dict[str, Any]
         assert held["2bw", recompute] > held["paci", recompute]
 
 
+@pytest.mark.slow
 def test_utilisation_counts_the_arithmetic_of_the_stage_alone(rows: list[dict[str, Any]]) -> None:
     # One block of `micro`, operations per token: six per parameter (two norms included), and attention.
     weights = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 32 * 64 + 2 * 32
