@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
+from optimizers.options import Value
 from optimizers.state_size import state_values
 from schedules import Op, Program, analyze
 from stages.config import ModelConfig, RunConfig, optimizer_options
@@ -224,21 +226,28 @@ def head_chunk_rows(config: RunConfig) -> int | None:
 
 
 def _updated(
-    config: RunConfig, parameters: Sequence[Parameter], *, mismatch: int
+    config: RunConfig, parameters: tuple[Parameter, ...], *, mismatch: int
 ) -> list[tuple[int, int, int]]:
     """For each data rank, bytes of the master copy, the optimizer's state and the correction's state of the
     members that it owns."""
-    options, number = optimizer_options(config.optimizer), sizes(config).master
-    per_rank = []
-    for owned in owned_members(parameters, data_ranks=config.parallel.data):
-        roles_and_shapes = [(member.role, member.shape) for member in owned]
-        count = sum(member.size for member in owned)
-        state = state_values(config.optimizer.name, roles_and_shapes, options)
-        master, optimizer, correction = (
-            kept * number for kept in (count, state, _corrections(config, mismatch) * count)
+    options = tuple(sorted(optimizer_options(config.optimizer).items()))
+    owned = _owned_values(parameters, config.parallel.data, config.optimizer.name, options)
+    size, kept = sizes(config).master, _corrections(config, mismatch)
+    return [(count * size, state * size, kept * count * size) for count, state in owned]
+
+
+@lru_cache(maxsize=256)
+def _owned_values(
+    parameters: tuple[Parameter, ...], data_ranks: int, optimizer: str, options: tuple[tuple[str, Value], ...]
+) -> list[tuple[int, int]]:
+    """For each data rank, the values of the members that it owns, and those of the optimizer's state."""
+    return [
+        (
+            sum(member.size for member in owned),
+            state_values(optimizer, [(member.role, member.shape) for member in owned], dict(options)),
         )
-        per_rank.append((master, optimizer, correction))
-    return per_rank
+        for owned in owned_members(parameters, data_ranks=data_ranks)
+    ]
 
 
 def _tokens(config: RunConfig) -> int:

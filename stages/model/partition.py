@@ -35,11 +35,12 @@ def _stage_parameters(settings: tuple[Any, ...], cut: StageCut) -> tuple[Paramet
     return tuple(spec.parameters(cut.blocks, embedding=cut.has_embedding, head=cut.has_head))
 
 
-def owned_members(parameters: Sequence[Parameter], *, data_ranks: int) -> list[list[Parameter]]:
+@lru_cache(maxsize=256)  # a planner asks for the same stage again and again
+def owned_members(parameters: tuple[Parameter, ...], *, data_ranks: int) -> tuple[tuple[Parameter, ...], ...]:
     """For each data rank, the members of a stage's parameters that it owns, as parameters."""
     members = [member for parameter in parameters for member in parameter.members()]
     owned = assign_owners([parameter.shape for parameter in parameters], data_ranks=data_ranks).owned
-    return [[members[number] for number in numbers] for numbers in owned]
+    return tuple(tuple(members[number] for number in numbers) for numbers in owned)
 
 
 def cut_of(config: RunConfig) -> list[StageCut]:
