@@ -64,6 +64,12 @@ def test_tokenizing(tmp_path: Path) -> None:
     assert "| turn | library alone, s | ours, s |" in written.read_text()
 
 
+def test_experts(tmp_path: Path) -> None:
+    run(tmp_path, "experts.py", "--sizes", "nano-moe", "--rounds", "1", "--out", tmp_path)
+    (written,) = tmp_path.glob("experts-*.md")
+    assert "| `nano-moe` | 1024 | 4 of 16 x 96 |" in written.read_text()
+
+
 def test_routing_changes(tmp_path: Path) -> None:
     """None where neither the weights nor the balance biases move."""
     (tmp_path / "text.txt").write_text(TEXT)
