@@ -79,7 +79,9 @@ class EmptyStage(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
 
-    def forward(self, given: Tensor, routing: Routing, *, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self, given: Tensor, routing: Routing | None = None, *, targets: Tensor | None = None
+    ) -> Tensor:
         out = given * self.weight
         return out if targets is None else next_token_loss(out, targets)
 

@@ -152,7 +152,8 @@ def flops_of_stage(config: RunConfig, stage: int) -> float:
     """Floating-point operations of a token's forward and backward, recomputation left out."""
     cut, spec, context = cut_of(config)[stage], describe(config.model), config.data.context
     head = spec.head.training_flops(context=context) if cut.has_head else 0
-    return float(len(cut.blocks) * spec.block.training_flops(context=context) + head)
+    blocks = sum(spec.blocks[block].training_flops(context=context) for block in cut.blocks)
+    return float(blocks + head)
 
 
 def planned_gb(config: RunConfig, stage: int, *, whole: bool) -> float:
