@@ -24,7 +24,7 @@ from schedules.verify import verify
 
 _COMPUTATION = re.compile(r"(\d+)([FBIW])(\d+)")
 _TOGETHER = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_MOVEMENT = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+_MOVEMENT = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|(?:WAIT_)?REDUCE_GRAD)\d*")
 
 
 def from_csv(text: str, *, name: str, steps: int, first_step: int = 0) -> Program:

@@ -106,6 +106,7 @@ def test_1f1b_is_what_torchs_class_performs(p, m):
             forward_one_chunk=lambda i, *a, at=stage, to=performed, **k: to.append(f"{at}F{i}"),
             backward_one_chunk=lambda i, *a, at=stage, to=performed, **k: to.append(f"{at}B{i}"),
             perform_reduce_grad=lambda scale: None,
+            release_fwd_send_outputs=lambda *a: None,  # from torch 2.15 on
         )
         schedule = torch_schedules.Schedule1F1B(recorder, m)
         schedule._initialize_stage = lambda *a, **k: None
@@ -207,7 +208,7 @@ RIGHT = "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
 
 def test_movements_waits_and_pairs_are_understood():
     program = from_csv(
-        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\n"
+        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n"
         ",1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1B1\n",
         name="x",
         steps=1,
