@@ -191,6 +191,10 @@ class Attempt:
         """The first ranks that did not train to the end."""
         return parse_early_exits(self.read(EARLY_EXITS))
 
+    def ends(self, ranks: int) -> dict[int, dict[str, Any] | None]:
+        """How each rank ended, by rank; None where that is not recorded."""
+        return {rank: self.read(f"rank-{rank}.end") for rank in range(ranks)}
+
     def ended_ranks(self) -> set[int]:
         """Ranks whose end is recorded; one directory listing, however many ranks there are."""
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +23,26 @@ _OTHER_RANK_GONE = "GoneError"
 """Of `stages.comm.rendezvous.client`: the rank ended because another one had."""
 
 
-def outcome_of(attempt: Attempt, ranks: int, *, steps: int) -> tuple[State, Cause, str]:
+def outcome_of(
+    attempt: Attempt, ends: Mapping[int, dict[str, Any] | None], *, steps: int
+) -> tuple[State, Cause, str]:
     """State, cause and reason of an attempt that has ended.
 
     Args:
         attempt: the attempt.
-        ranks: number of its processes.
+        ends: how its ranks ended (`Attempt.ends`).
         steps: steps of the whole run.
     """
-    ends = {rank: attempt.read(f"rank-{rank}.end") for rank in range(ranks)}
     if (refusal := attempt.read("refused")) is not None:
         return State.FAILED, Cause.REFUSED, str(refusal["reason"])
     missing = ""
-    if ranks and all(end is not None and end["code"] == 0 for end in ends.values()):
+    if ends and all(end is not None and end["code"] == 0 for end in ends.values()):
         missing = missing_end_row(attempt.run.metrics_file, attempt=attempt.number, steps=steps)
         if not missing:
             return State.COMPLETED, Cause.NONE, ""
     if (stop := attempt.read("stop")) is not None:
         return State.INTERRUPTED, Cause(stop.get("cause", Cause.STOPPED)), str(stop["reason"])
-    if ranks and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):
+    if ends and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):
         return State.INTERRUPTED, Cause.STOPPED, "told to end by SIGTERM or SIGUSR2"
     if missing:
         return State.FAILED, Cause.ERROR, f"its processes ended with exit code 0, but {missing}"
@@ -48,7 +50,7 @@ def outcome_of(attempt: Attempt, ranks: int, *, steps: int) -> tuple[State, Caus
     return State.FAILED, cause, reason
 
 
-def _first_cause(attempt: Attempt, ends: dict[int, dict[str, Any] | None]) -> tuple[Cause, str]:
+def _first_cause(attempt: Attempt, ends: Mapping[int, dict[str, Any] | None]) -> tuple[Cause, str]:
     """The end that caused the others.
 
     Out of memory comes first, since other ranks may abort because of it; then killed ranks, errors, errors

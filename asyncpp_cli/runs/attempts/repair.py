@@ -41,7 +41,7 @@ def repair_run(run: Run) -> None:
         state, cause, reason = State.INTERRUPTED, Cause.ERROR, _REASON
         description = attempt.read("attempt")
         if description is not None:
-            outcome = outcome_of(attempt, description["processes"], steps=steps)
+            outcome = outcome_of(attempt, attempt.ends(description["processes"]), steps=steps)
             if outcome[0] == State.COMPLETED:
                 state, cause, reason = outcome
         step = steps if state == State.COMPLETED else run.saved_step or 0

@@ -66,7 +66,7 @@ def current_status(run: Run, *, none_to_come: bool = False, scheduler: Scheduler
         try:
             return settle(run, none_to_come=none_to_come, scheduler=scheduler)
         except OSError:
-            return _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)
+            return _settled(run.status(), run, none_to_come=none_to_come, scheduler=scheduler)[0]
     except DamagedError as error:
         return Status(state=State.DAMAGED, reason=printable(error))
     except OSError as error:
@@ -83,11 +83,13 @@ def settle_locked(
 ) -> Status:
     """As `settle`, for a caller that holds the run's lock."""
     status = run.status()
-    settled = _settled(status, run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
+    settled, last_sign = _settled(
+        status, run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler
+    )
     if settled is not status:
         attempt = Attempt(run, status.attempt)
         outcome = {"state": settled.state, "cause": settled.cause, "reason": settled.reason}
-        attempt.write("outcome", outcome | {"time": settled.ended, "last_sign": _last_sign(attempt, status)})
+        attempt.write("outcome", outcome | {"time": settled.ended, "last_sign": last_sign})
         run.write_status(settled)
         release(attempt.file(EARLY_EXITS))
     return settled
@@ -121,23 +123,29 @@ def _settled(
     none_to_come: bool,
     all_over: bool = False,
     scheduler: Scheduler | None,
-) -> Status:
-    """The status after the attempt's end; `status` itself if the attempt has not ended. Writes nothing.
+) -> tuple[Status, float | None]:
+    """The status after the attempt's end, and when the attempt last showed that it runs. Writes nothing.
+
+    `status` itself if the attempt has not ended.
 
     Raises:
         DamagedError: a file of the attempt is missing or cannot be read.
     """
     if status.state != State.RUNNING:
-        return status
+        return status, None
     if not all_over and not _has_ended(status, run, none_to_come=none_to_come, scheduler=scheduler):
-        return status
+        return status, None
     attempt = Attempt(run, status.attempt)
-    state, cause, reason = outcome_of(attempt, attempt.description()["processes"], steps=status.steps)
+    ends = attempt.ends(attempt.description()["processes"])
+    state, cause, reason = outcome_of(attempt, ends, steps=status.steps)
+    signs = [float(end["time"]) for end in ends.values() if end is not None]
+    if status.updated is not None:
+        signs.append(status.updated)
     ended = time.time()
     settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
     if state == State.COMPLETED:
         settled = replace(settled, step=status.steps)
-    return settled
+    return settled, max(signs, default=None)
 
 
 def _has_ended(status: Status, run: Run, *, none_to_come: bool, scheduler: Scheduler | None) -> bool:
@@ -149,13 +157,6 @@ def _has_ended(status: Status, run: Run, *, none_to_come: bool, scheduler: Sched
     if all(_rank_is_gone(attempt, rank, never_starts=never_starts) for rank in open_ranks):
         return True
     return _has_ended_elsewhere(attempt, status, description, scheduler)
-
-
-def _last_sign(attempt: Attempt, status: Status) -> float | None:
-    """When an attempt last showed that it runs: its ranks' recorded ends, or its latest heartbeat."""
-    ends = [attempt.read(f"rank-{rank}.end") for rank in attempt.ended_ranks()]
-    times = [float(end["time"]) for end in ends if end is not None]
-    return max([*times, *([] if status.updated is None else [status.updated])], default=None)
 
 
 def _launcher_is_gone(status: Status, description: Mapping[str, Any]) -> bool:
