@@ -23,6 +23,7 @@ def train(
     process: Process,
     recorder: Recorder,
     checkpoints: Path | None = None,
+    continues_from: int = 0,
     text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
@@ -36,6 +37,7 @@ def train(
         process: this one.
         recorder: keeps the measurements.
         checkpoints: folder to resume from and save into; None: start anew and save nothing.
+        continues_from: step of the oldest checkpoint that it may start from; 0: also from the beginning.
         text_folder: where text is split if the user's cache folder is not writable.
         stop: whether a stop has been requested. If any process returns true, all stop after the same step,
             and save.
@@ -45,6 +47,7 @@ def train(
 
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank has ended.
+        stages.checkpoint.files.LostCheckpointError: there is no valid checkpoint from `continues_from` on.
         stages.training_loop.SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
         stages.checkpoint.files.CheckpointError: a checkpoint cannot be written, or belongs to another run.
         stages.data.dataset.DataError: the text cannot be trained on.
@@ -66,6 +69,7 @@ def train(
             process=process,
             recorder=recorder,
             checkpoints=checkpoints,
+            continues_from=continues_from,
             text_folder=text_folder,
             stop=stop,
             doing=doing,
@@ -78,6 +82,7 @@ def replay(
     *,
     recorder: Recorder,
     checkpoints: Path | None = None,
+    continues_from: int = 0,
     text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
@@ -98,6 +103,7 @@ def replay(
             process=None,
             recorder=recorder,
             checkpoints=checkpoints,
+            continues_from=continues_from,
             text_folder=text_folder,
             stop=stop,
             doing=doing,

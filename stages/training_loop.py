@@ -65,6 +65,7 @@ class TrainingLoop:
         process: Process | None,
         recorder: Recorder,
         checkpoints: Path | None,
+        continues_from: int,
         text_folder: Path | None,
         stop: Callable[[], bool],
         doing: ActivityTracker,
@@ -98,6 +99,7 @@ class TrainingLoop:
                 keep=config.site.keep_checkpoints,
                 process=process,
                 timeout=config.site.save_timeout,
+                oldest=continues_from,
             )
         writer = (program.rank_of_stage[-1], 0)
         self._meetings = DrainMeetings(process, writing_process=writer[0] * config.parallel.data)

@@ -65,7 +65,8 @@ def train(
     code = 0
     try:
         with attempt_of_rank(run, rank_env, replay=replay, config=config) as attempt:
-            _train(run, config, attempt, rank_env, replay=replay)
+            first = 0 if lineage is None else lineage.step
+            _train(run, config, attempt, rank_env, replay=replay, continues_from=first)
     except SystemExit as leaving:
         if leaving.code != RESUMABLE:
             raise
@@ -75,7 +76,9 @@ def train(
     raise typer.Exit(code)
 
 
-def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, replay: bool) -> None:
+def _train(
+    run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, replay: bool, continues_from: int
+) -> None:
     """Train as one process of an attempt.
 
     Raises:
@@ -99,6 +102,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, 
     with recorded_energy(attempt, rank_env.rank), listening(patient=rank_env.supervised) as stop:
         with importing_torch():
             from stages import trainer
+            from stages.checkpoint.files import LostCheckpointError
             from stages.comm.device_settings import DeviceSettingError
             from stages.comm.process import connected
 
@@ -106,6 +110,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, 
         settings: dict[str, Any] = {
             "recorder": recorder,
             "checkpoints": run.checkpoints,
+            "continues_from": continues_from,
             "text_folder": run.folder / "text",
             "stop": stop,
             "on_stall": give_up,
@@ -133,7 +138,7 @@ def _train(run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, 
             raise RuntimeError(
                 f"the run's own code ended the process (SystemExit: {leaving.code})"
             ) from leaving
-        except DeviceSettingError as error:
+        except (DeviceSettingError, LostCheckpointError) as error:
             raise UserError(str(error)) from error
         finally:
             recorder.close()

@@ -38,6 +38,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written, or its content does not fit this run."""
 
 
+class LostCheckpointError(CheckpointError):
+    """A run that continues another has no valid checkpoint to start from."""
+
+
 def folder_of(checkpoints: Path, step: int) -> Path:
     """Folder of the checkpoint of a step."""
     return checkpoints / f"step-{step}"

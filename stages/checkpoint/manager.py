@@ -52,10 +52,14 @@ class Checkpoints:
         keep: number of newest checkpoints to keep.
         process: this one; None if it is the only one (replay).
         timeout: limit of reading or writing a checkpoint, seconds.
+        oldest: step of the first one, if the run continues another; 0: a run may start without any.
     """
 
-    def __init__(self, folder: Path, *, keep: int, process: Process | None, timeout: float) -> None:
+    def __init__(
+        self, folder: Path, *, keep: int, process: Process | None, timeout: float, oldest: int
+    ) -> None:
         self._folder = folder
+        self._oldest = oldest
         self._keep = keep
         self._rank = process.rank if process is not None else 0
         self._size = process.size if process is not None else 1
@@ -165,6 +169,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: it is valid, but its content does not fit this run.
+            LostCheckpointError: the run must not start from step 0, and no valid one is left.
         """
         for step in self._on_rank_0(lambda: files.saved_steps(self._folder)):
             folder = files.folder_of(self._folder, step)
@@ -180,6 +185,11 @@ class Checkpoints:
             # All wait here until the slowest has read: other meetings have shorter limits.
             self._first(None)
             return progress
+        if self._oldest:
+            raise files.LostCheckpointError(
+                f"the run continues another from step {self._oldest}, and has no valid checkpoint of that "
+                "step or a later one"
+            )
         return Progress(step=0, seconds=0.0)
 
     def _read(

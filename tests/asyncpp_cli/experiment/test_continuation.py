@@ -164,6 +164,10 @@ def test_a_damaged_checkpoint_a_running_run_and_a_used_folder_are_refused(
     state.write_text("{}")
     refused = asyncpp("extend", made.folder, "--steps", "7", "--out", tmp_path / "new")
     assert "is damaged" in refused.errors
+    failed = asyncpp("train", run.folder, "--replay")
+    assert failed.code == 2
+    assert "has no valid checkpoint of that step or a later one" in failed.errors
+    assert [row for row in run.metrics() if row["kind"] == "step"] == []
     (run.checkpoints / "step-4").rename(run.checkpoints / "gone")
     lineage = lineage_of(run)
     assert lineage is not None
