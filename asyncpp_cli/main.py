@@ -10,26 +10,27 @@ from typing import Annotated, NoReturn
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from asyncpp_cli.commands import data, optimizers, schedule, templates, theory
-from asyncpp_cli.commands.cancel import cancel
-from asyncpp_cli.commands.completion import completion
-from asyncpp_cli.commands.diff import diff
-from asyncpp_cli.commands.doctor import doctor
-from asyncpp_cli.commands.export import export
-from asyncpp_cli.commands.extend import extend
-from asyncpp_cli.commands.launch import launch
-from asyncpp_cli.commands.logs import logs
-from asyncpp_cli.commands.mirror import mirror
-from asyncpp_cli.commands.note import note
-from asyncpp_cli.commands.plan import plan
-from asyncpp_cli.commands.profile import profile
-from asyncpp_cli.commands.quickstart import quickstart
-from asyncpp_cli.commands.remove import remove
-from asyncpp_cli.commands.report import report
-from asyncpp_cli.commands.retry import retry
-from asyncpp_cli.commands.status import status
-from asyncpp_cli.commands.sweep import sweep
-from asyncpp_cli.commands.train import train
+from asyncpp_cli.commands.machine import data
+from asyncpp_cli.commands.machine.completion import completion
+from asyncpp_cli.commands.machine.doctor import doctor
+from asyncpp_cli.commands.machine.plan import plan
+from asyncpp_cli.commands.machine.profile import profile
+from asyncpp_cli.commands.reference import optimizers, schedule, templates, theory
+from asyncpp_cli.commands.results.diff import diff
+from asyncpp_cli.commands.results.export import export
+from asyncpp_cli.commands.results.logs import logs
+from asyncpp_cli.commands.results.mirror import mirror
+from asyncpp_cli.commands.results.report import report
+from asyncpp_cli.commands.results.status import status
+from asyncpp_cli.commands.runs.cancel import cancel
+from asyncpp_cli.commands.runs.extend import extend
+from asyncpp_cli.commands.runs.launch import launch
+from asyncpp_cli.commands.runs.note import note
+from asyncpp_cli.commands.runs.quickstart import quickstart
+from asyncpp_cli.commands.runs.remove import remove
+from asyncpp_cli.commands.runs.retry import retry
+from asyncpp_cli.commands.runs.sweep import sweep
+from asyncpp_cli.commands.runs.train import train
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import FAILED, WRONG, UserError, refusal_of
 from asyncpp_cli.package_check import what_happened

@@ -206,7 +206,7 @@ def soak(folder: Path, cells: str, *, kills: int, steps: int, seed: int) -> Tall
         stdout=subprocess.DEVNULL,
     )
     forkserver.set_forkserver_preload(
-        ["asyncpp_cli.commands.train", "asyncpp_cli.runs.recorder", "stages.trainer", "torch._dynamo"]
+        ["asyncpp_cli.commands.runs.train", "asyncpp_cli.runs.recorder", "stages.trainer", "torch._dynamo"]
     )
     chance, tally = random.Random(seed), Tally()
     runs = open_experiment(folder / "e").runs

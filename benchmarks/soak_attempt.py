@@ -32,7 +32,7 @@ def train_as(folder: str, rank: int, size: int, number: int) -> None:
     )
     import typer
 
-    from asyncpp_cli.commands.train import train
+    from asyncpp_cli.commands.runs.train import train
 
     try:
         train(Path(folder), replay=size == 1)

@@ -13,7 +13,7 @@ import pytest
 from support.command_line import asyncpp
 
 from asyncpp_cli.atomic_files import read_json, write_text
-from asyncpp_cli.commands import templates
+from asyncpp_cli.commands.reference import templates
 from asyncpp_cli.errors import DamagedError, UserError, doing, refusal_of
 
 

@@ -190,7 +190,7 @@ def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pyt
     changes = [*TINY, "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
     template = tmp_path / "tiny.yaml"
     template.write_text(text_of(load("quickstart", changes)))
-    monkeypatch.setattr("asyncpp_cli.commands.quickstart.TEMPLATE", str(template))
+    monkeypatch.setattr("asyncpp_cli.commands.runs.quickstart.TEMPLATE", str(template))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "asyncpp-quickstart").mkdir()
     ended = asyncpp("quickstart")

@@ -91,7 +91,8 @@ def test_mistakes_are_one_line_and_exit_code_2(quickstart: ExperimentFolder, mis
 @pytest.mark.slow
 def test_report_needs_no_torch(quickstart: ExperimentFolder) -> None:
     code = (
-        "import sys; from pathlib import Path; from asyncpp_cli.commands.report import ReportFormat, report; "
+        "import sys; from pathlib import Path; "
+        "from asyncpp_cli.commands.results.report import ReportFormat, report; "
         f"report([Path({str(quickstart.folder)!r})], ReportFormat.JSON); "
         "assert 'torch' not in sys.modules, 'torch'"
     )

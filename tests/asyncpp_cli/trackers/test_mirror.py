@@ -18,7 +18,7 @@ from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, metrics, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from asyncpp_cli.commands.mirror import mirror
+from asyncpp_cli.commands.results.mirror import mirror
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.trackers.catalogue import TRACKERS
 from asyncpp_cli.trackers.points import Point, PointReader
@@ -125,7 +125,7 @@ def test_following_goes_on_until_it_is_interrupted(tmp_path: Path) -> None:
         str(tmp_path / "m"),
         "--follow",
     ]
-    patience = "import asyncpp_cli.commands.mirror as m; m.SECONDS_BETWEEN_UPDATES = 0.1\n"
+    patience = "import asyncpp_cli.commands.results.mirror as m; m.SECONDS_BETWEEN_UPDATES = 0.1\n"
     code = f"{patience}from asyncpp_cli.main import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True)
     try:

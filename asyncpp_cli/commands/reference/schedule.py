@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.commands import schedule_files
+from asyncpp_cli.commands.reference import schedule_files
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_tools.options import (
     Bandwidth,

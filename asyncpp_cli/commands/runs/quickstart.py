@@ -25,7 +25,7 @@ def quickstart(
     """
     from asyncpp.launching import INTERRUPTED_CODE, launch_locally
     from asyncpp.sweeping import sweep_template
-    from asyncpp_cli.commands.report import report
+    from asyncpp_cli.commands.results.report import report
     from asyncpp_cli.console import command, quoted, say
 
     folder = out if out is not None else _new_folder()

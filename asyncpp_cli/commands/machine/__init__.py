@@ -1,0 +1,1 @@
+"""Commands about what fits, about data, and about this machine."""

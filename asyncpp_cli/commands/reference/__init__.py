@@ -1,0 +1,1 @@
+"""Commands that show what templates, schedules and optimizers there are."""

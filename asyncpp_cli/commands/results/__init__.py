@@ -1,0 +1,1 @@
+"""Commands that show, compare and hand on what runs have measured."""

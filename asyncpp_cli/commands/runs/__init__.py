@@ -1,0 +1,1 @@
+"""Commands that make, run, continue and remove runs."""
