@@ -10,54 +10,15 @@ from collections.abc import Mapping
 from optimizers.declaration import Method, Rule, Settings, custom_method
 from optimizers.named import is_custom
 from optimizers.options import Option, Value, settled
-
-
-def _decay_rate(default: float, meaning: str) -> Option:
-    return Option(default=default, low=0.0, high=1.0, meaning=meaning)
-
-
-def _epsilon(default: float) -> Option:
-    return Option(default=default, low=0.0, meaning="added to the denominator")
-
-
-def _adam_options(beta1: float, beta2: float) -> dict[str, Option]:
-    return {
-        "beta1": _decay_rate(beta1, "decay of the first moment"),
-        "beta2": _decay_rate(beta2, "decay of the second moment"),
-        "eps": _epsilon(1e-8),
-    }
-
-
-_AUXILIARY = {
-    "beta1": _decay_rate(0.9, "AdamW part (embedding, head, router, vectors): decay of the first moment"),
-    "beta2": _decay_rate(0.95, "AdamW part: decay of the second moment"),
-    "eps": Option(default=1e-8, low=0.0, meaning="AdamW part: added to the denominator"),
-    "auxiliary_lr_ratio": Option(
-        default=1.0, low=0.0, meaning="AdamW part: its learning rate as a share of the optimizer's"
-    ),
-}
-
-_REFRESH = {
-    "refresh_interval": Option(default=10, low=1, meaning="steps between refreshes of the bases"),
-}
-
-_MOMENTUM = {
-    "momentum": _decay_rate(0.95, "decay of the averaged gradient"),
-    "nesterov": Option(default=True, meaning="step along the look-ahead (1 - momentum) G + momentum M"),
-}
-
-_ORTHOGONAL = {
-    "iteration": Option(
-        default="newton-schulz",
-        choices=("newton-schulz", "polar-express", "gram"),
-        meaning="how matrices are orthogonalized",
-    ),
-    "precision": Option(
-        default="auto",
-        choices=("auto", "float32", "bfloat16"),
-        meaning="what the orthogonalization computes in; auto: float32 on a CPU, bfloat16 elsewhere",
-    ),
-}
+from optimizers.shared_options import (
+    AUXILIARY,
+    MOMENTUM,
+    ORTHOGONAL,
+    REFRESH,
+    adam_options,
+    decay_rate,
+    epsilon,
+)
 
 
 def _rotation_state(settings: Settings) -> str:
@@ -96,7 +57,7 @@ _METHODS = (
             momentum="momentum",
         ),
         options={
-            "momentum": _decay_rate(0.9, "decay of the averaged gradient; 0: none is kept"),
+            "momentum": decay_rate(0.9, "decay of the averaged gradient; 0: none is kept"),
             "nesterov": Option(
                 default=False, meaning="step along the look-ahead (1 - momentum) G + momentum M"
             ),
@@ -107,7 +68,7 @@ _METHODS = (
         summary="Adam with decoupled weight decay",
         reference="arXiv 1711.05101",
         main=_ADAMW,
-        options=_adam_options(0.9, 0.95),
+        options=adam_options(0.9, 0.95),
     ),
     Method(
         name="nadamw",
@@ -120,7 +81,7 @@ _METHODS = (
             momentum="exp_avg",
         ),
         options={
-            **_adam_options(0.99, 0.999),
+            **adam_options(0.99, 0.999),
             "momentum_decay": Option(
                 default=0.004, low=0.0, meaning="how fast the momentum warms up to beta1"
             ),
@@ -139,14 +100,14 @@ _METHODS = (
         ),
         others=_AUXILIARY_ADAMW,
         options={
-            **_MOMENTUM,
+            **MOMENTUM,
             "scale": Option(
                 default="match-rms",
                 choices=("match-rms", "original"),
                 meaning="0.2 sqrt(max(rows, columns)), for AdamW's rates, or sqrt(max(1, rows / columns))",
             ),
-            **_ORTHOGONAL,
-            **_AUXILIARY,
+            **ORTHOGONAL,
+            **AUXILIARY,
         },
     ),
     Method(
@@ -162,16 +123,16 @@ _METHODS = (
         ),
         others=_AUXILIARY_ADAMW,
         options={
-            **_MOMENTUM,
-            "row_beta2": _decay_rate(0.95, "decay of the row-wise second moment"),
-            "row_eps": _epsilon(1e-10),
+            **MOMENTUM,
+            "row_beta2": decay_rate(0.95, "decay of the row-wise second moment"),
+            "row_eps": epsilon(1e-10),
             "scale": Option(
                 default="match-rms",
                 choices=("match-rms", "original"),
                 meaning="root mean square of a step 0.2 lr, as in the paper, or steps as long as Muon's",
             ),
-            **_ORTHOGONAL,
-            **_AUXILIARY,
+            **ORTHOGONAL,
+            **AUXILIARY,
         },
     ),
     Method(
@@ -182,7 +143,7 @@ _METHODS = (
             name="soap", factory="optimizers.rules.soap:Soap", state="2 rows columns + 2 rows^2 + 2 columns^2"
         ),
         others=_AUXILIARY_ADAMW,
-        options={**_adam_options(0.95, 0.95), **_REFRESH},
+        options={**adam_options(0.95, 0.95), **REFRESH},
         step_copies=4,
     ),
     Method(
@@ -193,9 +154,9 @@ _METHODS = (
             name="adan", factory="optimizers.rules.adan:Adan", state="4 rows columns", momentum="first"
         ),
         options={
-            **_adam_options(0.98, 0.92),
-            "beta2": _decay_rate(0.92, "decay of the gradient's change"),
-            "beta3": _decay_rate(0.99, "decay of the second moment"),
+            **adam_options(0.98, 0.92),
+            "beta2": decay_rate(0.92, "decay of the gradient's change"),
+            "beta3": decay_rate(0.99, "decay of the second moment"),
         },
         step_copies=4,
     ),
@@ -207,8 +168,8 @@ _METHODS = (
             name="lion", factory="optimizers.rules.lion:Lion", state="rows columns", momentum="momentum"
         ),
         options={
-            "beta1": _decay_rate(0.9, "interpolation between momentum and gradient in the step"),
-            "beta2": _decay_rate(0.99, "decay of the momentum"),
+            "beta1": decay_rate(0.9, "interpolation between momentum and gradient in the step"),
+            "beta2": decay_rate(0.99, "decay of the momentum"),
         },
     ),
     Method(
@@ -220,10 +181,10 @@ _METHODS = (
         ),
         others={"vector": _ADAMW, "router": _ADAMW},
         options={
-            **_adam_options(0.95, 0.99),
+            **adam_options(0.95, 0.99),
             "gamma": Option(default=0.025, low=0.0, meaning="weight of the gradient's change"),
-            "vector_beta1": _decay_rate(0.9, "AdamW part (vectors): decay of the first moment"),
-            "vector_beta2": _decay_rate(0.95, "AdamW part: decay of the second moment"),
+            "vector_beta1": decay_rate(0.9, "AdamW part (vectors): decay of the first moment"),
+            "vector_beta2": decay_rate(0.95, "AdamW part: decay of the second moment"),
         },
         step_copies=3,
     ),
@@ -240,14 +201,14 @@ _METHODS = (
         ),
         others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW, "router": _ADAMW},
         options={
-            "momentum": _decay_rate(0.9, "decay of the averaged gradient"),
+            "momentum": decay_rate(0.9, "decay of the averaged gradient"),
             "radius": Option(default=50.0, low=0.0, meaning="size of a step on matrices in blocks"),
             "sign_radius": Option(default=3000.0, low=0.0, meaning="size of a step on embedding and head"),
             "constrained": Option(
                 default=False, meaning="shrink by lr in every step (weight decay 1), which bounds the weights"
             ),
-            **_ORTHOGONAL,
-            **_AUXILIARY,
+            **ORTHOGONAL,
+            **AUXILIARY,
         },
     ),
     Method(
@@ -261,7 +222,7 @@ _METHODS = (
         ),
         others=_AUXILIARY_ADAMW,
         options={
-            **_adam_options(0.95, 0.95),
+            **adam_options(0.95, 0.95),
             "source": Option(
                 default="second-moment",
                 choices=("first-moment", "second-moment"),
@@ -272,7 +233,7 @@ _METHODS = (
                 choices=("bilateral", "unilateral"),
                 meaning="rotate both sides of a matrix or its smaller one",
             ),
-            **_REFRESH,
+            **REFRESH,
             "stage_aware": Option(
                 default=False, meaning="refresh more often on stages with a larger delay, with the same total"
             ),

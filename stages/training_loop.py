@@ -122,10 +122,8 @@ class TrainingLoop:
             RuntimeError: a measured delay is not the program's.
             SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
         """
-        start = self._load()
-        self._start(start)
-        config = self._config.train
-        stopped_at = None
+        self._start(start := self._load())
+        config, stopped_at = self._config.train, None
         for first_step, steps in segment_lengths(self._config, start=start.step):
             done, stopping = self._train_segment(first_step, steps)
             last = done == config.steps

@@ -41,6 +41,7 @@ TORCH_FREE = (
     "stages/update/lr_schedule.py",
     "optimizers/__init__.py",
     "optimizers/catalogue.py",
+    "optimizers/shared_options.py",
 )
 """Files and folders that import no torch when they are imported: the command line starts with them."""
 
@@ -91,6 +92,16 @@ def test_packages_import_only_what_their_contract_allows(package: str) -> None:
 def test_files_of_the_command_line_import_no_torch(where: str) -> None:
     wrong = [str(file) for file in python_files(where) if "torch" in imported_at_start(file)]
     assert wrong == []
+
+
+def test_modules_have_at_most_300_lines() -> None:
+    long = {
+        str(file.relative_to(ROOT)): count
+        for package in MAY_IMPORT
+        for file in python_files(package)
+        if (count := len(file.read_text(encoding="utf-8").splitlines())) > 300
+    }
+    assert long == {}
 
 
 UNPICKLING = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}

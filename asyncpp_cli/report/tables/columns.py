@@ -10,20 +10,18 @@ from operator import attrgetter
 from typing import Any
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions
-from asyncpp_cli.report.analysis.names import value_text
 from asyncpp_cli.report.tables.column import (
     NOTHING,
     Column,
-    Text,
     Value,
     averaged,
     formatted,
     interval_fields,
     single,
 )
+from asyncpp_cli.report.tables.key_columns import key_columns
 from asyncpp_cli.runs.notes import tags_of
 
 NOT_REACHED = "not reached"
@@ -66,40 +64,6 @@ def records(cells: Sequence[CellResult]) -> list[dict[str, Any]]:
         {name: value for column in every_column for name, value in column.record(cell).items()}
         for cell in cells
     ]
-
-
-def key_columns(cells: Sequence[CellResult]) -> list[Column]:
-    """Schedule, optimizer, error feedback, model, and further keys in which the cells differ.
-
-    A setting that a cell does not use is left blank, unless cells would look alike then.
-    """
-    named = [
-        _key("schedule", "schedule", lambda cell: printable(cell.schedule)),
-        _key("optimizer", "optimizer", lambda cell: printable(cell.optimizer)),
-        _key("error_feedback", "EF", lambda cell: _on_or_off(cell.error_feedback)),
-        _key("model", "model", lambda cell: printable(cell.model), move_order=6),
-    ]
-    keys = list(cells[0].axes if cells else ())
-    used = [*named, *(_axis(key, only_used=True) for key in keys)]
-    if len({tuple(column.text(cell) for column in used) for cell in cells}) == len(cells):
-        return used
-    return [*named, *(_axis(key, only_used=False) for key in keys)]
-
-
-def _key(key: str, title: str, text: Text, **options: Any) -> Column:
-    return single(key, title, text=text, right=False, always=True, **options)
-
-
-def _axis(key: str, *, only_used: bool) -> Column:
-    def text(cell: CellResult) -> str:
-        value = cell.axes[key]
-        return (
-            NOTHING if value is None or (only_used and not cell.uses(key)) else printable(value_text(value))
-        )
-
-    section, _, name = printable(key).rpartition(".")
-    title = f"{section}.\n{name}" if section else name
-    return single(key, title, lambda cell: cell.axes[key], text=text, right=False)
 
 
 def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
@@ -287,10 +251,6 @@ def status_text(cell: CellResult) -> str:
     if cell.state == "running" and cell.progress is not None:
         return f"running {cell.progress:.0%}"
     return cell.state
-
-
-def _on_or_off(coefficient: float) -> str:
-    return {0.0: "off", 1.0: "on"}.get(coefficient, f"{coefficient:g}")
 
 
 def _device(cell: CellResult) -> Any:
