@@ -63,13 +63,21 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(f"{os.environ[SEED]} {request.node.nodeid}")
 
 
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+HANDLERS = {number: signal.getsignal(number) for number in HANDLED}
+"""Those of the session's start."""
+
+
 @pytest.fixture(autouse=True)
 def own_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers that a test, or a command run in this process, replaced."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-    before = {number: signal.getsignal(number) for number in numbers}
+    """Restore the signal handlers that a test or a fixture, or a command run by them, replaced."""
+    _restore_handlers()
     yield
-    for number, handler in before.items():
+    _restore_handlers()
+
+
+def _restore_handlers() -> None:
+    for number, handler in HANDLERS.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
 

@@ -149,7 +149,7 @@ class _Rank:
 
 V_HALF = Schedule(
     name="v-half",
-    description="two stages per rank in a V, flushed: a half of 1f1b's activations and of its bubble",
+    description="two stages per rank in a V, flushed: half of 1f1b's activations, half its bubble",
     program=v_half,
     synchronous=True,
     stages_per_rank=2,

@@ -17,10 +17,11 @@ from asyncpp_cli.runs.status import State
 
 @pytest.mark.timeout(500)
 def test_all_tasks_resume_after_a_preemption_and_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
-    often = ["train.checkpoint_interval=50", "train.steps=300", "site.grace=15"]
+    # So many steps that no attempt is done when its limit's signal comes, ten seconds after its start.
+    often = ["train.checkpoint_interval=50", "train.steps=1000", "site.grace=15"]
     experiment = sweep(tmp_path / "e", *ONE_RUN, *often, "matrix.seed=[0,1,2]")
     runs = experiment.runs
-    launch(experiment.folder, "--replay", site=site_file(tmp_path, signal_lead=30, retries=0))
+    launch(experiment.folder, "--replay", site=site_file(tmp_path, signal_lead=50, retries=0))
     wait_for(lambda: all(has_step(run) for run in runs), seconds=150, why=lambda: told(experiment))
     ids = [line.split("|") for line in squeue("%A", "%F", "%K")]
     (array,) = {array for _, array, _ in ids}
