@@ -19,7 +19,9 @@ class Shell(StrEnum):
 def completion(
     shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash or zsh.")],
 ) -> None:
-    """Print the script that completes commands, options, experiments, runs, templates, sites and keys.
+    """Print the script for completion in bash or zsh.
+
+    It completes commands, options, experiments, runs, templates, sites and keys.
 
     In ~/.bashrc: eval "$(asyncpp completion bash)". In ~/.zshrc, after compinit: eval "$(asyncpp completion
     zsh)".

@@ -43,9 +43,10 @@ def extend(
         typer.Option("--set", metavar="KEY=VALUE", help="More changes: optimizer.schedule=constant."),
     ] = None,
 ) -> None:
-    """Continue runs with more steps or another layout, as new runs from their newest checkpoints.
+    """Continue runs with more steps or another layout.
 
-    The runs that are continued stay as they are. Each new run knows which run and step it continues.
+    New runs start from the newest checkpoints; the runs that are continued stay as they are. Each new run
+    knows which run and step it continues.
 
     Its learning rate follows its own number of steps, so it may jump where it begins; the command says how.
     """
