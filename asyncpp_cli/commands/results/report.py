@@ -109,7 +109,7 @@ def report(
     if not _NARROWEST <= figure_width <= _WIDEST:
         raise UserError(f"--figure-width {figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)")
     if target is not None and not math.isfinite(target):
-        raise UserError(f"--target {target}: must be a finite number, nats a token")
+        raise UserError(f"--target {target}: must be a finite number, nats per token")
     options = ReportOptions(
         folders=tuple(experiments),
         output_format=str(output_format),

@@ -30,7 +30,10 @@ def _name(cell: CellResult, keys: Sequence[str], *, model: bool) -> str:
         parts.append(cell.correction)
     if model:
         parts.append(cell.model)
-    parts += [f"{key.rpartition('.')[2]} {value_text(cell.axes.get(key))}" for key in keys if cell.uses(key)]
+    values = {key: cell.axes.get(key) for key in keys if cell.uses(key)}
+    parts += [
+        f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in values.items() if value is not None
+    ]
     return " ".join(parts)
 
 

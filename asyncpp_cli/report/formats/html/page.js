@@ -112,7 +112,7 @@
 
   const KINDS = { train: "Training", val: "Validation" };
   if (arms.some((arm) => arm.runs.some((run) => run.load))) KINDS.load = "Load of experts";
-  const Y_TITLES = { train: "training loss, nats a token", val: "validation loss, nats a token", load: "largest load of an expert over the mean" };
+  const Y_TITLES = { train: "training loss, nats per token", val: "validation loss, nats per token", load: "largest load of an expert over the mean" };
   const HOVER = "%{y:.4f} at %{x:,}<br>%{text}<extra></extra>";
   const lineOf = (arm, width) => ({ color: colourOf(arm), width, dash: arm.dash });
   const pointsOf = (arm) => (state.kind === "train" ? {} : { marker: { color: colourOf(arm), symbol: arm.marker, size: 6 } });
@@ -233,7 +233,7 @@
           arrayminus: rows.map((arm) => (arm.gap_low === null ? 0 : arm.gap - arm.gap_low)),
         },
       },
-    ], { title: { text: "gap, nats a token" }, zeroline: true, zerolinewidth: 2, tickformat: "+.3~f" });
+    ], { title: { text: "gap, nats per token" }, zeroline: true, zerolinewidth: 2, tickformat: "+.3~f" });
   }
 
   function drawSpeed() {
