@@ -45,10 +45,10 @@ def slurm_conf(running_cluster: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     yield conf
     monkeypatch.setenv("SLURM_CONF", str(conf))
     set_partition("up")
-    for _ in range(120):
+    for _ in range(600):
         # Again and again: a task that SLURM is starting meanwhile may miss it.
         subprocess.run(["scancel", "--user", str(os.getuid())], timeout=60, check=False)
         if not squeue():
             return
-        subprocess.run(["sleep", "1"], check=True)
+        subprocess.run(["sleep", "0.2"], check=True)
     raise AssertionError(f"jobs are left: {squeue()}")
