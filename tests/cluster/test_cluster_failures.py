@@ -115,6 +115,8 @@ def test_an_attempt_on_another_machine_is_over_when_its_job_is(slurm_conf: Path,
     going_on = json.loads(run.status_file.read_text()) | {"state": "running"}
     run.status_file.write_text(json.dumps(going_on))
     assert run.status().state == State.RUNNING
+    # SLURM may still be ending the job when `launch --wait` returns.
+    wait_for(lambda: status_of(experiment.folder)[0]["state"] != "running", seconds=100, why=squeue)
     (told,) = status_of(experiment.folder)
     assert (told["state"], told["attempt"], told["steps"]) == ("failed", 1, completed.steps)
     assert told["reason"].startswith("rank 0 vanished")
