@@ -1,0 +1,60 @@
+"""benchmarks/gap_law.py: the best rate of an arm, the paired gap, and the law."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.gap_law import SYNCHRONOUS, Length, best, fit, gaps_of
+
+STEPS = [300, 1200, 4800, 300, 1200, 4800]
+SIZES = [50_000, 50_000, 50_000, 850_000, 850_000, 850_000]
+
+
+def test_a_law_without_noise_is_found_and_extrapolated() -> None:
+    gaps = [3.0 * steps**-0.5 * size**-0.1 for steps, size in zip(STEPS, SIZES, strict=True)]
+    law = fit(gaps, {"steps": STEPS, "parameters": SIZES})
+    assert law is not None
+    assert list(law.powers) == pytest.approx([math.log(3), -0.5, -0.1])
+    middle, low, high = law.predict({"steps": 27_000, "parameters": 360_000_000})
+    assert middle == pytest.approx(3.0 * 27_000**-0.5 * 360_000_000**-0.1)
+    assert low == pytest.approx(middle) == high
+
+
+def test_the_interval_of_a_power_is_that_of_a_regression() -> None:
+    # By hand: the slope of y over x = 0, 1, 2, 3 with residuals 1, -1, -1, 1 (times 0.1) has the error
+    # sqrt(0.04 / 2 / 5), and t of two degrees of freedom is 4.3027.
+    logs = [0.1, -0.1 - 0.5, -0.1 - 1.0, 0.1 - 1.5]
+    law = fit([math.exp(y) for y in logs], {"steps": [math.exp(x) for x in range(4)]})
+    assert law is not None
+    assert law.powers[1] == pytest.approx(-0.5)
+    assert law.interval(1) == pytest.approx(4.3027 * math.sqrt(0.04 / 2 / 5), rel=1e-4)
+
+
+def test_what_does_not_vary_is_not_in_the_law_and_too_few_gaps_are_no_law() -> None:
+    law = fit([0.4, 0.2, 0.1], {"steps": [300, 1200, 4800], "parameters": [50_000] * 3})
+    assert law is not None
+    assert law.names == ["steps"]
+    assert fit([0.4, 0.2], {"steps": [300, 1200], "parameters": [50_000] * 2}) is None
+
+
+def test_the_best_rate_is_chosen_among_those_with_the_most_seeds() -> None:
+    chosen = best({1e-3: {0: 1.0}, 2e-3: {0: 2.0, 1: 2.2}, 4e-3: {0: 2.1, 1: 1.9}, 8e-3: {0: 2.5, 1: 2.5}})
+    assert chosen.lr == 4e-3
+    assert not chosen.on_edge
+    assert list(chosen.tried) == [2e-3, 4e-3, 8e-3]
+    assert best({4e-3: {0: 2.0}, 8e-3: {0: 1.0}}).on_edge
+
+
+def test_a_gap_is_paired_over_the_common_seeds_each_arm_at_its_best_rate() -> None:
+    length = Length(optimizer="adamw", parameters=50_000, steps=300)
+    arms = {
+        SYNCHRONOUS: {1e-3: {0: 2.0, 1: 2.1}, 2e-3: {0: 1.9, 1: 2.0}},
+        "2bw": {1e-3: {0: 2.1, 1: 2.2, 2: 9.0}},
+    }
+    [gap] = gaps_of({length: arms})
+    assert gap.differences == pytest.approx([0.2, 0.2])
+    assert gap.lr == 1e-3
+    assert gap.interval is not None
+    assert gap.interval.half_width == pytest.approx(0, abs=1e-12)
