@@ -167,7 +167,7 @@ def distributed_rounds(process: Process, rounds: int) -> list[dict[str, float]]:
 
 
 def distributed(rounds: int) -> dict[str, list[float]]:
-    """Microseconds an action in each round, of the slower rank."""
+    """Microseconds per action in each round, of the slower rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stages.trainer"])
     results = context.Queue()
@@ -193,7 +193,7 @@ def distributed(rounds: int) -> dict[str, list[float]]:
 
 
 def replayed(rounds: int) -> dict[str, list[float]]:
-    """Microseconds an action in each round."""
+    """Microseconds per action in each round."""
     connections = connect_in_process(rank_of_stage=range(RANKS), data_ranks=1)
     runners = [executor(connection) for connection in connections]
     found: dict[str, list[float]] = {"overhead": [], "with_compute": []}

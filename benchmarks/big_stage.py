@@ -220,7 +220,7 @@ def conditions(options: argparse.Namespace) -> str:
         f"Stage {options.stage} of {options.stages} of {options.model}: {len(cut.blocks)} blocks"
         + "".join(f" and {name}" for name in ends)
         + f"; {schedule.microbatches} micro-batches x {train.microbatch_size} x {config.data.context} tokens "
-        f"a step, {train.precision}{', compiled' if train.compile else ''}, {config.optimizer.name}; "
+        f"per step, {train.precision}{', compiled' if train.compile else ''}, {config.optimizer.name}; "
         f"{options.segments} segments of {options.steps} steps after one of warm-up. "
         f"{chip}; torch {torch.__version__}, Python {platform.python_version()}."
     )
@@ -236,7 +236,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--stage", type=int, help="that is measured; the one in the middle unless given")
     parser.add_argument("--schedules", default="2bw,1f1b,paci", help="commas between")
     parser.add_argument("--optimizer", default="muon")
-    parser.add_argument("--microbatches", type=int, help="a step; twice the stages unless given")
+    parser.add_argument("--microbatches", type=int, help="per step; twice the stages unless given")
     parser.add_argument("--microbatch-size", type=int, default=1, help="sequences")
     parser.add_argument("--context", type=int, help="tokens in a sequence; the model's unless given")
     parser.add_argument("--compile", action="store_true", help="compiled blocks")

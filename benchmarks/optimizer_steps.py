@@ -1,4 +1,4 @@
-"""Seconds a step of the matrix optimizers beside their peers, in one run, on the shapes of a model's blocks.
+"""Seconds per step of the matrix optimizers and their peers, in one run, on the shapes of a model's blocks.
 
     python benchmarks/optimizer_steps.py --json
     python benchmarks/optimizer_steps.py --models 135m,360m --blocks 1 --out benchmarks/results

@@ -6,8 +6,8 @@
     python benchmarks/pipeline.py --ranks 4 --microbatches 8 --data 2 --reduce-ms 100
 
 Compute is emulated: a stage sleeps a known time, twice as long backward as forward, so that many ranks can be
-measured on few cores. With `--real` every stage is a small decoder, one thread a rank. Times are per step in
-steady state, the median over `--rounds` rounds in which the arms take turns, so that a noisy machine meets
+measured on few cores. With `--real` every stage is a small decoder, one thread per rank. Times are per step
+in steady state, the median over `--rounds` rounds in which the arms take turns, so that a noisy machine meets
 all alike.
 
 With `--data` there are several pipelines that add their gradients, and instead of torch's schedule each of

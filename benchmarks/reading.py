@@ -77,7 +77,7 @@ def run_of(data: str, *, vocab_size: int, context: int) -> RunConfig:
 
 
 def reading(config: RunConfig) -> float:
-    """Tokens a second."""
+    """Tokens per second."""
     batches = Batches(config, prepare(config.data), device=torch.device("cpu"))
     microbatches = 400
     begun = time.perf_counter()
@@ -89,7 +89,7 @@ def reading(config: RunConfig) -> float:
 
 
 def consuming(config: RunConfig) -> float:
-    """Tokens a second."""
+    """Tokens per second."""
     times = Times()
     replay(config, recorder=times)
     step = config.schedule.microbatches * config.train.microbatch_size * config.data.context

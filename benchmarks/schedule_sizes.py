@@ -133,7 +133,7 @@ def report(
             f"{1024**2 * row['memory'] / row['actions']:.0f}",
         ]
 
-    header = [*(f"{part} s" for part in PARTS), "actions", "peak MiB", "bytes an action"]
+    header = [*(f"{part} s" for part in PARTS), "actions", "peak MiB", "bytes per action"]
     largest = [row for row in rows if row["stages"] == max(SQUARE)]
     return f"""# Schedules: time and memory against size, {date}
 

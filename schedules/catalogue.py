@@ -123,7 +123,7 @@ def build(
         delay: 2bw, 2bw-v: updates between the weights of a gradient and those it is applied to; None: the
             smallest legal one.
         delayed_from: First step under delay, where those before it were synchronous; at most `first_step`.
-        chunks: interleaved-1f1b, looped-bfs: stages a rank holds.
+        chunks: interleaved-1f1b, looped-bfs: stages per rank.
         split: 2bw-v: whether backwards are split into an input half and a weight half.
         update_interval: pipedream, paci, paci-v: backwards after which a stage updates, a divisor of
             `microbatches`; None: 1 for pipedream, `microbatches` for the others.

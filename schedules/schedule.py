@@ -24,7 +24,7 @@ class Schedule:
     synchronous: bool
     """Whether every gradient is applied to the weights that it was computed at."""
     stages_per_rank: int = 1
-    """Number of stages a rank holds, unless the schedule takes the option `chunks`."""
+    """Number of stages per rank, unless the schedule takes the option `chunks`."""
     placement: Callable[[int], Sequence[int]] | None = None
     """Rank of each stage, from the number of ranks, where the model is cut so that ranks are equally fast;
     None: so that stages are."""

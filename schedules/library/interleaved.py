@@ -1,4 +1,4 @@
-"""Interleaved 1F1B (arXiv 2104.04473): v chunks of the model a rank, and a v-th of 1F1B's filling.
+"""Interleaved 1F1B (arXiv 2104.04473): v chunks of the model per rank, and a v-th of 1F1B's filling.
 
 Chunk c of rank r is stage c p + r. The micro-batches go in rounds: a round passes through the rank's first
 chunk, then its second, and so on; the backwards go through the chunks in the opposite order. A round has p
@@ -58,7 +58,7 @@ def _rank_order(rank: int, *, ranks: int, chunks: int, microbatches: int, per_ro
 
 INTERLEAVED_1F1B = Schedule(
     name="interleaved-1f1b",
-    description="1f1b with several chunks of the model a rank",
+    description="1f1b with several chunks of the model per rank",
     program=interleaved_1f1b,
     synchronous=True,
 )

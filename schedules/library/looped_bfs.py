@@ -1,4 +1,4 @@
-"""Breadth-first pipeline (LoopedBFS, arXiv 2211.05953): GPipe with several chunks of the model a rank.
+"""Breadth-first pipeline (LoopedBFS, arXiv 2211.05953): GPipe with several chunks of the model per rank.
 
 Chunk c of rank r is stage c p + r. All micro-batches pass through a rank's first chunk, then through its
 second, and so on; the backwards go through chunks and micro-batches in the opposite order, as in
@@ -32,7 +32,7 @@ def looped_bfs(segment: Segment, *, chunks: int = 1) -> Program:
 
 LOOPED_BFS = Schedule(
     name="looped-bfs",
-    description="gpipe with several chunks of the model a rank",
+    description="gpipe with several chunks of the model per rank",
     program=looped_bfs,
     synchronous=True,
     bounded_activations=False,

@@ -194,7 +194,7 @@ def test_mismatch_of_paci_is_bounded_and_the_bound_is_reached(name, p, a, times)
     assert set(analysis.versions) == {1}
 
 
-# PACI, Table 2 (arXiv 2606.07881): samples a GPU and second, for micro-batch counts of 3p, 4p and 8p. PACI's
+# PACI, Table 2 (arXiv 2606.07881): samples per GPU and second, for 3p, 4p and 8p micro-batches. PACI's
 # own are projected from the measured ones of 1F1B (Zero Bubble, arXiv 2401.10241).
 PROJECTED = {
     8: [((15.24, 15.23, 15.09), (11.80, 12.50, 13.60)), ((4.52, 4.51, 4.47), (3.50, 3.70, 4.03))],

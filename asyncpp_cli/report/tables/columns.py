@@ -226,7 +226,7 @@ def _memory_column(cells: Sequence[CellResult]) -> Column:
 
     return single(
         "peak_memory_max",
-        f"memory\n{unit}\na rank",
+        f"memory\n{unit}\nper rank",
         lambda cell: max(cell.peak_memory, default=None),
         text=text,
         move_order=10,

@@ -28,7 +28,7 @@ def times(*, stages: int, uneven: bool, message: float, update: float, reduction
 def simulated(
     name: str, given: StageTimes, *, microbatches: int, chunks: int = 1, ahead: int = 1
 ) -> tuple[float, float]:
-    """Seconds a step and the bubble, every action played."""
+    """Seconds per step and the bubble, every action played."""
     ranks = len(given.forward) // chunks
     steps = steps_to_measure(stages=ranks * chunks, microbatches=microbatches, ahead=ahead)
     program = schedules.build(
