@@ -90,6 +90,7 @@ class Experiment:
         retries: int | None = None,
         report: bool = False,
         yes: bool = False,
+        until: int | None = None,
     ) -> bool:
         """Run the cells that are not completed, and show progress on standard error.
 
@@ -104,9 +105,10 @@ class Experiment:
             retries: on a cluster, how often a failed run is started again; None: as the site says.
             report: on a cluster, add a job that writes the report at the end.
             yes: do not ask, whatever the expected cost (`confirm_hours` of the site).
+            until: step after which each run pauses; None: they train to the end.
 
         Returns:
-            Whether all runs are completed, or (on a cluster) submitted.
+            Whether all runs are completed or paused there, or (on a cluster) submitted.
 
         Raises:
             UserError: a run, the site or an option is not accepted; nothing was started.
@@ -121,6 +123,7 @@ class Experiment:
             retries=retries,
             report=report,
             yes=yes,
+            until=until,
         )
         if code == INTERRUPTED_CODE:
             raise KeyboardInterrupt

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -29,6 +30,7 @@ def launch_experiment(
     retries: int | None = None,
     report: bool = False,
     yes: bool = False,
+    until: int | None = None,
 ) -> int:
     """Launch the runs that are not completed; returns the exit code of `asyncpp launch`.
 
@@ -42,6 +44,7 @@ def launch_experiment(
         retries: on a cluster, how often a failed run is started again; None: as the site says.
         report: on a cluster, add a job that writes the report.
         yes: do not ask, whatever the expected cost (`confirm_hours` of the site).
+        until: step after which the runs pause; None: they train to the end.
 
     Raises:
         UserError: a run, the site or an option is not accepted; nothing was started.
@@ -50,20 +53,23 @@ def launch_experiment(
     from asyncpp_cli.launch.sites import LOCAL, find_site
 
     profile = find_site(site)
-    if not (dry_run or yes) and not _confirmed(experiment, profile):
+    pauses = NO_PAUSES if until is None else {cell.id: until for cell in experiment.cells}
+    if not (dry_run or yes) and not confirmed(experiment, profile, pauses):
         return 1
     if profile.scheduler == LOCAL:
         if wait or report or retries is not None:
             raise UserError(f"--wait, --report and --retries are for clusters, and {site} is this machine")
         if dry_run:
             return _rehearse(experiment, replay=replay)
-        code = launch_locally(experiment.folder, replay=replay, max_parallel=max_parallel)
+        code = launch_locally(experiment.folder, replay=replay, max_parallel=max_parallel, pauses=pauses)
         if code != INTERRUPTED_CODE:
             tell_end(experiment, profile)
         return code
     from asyncpp_cli.launch.submission.array_plan import LaunchOptions
 
-    options = LaunchOptions(replay=replay, max_parallel=max_parallel, retries=retries, report=report)
+    options = LaunchOptions(
+        replay=replay, max_parallel=max_parallel, retries=retries, report=report, pauses=pauses
+    )
     if dry_run:
         from asyncpp_cli.launch.slurm.launcher import show_scripts
 
@@ -75,7 +81,7 @@ def launch_experiment(
     return code
 
 
-def _confirmed(experiment: Experiment, site: Site) -> bool:
+def confirmed(experiment: Experiment, site: Site, pauses: Pauses) -> bool:
     """Whether the launch is within the site's `confirm_hours`, or the user has agreed to it.
 
     Raises:
@@ -87,7 +93,7 @@ def _confirmed(experiment: Experiment, site: Site) -> bool:
         return True
     from asyncpp_cli.launch.expected_cost import expected_cost, question
 
-    asked = question(expected_cost(experiment, site), site)
+    asked = question(expected_cost(experiment, site, pauses), site)
     return asked is None or agreed(f"{asked}; start them?", refused="nothing was started")
 
 
@@ -130,7 +136,12 @@ def launch_on_cluster(
 
 
 def launch_locally(
-    folder: Path, *, replay: bool, max_parallel: int | None, only: Collection[str] | None = None
+    folder: Path,
+    *,
+    replay: bool,
+    max_parallel: int | None,
+    only: Collection[str] | None = None,
+    pauses: Pauses = NO_PAUSES,
 ) -> int:
     """Launch an experiment on this machine; returns the command's exit code.
 
@@ -139,6 +150,7 @@ def launch_locally(
         replay: run each in one process.
         max_parallel: number of runs at a time; None: one core per rank.
         only: ids of the runs to consider; None: all.
+        pauses: steps after which runs pause.
 
     Raises:
         UserError: there is no experiment, or a run needs more than this machine has.
@@ -152,22 +164,22 @@ def launch_locally(
     from asyncpp_cli.launch.slurm.run_status import SlurmQueue
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.experiment_folder import open_experiment
-    from asyncpp_cli.runs.status import Cause, State
+    from asyncpp_cli.runs.status import Cause, State, is_done
 
     experiment = open_experiment(folder)
     cancelled = Cancellations(experiment)
     check_folder_name(folder)
     machine = this_machine()
     runs = [run for run in experiment.runs if only is None or run.id in only]
-    # Configurations of completed runs are not read: there may be a thousand.
-    missing = [run for run in runs if current_status(run).state != State.COMPLETED]
-    tasks, damaged = tasks_of(missing, replay=replay, machine=machine)
+    # Configurations of runs that are done are not read: there may be a thousand.
+    missing = [run for run in runs if not is_done(current_status(run), until=pauses.get(run.id))]
+    tasks, damaged = tasks_of(missing, replay=replay, machine=machine, pauses=pauses)
     for message in damaged:
         say(f"left out: {message}")
     if machine.gpus and any(not task.resources.gpus and task.site.device != "cpu" for task in tasks):
         say(f"{len(machine.gpus)} GPU here: runs of more processes train on the CPU (--replay needs one GPU)")
     try:
-        with shown_progress(done_before=len(runs) - len(missing)) as progress:
+        with shown_progress(done_before=len(runs) - len(missing), pauses=pauses) as progress:
             statuses = Launcher(
                 tasks,
                 machine=machine,
@@ -179,16 +191,21 @@ def launch_locally(
             ).run()
     except Interrupted as interrupted:
         say(f"{interrupted}: ended the runs that this launch had started.")
-        say(f"To resume: {resume_command(runs, folder, replay=replay, max_parallel=max_parallel, only=only)}")
+        resume = resume_command(
+            runs, folder, replay=replay, max_parallel=max_parallel, only=only, pauses=pauses
+        )
+        say(f"To resume: {resume}")
         return INTERRUPTED_CODE
-    completed = len(runs) - len(missing) + sum(status.state == State.COMPLETED for status in statuses)
-    ended = (State.COMPLETED, State.RUNNING)
+    done = [is_done(status, until=task.until) for task, status in zip(tasks, statuses, strict=True)]
+    completed = len(runs) - len(missing) + sum(done)
+    ended = (State.COMPLETED, State.PAUSED, State.RUNNING)
     left_out = sum(
         task.run.id in cancelled and status.state not in ended and status.cause != Cause.CANCELLED
         for task, status in zip(tasks, statuses, strict=True)
     )
     cancelled_note = f"; {left_out} were cancelled before they began" if left_out else ""
-    say(f"{completed} of {len(runs)} runs completed in {folder}{cancelled_note}")
+    how = "completed or paused" if pauses else "completed"
+    say(f"{completed} of {len(runs)} runs {how} in {folder}{cancelled_note}")
     return 0 if completed == len(runs) else 1
 
 
@@ -199,6 +216,7 @@ def resume_command(
     replay: bool,
     max_parallel: int | None,
     only: Collection[str] | None,
+    pauses: Pauses,
 ) -> str:
     """The command that resumes what this one has not completed."""
     from asyncpp_cli.console import command
@@ -211,4 +229,5 @@ def resume_command(
         )
     flags = ["--replay"] if replay else []
     flags += ["--max-parallel", str(max_parallel)] if max_parallel is not None else []
+    flags += ["--until", str(next(iter(pauses.values())))] if pauses else []
     return command("launch", folder, *flags)

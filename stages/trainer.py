@@ -14,7 +14,8 @@ from stages.liveness.watchdog import ActivityTracker, watching
 from stages.metrics.recorder import Recorder
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
 from stages.pipeline.segments import schedule_facts
-from stages.training_loop import TrainingLoop, TrainingResult
+from stages.training_loop import TrainingLoop
+from stages.training_result import TrainingResult
 
 
 def train(
@@ -24,6 +25,7 @@ def train(
     recorder: Recorder,
     checkpoints: Path | None = None,
     continues_from: int = 0,
+    until: int | None = None,
     text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
@@ -38,6 +40,7 @@ def train(
         recorder: keeps the measurements.
         checkpoints: folder to resume from and save into; None: start anew and save nothing.
         continues_from: step of the oldest checkpoint that it may start from; 0: also from the beginning.
+        until: step after which it evaluates, saves and pauses; None: it trains to the end.
         text_folder: where text is split if the user's cache folder is not writable.
         stop: whether a stop has been requested. If any process returns true, all stop after the same step,
             and save.
@@ -70,6 +73,7 @@ def train(
             recorder=recorder,
             checkpoints=checkpoints,
             continues_from=continues_from,
+            until=config.train.steps if until is None else until,
             text_folder=text_folder,
             stop=stop,
             doing=doing,
@@ -83,6 +87,7 @@ def replay(
     recorder: Recorder,
     checkpoints: Path | None = None,
     continues_from: int = 0,
+    until: int | None = None,
     text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
@@ -104,6 +109,7 @@ def replay(
             recorder=recorder,
             checkpoints=checkpoints,
             continues_from=continues_from,
+            until=config.train.steps if until is None else until,
             text_folder=text_folder,
             stop=stop,
             doing=doing,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,20 +29,7 @@ from stages.pipeline.rank_stats import StepResult, staleness_problem
 from stages.pipeline.replay import drive
 from stages.pipeline.segments import segment_program
 from stages.pipeline.warm_up import warm_up
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingResult:
-    """What a run leaves in memory, for the stages that this process holds."""
-
-    weights: dict[str, Tensor]
-    """Evaluation weights and balance biases by name."""
-    train_losses: list[float]
-    """One per update; empty where the last stage of data rank 0 is in another process."""
-    val_losses: list[float]
-    """One per evaluation; likewise."""
-    stopped_at: int | None
-    """Step after which the run ended because a stop was requested; None: it is complete."""
+from stages.training_result import TrainingResult
 
 
 class SkippedTooOftenError(RuntimeError):
@@ -66,6 +52,7 @@ class TrainingLoop:
         recorder: Recorder,
         checkpoints: Path | None,
         continues_from: int,
+        until: int,
         text_folder: Path | None,
         stop: Callable[[], bool],
         doing: ActivityTracker,
@@ -75,6 +62,7 @@ class TrainingLoop:
         self._doing = doing
         doing.begin("reading the data", kind="disk")
         self._config = config
+        self._end = min(until, config.train.steps)
         self._device = device
         self._process = process
         self._rank_of_stage = program.rank_of_stage
@@ -116,7 +104,7 @@ class TrainingLoop:
         self._segment_started = 0.0
 
     def run(self) -> TrainingResult:
-        """Train from the newest checkpoint, or from the start, to the end or to a requested stop.
+        """Train from the newest checkpoint, or from the start, to the end, to a pause or to a requested stop.
 
         Raises:
             RuntimeError: a measured delay is not the program's.
@@ -124,9 +112,13 @@ class TrainingLoop:
         """
         self._start(start := self._load())
         config, stopped_at = self._config.train, None
-        for first_step, steps in segment_lengths(self._config, start=start.step):
+        done = start.step
+        if self._end <= done < config.steps:
+            # Killed between saving and ending, or stopped beyond this step: maybe not evaluated here.
+            self._evaluate(done)
+        for first_step, steps in segment_lengths(self._config, start=start.step, end=self._end):
             done, stopping = self._train_segment(first_step, steps)
-            last = done == config.steps
+            last = done == self._end
             if done % config.eval_interval == 0 or last:
                 self._evaluate(done)
             if stopping or last or (config.checkpoint_interval and done % config.checkpoint_interval == 0):
@@ -141,8 +133,10 @@ class TrainingLoop:
             for state in self._stages
             for name, tensor in weights_and_biases(state, dtype=dtypes(self._config).master).items()
         }
-        if stopped_at is None:
+        if stopped_at is None and done == config.steps:
             self._write_end(weights)
+        elif stopped_at is None:
+            self._rows.pause(step=done, seconds=self._seconds)
         return TrainingResult(
             weights=weights,
             train_losses=self._rows.train_losses,

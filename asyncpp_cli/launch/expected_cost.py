@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.planner.cells import device_of, expected
 from asyncpp_cli.runs.attempts.cost import amount
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import is_done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +28,15 @@ class ExpectedCost:
     """Number of runs that cannot be estimated: the GPU is not named, or the model is a user's own."""
 
 
-def expected_cost(experiment: Experiment, site: Site) -> ExpectedCost:
-    """The expected cost of the runs that are not completed; damaged ones count as unknown."""
+def expected_cost(experiment: Experiment, site: Site, pauses: Pauses = NO_PAUSES) -> ExpectedCost:
+    """The expected cost of the runs that are not done; damaged ones count as unknown."""
     hours = []
     runs = unknown = 0
     # A run that does not fit is reported by what follows, not here.
     settings = device_of(site) | {"memory_gb": None}
     for cell in experiment.cells:
         run = experiment.run(cell.id)
-        if current_status(run).state == State.COMPLETED:
+        if is_done(current_status(run), until=pauses.get(run.id)):
             continue
         runs += 1
         try:
@@ -43,7 +44,8 @@ def expected_cost(experiment: Experiment, site: Site) -> ExpectedCost:
         except DamagedError:
             unknown += 1
             continue
-        steps = config.train.steps - (run.saved_step or 0)
+        until = min(config.train.steps, pauses.get(run.id, config.train.steps))
+        steps = max(0, until - (run.saved_step or 0))
         [estimate] = expected(experiment.template, [ResolvedCell(cell, config)], site=settings)
         of_run = estimate.gpu_hours(config, steps=steps)
         if of_run is None:

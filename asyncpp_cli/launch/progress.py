@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -13,9 +14,10 @@ from rich.text import Text
 
 from asyncpp_cli.console import console, duration, say
 from asyncpp_cli.launch.local import launcher
+from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.runs.status import State, Status, is_done
 from asyncpp_cli.tables import shortened
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -28,17 +30,33 @@ _SHORTEST_NAME = 20
 
 
 @contextmanager
-def shown_progress(*, done_before: int = 0) -> Iterator[launcher.ProgressDisplay]:
+def shown_progress(*, done_before: int = 0, pauses: Pauses = NO_PAUSES) -> Iterator[launcher.ProgressDisplay]:
     """The display that fits standard error.
 
     Args:
         done_before: number of completed runs that are not among those shown.
+        pauses: steps after which runs pause; progress is shown towards these.
     """
     if sys.stderr.isatty():
         with _progress_bars(console(errors=True)) as bars:
-            yield _BarDisplay(bars, done_before=done_before)
+            yield _TowardsPauses(_BarDisplay(bars, done_before=done_before), pauses)
     else:
-        yield _LineDisplay(done_before=done_before)
+        yield _TowardsPauses(_LineDisplay(done_before=done_before), pauses)
+
+
+class _TowardsPauses:
+    """Shows each run with the step at which it pauses as its last one."""
+
+    def __init__(self, display: launcher.ProgressDisplay, pauses: Pauses) -> None:
+        self._display = display
+        self._pauses = pauses
+
+    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
+        self._display.update([(run, self._towards(run, status)) for run, status in statuses])
+
+    def _towards(self, run: Run, status: Status) -> Status:
+        until = self._pauses.get(run.id, status.steps)
+        return replace(status, steps=min(until, status.steps))
 
 
 class _Events:
@@ -85,8 +103,8 @@ class _Total:
         return f"{done} of {count} done{about}"
 
     def counts(self, statuses: Sequence[Status]) -> tuple[int, int]:
-        """Number of completed runs, and of all."""
-        done = sum(status.state == State.COMPLETED for status in statuses)
+        """Number of runs that are done, and of all."""
+        done = sum(is_done(status, until=status.steps) for status in statuses)
         return self._done_before + done, self._done_before + len(statuses)
 
     def remaining(self, statuses: Sequence[Status], *, now: float | None = None) -> float | None:
@@ -97,7 +115,7 @@ class _Total:
             return None
         # A run that has not begun has no step count.
         done = sum(
-            1.0 if status.state == State.COMPLETED else min(1.0, status.step / (status.steps or steps))
+            1.0 if is_done(status, until=status.steps) else min(1.0, status.step / (status.steps or steps))
             for status in statuses
         )
         if self._first is None:
@@ -109,10 +127,10 @@ class _Total:
 
 
 def _ended_line(run: Run, status: Status) -> str:
-    if status.state != State.COMPLETED:
+    if not is_done(status, until=status.steps):
         return f"{status.state:<12} {run.id}: {status.reason}"
     seconds = (status.ended or 0.0) - (status.started or 0.0)
-    return f"completed    {run.id}: {status.steps} steps in {duration(seconds)}{_figures(status)}"
+    return f"{status.state:<12} {run.id}: {status.steps} steps in {duration(seconds)}{_figures(status)}"
 
 
 def _figures(status: Status) -> str:

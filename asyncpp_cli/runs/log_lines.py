@@ -40,6 +40,8 @@ class StepLines:
                 _print(f"step {row['step']}: validation loss {row['val_loss']:.4f}")
             case "end":
                 _print(f"completed: {self._steps} steps")
+            case "pause":
+                _print(f"paused after step {row['step']} of {self._steps}")
 
     def _step(self, step: int, *, tokens: int, train_loss: float) -> None:
         """Print a step line, at most one every few seconds."""

@@ -16,6 +16,8 @@ class State(StrEnum):
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
+    PAUSED = "paused"
+    """Trained, evaluated and saved up to the step that its launch named."""
     INTERRUPTED = "interrupted"
     DAMAGED = "damaged"
     """Its files cannot be read. Never written to status.json."""
@@ -62,6 +64,12 @@ class Status:
     train_loss: float | None = None
     """Nats per token."""
     tokens_per_second: float | None = None
+
+
+def is_done(status: Status, *, until: int | None) -> bool:
+    """Whether a run has trained as far as a launch asks for: to `until`, or to the end if that is None."""
+    paused = status.state == State.PAUSED and until is not None and status.step >= until
+    return paused or status.state == State.COMPLETED
 
 
 _MAX_INTEGER = 2**53

@@ -145,6 +145,10 @@ class Rows:
         step = self._config.train.steps
         self.write({"kind": "end", "step": step, "seconds": seconds, "weights_sha256": digest})
 
+    def pause(self, *, step: int, seconds: float) -> None:
+        """Write that the run pauses after `step` steps, evaluated and saved."""
+        self.write({"kind": "pause", "step": step, "seconds": seconds})
+
     def flush(self) -> None:
         """Make sure that the rows are on the disk: no checkpoint is newer than the metrics."""
         if self._recorder is not None:

@@ -63,9 +63,9 @@ def activation_shape(config: RunConfig) -> tuple[int, ...]:
     return (config.train.microbatch_size, config.data.context, config.model.width)
 
 
-def segment_lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int]]:
-    """(first step, steps) of each segment from step `start`. The pipeline drains at every evaluation, every
-    checkpoint and the end.
+def segment_lengths(config: RunConfig, *, start: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+    """(first step, steps) of each segment from step `start` to `end`, by default the last one. The pipeline
+    drains at every evaluation, every checkpoint and the end.
 
     It drains in between where these are far apart, since a segment's program is held in memory.
     """
@@ -76,9 +76,10 @@ def segment_lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int
     longest = max(1, MOST_ACTIONS // actions_a_step)
     lengths = []
     first = start
-    while first < config.train.steps:
+    end = config.train.steps if end is None else end
+    while first < end:
         next_drain = min((first // interval + 1) * interval for interval in intervals)
-        steps = min(longest, next_drain - first, config.train.steps - first)
+        steps = min(longest, next_drain - first, end - first)
         if first < sync_steps(config):
             steps = min(steps, sync_steps(config) - first)
         lengths.append((first, steps))

@@ -49,6 +49,16 @@ DERIVED_FROM_STEPS = 3
 """Steps of the program that the facts of a user's own schedule are derived from."""
 
 
+def pauses_exactly(config: RunConfig, *, step: int) -> bool:
+    """Whether a run that pauses after `step` computes the same numbers as one that does not.
+
+    It does where it drains anyway and, if all stages update together, everywhere.
+    """
+    intervals = (config.train.eval_interval, config.train.checkpoint_interval)
+    drains = any(interval and step % interval == 0 for interval in intervals)
+    return drains or step >= config.train.steps or schedule_facts(config).updates_together
+
+
 def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedules.Program:
     """The program of steps `first_step .. first_step + steps - 1` of a run.
 

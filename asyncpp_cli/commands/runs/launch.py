@@ -48,6 +48,10 @@ def launch(
         bool,
         typer.Option("--report", help="On a cluster: add a job that writes the report at the end."),
     ] = False,
+    until: Annotated[
+        int | None,
+        typer.Option("--until", metavar="STEP", min=1, help="Pause each run after this step."),
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask, whatever the expected cost (`confirm_hours`).")
     ] = False,
@@ -59,6 +63,9 @@ def launch(
     Completed runs, and runs of another launch, are left alone. Failed and interrupted runs resume from their
     newest valid checkpoint. On Ctrl-C the runs started here save and end as interrupted; launch again to
     resume. Exit code 0 if all runs are completed, 1 if not, 130 after Ctrl-C.
+
+    With --until each run pauses after that step, evaluated and saved; its learning rate is that of its whole
+    length, so a later launch goes on to the same numbers.
 
     On a cluster (see docs/slurm.md) the runs are submitted as jobs, except those that are completed, running
     or queued. Where the site's profile has `confirm_hours`, a launch that is expected to cost more asks.
@@ -79,5 +86,6 @@ def launch(
         retries=retries,
         report=report,
         yes=yes,
+        until=until,
     )
     raise typer.Exit(code)

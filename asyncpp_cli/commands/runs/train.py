@@ -111,6 +111,7 @@ def _train(
             "recorder": recorder,
             "checkpoints": run.checkpoints,
             "continues_from": continues_from,
+            "until": attempt.until,
             "text_folder": run.folder / "text",
             "stop": stop,
             "on_stall": give_up,

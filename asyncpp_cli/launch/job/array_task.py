@@ -78,6 +78,7 @@ def _attempt(
         steps=row.steps,
         gpus=manifest.shape.tasks if manifest.shape.gpus_per_node else 0,
         threads=manifest.shape.cpus_per_task,
+        until=row.until,
         job=job,
         site_settings=manifest.site_settings,
         scheduler=SlurmQueue(experiment),
@@ -181,7 +182,7 @@ def _corrected(
     status: Status, attempt: Attempt, manifest: ArrayManifest, job: Job, srun_code: int | None
 ) -> Status:
     """The status after correction by what only the job knows."""
-    if status.state == State.COMPLETED:
+    if status.state in (State.COMPLETED, State.PAUSED):
         return status
     limit, now = time_limit(job.id), time.time()
     end = JobEnd(
@@ -210,7 +211,7 @@ def _what_follows(
     status: Status, experiment: Experiment, run: Run, manifest: ArrayManifest, job: Job
 ) -> int | None:
     """Requeue the job if needed; returns its exit code, or None to start the run again here."""
-    if status.state == State.COMPLETED or status.cause == Cause.CANCELLED:
+    if status.state in (State.COMPLETED, State.PAUSED) or status.cause == Cause.CANCELLED:
         return 0
     if status.state == State.INTERRUPTED:
         return _requeue(status, experiment, manifest, job)

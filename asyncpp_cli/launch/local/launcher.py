@@ -20,6 +20,7 @@ from asyncpp_cli.errors import FAILED, DamagedError, UserError, refusal_of
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.local.executor import LocalJobs
 from asyncpp_cli.launch.local.suspended import SuspendedProcesses
+from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses, check_pause
 from asyncpp_cli.launch.resources import Machine, Resources, resources_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
@@ -27,7 +28,7 @@ from asyncpp_cli.runs.attempts.job_record import Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, settle
 from asyncpp_cli.runs.processes import send_signal
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from stages.config import SiteConfig
 from stages.liveness.stall import longest_silence
 from stages.validation import ConfigError, check_data
@@ -45,6 +46,8 @@ class Task:
     resources: Resources
     steps: int
     site: SiteConfig
+    until: int | None = None
+    """Step after which to pause it; None: it trains to the end."""
 
 
 class ProgressDisplay(Protocol):
@@ -128,7 +131,7 @@ class Launcher:
         """
         for task in self._tasks:
             known = self._statuses.get(task.run.id)
-            if known is None or _is_running(known) or (pending and known.state != State.COMPLETED):
+            if known is None or _is_running(known) or (pending and not is_done(known, until=task.until)):
                 self._statuses[task.run.id] = self._status(task.run)
         statuses = [(task.run, self._statuses[task.run.id]) for task in self._tasks]
         for task, (run, status) in zip(self._tasks, statuses, strict=True):
@@ -152,7 +155,7 @@ class Launcher:
         pairs = list(zip(self._tasks, statuses, strict=True))
         running = [task for task, (_, status) in pairs if _is_running(status)]
         for task, (run, status) in pairs:
-            if status.state not in (State.RUNNING, State.COMPLETED) and run.id not in self._tried:
+            if not (_is_running(status) or is_done(status, until=task.until) or run.id in self._tried):
                 if run.id in self._cancelled:
                     self._tried.add(run.id)
                     continue
@@ -172,6 +175,7 @@ class Launcher:
                 steps=task.steps,
                 gpus=task.resources.gpus,
                 threads=task.resources.threads,
+                until=task.until,
             )
             if attempt is not None and run.id in self._cancelled:
                 # Cancelled between the check and the claim; `cancel` waits for this.
@@ -225,8 +229,8 @@ class Launcher:
 
     def _any_going_on(self, statuses: Sequence[tuple[Run, Status]]) -> bool:
         return any(
-            _is_running(status) or (status.state != State.COMPLETED and run.id not in self._tried)
-            for run, status in statuses
+            _is_running(status) or not (is_done(status, until=task.until) or run.id in self._tried)
+            for task, (run, status) in zip(self._tasks, statuses, strict=True)
         )
 
     def _end_own(self, reason: str) -> None:
@@ -268,11 +272,14 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[list[Task], list[str]]:
+def tasks_of(
+    runs: Sequence[Run], *, replay: bool, machine: Machine, pauses: Pauses = NO_PAUSES
+) -> tuple[list[Task], list[str]]:
     """The tasks to launch, and a message for each run whose configuration cannot be read.
 
     Raises:
-        UserError: a run needs more than the machine has, or its data is missing or has changed.
+        UserError: a run needs more than the machine has, cannot be paused there, or its data is missing or
+            has changed.
     """
     seen: dict[tuple[Any, ...], Any] = {}
     tasks: list[Task] = []
@@ -287,5 +294,6 @@ def tasks_of(runs: Sequence[Run], *, replay: bool, machine: Machine) -> tuple[li
         except ConfigError as error:
             raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
         resources = resources_of(config, replay=replay, machine=machine)
-        tasks.append(Task(run, resources, config.train.steps, config.site))
+        check_pause(run, config, pauses)
+        tasks.append(Task(run, resources, config.train.steps, config.site, until=pauses.get(run.id)))
     return tasks, damaged

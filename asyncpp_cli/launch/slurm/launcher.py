@@ -23,7 +23,7 @@ from asyncpp_cli.launch.submission.array_plan import (
 from asyncpp_cli.launch.submission.submit import array_script, report_file, submit
 from asyncpp_cli.launch.submission.throttle import Throttle
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import State, is_done
 
 _POLL_SECONDS = 2.0
 _POLLS_WITHOUT_JOB = 3
@@ -37,7 +37,7 @@ def show_scripts(experiment: Experiment, site: Site, options: LaunchOptions) -> 
     except SlurmError as error:
         max_array_size = slurm.max_array_size({})
         say(f"{error}; assuming SLURM's default size of arrays")
-    runs = runs_to_submit(run_statuses(experiment), only=None)
+    runs = runs_to_submit(run_statuses(experiment), only=None, pauses=options.pauses)
     planned = plan_arrays(runs, site, options, max_array_size=max_array_size)
     for array in planned:
         first = array.throttle.after
@@ -53,7 +53,7 @@ def submit_missing(
     only: Collection[str] | None = None,
     cancelled: Container[str] = (),
 ) -> int:
-    """Submit the runs that are neither completed, nor running, nor queued; returns how many.
+    """Submit the runs that are neither done, nor running, nor queued; returns how many.
 
     Args:
         experiment: the experiment.
@@ -69,7 +69,8 @@ def submit_missing(
         queue = SlurmQueue(experiment)
         queue.check_answer()
         run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs]
-        runs = [run for run in runs_to_submit(run_statuses, only=only) if run.id not in cancelled]
+        missing = runs_to_submit(run_statuses, only=only, pauses=options.pauses)
+        runs = [run for run in missing if run.id not in cancelled]
         free = free_jobs(site)
         max_array_size = slurm.cluster().max_array_size
         planned = plan_arrays(runs, site, options, max_array_size=max_array_size, free_jobs=free)
@@ -138,7 +139,7 @@ def follow(
     """
     polls_without_job: Counter[str] = Counter()
     warned = False
-    with shown_progress() as progress:
+    with shown_progress(pauses=options.pauses) as progress:
         while True:
             queue = SlurmQueue(experiment)
             run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs]
@@ -155,7 +156,9 @@ def follow(
                 if _is_live(run_status):
                     polls_without_job[run_status.run.id] = 0
             open_runs = [
-                run_status for run_status in run_statuses if run_status.status.state != State.COMPLETED
+                run_status
+                for run_status in run_statuses
+                if not is_done(run_status.status, until=options.pauses.get(run_status.run.id))
             ]
             if all(polls_without_job[run_status.run.id] >= _POLLS_WITHOUT_JOB for run_status in open_runs):
                 unsubmitted = [run_status.run.id for run_status in open_runs if _is_unsubmitted(run_status)]
@@ -165,7 +168,8 @@ def follow(
                     break
             time.sleep(_POLL_SECONDS)
     completed = len(run_statuses) - len(open_runs)
-    say(f"{completed} of {len(run_statuses)} runs completed in {experiment.folder}")
+    done = "completed or paused" if options.pauses else "completed"
+    say(f"{completed} of {len(run_statuses)} runs {done} in {experiment.folder}")
     return 0 if not open_runs else 1
 
 

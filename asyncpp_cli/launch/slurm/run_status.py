@@ -54,6 +54,7 @@ class RunStatus:
         """Whether it waits for SLURM to start or restart it."""
         return self.queued is not None and self.status.state in (
             State.PENDING,
+            State.PAUSED,
             State.INTERRUPTED,
             State.FAILED,
         )

@@ -18,6 +18,8 @@ class ManifestRow:
     id: str
     config_sha256: str
     steps: int
+    until: int | None = None
+    """Step after which it pauses; None: it trains to the end."""
 
 
 @dataclass(frozen=True, kw_only=True)

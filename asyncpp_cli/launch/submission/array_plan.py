@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.launch.pauses import Pauses, check_pause
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm.run_status import RunStatus
 from asyncpp_cli.launch.submission.job_shape import JobShape, shape_of
 from asyncpp_cli.launch.submission.throttle import Throttle, throttles
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import State, is_done
 from stages.config import RunConfig
 from stages.validation import ConfigError, check
 
@@ -28,6 +29,7 @@ class LaunchOptions:
     max_parallel: int | None
     retries: int | None
     report: bool
+    pauses: Pauses = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class PlannedRun:
     run: Run
     shape: JobShape
     steps: int
+    until: int | None
+    """Step after which it pauses; None: it trains to the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +52,16 @@ class PlannedArray:
     throttle: Throttle
 
 
-def runs_to_submit(run_statuses: Sequence[RunStatus], *, only: Collection[str] | None) -> list[Run]:
-    """The runs that are neither completed, nor running, nor queued."""
+def runs_to_submit(
+    run_statuses: Sequence[RunStatus], *, only: Collection[str] | None, pauses: Pauses
+) -> list[Run]:
+    """The runs that are neither done, nor running, nor queued."""
     return [
         run_status.run
         for run_status in run_statuses
         if (only is None or run_status.run.id in only)
-        and run_status.status.state not in (State.COMPLETED, State.RUNNING)
+        and run_status.status.state != State.RUNNING
+        and not is_done(run_status.status, until=pauses.get(run_status.run.id))
         and not run_status.has_job
     ]
 
@@ -84,7 +91,9 @@ def plan_arrays(
     for run in runs:
         config = _checked_config(run, site, seen)
         shape = shape_of(config, site, replay=options.replay)
-        planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps))
+        check_pause(run, config, options.pauses)
+        until = options.pauses.get(run.id)
+        planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps, until=until))
     largest = array_size(site, max_array_size)
     groups = []
     for shape, same_shape in groupby(sorted(planned, key=_shape)[:free_jobs], key=_shape):

@@ -102,7 +102,9 @@ def submit(
 
 def _manifest_row(planned: PlannedRun) -> ManifestRow:
     config_sha256 = snapshot.file_hash(planned.run.config_file)
-    return ManifestRow(id=planned.run.id, config_sha256=config_sha256, steps=planned.steps)
+    return ManifestRow(
+        id=planned.run.id, config_sha256=config_sha256, steps=planned.steps, until=planned.until
+    )
 
 
 def _queue(

@@ -86,7 +86,10 @@ def measure(metrics: Metrics) -> Measurement:
         by_kind.setdefault(row["kind"], []).append(row)
     start = by_kind["start"][-1] if "start" in by_kind else None
     segments = by_kind.get("segment", [])
-    evaluations = tuple(_evaluation(row) for row in by_kind.get("eval", []))
+    # By step: a run that is killed as it pauses evaluates again, to the same loss.
+    evaluations = tuple(
+        {evaluation.step: evaluation for evaluation in map(_evaluation, by_kind.get("eval", []))}.values()
+    )
     val_loss = evaluations[-1].val_loss if evaluations else None
     bubble_by_rank = _bubble_by_rank(segments)
     steps = metrics.steps

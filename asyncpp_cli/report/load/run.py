@@ -23,7 +23,16 @@ NAMED_KEYS = {
 }
 """Configuration keys with a column of their own, by their names in templates."""
 
-STATES_BY_WEIGHT = ("failed", "damaged", "interrupted", "running", "pending", "missing", "completed")
+STATES_BY_WEIGHT = (
+    "failed",
+    "damaged",
+    "interrupted",
+    "running",
+    "paused",
+    "pending",
+    "missing",
+    "completed",
+)
 """States by the attention they need: a cell has the first of these that one of its runs has."""
 
 

@@ -97,6 +97,12 @@ class Attempt:
         return bool(content and content["replay"])
 
     @property
+    def until(self) -> int | None:
+        """Step after which it pauses; None: it trains to the end."""
+        content = self.read("attempt")
+        return content.get("until") if content else None
+
+    @property
     def job(self) -> Job | None:
         """The SLURM job that the attempt runs in, if any."""
         return job_of(self.read("attempt"))

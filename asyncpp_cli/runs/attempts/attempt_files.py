@@ -47,6 +47,8 @@ def _check_attempt(content: Mapping[str, Any]) -> None:
     for key in ("gpus", "threads"):
         if key in content:  # attempts of earlier versions have none
             _check(content, key, int)
+    if content.get("until") is not None:
+        _check(content, "until", int)
     _check_time(content, "claimed")
     parse_process(content["by"])
     job_of(content)

@@ -21,7 +21,7 @@ from asyncpp_cli.runs.attempts.job_record import Job, Scheduler
 from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, settle_locked
 from asyncpp_cli.runs.processes import is_gone, parse_process, this_process
 from asyncpp_cli.runs.run_folder import FORMAT, Run
-from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.runs.status import State, Status, is_done
 
 
 def claim(
@@ -32,11 +32,12 @@ def claim(
     steps: int,
     gpus: int = 0,
     threads: int = 1,
+    until: int | None = None,
     job: Job | None = None,
     site_settings: Mapping[str, Any] | None = None,
     scheduler: Scheduler | None = None,
 ) -> Attempt | None:
-    """Begin the next attempt at a run; None if the run is completed, or running elsewhere.
+    """Begin the next attempt at a run; None if the run is done, or running elsewhere.
 
     Args:
         run: the run.
@@ -45,13 +46,14 @@ def claim(
         steps: steps of the whole run.
         gpus: number of GPUs that the attempt holds.
         threads: threads of each process.
+        until: step after which it pauses; None: it trains to the end.
         job: the SLURM job that it runs in.
         site_settings: settings `site.*` of the site profile.
         scheduler: asked whether an attempt that seems to be running has ended.
     """
     with run.locked():
         status = settle_locked(run, scheduler=scheduler)
-        if status.state in (State.COMPLETED, State.RUNNING):
+        if status.state == State.RUNNING or is_done(status, until=until):
             return None
         claimant = this_process()
         now = time.time()
@@ -61,6 +63,7 @@ def claim(
             "replay": replay,
             "gpus": gpus,
             "threads": threads,
+            "until": until,
             "claimed": now,
             "by": asdict(claimant),
             "job": asdict(job) if job else None,

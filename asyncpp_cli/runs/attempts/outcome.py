@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.end_row import missing_end_row
+from asyncpp_cli.runs.attempts.end_row import missing_end_row, missing_pause_row
 from asyncpp_cli.runs.status import Cause, State
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
@@ -37,9 +37,13 @@ def outcome_of(
         return State.FAILED, Cause.REFUSED, str(refusal["reason"])
     missing = ""
     if ends and all(end is not None and end["code"] == 0 for end in ends.values()):
-        missing = missing_end_row(attempt.run.metrics_file, attempt=attempt.number, steps=steps)
+        metrics, until = attempt.run.metrics_file, attempt.until
+        if until is not None and until < steps:
+            missing, state = missing_pause_row(metrics, attempt=attempt.number, until=until), State.PAUSED
+        else:
+            missing, state = missing_end_row(metrics, attempt=attempt.number, steps=steps), State.COMPLETED
         if not missing:
-            return State.COMPLETED, Cause.NONE, ""
+            return state, Cause.NONE, ""
     if (stop := attempt.read("stop")) is not None:
         return State.INTERRUPTED, Cause(stop.get("cause", Cause.STOPPED)), str(stop["reason"])
     if ends and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):

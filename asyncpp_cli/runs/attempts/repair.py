@@ -42,7 +42,7 @@ def repair_run(run: Run) -> None:
         description = attempt.read("attempt")
         if description is not None:
             outcome = outcome_of(attempt, attempt.ends(description["processes"]), steps=steps)
-            if outcome[0] == State.COMPLETED:
+            if outcome[0] in (State.COMPLETED, State.PAUSED):
                 state, cause, reason = outcome
         step = steps if state == State.COMPLETED else run.saved_step or 0
         now = time.time()

@@ -145,6 +145,9 @@ def _settled(
     settled = replace(status, state=state, cause=cause, reason=reason, updated=ended, ended=ended)
     if state == State.COMPLETED:
         settled = replace(settled, step=status.steps)
+    if state == State.PAUSED:
+        # An attempt that only evaluated has no heartbeat.
+        settled = replace(settled, step=max(status.step, attempt.until or 0))
     return settled, max(signs, default=None)
 
 

@@ -22,7 +22,7 @@ from stages.comm.process import Process
 from stages.config import CORRECTION_NAMES, CorrectionConfig, ParallelConfig, RunConfig
 from stages.pipeline.build import segment_lengths
 from stages.trainer import replay, train
-from stages.training_loop import TrainingResult
+from stages.training_result import TrainingResult
 from stages.validation import ConfigError, check
 
 
@@ -217,8 +217,8 @@ class AfterCalls:
 def also_draining_at(patch: pytest.MonkeyPatch, steps: Sequence[int]) -> None:
     """Let a run drain after these steps, too."""
 
-    def lengths(config: RunConfig, *, start: int = 0) -> list[tuple[int, int]]:
-        ends = {first + length for first, length in segment_lengths(config, start=start)}
+    def lengths(config: RunConfig, *, start: int, end: int) -> list[tuple[int, int]]:
+        ends = {first + length for first, length in segment_lengths(config, start=start, end=end)}
         ends |= {step for step in steps if step > start}
         return [(first, end - first) for first, end in pairwise([start, *sorted(ends)])]
 
