@@ -8,7 +8,8 @@ eta h and y' = y - u, x = y + c (y - y_previous), gradient h x taken d updates a
     nesterov-ema   (z - 1) (z - beta) z^(d+1) + a (1 - beta) [(1 + beta) z - beta] [(1 + c) z - c] = 0
 
 `ema` is M <- beta M + (1 - beta) G with the step along M, as in Adam; `nesterov-ema` steps along (1 - beta) G
-+ beta M, as in Muon. For a small enough all roots but one lie well inside the unit circle and that one, near
++ beta M, as in Muon. Both are quasi-hyperbolic momentum (1 - w) G + w M (arXiv 1810.06801), with a weight w
+of 1 and of beta. For a small enough all roots but one lie well inside the unit circle and that one, near
 1, moves inwards; so the limit is the least a at which a root stands on the circle. There a = -P(z) / R(z)
 must be real, which is a polynomial equation in cos(theta). Imports no torch.
 """
@@ -37,7 +38,12 @@ def stability_limit(form: str, *, beta: float, delay: int, coefficient: float) -
     Raises:
         ValueError: An argument outside its range.
     """
-    fixed, scaled = characteristic(form, beta=beta, delay=delay, coefficient=coefficient)
+    return largest_stable_step(*characteristic(form, beta=beta, delay=delay, coefficient=coefficient))
+
+
+def largest_stable_step(fixed: np.ndarray, scaled: np.ndarray) -> float:
+    """Least a > 0 with a root of P(z) + a R(z) on the unit circle; P and R as coefficients by ascending
+    power."""
     candidates = [-1.0, *_crossings(fixed, scaled)]
     z = np.exp(1j * np.arccos(np.clip(candidates, -1.0, 1.0)))
     steps = -(polynomial.polyval(z, fixed) / polynomial.polyval(z, scaled)).real
@@ -60,15 +66,21 @@ def characteristic(
         raise ValueError(f"delay is {delay}, accepted: at least 0")
     if coefficient < 0:
         raise ValueError(f"coefficient is {coefficient:g}, accepted: at least 0")
+    weight = {"none": 0.0, "ema": 1.0, "nesterov-ema": beta}[form]
+    return polynomials(
+        beta=0.0 if form == "none" else beta, weight=weight, coefficient=coefficient, delay=delay
+    )
+
+
+def polynomials(
+    *, beta: float, weight: float, coefficient: float, delay: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """P and R of `characteristic` for the direction (1 - weight) G + weight M."""
     shift = np.zeros(delay + 2)
     shift[-1] = 1.0
-    fixed = polynomial.polymul([-1.0, 1.0], shift)
-    scaled = np.array([-coefficient, 1 + coefficient])
-    if form != "none":
-        fixed = polynomial.polymul(fixed, [-beta, 1.0])
-        direction = [0.0, 1.0] if form == "ema" else [-beta, 1 + beta]
-        scaled = (1 - beta) * polynomial.polymul(scaled, direction)
-    return fixed, scaled
+    fixed = polynomial.polymul(polynomial.polymul([-1.0, 1.0], shift), [-beta, 1.0])
+    direction = [-(1 - weight) * beta, 1 - weight * beta]
+    return fixed, polynomial.polymul(direction, [-coefficient, 1 + coefficient])
 
 
 def spectral_radius(form: str, *, beta: float, delay: int, coefficient: float, step: float) -> float:

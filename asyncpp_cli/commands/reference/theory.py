@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.commands.reference.frontier import frontier
+
 app = typer.Typer(no_args_is_help=True, help="Stability and convergence under delay, without a model.")
+app.command("frontier")(frontier)
 
 
 class Momentum(StrEnum):

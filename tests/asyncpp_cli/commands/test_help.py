@@ -62,6 +62,7 @@ COMMANDS = [
     ["schedule", "show"],
     ["optimizers"],
     ["theory"],
+    ["theory", "frontier"],
 ]
 
 

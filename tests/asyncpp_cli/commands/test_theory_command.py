@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
@@ -75,3 +76,42 @@ def test_bad_lengths_are_one_line(steps: str) -> None:
     assert ended.code == 2
     assert ended.errors.count("\n") == 1
     assert "--steps is" in ended.errors
+
+
+def test_frontier_as_json_and_as_a_picture(tmp_path: Path) -> None:
+    drawn = tmp_path / "frontier.svg"
+    ended = asyncpp("theory", "frontier", "--lags", "20,0.1,10", "--out", str(drawn), "--json")
+    assert ended.code == 0
+    found = json.loads(ended.output)
+    optimizers = {row["name"]: row for row in found["optimizers"]}
+    assert optimizers["adamw"]["limit"] == pytest.approx(1.0)
+    assert optimizers["adamw"]["lag"] == pytest.approx(10.0)
+    assert [row["lag"] for row in found["frontier"]] == pytest.approx([0.1, 0.1, 10.0, 10.0, 20.0, 20.0])
+    assert all(0 < row["share"] <= 1 for row in optimizers.values())
+    assert drawn.read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_frontier_table_says_what_is_unstable() -> None:
+    ended = asyncpp("theory", "frontier", "--delay", "2", "--lags", "20", "--step", "0.9")
+    assert ended.code == 0
+    (adamw,) = [line.split() for line in ended.output.splitlines() if line.startswith("adamw  ")]
+    assert adamw[1:4] == ["0.9", "1", "0"]
+    assert adamw[-2] == "unstable"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--lags", "ten"], "--lags is 'ten', accepted: numbers up to"),
+        (["--lags", "nan"], "--lags is 'nan', accepted: numbers up to"),
+        (["--step", "0"], "--step is 0, accepted: above 0"),
+        (["--step", "nan"], "--step is nan, accepted: above 0"),
+        (["--out", "frontier.gif"], "frontier.gif: a picture is a file of .svg, .png, .pdf"),
+    ],
+)
+def test_bad_arguments_of_frontier_are_one_line(arguments: list[str], reason: str) -> None:
+    ended = asyncpp("theory", "frontier", *arguments)
+    assert ended.code == 2
+    assert ended.output == ""
+    assert ended.errors.count("\n") == 1
+    assert reason in ended.errors

@@ -1,0 +1,116 @@
+"""`asyncpp theory frontier`: momentum as a filter under delay."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from optimizers.theory.frontier import Point
+
+_QUIET = 0.9
+"""Share of the largest limit that the frontier's quieter points keep."""
+
+_LONGEST = 10_000
+
+
+def frontier(
+    delay: Annotated[
+        int, typer.Option(min=0, max=32, help="Updates between a gradient's weights and its update.")
+    ] = 1,
+    lags: Annotated[
+        str, typer.Option(help="Lags of the frontier's points, in updates, with commas between.")
+    ] = "2,5,10,20,40,80",
+    step: Annotated[float, typer.Option(help="Learning rate x curvature of the column `variance`.")] = 0.5,
+    as_json: Annotated[bool, typer.Option("--json", help="Optimizers and frontier as JSON.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Draw it, too: SVG, PNG or PDF; needs the extra `plot`."),
+    ] = None,
+) -> None:
+    """Optimizers' momentum as a filter under delay, and the best filters.
+
+    The family is M <- beta M + (1 - beta) G, a step along (1 - w) G + w M, and error feedback of c. `limit`
+    is the largest stable learning rate x curvature, `noise` the variance of an update for gradients of white
+    noise, `lag` the mean age of the gradients in it, `variance` that of the weights over synchronous
+    descent's. `share` is the limit over the largest one with the same lag and no more noise.
+    """
+    import json
+
+    from asyncpp_cli.console import show_table
+    from asyncpp_cli.errors import UserError
+    from optimizers.theory import frontier as theory
+
+    try:
+        wanted = sorted({float(text) for text in lags.split(",")})
+        if not all(0 <= number <= _LONGEST for number in wanted):
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"--lags is {lags!r}, accepted: numbers up to {_LONGEST}, with commas between"
+        ) from None
+    if not 0 < step < float("inf"):
+        raise UserError(f"--step is {step:g}, accepted: above 0")
+    named = {name: theory.point(found, delay=delay) for name, found in theory.NAMED.items()}
+    pairs = theory.frontier(delay=delay, lags=wanted, share=_QUIET)
+    if out is not None:
+        _draw(named, [best for best, _ in pairs], delay=delay, file=out)
+    shares = [theory.share_of_frontier(found, delay=delay) for found in named.values()]
+    rows = [_row(name, found, delay, step) for name, found in named.items()]
+    optimizers = [{**row, "share": share} for row, share in zip(rows, shares, strict=True)]
+    points = [
+        _row(name, found, delay, step)
+        for pair in pairs
+        for name, found in zip(("most stable", "quieter"), pair, strict=True)
+    ]
+    if as_json:
+        print(json.dumps({"delay": delay, "step": step, "optimizers": optimizers, "frontier": points}))
+        return
+    columns = ["", "beta", "w", "c", "limit", "noise", "lag", f"variance at {step:g}"]
+    show_table(
+        [*columns, "share"],
+        [[*_shown(row), f"{row['share']:.2f}"] for row in optimizers],
+        title=f"Momentum as a filter, delay {delay}",
+    )
+    print()
+    show_table(columns, [_shown(row) for row in points], title="Best filters for a lag")
+
+
+def _row(name: str, found: Point, delay: int, step: float) -> dict[str, Any]:
+    """A line of the tables."""
+    from optimizers.theory.filters import weight_variance
+
+    variance = weight_variance(found.filter, delay=delay, step=step)
+    return {
+        "name": name,
+        **vars(found.filter),
+        "limit": found.limit,
+        "noise": found.noise,
+        "lag": found.lag,
+        # JSON has no infinity.
+        "variance": variance if variance < float("inf") else None,
+    }
+
+
+def _shown(row: Mapping[str, Any]) -> list[str]:
+    variance = "unstable" if row["variance"] is None else f"{row['variance']:.2f}"
+    numbers = [f"{row[key]:.4g}" for key in ("beta", "weight", "coefficient", "limit", "noise", "lag")]
+    return [row["name"], *numbers, variance]
+
+
+def _draw(named: Mapping[str, Point], best: Sequence[Point], *, delay: int, file: Path) -> None:
+    from asyncpp_cli.errors import UserError, doing
+    from optimizers.theory.picture import draw_frontier
+
+    try:
+        with doing("written", file):
+            draw_frontier(named, best, delay=delay, file=file)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from None
+    print(f"Wrote {file}", file=sys.stderr)
