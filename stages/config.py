@@ -214,6 +214,9 @@ class TrainConfig:
     checkpoint_interval: int = key(100, low=0)
     """Steps between checkpoints. The pipeline drains for each, which changes the numbers of `pipedream`
     and `paci` slightly. 0: only at the end, and when the run is stopped."""
+    diagnostics: int = key(0, low=0, later=True)
+    """Steps between measurements of curvature and of how updates turn (docs/diagnostics.md), a multiple of
+    `eval_interval`; 0: none. The weights stay the same."""
 
 
 @dataclass

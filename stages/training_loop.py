@@ -16,6 +16,7 @@ from stages.comm.process import Process
 from stages.comm.topology import Connection
 from stages.config import RunConfig
 from stages.data.dataset import prepare
+from stages.diagnostics.at_drains import Diagnostics
 from stages.liveness.watchdog import ActivityTracker
 from stages.memory.measure import MemoryMeter
 from stages.metrics.recorder import Recorder
@@ -99,6 +100,9 @@ class TrainingLoop:
             writer=writer,
             replayed=process is None,
         )
+        self._diagnostics = Diagnostics(
+            config, self._ranks, meetings=self._meetings, rows=self._rows, doing=doing
+        )
         self._seconds = 0.0
         """Of training, since the start of the run."""
         self._segment_started = 0.0
@@ -121,6 +125,7 @@ class TrainingLoop:
             last = done == self._end
             if done % config.eval_interval == 0 or last:
                 self._evaluate(done)
+                self._diagnostics.measure(done, seconds=self._seconds)
             if stopping or last or (config.checkpoint_interval and done % config.checkpoint_interval == 0):
                 self._save(done)
             if stopping and not last:

@@ -51,6 +51,7 @@ def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | N
     _check_lr_schedule(config)
     _check_correction(config)
     _check_compile(config)
+    _check_diagnostics(config)
     check_data(config, {} if seen is None else seen)
 
 
@@ -221,6 +222,20 @@ def _check_compile(config: RunConfig) -> None:
             f"under {name} weights change between forward and backward, and which activations a compiled "
             "block keeps, and which it computes anew from the newer weights, is the compiler's choice; "
             "accepted with it: train.recompute: true (all are computed anew)",
+        )
+
+
+def _check_diagnostics(config: RunConfig) -> None:
+    interval, evaluations = config.train.diagnostics, config.train.eval_interval
+    if interval % evaluations:
+        raise ConfigError(
+            "train.diagnostics",
+            f"is {interval}, and diagnostics are measured at evaluations; accepted: multiples of "
+            f"train.eval_interval = {evaluations}, or 0",
+        )
+    if interval and config.model.factory is not None:
+        raise ConfigError(
+            "train.diagnostics", "goes with the decoder, not with model.factory; accepted with it: 0"
         )
 
 

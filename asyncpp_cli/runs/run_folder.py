@@ -176,7 +176,7 @@ def still_valid(row: Mapping[str, Any], *, start: Mapping[str, Any]) -> bool:
         case "step":
             # Step rows count updates, of which some schedules have several per step.
             return bool(row["step"] <= start.get("updates", start["step"]))
-        case "eval":
+        case "eval" | "diagnostics":
             return bool(row["step"] <= start["step"])
     return False
 

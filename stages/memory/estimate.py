@@ -255,10 +255,12 @@ def _tokens(config: RunConfig) -> int:
 
 
 def _corrections(config: RunConfig, mismatch: int) -> int:
-    """Values that the correction keeps for each parameter."""
+    """Values that the correction keeps for each parameter, the latest update for diagnostics included."""
+    recorded = int(config.train.diagnostics > 0)
     if config.correction.name == "discrepancy":
-        return int(mismatch > 0)
-    return int(config.error_feedback.coefficient != 0 and config.error_feedback.form == "buffered")
+        return recorded + int(mismatch > 0)
+    feedback = config.error_feedback
+    return recorded + int(feedback.coefficient != 0 and feedback.form == "buffered")
 
 
 def message_bytes(config: RunConfig) -> int:

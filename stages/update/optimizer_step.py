@@ -20,6 +20,7 @@ from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.corrections.error_feedback import build_error_feedback
 from stages.config import RunConfig, correction_options, optimizer_options
+from stages.diagnostics.recorded_updates import RecordedUpdates
 from stages.model.families.catalogue import parameter_roles
 from stages.model.moe.settings import mixture_of
 from stages.pipeline.flat_buffers import GradientBuffer
@@ -113,6 +114,9 @@ class StageUpdate:
                 delay=delays[stage],
                 mismatch=mismatch,
             )
+        self._discrepancy = self.correction if isinstance(self.correction, DiscrepancyCorrection) else None
+        if config.train.diagnostics:
+            self.correction = RecordedUpdates(self.correction)
 
     def rehearse(self) -> None:
         """Take a step with a temporary optimizer, and restore the weights.
@@ -165,12 +169,12 @@ class StageUpdate:
             replica: that the backward runs on.
             mismatch: versions between the weights it holds and those that the forward read.
         """
-        if mismatch == 0 or not isinstance(self.correction, DiscrepancyCorrection):
+        if mismatch == 0 or self._discrepancy is None:
             yield
             return
         kept = [parameter.detach().clone() for parameter in replica.parameters]
         with torch.no_grad(), writing_under_pending_backward(replica.parameters):
-            self.correction.backward_weights(self._weights.master.parameters, replica.members, mismatch)
+            self._discrepancy.backward_weights(self._weights.master.parameters, replica.members, mismatch)
         yield
         with torch.no_grad(), writing_under_pending_backward(replica.parameters):
             torch._foreach_copy_(list(replica.parameters), kept)

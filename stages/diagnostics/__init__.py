@@ -1,0 +1,1 @@
+"""Optional measurements of a run (`train.diagnostics`): curvature, and how updates and gradients turn."""

@@ -1,0 +1,58 @@
+"""What an optimizer's state says about its next step: the step per unit of momentum, and the momentum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.update.optimizer_step import StageState
+
+_ADAM_RULES = ("adamw", "nadamw")
+
+
+def step_sizes(state: StageState) -> dict[str, Tensor] | None:
+    """The diagonal D of u = D m by member: lr / (sqrt(v / (1 - beta2^t)) + eps) of Adam, lr of SGD.
+
+    lr is that of the latest update. 0 for the embedding: v of a token that has not occurred lately is near 0,
+    so its D is huge, and has no meaning while the token does not occur. None where a rule has no such D, or
+    no step has been taken.
+    """
+    sizes = {}
+    for name, parameter, group in _owned(state):
+        kept = state.update.optimizer.state.get(parameter, {}) if state.update.optimizer is not None else {}
+        if group["role"] == "embedding":
+            sizes[name] = torch.zeros_like(parameter, dtype=torch.float64)
+        elif group.get("rule") == "sgd":
+            sizes[name] = torch.full_like(parameter, group["lr"], dtype=torch.float64)
+        elif group.get("rule") in _ADAM_RULES and "exp_avg_sq" in kept:
+            second = kept["exp_avg_sq"].double() / (1 - group["betas"][1] ** float(kept["step"]))
+            sizes[name] = group["lr"] / (second.sqrt() + group["eps"])
+        else:
+            return None
+    return sizes
+
+
+def momenta(state: StageState) -> dict[str, Tensor] | None:
+    """The averaged gradient m by member, of Adam with its correction for the start. None where a rule keeps
+    none as it is, or no step has been taken."""
+    averages = {}
+    for name, parameter, group in _owned(state):
+        kept = state.update.optimizer.state.get(parameter, {}) if state.update.optimizer is not None else {}
+        key = group.get("momentum_key")
+        if not key or key not in kept:
+            return None
+        averages[name] = kept[key].double()
+        if group.get("rule") in _ADAM_RULES:
+            averages[name] /= 1 - group["betas"][0] ** float(kept["step"])
+    return averages
+
+
+def _owned(state: StageState) -> list[tuple[str, Tensor, dict[str, Any]]]:
+    """Name, master copy and parameter group of each member that the data rank owns."""
+    if state.update.optimizer is None:
+        return []
+    groups = {p: group for group in state.update.optimizer.param_groups for p in group["params"]}
+    master = state.weights.master
+    return [(name, p, groups[p]) for name, p in zip(master.names, master.parameters, strict=True)]
