@@ -88,6 +88,26 @@ _METHODS = (
         },
     ),
     Method(
+        name="qhadamw",
+        summary="AdamW along a mixture of gradient and momentum; for delay, with error feedback",
+        reference="arXiv 1810.06801",
+        main=Rule(
+            name="qhadamw",
+            factory="optimizers.rules.qhadamw:QHAdamW",
+            state="2 rows columns",
+            momentum="exp_avg",
+        ),
+        options={
+            **adam_options(0.95, 0.95),
+            "momentum_weight": Option(
+                default=0.96,
+                low=0.0,
+                high=1.0,
+                meaning="share of the momentum in the step; beta1: Nesterov's momentum, near 1: AdamW",
+            ),
+        },
+    ),
+    Method(
         name="muon",
         summary="orthogonalized momentum on matrices, AdamW for the rest",
         reference="Jordan 2024; arXiv 2502.16982",

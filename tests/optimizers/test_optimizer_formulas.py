@@ -25,6 +25,7 @@ VARIANTS: list[tuple[str, dict[str, float | bool | str]]] = [
     ("sgd", {"nesterov": True}),
     ("sgd", {"momentum": 0.0}),
     ("adamw", {"beta1": 0.8, "beta2": 0.999, "eps": 1e-6}),
+    ("qhadamw", {"beta1": 0.9, "momentum_weight": 0.3}),
     ("muon", {"nesterov": False, "scale": "original", "auxiliary_lr_ratio": 0.015}),
     ("muon", {"iteration": "polar-express", "momentum": 0.9}),
     ("muon", {"iteration": "gram"}),

@@ -77,6 +77,19 @@ def test_mars_is_pytorch_optimizers_but_for_what_they_add_to_the_second_moment()
         assert float((mine - peer).abs().median()) < 1e-10
 
 
+def test_qhadamw_is_pytorch_optimizers_up_to_their_float32_weights() -> None:
+    """They keep the weights of a new gradient in the averages in float32, with 6e-8 of rounding."""
+    theirs = steps_of(
+        lambda p: peers.QHAdam(
+            p, lr=1e-2, betas=(0.95, 0.95), nus=(0.96, 1.0), weight_decay=0.3, weight_decouple=True
+        ),
+        DECAYED,
+        torch.float64,
+    )
+    for mine, peer in zip(ours("qhadamw", DECAYED, torch.float64), theirs, strict=True):
+        torch.testing.assert_close(mine, peer, rtol=1e-7, atol=1e-7)
+
+
 def test_sgd_is_torchs_with_the_rate_of_an_average() -> None:
     theirs = steps_of(lambda p: torch.optim.SGD(p, lr=1e-2 * 0.1, momentum=0.9), DECAYED, torch.float64)
     for mine, peer in zip(ours("sgd", DECAYED, torch.float64, decay=0.0), theirs, strict=True):

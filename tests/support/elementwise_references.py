@@ -66,6 +66,26 @@ def nadamw(
     return w
 
 
+def qhadamw(
+    w: Tensor,
+    gradients: Gradients,
+    rates: Rates,
+    wd: float,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    momentum_weight: float,
+) -> Tensor:
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        direction = (1 - momentum_weight) * g + momentum_weight * m / (1 - beta1**t)
+        w = (1 - lr * wd) * w - lr * direction / ((v / (1 - beta2**t)).sqrt() + eps)
+    return w
+
+
 def lion(w: Tensor, gradients: Gradients, rates: Rates, wd: float, *, beta1: float, beta2: float) -> Tensor:
     m = torch.zeros_like(w)
     for g, lr in zip(gradients, rates, strict=True):

@@ -6,7 +6,7 @@ and returns the final weights.
 
 from __future__ import annotations
 
-from support.elementwise_references import adamw, adan, lion, mars, nadamw, sgd
+from support.elementwise_references import adamw, adan, lion, mars, nadamw, qhadamw, sgd
 from support.orthogonal_references import muon, normuon, scion_sign, scion_spectral
 from support.rotation_references import basis_rotation, soap
 
@@ -19,6 +19,7 @@ RULES = {
     "muon": muon,
     "nadamw": nadamw,
     "normuon": normuon,
+    "qhadamw": qhadamw,
     "scion-sign": scion_sign,
     "scion-spectral": scion_spectral,
     "sgd": sgd,
