@@ -25,6 +25,8 @@ _GIB = 2**30
 _MIN_FREE = _GIB
 _RECOMMENDED_FREE = 20 * _GIB
 """With less, checkpoints of all but small models fill the disk."""
+NEWEST_TORCH = "2.15"
+"""Newest version of torch that asyncpp was tested with (benchmarks/results/torch-versions-2026-11-22.md)."""
 _RELEASE = re.compile(r"\d+(\.\d+)*")
 
 
@@ -62,7 +64,7 @@ def _python() -> Check:
 
 
 def _wanted(package: str) -> str:
-    """Versions of a package (or of `python`) that asyncpp requires, `>=2.11,<2.14`.
+    """Versions of a package (or of `python`) that asyncpp requires, `>=2.11`.
 
     Empty if asyncpp is used from a checkout without being installed.
     """
@@ -100,10 +102,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def torch_check(version: str, *, wanted: str) -> Check:
-    """Whether asyncpp is tested with this version of torch."""
+    """Whether asyncpp takes this version of torch; a note if it is newer than those tested."""
     detail = f"{version}{_wants(wanted)}"
     if within(version, wanted):
-        return good("torch", detail)
+        untested = _numbers(version)[:2] > _numbers(NEWEST_TORCH)[:2]
+        return good("torch", detail, note=f"newer than {NEWEST_TORCH}, the newest tested" if untested else "")
     return wrong("torch", detail, advice=f"pip install 'torch{wanted}'")
 
 

@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,17 +157,17 @@ def from_torch(
     Raises:
         ScheduleError: torch does not have the schedule, or refuses these numbers.
     """
-    from torch.distributed.pipelining.schedules import (
-        PipelineScheduleSingle,
-        Schedule1F1B,
-        get_schedule_class,
-    )
-
     name = f"torch-{class_name.removeprefix('Schedule')}"
     # torch computes the lists of all ranks on any one of them, from the outlines of its stages; no process
     # group and no module is needed for that.
     outlines = [_stage_outline(chunk * stages, ranks=stages, chunks=chunks) for chunk in range(chunks)]
     try:
+        from torch.distributed.pipelining.schedules import (
+            PipelineScheduleSingle,
+            Schedule1F1B,
+            get_schedule_class,
+        )
+
         schedule_class = get_schedule_class(class_name.removeprefix("Schedule"))
         if issubclass(schedule_class, PipelineScheduleSingle):
             if chunks != 1:
@@ -178,6 +179,8 @@ def from_torch(
         raise
     except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
         raise ScheduleError(f"{name}: {error}") from error
+    except (AttributeError, ImportError) as error:
+        raise ScheduleError(_unknown_torch(name, error)) from error
     if not lists:
         raise ScheduleError(f"{name}: torch does not say what each rank does")
     if schedule_class is Schedule1F1B:
@@ -186,7 +189,15 @@ def from_torch(
         segment = Segment(ranks=stages, microbatches=microbatches, steps=steps, first_step=first_step)
         return replace(one_f_one_b(segment), schedule=name)
     in_order = [lists[rank] for rank in range(stages)]
-    return from_lists(in_order, name=name, steps=steps, first_step=first_step)
+    try:
+        return from_lists(in_order, name=name, steps=steps, first_step=first_step)
+    except ScheduleError as error:
+        raise ScheduleError(_unknown_torch(name, error)) from error
+
+
+def _unknown_torch(name: str, error: Exception) -> str:
+    """What another version of torch may cause: its lists are not a public interface."""
+    return f"{name}: torch {version('torch')} makes lists that asyncpp cannot read: {error}"
 
 
 def _stage_outline(stage: int, *, ranks: int, chunks: int) -> Any:

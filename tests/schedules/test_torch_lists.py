@@ -253,3 +253,19 @@ def test_an_unknown_class_is_refused():
         from_torch("ZBX", stages=2, microbatches=2, chunks=1, steps=1)
     with pytest.raises(ScheduleError, match="torch-ZBVZeroBubble: ZBV requires exactly 2 stages per rank"):
         from_torch("ZBVZeroBubble", stages=2, microbatches=4, chunks=1, steps=1)
+
+
+def test_a_torch_whose_lists_are_unknown_is_named(monkeypatch):
+    class Changed(torch_schedules.PipelineScheduleSingle):
+        def __init__(self, outline, microbatches):
+            self.pipeline_order = {0: ["0F0", "0FOLD0", "0B0"]}
+
+        _step_microbatches = None
+
+    def missing(name):
+        raise AttributeError("no attribute 'group_rank'")
+
+    for found, problem in ((lambda name: Changed, "'0FOLD0' is not an action"), (missing, "group_rank")):
+        monkeypatch.setattr(torch_schedules, "get_schedule_class", found)
+        with pytest.raises(ScheduleError, match=rf"torch-GPipe: torch .* cannot read: .*{problem}"):
+            from_torch("GPipe", stages=1, microbatches=1, chunks=1, steps=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
+from support.paths import ROOT
 
 from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check
@@ -27,7 +29,7 @@ from asyncpp_cli.doctor.cluster import (
     submit_limit_check,
 )
 from asyncpp_cli.doctor.job import handshake_checks, network_check, software_check
-from asyncpp_cli.doctor.machine import folder_check, gpu_check, torch_check, within
+from asyncpp_cli.doctor.machine import NEWEST_TORCH, folder_check, gpu_check, torch_check, within
 from asyncpp_cli.doctor.preemption import preemption_check, requeue_check
 from asyncpp_cli.doctor.slurm_info import Node, gpus_of, megabytes_of, seconds_of
 from asyncpp_cli.launch.sites import Site, find_site
@@ -77,9 +79,10 @@ def test_nonsensical_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "wanted", "accepted"),
     [
-        ("2.13.0+cpu", ">=2.11,<2.14", True),
+        ("2.13.0+cpu", ">=2.11", True),
+        ("2.15.0", ">=2.11", True),
         ("2.11", "<2.14,>=2.11", True),
-        ("2.10.1", ">=2.11,<2.14", False),
+        ("2.10.1", ">=2.11", False),
         ("2.14.0", ">=2.11,<2.14", False),
         ("2.14.0.dev2026", ">=2.11,<2.14", False),
         ("3.9.1", ">=3.11", False),
@@ -89,6 +92,20 @@ def test_nonsensical_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_versions_are_compared_as_numbers(version: str, wanted: str, accepted: bool) -> None:
     assert within(version, wanted) is accepted
     assert torch_check(version, wanted=wanted).ok is accepted
+
+
+def test_a_torch_newer_than_those_tested_is_noted() -> None:
+    assert torch_check(f"{NEWEST_TORCH}.1+cu132", wanted=">=2.11").verdict == "ok"
+    later = torch_check("2.99.0", wanted=">=2.11")
+    assert (later.verdict, later.advice) == ("note", f"newer than {NEWEST_TORCH}, the newest tested")
+
+
+def test_the_oldest_and_the_newest_torch_are_tested_for_each_change() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "checks.yml").read_text(encoding="utf-8")
+    oldest = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert oldest is not None
+    for version in (oldest[1], NEWEST_TORCH):
+        assert f'torch: "{version}.*"' in workflow
 
 
 def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
