@@ -77,9 +77,10 @@ class Stage(nn.Module):
         return [int(index) for index, block in self.blocks.items() if isinstance(block, ExpertBlock)]
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:
-        """Compute the rotary table. Parameters are put in place by `WeightVersions`."""
+        """Compute the rotary table, in float32 at least. Parameters are put in place by `WeightVersions`."""
         self._tie()
-        self.rotation = rotary_table(self.config, context=self.context).to(device=device, dtype=dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        self.rotation = rotary_table(self.config, context=self.context).to(device=device, dtype=wide)
 
     def _tie(self) -> None:
         if self.config.tied and self.head is not None and self.embedding is not None:

@@ -57,8 +57,8 @@ class Attention(nn.Module):
                 by_head = norm(by_head)
             return by_head.transpose(1, 2)
 
-        query = _rotate(heads(self.query(x), self.query_norm), rotation)
-        key = _rotate(heads(self.key(x), self.key_norm), rotation)
+        query = rotate(heads(self.query(x), self.query_norm), rotation)
+        key = rotate(heads(self.key(x), self.key_norm), rotation)
         mixed = F.scaled_dot_product_attention(
             query, key, heads(self.value(x)), is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -96,7 +96,10 @@ class Block(nn.Module):
         return out
 
 
-def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
+def rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn heads `(..., context, head_dim)` by their positions' angles, in the table's type: in bfloat16 the
+    angles of late positions would be wrong."""
     cosine, sine = rotation[0, : x.shape[-2]], rotation[1, : x.shape[-2]]
-    first, second = x.chunk(2, dim=-1)
-    return x * cosine + torch.cat((-second, first), dim=-1) * sine
+    wide = x.to(rotation.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cosine + torch.cat((-second, first), dim=-1) * sine).to(x.dtype)

@@ -71,7 +71,8 @@ def _norm(x: Tensor, weight: WeightPair, eps: float) -> Tensor:
 
 def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
-    return x * rotation[0] + torch.cat((-second, first), dim=-1) * rotation[1]
+    # In bfloat16 the product with a float32 table is float32.
+    return (x * rotation[0] + torch.cat((-second, first), dim=-1) * rotation[1]).to(x.dtype)
 
 
 def _block(x: Tensor, w: Mapping[str, WeightPair], config: RunConfig, rotation: Tensor) -> Tensor:
@@ -158,7 +159,8 @@ def microbatch_gradient(
     """
     w = {name: WeightPair.of(forward[name], backward[name]) for name in forward}
     dtype = forward["embedding.weight"].dtype
-    rotation = rotary_table(config.model, context=config.data.context).to(dtype)
+    rotation = rotary_table(config.model, context=config.data.context)
+    rotation = rotation.to(torch.promote_types(dtype, torch.float32))
     embedding = forward["embedding.weight"].clone().requires_grad_()
     x = F.embedding(tokens, embedding)
     for index in range(config.model.layers):

@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from support.single_process import whole_model
 from support.small_runs import small_config
 from torch import Tensor
 
 from stages.config import RunConfig
-from stages.model.decoder import initialise
+from stages.model.decoder import Stage, initialise, rotary_table
 from stages.model.head_loss import next_token_loss
+from stages.model.layers import rotate
+from stages.model.partition import cut_of
+from stages.model.spec import head_dim
 
 TOKENS = torch.tensor([[5, 7, 7, 250, 0, 31, 9, 9], [1, 2, 3, 4, 5, 6, 7, 8]])
 
@@ -78,6 +82,25 @@ def test_the_decoder_is_what_the_formulas_say() -> None:
             expected = reference_forward(weights, tokens, run)
             assert expected.std() > 0.1
             torch.testing.assert_close(row, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_positions_are_rotated_in_float32_at_least(dtype: torch.dtype) -> None:
+    run = config()
+    module = Stage(run.model, cut_of(run)[0], context=4096)
+    module.prepare(device=torch.device("cpu"), dtype=dtype)
+    assert module.rotation is not None
+    assert module.rotation.dtype is torch.float32
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4096, head_dim(run.model), generator=generator).to(dtype)
+    exact = rotate(x.double(), rotary_table(run.model, context=4096))
+    rotated = rotate(x, module.rotation)
+    assert rotated.dtype is dtype
+    # One rounding of the result, and four of products, table and sum in float32, each half a unit.
+    allowed = (
+        torch.finfo(dtype).eps / 2 * exact.abs() + 4 * torch.finfo(torch.float32).eps * x.double().abs().max()
+    )
+    assert ((rotated.double() - exact).abs() <= allowed).all()
 
 
 def test_loss_is_the_mean_negative_log_likelihood_of_the_next_token() -> None:
