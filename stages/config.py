@@ -205,9 +205,9 @@ class TrainConfig:
     """Keep only the input of each block and run the block again in backward: fewer activations, a third
     more compute. Without a weight stash (`paci`) it changes the numbers, because the second forward reads
     the newest weights."""
-    compile: bool = False
-    """Compile the blocks with torch.compile. Needs a C++ compiler; the first step takes up to a minute
-    longer."""
+    compile: bool | None = key(None, null_as=False)
+    """Compile the blocks with torch.compile. Needs a compiler; the first step takes up to a minute longer.
+    null: on a GPU, if the schedule and the machine allow it (docs/memory.md)."""
     deterministic: bool = key(False, later=True)
     """On a GPU, use only torch kernels that give the same bits every time: they may be slower, and an
     operator without one is an error. A CPU run is deterministic anyway."""

@@ -38,6 +38,8 @@ class KeyFacts:
     later: bool = False
     """The key was added after run ids were introduced. It is hashed only if it differs from its default, so
     that the ids of runs that do not use it stay the same."""
+    null_as: bool | None = None
+    """What null is hashed as: the default that the key had before null was accepted."""
     option: bool = False
     """The key is an option of the section's optimizers or corrections."""
 
@@ -75,9 +77,12 @@ def key(
     high: float = LARGEST,
     choices: tuple[str, ...] = (),
     later: bool = False,
+    null_as: bool | None = None,
 ) -> Any:
     """A field of a section that accepts what `KeyFacts` describes."""
-    declared = KeyFacts(low=low, above=above, below=below, high=high, choices=choices, later=later)
+    declared = KeyFacts(
+        low=low, above=above, below=below, high=high, choices=choices, later=later, null_as=null_as
+    )
     return field(default=default, metadata={"key": declared})
 
 

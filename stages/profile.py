@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.compile_rule import compiles_here
 from stages.config import RunConfig
 from stages.model.block_runner import block_runner
 from stages.model.decoder import Stage
@@ -81,7 +82,7 @@ def measure(
             assert embedding is not None  # the first of PARTS
             TiedHead(weights, embedding=embedding)
         weights.replicas[0].module.run_block = block_runner(
-            own.model, recompute=False, compiled=config.train.compile
+            own.model, recompute=False, compiled=compiles_here(config, device=device.type)
         )
         part: dict[str, Any] = {"microbatch": {}}
         for size in microbatch_sizes:
@@ -133,8 +134,7 @@ def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repea
         return medians[0], medians[1], medians[2]
 
     forwards, backwards, _ = median_times(split=False)
-    if module.embedding is not None or config.train.compile:
-        # An embedding's backward defers nothing, and a compiled block's backward cannot be split.
+    if module.embedding is not None:  # its backward defers nothing
         first = second = backwards / 2
     else:
         _, first, second = median_times(split=True)

@@ -29,7 +29,7 @@ from stages.pipeline.initial_broadcast import broadcast_initial_weights, read_in
 from stages.pipeline.rank_stats import StepResult, staleness_problem
 from stages.pipeline.replay import drive
 from stages.pipeline.segments import segment_program
-from stages.pipeline.warm_up import warm_up
+from stages.pipeline.warm_up import warm_up_ranks
 from stages.training_result import TrainingResult
 
 
@@ -163,9 +163,8 @@ class TrainingLoop:
     def _start(self, start: Progress) -> None:
         """Wait for all ranks, connect them, and write the first row."""
         self._doing.begin("starting", kind="start")
-        if self._process is not None and self._device.type == "cuda":
-            for state in self._stages:
-                warm_up(state, self._config, device=self._device)
+        on_gpus = self._process is not None and self._device.type == "cuda"
+        warmed_up = warm_up_ranks(self._ranks, self._config, device=self._device) if on_gpus else 0.0
         self._seconds = start.seconds
         program = self._program(start.step, 1)
         updates = start.step * program.microbatches // program.update_interval
@@ -181,15 +180,16 @@ class TrainingLoop:
             broadcast_initial_weights(self._ranks, in_process=self._process is None)
         if collected is None:
             return
-        stage_sizes = dict(from_json(list[tuple[int, int]], collected))
+        stage_sizes = sorted(dict(from_json(list[tuple[int, int]], collected)).items())
         self._rows.start(
             self._corpus,
             step=start.step,
             updates=updates,
             device=self._device,
-            stage_parameters=[size for _, size in sorted(stage_sizes.items())],
+            stage_parameters=[size for _, size in stage_sizes],
             rank_of_stage=self._rank_of_stage,
             shared_gpu=self._process is not None and self._process.host_staged,
+            warm_up_seconds=warmed_up,
         )
 
     def _train_segment(self, first_step: int, steps: int) -> tuple[int, bool]:

@@ -9,6 +9,7 @@ from typing import Any
 import schedules
 from optimizers import METHODS, check_correction, check_options, is_custom, method_named, refusal
 from optimizers import NAMES as OPTIMIZER_NAMES
+from stages.compile_rule import compile_refusal
 from stages.config import (
     CORRECTION_NAMES,
     ModelConfig,
@@ -96,10 +97,6 @@ def _check_factory(config: RunConfig, factory: str) -> None:
     if config.model.tied:
         raise ConfigError(
             "model.tied", "goes with the decoder, not with model.factory; accepted with it: false"
-        )
-    if config.train.compile:
-        raise ConfigError(
-            "train.compile", "goes with the decoder, not with model.factory; accepted with it: false"
         )
 
 
@@ -207,22 +204,9 @@ def _unpredictable(flavour: str, optimizer: str) -> str:
 
 
 def _check_compile(config: RunConfig) -> None:
-    if not config.train.compile:
-        return
-    name, program = config.schedule.name, segment_program(config, first_step=sync_steps(config), steps=3)
-    if program.split_backward:
-        raise ConfigError(
-            "train.compile",
-            f"{name} computes a backward in two halves, and a compiled block's is one piece; "
-            "accepted with it: false",
-        )
-    if not config.train.recompute and max(schedules.analyze(program).mismatch_max) > 0:
-        raise ConfigError(
-            "train.compile",
-            f"under {name} weights change between forward and backward, and which activations a compiled "
-            "block keeps, and which it computes anew from the newer weights, is the compiler's choice; "
-            "accepted with it: train.recompute: true (all are computed anew)",
-        )
+    refused = compile_refusal(config) if config.train.compile else None
+    if refused is not None:
+        raise ConfigError("train.compile", refused)
 
 
 def _check_diagnostics(config: RunConfig) -> None:

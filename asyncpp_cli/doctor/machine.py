@@ -139,8 +139,8 @@ def _exchange_check(kind: str, problem: str) -> Check:
 def _compiler(*, device: str) -> Check:
     lacking = missing_for_compile(device=device)
     if lacking is None:
-        return good("compiler", "available, for train.compile: true")
-    return good("compiler", lacking, note="only needed for train.compile: true")
+        return good("compiler", "available, for train.compile")
+    return good("compiler", lacking, note="only needed for train.compile")
 
 
 def folder_check(folder: Path) -> Check:

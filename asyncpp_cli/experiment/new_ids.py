@@ -56,7 +56,7 @@ def differing_keys(first: RunConfig, second: RunConfig) -> Iterator[str]:
     """The keys that make two configurations different runs."""
     of_first, of_second = identity(first), identity(second)
     for key in dict.fromkeys((*of_first, *of_second)):
-        if get(first, key) != get(second, key):
+        if of_first.get(key, get(first, key)) != of_second.get(key, get(second, key)):
             yield key
 
 

@@ -249,6 +249,14 @@ LATER_KEYS = frozenset(
 """Keys that are hashed only if they differ from their default (`stages.config_keys`)."""
 
 
+_NULL_AS = {
+    f"{name}.{field.name}": facts(field).null_as
+    for name in SECTIONS
+    for field in dataclasses.fields(getattr(RunConfig(), name))
+    if facts(field).null_as is not None
+}
+
+
 def config_hash(config: RunConfig) -> str:
     """SHA-256 of a run's identity, 64 hexadecimal digits: runs that compute the same have the same hash."""
     content = identity(config)
@@ -268,7 +276,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     )
     excluded = {"model.init", "data.path", "data.sha256"} - {data_key}
     return {
-        key: value
+        key: _NULL_AS.get(key) if value is None else value
         for key, value in items(config)
         if not key.startswith(f"{SITE}.")
         and key not in excluded

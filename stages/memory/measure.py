@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from stages.compile_rule import compiles_here
 from stages.config import RunConfig
 from stages.memory.estimate import StageMemory, sizes
 from stages.model.block_runner import block_runner
@@ -223,7 +224,8 @@ class MemoryMeter:
                 whole = _bytes([*saved, given, output], without=_pointers(permanent))
                 recomputed = 0
                 if train.recompute:
-                    run_block = block_runner(self._config.model, recompute=False, compiled=train.compile)
+                    compiled = compiles_here(self._config, device=self._device.type)
+                    run_block = block_runner(self._config.model, recompute=False, compiled=compiled)
                     for index in module.blocks:
                         saved.clear()
                         module.apply_block(index, activation, Routing(biases), run=run_block)

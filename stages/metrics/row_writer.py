@@ -76,6 +76,7 @@ class Rows:
         stage_parameters: Sequence[int],
         rank_of_stage: Sequence[int],
         shared_gpu: bool,
+        warm_up_seconds: float,
     ) -> None:
         """Write what is known when training begins, or resumes after `step` steps and `updates` updates."""
         self._heartbeat = (updates, time.perf_counter())
@@ -90,6 +91,7 @@ class Rows:
                 rank_of_stage=rank_of_stage,
                 replayed=self._replayed,
                 shared_gpu=shared_gpu,
+                warm_up_seconds=warm_up_seconds,
             )
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.compile_rule import compiles_here
 from stages.config import RunConfig, tokens_per_step
 from stages.data.dataset import Corpus
 from stages.model.families.catalogue import describe
@@ -38,8 +39,10 @@ def start_row(
     rank_of_stage: Sequence[int],
     replayed: bool,
     shared_gpu: bool,
+    warm_up_seconds: float,
 ) -> Row:
-    """The row written when training begins, or resumes after `step` steps and `updates` updates."""
+    """The row written when training begins, or resumes after `step` steps and `updates` updates.
+    `warm_up_seconds`: before that, of this process."""
     return {
         "kind": "start",
         "step": step,
@@ -52,6 +55,8 @@ def start_row(
         "threads": config.site.threads,
         "replayed": replayed,
         "shared_gpu": shared_gpu,
+        "compiled": compiles_here(config, device=device.type),
+        "warm_up_seconds": warm_up_seconds,
         "parameters": sum(stage_parameters),
         "active_parameters": sum(stage_parameters) - describe(config.model).idle_count,
         "stage_parameters": list(stage_parameters),

@@ -6,7 +6,8 @@ that the backward reads. With a stash those are the forward's, and the result is
 input is of the forward's.
 
 One compilation serves all blocks of a kind, of all versions: the parameters are inputs of the compiled
-function.
+function. A split backward has another (`stages.model.compiled_halves`); in it the gradients of stacks of
+experts belong to the first half.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from stages.config import ModelConfig
+from stages.model.compiled_halves import channels, hand_out
 from stages.model.decoder import RunBlock, make_block, run_as_it_stands
 from stages.model.moe.experts import ExpertBlock
 from stages.model.split_backward import deferred_now, deferring
@@ -68,25 +70,34 @@ def _run_compiled(config: ModelConfig) -> RunBlock:
     def run_block(block: nn.Module, *given: Tensor) -> Any:
         if not torch.is_grad_enabled():
             return block(*given)
-        compiled = _compile(astuple(config), experts=isinstance(block, ExpertBlock))
+        deferred = deferred_now()
+        compiled = _compile(
+            astuple(config), experts=isinstance(block, ExpertBlock), split=deferred is not None
+        )
         aliases = _Aliases.apply(*block.parameters())  # type: ignore[no-untyped-call]
-        return compiled(aliases, *given)
+        handed_out = () if deferred is None else channels(block, given[0], deferred)
+        with deferring(None):
+            return compiled(aliases, handed_out, *given)
 
     return run_block
 
 
 @lru_cache
-def _compile(settings: tuple[Any, ...], *, experts: bool) -> Callable[..., Any]:
-    """The compiled block; its parameters come first, as a tuple in the order of `Block.parameters`."""
+def _compile(settings: tuple[Any, ...], *, experts: bool, split: bool) -> Callable[..., Any]:
+    """The compiled block. First come its parameters, as a tuple in the order of `Block.parameters`, and the
+    channels of a split backward, an empty tuple if it is whole."""
     with torch.device("meta"):
         template = make_block(ModelConfig(*settings), experts=experts)
     names = [name for name, _ in template.named_parameters()]
+    if split:
+        names += hand_out(template)
 
-    def run(parameters: tuple[Tensor, ...], *given: Tensor) -> Any:
-        return functional_call(template, dict(zip(names, parameters, strict=True)), given)
+    def run(parameters: tuple[Tensor, ...], handed_out: tuple[Tensor, ...], *given: Tensor) -> Any:
+        own = dict(zip(names, (*parameters, *handed_out), strict=True))
+        return functional_call(template, own, given)
 
     # `deterministic`: kernels are chosen by rule, not by timing, so a resumed run computes the same bits.
-    # Only one block is compiled: a pool of compile processes has no use.
+    # Few blocks are compiled: a pool of compile processes has no use.
     options: dict[str, str | int | bool | Callable[..., Any]] = {"deterministic": True, "compile_threads": 1}
     return torch.compile(run, fullgraph=True, dynamic=False, options=options)
 

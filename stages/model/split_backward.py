@@ -103,8 +103,13 @@ class _DeferredLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         given, weight = ctx.saved_tensors
-        ctx.gradients.leave(ctx.parameter, _linear_gradient, given, gradient)
+        leave_matrix(ctx.gradients, ctx.parameter, given=given, gradient=gradient)
         return gradient @ weight, None, None
+
+
+def leave_matrix(deferred: DeferredGradients, weight: Tensor, *, given: Tensor, gradient: Tensor) -> None:
+    """Defer the gradient of a matrix, which follows from the layer's input and the gradient of its output."""
+    deferred.leave(weight, _linear_gradient, given, gradient)
 
 
 def _linear_gradient(_weight: Tensor, given: Tensor, gradient: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import torch
 
 from schedules import Program, analyze, verify
 from stages.comm.topology import Connection
+from stages.compile_rule import compiles_here, is_compiled
 from stages.config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import Corpus
@@ -118,13 +120,10 @@ def build_ranks(
     ]
     cuts = cut_of(config)
     types = dtypes(config)
-    if config.train.compile:
-        missing = missing_for_compile(device=device.type)
-        if missing is not None:
-            raise RuntimeError(
-                f"train.compile is true, but {missing}; install it, or set train.compile: false"
-            )
-    run_block = block_runner(config.model, recompute=config.train.recompute, compiled=config.train.compile)
+    compiled = compiles_here(config, device=device.type)
+    if not compiled and is_compiled(config, device=device.type):
+        print(f"note: blocks are not compiled: {missing_for_compile(device=device.type)}", file=sys.stderr)
+    run_block = block_runner(config.model, recompute=config.train.recompute, compiled=compiled)
     rules = UpdateRules(
         clip=config.train.clip,
         common_step=schedule_facts(config).updates_together,

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
 import torch
 
+from schedules import Op
 from stages.config import RunConfig
 from stages.memory.measure import leaving_no_trace
-from stages.pipeline.build import activation_shape, dtypes
+from stages.model.split_backward import DeferredGradients, deferring
+from stages.pipeline.build import Rank, activation_shape, dtypes, representative_programs
 from stages.update.optimizer_step import StageState
 
 
-def warm_up(state: StageState, config: RunConfig, *, device: torch.device) -> None:
-    """Perform a forward, a backward and a step, and discard their effects.
+def warm_up_ranks(ranks: Sequence[Rank], config: RunConfig, *, device: torch.device) -> float:
+    """Warm up all stages of these ranks, for the backwards, whole and split, that the run performs of them.
+
+    Returns:
+        The seconds it took; most of them are for compiling.
+    """
+    started = time.perf_counter()
+    programs = representative_programs(config)
+    for rank in ranks:
+        ops = {action.op for program in programs for action in program.actions[rank.number]}
+        for state in rank.stages.values():
+            for split in [False] * (Op.BACKWARD in ops) + [True] * (Op.BACKWARD_WEIGHT in ops):
+                warm_up(state, config, split=split, device=device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.device) -> None:
+    """Perform a forward, a backward (`split`: in two halves) and a step, and discard their effects.
 
     A receive that is posted ahead occupies a GPU until its message arrives. One-time work of a first
     micro-batch or step (compiling, loading kernels, allocating) may wait for an idle device, while the
@@ -21,10 +44,13 @@ def warm_up(state: StageState, config: RunConfig, *, device: torch.device) -> No
     shape = activation_shape(config)
     tokens = torch.zeros(shape[:2], dtype=torch.long, device=device)
     activation = torch.zeros(shape, dtype=dtypes(config).replica, device=device).requires_grad_()
-    with leaving_no_trace(module, device), torch.enable_grad():
+    deferred = DeferredGradients() if split else None
+    with leaving_no_trace(module, device), torch.enable_grad(), deferring(deferred):
         given = tokens if module.embedding is not None else activation
         output = module(given, targets=tokens if module.head is not None else None)
         output.sum().backward()
+    if deferred is not None:
+        deferred.compute()
     state.weights.gradient_buffer.flat.zero_()
     if state.tied is not None:
         state.tied.clear()

@@ -45,6 +45,7 @@ def profile(
     from asyncpp_cli.console import say
     from asyncpp_cli.planner.base_config import base_of
     from asyncpp_cli.planner.profile_costs import FORMAT, conditions
+    from stages.compile_rule import compiles_here
 
     config = base_of(what, changes or []).config
     if out.is_dir():
@@ -66,7 +67,7 @@ def profile(
     )
     content = {
         "format": FORMAT,
-        "conditions": conditions(config),
+        "conditions": conditions(config) | {"compile": compiles_here(config, device=device.type)},
         "parts": parts,
         "message_seconds": 0.0,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

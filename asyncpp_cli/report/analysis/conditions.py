@@ -78,6 +78,7 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
             "Replayed runs ran all ranks in turn in one process: they have no throughput and no bubble."
         )
     starts = [run.measurement.start for cell in cells for run in cell.runs]
+    lines += _compiled_lines([run for cell in cells for run in cell.runs])
     if any(start is not None and start.get("shared_gpu") for start in starts):
         lines.append(
             "Processes shared a GPU and sent messages through host memory: their throughput says little."
@@ -91,6 +92,24 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
         lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
     return lines
+
+
+def _compiled_lines(runs: Sequence[RunResult]) -> list[str]:
+    """What compiling cost, where blocks were compiled."""
+    compiled = [run.measurement for run in runs if (run.measurement.start or {}).get("compiled")]
+    if not compiled:
+        return []
+    which = (
+        "Blocks were compiled"
+        if len(compiled) == len(runs)
+        else f"{len(compiled)} runs compiled their blocks"
+    )
+    seconds = [m.first_step_seconds for m in compiled if m.first_step_seconds is not None]
+    if not seconds:
+        return [f"{which}."]
+    least, most = f"{min(seconds):.3g}", f"{max(seconds):.3g}"
+    took = least if least == most else f"{least} to {most}"
+    return [f"{which}: the first step took {took} s, which throughput leaves out."]
 
 
 def _readable(value: Any) -> str:

@@ -61,6 +61,8 @@ class Measurement:
     """Steps skipped because a gradient was not finite."""
     seconds: float | None = None
     """Training time, without evaluations."""
+    first_step_seconds: float | None = None
+    """Up to the first update: compiling, loading kernels, filling the pipeline. Not in `tokens_per_second`."""
     start: MetricsRow | None = None
     """The `start` row of the last attempt: machine and versions."""
     segments: tuple[MetricsRow, ...] = ()
@@ -111,6 +113,7 @@ def measure(metrics: Metrics) -> Measurement:
         **_load(segments),
         skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
         seconds=max(seconds, default=None),
+        first_step_seconds=_first_step_seconds(by_kind.get("start", []), metrics),
         start=start,
         segments=tuple(segments),
     )
@@ -123,6 +126,13 @@ def _evaluation(row: MetricsRow) -> Evaluation:
         seconds=float(row["seconds"]),
         val_loss=float(row["val_loss"]),
     )
+
+
+def _first_step_seconds(starts: Sequence[MetricsRow], metrics: Metrics) -> float | None:
+    first = [row for row in starts if row["step"] == 0]
+    if not first or not len(metrics.steps) or first[-1].get("replayed"):
+        return None
+    return float(first[-1].get("warm_up_seconds", 0.0)) + float(metrics.steps["seconds"][0])
 
 
 def _from_start(start: MetricsRow | None, name: str) -> float | None:

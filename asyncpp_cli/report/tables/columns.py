@@ -117,6 +117,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         averaged("load_entropy", form="{:.3f}"),
         averaged("experts_never_chosen", form="{:g}"),
         single("load_by_block"),
+        averaged("first_step_seconds", form="{:.3g}"),
         single("skipped_steps", "skipped\nsteps", move_order=1, drop_order=12),
         single("restarts", "re-\nstarts", move_order=2, drop_order=13),
         _cost_column("gpu_hours", "GPU-h", drop_order=-2),

@@ -37,3 +37,12 @@ def test_a_later_key_counts_where_it_is_set(key: str) -> None:
 def test_later_keys_are_keys_of_what_is_hashed() -> None:
     keys = {key for key, _ in items(RunConfig()) if not key.startswith(f"{SITE}.")}
     assert keys >= LATER_KEYS
+
+
+def test_a_run_keeps_its_id_where_null_became_the_default_of_compiling() -> None:
+    config = QUICKSTART[0].config
+    ids = [
+        config_hash(replace(config, train=replace(config.train, compile=value)))
+        for value in (False, None, True)
+    ]
+    assert ids[0] == ids[1] != ids[2]

@@ -255,12 +255,6 @@ def test_a_stash_overwritten_too_early_is_caught_where_activations_are_recompute
         replay(small_config("2bw", text=text, recompute=True), recorder=Rows())
 
 
-def test_compile_is_refused_with_a_split_backward(text: Path) -> None:
-    with pytest.raises(ConfigError, match=r"two halves.*accepted with it: false") as caught:
-        check(small_config("zero-bubble", text=text, compile=True))
-    assert caught.value.key == "train.compile"
-
-
 def test_a_machine_that_cannot_compile_ends_the_run_before_it_begins(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,142 @@
+"""Compiled blocks compute what plain ones do: in every schedule, with whole backwards and split ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_runs import Rows, small_config, with_experts
+from torch._inductor import config as inductor
+
+from schedules import FAMILY
+from stages.compile_rule import compile_refusal, compiles_here, is_compiled
+from stages.config import RunConfig
+from stages.model.block_runner import block_runner
+from stages.model.decoder import initialise, make_block, rotary_table
+from stages.model.split_backward import DeferredGradients, deferring
+from stages.trainer import replay
+from stages.validation import check
+
+# torch's own use of what it has deprecated, met when the compiler is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Kernels without vector instructions compile in a third of the time."""
+    with pytest.MonkeyPatch.context() as patch, inductor.patch({"cpp.vec_isa_ok": False}):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
+def run_of(schedule: str, text: Path, *, compile: bool | None = None, **more: Any) -> RunConfig:
+    facts = FAMILY[schedule]
+    config = small_config(
+        schedule,
+        text=text,
+        stages=2,
+        microbatches=8 if schedule == "dualpipe-v" else 4,
+        chunks=2 if "chunks" in facts.options else 1,
+        layers=4,
+        steps=2,
+        clip="global" if facts.updates_together else "stage",
+        precision="float64",
+        split="split" in facts.options,
+        **more,
+    )
+    config.train.compile = compile
+    config.train.recompute = compile_refusal(config) is not None
+    check(config)
+    return config
+
+
+@pytest.mark.parametrize("schedule", FAMILY)
+@pytest.mark.slow
+def test_every_schedule_trains_compiled_as_it_does_plain(schedule: str, text: Path) -> None:
+    """All with one compilation of each form: the kernels are found again."""
+    plain, compiled = (
+        replay(run_of(schedule, text, compile=compile), recorder=Rows()) for compile in (False, True)
+    )
+    assert compiled.train_losses == pytest.approx(plain.train_losses, rel=1e-12)
+    for name, weight in plain.weights.items():
+        torch.testing.assert_close(compiled.weights[name], weight, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.slow
+def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, text: Path) -> None:
+    """Those of linear layers; stacks of experts belong to the first half there."""
+    model = run_of("zero-bubble", text).model
+    if experts:
+        model = with_experts(run_of("zero-bubble", text), expert_width=16, shared_experts=1).model
+    block = make_block(model, experts=experts).double()
+    for name, parameter in block.named_parameters():
+        initialise(parameter, name=name, seed=0, layers=2)
+    matrices = [name for name in block.state_dict() if "norm" not in name and "experts" not in name]
+    x = torch.randn(3, 12, model.width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    given = [rotary_table(model, context=12), *([torch.zeros(model.experts)] if experts else [])]
+
+    def gradients(*, recompute: bool, compiled: bool, split: bool) -> dict[str, torch.Tensor]:
+        run = block_runner(model, recompute=recompute, compiled=compiled)
+        start = x.clone().requires_grad_()
+        for parameter in block.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        deferred = DeferredGradients() if split else None
+        with deferring(deferred):
+            out = run(block, start, *given)
+        out = out[0] if experts else out
+        (out.sum() + (out**2).sum()).backward()
+        if deferred is not None:
+            assert {name for name, p in block.named_parameters() if not p.grad.any()} == set(matrices)
+            deferred.compute()
+        assert start.grad is not None
+        return {
+            "x": start.grad,
+            **{name: p.grad for name, p in block.named_parameters() if p.grad is not None},
+        }
+
+    expected = gradients(recompute=False, compiled=False, split=False)
+    for recompute in (False, True):
+        measured = gradients(recompute=recompute, compiled=True, split=True)
+        for name, gradient in expected.items():
+            assert gradient.any(), name
+            torch.testing.assert_close(measured[name], gradient, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("schedule", FAMILY)
+def test_blocks_are_compiled_by_default_on_a_gpu_where_they_can_be(schedule: str, text: Path) -> None:
+    config = run_of(schedule, text)
+    assert (is_compiled(config, device="cuda"), is_compiled(config, device="cpu")) == (True, False)
+    plain = replace(config, train=replace(config.train, recompute=False))
+    assert is_compiled(plain, device="cuda") == (not config.train.recompute)
+    for wanted in (False, True):
+        asked = replace(config, train=replace(config.train, compile=wanted))
+        assert [is_compiled(asked, device=device) for device in ("cpu", "cuda")] == [wanted, wanted]
+
+
+def test_without_the_tools_blocks_are_compiled_only_where_that_is_asked_for(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    config = run_of("2bw", text)
+    assert is_compiled(config, device="cuda")
+    assert not compiles_here(config, device="cuda")
+    config.train.compile = True
+    with pytest.raises(RuntimeError, match=r"train.compile is true, but no compiler .*no-such-compiler"):
+        compiles_here(config, device="cuda")
+
+
+def test_a_model_of_ones_own_is_not_compiled(text: Path) -> None:
+    config = run_of("2bw", text)
+    own = replace(config, model=replace(config.model, factory="mine:make"))
+    assert not is_compiled(own, device="cuda")
+
+
+def test_the_start_says_whether_blocks_are_compiled(text: Path) -> None:
+    rows = Rows()
+    replay(run_of("2bw", text), recorder=rows)
+    [start] = rows.of_kind("start")
+    assert (start["compiled"], start["warm_up_seconds"]) == (False, 0.0)
