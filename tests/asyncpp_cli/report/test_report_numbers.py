@@ -179,3 +179,17 @@ def test_a_terminal_that_is_too_narrow_still_sees_every_number(quickstart: Exper
     assert all(
         f"{cell['gap']:+.3f}" in stream.getvalue() for cell in cells_of(quickstart.folder) if cell["gap"]
     )
+
+
+def test_the_first_step_of_compiled_runs_is_named_apart_from_their_throughput(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    for seed, warm_up in enumerate((30.0, 32.0)):
+        rows = metrics()
+        rows[0] |= {"compiled": True, "warm_up_seconds": warm_up}
+        experiment.add(settings("1f1b", "muon", 0.0, seed=seed), rows=rows)
+    text = to_text(report_of(experiment.folder))
+    # The first row of a step is of second 1.5.
+    assert "Blocks were compiled: the first step took 31.5 to 33.5 s, which throughput leaves out." in text
+    [cell] = cells_of(experiment.folder)
+    assert cell["first_step_seconds"] == 32.5
+    assert cell["tokens_per_second"] == 1000.0
