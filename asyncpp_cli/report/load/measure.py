@@ -62,7 +62,7 @@ class Measurement:
     seconds: float | None = None
     """Training time, without evaluations."""
     first_step_seconds: float | None = None
-    """Up to the first update: compiling, loading kernels, filling the pipeline. Not in `tokens_per_second`."""
+    """Up to the first update: compiling, loading kernels, filling the pipeline."""
     start: MetricsRow | None = None
     """The `start` row of the last attempt: machine and versions."""
     segments: tuple[MetricsRow, ...] = ()
