@@ -2,9 +2,9 @@
 
     python benchmarks/activation_memory.py --out benchmarks/results
 
-Every rank is a process of its own and all arms run on the same processes. A rank's activations are the sum
-over its stages of the most that a stage held at once, as the rows of a run report them. The model is cut
-evenly, without regard to the head, so that schedules are compared on equal shares.
+Every rank is a process of its own and all arms run on the same processes. A rank's activations are the most
+that its stages held at one time, as the rows of a run report them. The model is cut evenly, without regard to
+the head, so that schedules are compared on equal shares.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from typing import Any, NamedTuple
 import torch
 from dated import write_dated
 
-from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.estimate import estimate
-from asyncpp_cli.planner.roofline import Roofline
 from schedules import find
 from stages.comm.process import Process, connected
 from stages.config import (
@@ -36,6 +33,8 @@ from stages.config import (
     ScheduleConfig,
     TrainConfig,
 )
+from stages.memory.estimate import rank_activations
+from stages.pipeline.segments import segment_program
 from stages.trainer import train
 
 
@@ -130,10 +129,10 @@ def work(rank: int, folder: str, options: argparse.Namespace, results: Any) -> N
 
 
 def activations(process: Process, config: RunConfig) -> list[int]:
-    """Bytes of each stage."""
+    """Bytes of each rank."""
     recorder = LastSegment()
     train(config, process=process, recorder=recorder)
-    return next(memory["activations"] for memory in process.gather(recorder.memory) if memory)
+    return next(memory["rank_activations"] for memory in process.gather(recorder.memory) if memory)
 
 
 def measured(options: argparse.Namespace) -> list[list[int]]:
@@ -153,14 +152,6 @@ def measured(options: argparse.Namespace) -> list[list[int]]:
                 raise SystemExit("a process failed")
         held: list[list[int]] = results.get()
     return held
-
-
-def fullest(rank_of_stage: tuple[int, ...], stages: list[int]) -> int:
-    """Bytes of the fullest rank."""
-    ranks = [0] * (max(rank_of_stage) + 1)
-    for rank, size in zip(rank_of_stage, stages, strict=True):
-        ranks[rank] += size
-    return max(ranks)
 
 
 class Row(NamedTuple):
@@ -183,12 +174,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path, help="folder for a dated Markdown table")
     options = parser.parse_args()
-    costs = Roofline(find_device("h100", key=""))
     rows: list[Row] = []
     for arm, held in zip(ARMS, measured(options), strict=True):
-        plan = estimate(config_of(options, arm), costs, limit_gb=None)
-        planned = fullest(plan.rank_of_stage, [stage["activations"] for stage in plan.memory])
-        size = fullest(plan.rank_of_stage, held)
+        config = config_of(options, arm)
+        program = segment_program(config, first_step=0, steps=config.train.steps)
+        planned, size = max(rank_activations(config, program)), max(held)
         rows.append(Row(str(arm), size, planned, size / (rows[0].size if rows else size)))
     where = (
         f"{options.ranks} processes, {options.blocks} blocks per rank of width {options.width}, "

@@ -118,7 +118,7 @@ def lone_rank(config: RunConfig, *, stage: int, device: torch.device) -> Rank:
 def measure(config: RunConfig, *, stage: int, device: torch.device, peak: float | None) -> Row:
     """Train one stage, segment after segment; the first warms up."""
     rank = lone_rank(config, stage=stage, device=device)
-    meter = MemoryMeter(config, rank_of_stage=range(config.parallel.stages), device=device)
+    meter = MemoryMeter(config, device=device)
     rates = []
     for first, steps in segment_lengths(config):
         program = segment_program(config, first_step=first, steps=steps)

@@ -17,6 +17,10 @@ from collections.abc import Iterator
 from schedules.actions import Action, Op, Program
 from schedules.messages import Message, destination, is_local, received, sent, source
 
+UNACKNOWLEDGED = 8
+"""Most sends in flight per channel that no message from the receiver acknowledges, as in a fill or an
+evaluation."""
+
 Place = int
 """Progress of a rank through its actions; comparable."""
 
@@ -160,6 +164,28 @@ def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[bool, 
                 ]
                 reported = dict(arrived)
     return known
+
+
+def most_unacknowledged(program: Program, rank: int) -> int:
+    """The most sends of `rank` at once that no message to it has acknowledged, `UNACKNOWLEDGED` per channel
+    at most."""
+    acknowledges = acknowledged(program, rank)
+    sends: dict[tuple[int, bool], int] = {}
+    gone: dict[tuple[int, bool], int] = {}
+    most = 0
+    for action in program.actions[rank]:
+        incoming = received(action, program.num_stages)
+        if incoming is not None:
+            for is_activation, count in acknowledges.get(incoming, ()):
+                kind = program.rank_of_stage[incoming.source], is_activation
+                gone[kind] = max(gone.get(kind, 0), count)
+        outgoing = sent(action, program.num_stages)
+        if outgoing is not None and not is_local(outgoing, program):
+            kind = program.rank_of_stage[outgoing.destination], _is_activation(outgoing)
+            sends[kind] = sends.get(kind, 0) + 1
+            most = max(most, sum(sends.values()) - sum(gone.values()))
+            gone[kind] = max(gone.get(kind, 0), sends[kind] - UNACKNOWLEDGED)
+    return most
 
 
 def _sent(program: Program, rank: int) -> Iterator[Message]:

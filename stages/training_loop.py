@@ -79,7 +79,7 @@ class TrainingLoop:
         )
         self._stages = [state for rank in self._ranks for state in rank.stages.values()]
         doing.acted_at = lambda: max(rank.executor.acted_at for rank in self._ranks)
-        self._memory_meter = MemoryMeter(config, rank_of_stage=program.rank_of_stage, device=device)
+        self._memory_meter = MemoryMeter(config, device=device)
         self._stop = stop
         self._checkpoints: Checkpoints | None = None
         if checkpoints is not None:

@@ -234,7 +234,8 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
         stages_of_rank = [other for other, holder in enumerate(rank_of_stage) if holder == rank]
         neighbours = [other for other in (stage - 1, stage + 1) if 0 <= other < len(cuts)]
         remote = sum(rank_of_stage[other] != rank for other in neighbours)
-        messages = remote * RECEIVED_AHEAD * message_bytes(config)
+        sends = run.sends[rank] if stage == stages_of_rank[0] else 0
+        messages = (remote * RECEIVED_AHEAD + sends) * message_bytes(config)
         transient = kept.activations + kept.recomputed + temporary
         first = stage == stages_of_rank[0]
         memory.append(

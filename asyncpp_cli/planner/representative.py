@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import schedules
 from schedules import analyze
+from schedules.dependencies import most_unacknowledged
 from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
 from stages.pipeline.gradient_buffers import gradient_buffers
@@ -63,6 +64,8 @@ class Represented(NamedTuple):
     course: Course
     buffers: tuple[int, ...]
     """Gradient buffers of each stage."""
+    sends: tuple[int, ...]
+    """The most messages of each rank that are being sent at once."""
     can_tie: bool
     """Whether embedding and head can share a matrix (`model.tied`)."""
 
@@ -93,5 +96,6 @@ def represented(shape: Shape) -> Represented:
         delay=max(analyze(program).delay_max),
         course=course_of([program]),
         buffers=tuple(gradient_buffers([program], data_ranks=shape.data)),
+        sends=tuple(most_unacknowledged(program, rank) for rank in range(program.num_ranks)),
         can_tie=tied_problem(program) is None,
     )

@@ -115,10 +115,12 @@ def v_block(*, ranks: int, forward: int, backward: int, weight: int, message: in
     ]
     for _ in range(1, ranks):
         fronts = _one_rank_further(fronts, orders, steps, slack=period // 2)
+    # Of two that are alike the one whose first rank, which has the model's ends, holds less.
     tip = min(
-        (path.total + path.worst + _turn(orders[path.order], forward, backward, period), path.total, path)
+        (first_rank + path.worst, first_rank, path)
         for front in fronts
         for path in front
+        for first_rank in [path.total + _turn(orders[path.order], forward, backward, period)]
     )[2]
     return _block(tip, orders, forward=forward, backward=backward, weight=weight)
 

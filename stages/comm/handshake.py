@@ -119,7 +119,6 @@ def _as_stages(process: Process) -> str:
             tensor = links.receive(incoming)
             if bool((tensor != incoming.microbatch).any()):
                 return f"micro-batch {incoming.microbatch} arrived as {tensor[0]:g}"
-            links.release(tensor)
         if (outgoing := sent(action, program.num_stages)) is not None:
             links.send(outgoing, torch.full((_NUMBERS,), float(action.microbatch), device=process.device))
     links.finish()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from schedules.actions import Program
-from schedules.dependencies import Place, acknowledged, places_to_post
+from schedules.dependencies import UNACKNOWLEDGED, Place, acknowledged, places_to_post
 from schedules.messages import Message, sent_between_ranks
 from stages.comm.communicator import Work
 from stages.comm.process import Process
@@ -26,18 +26,15 @@ _SENDER, _RECEIVER = 0, 1
 POSTED_AHEAD = 2
 """Receives posted ahead on each channel: one may arrive while another waits to be consumed."""
 
-UNACKNOWLEDGED = 8
-"""Maximal number of sends in flight per channel where no message from the receiver acknowledges them, as in
-an evaluation."""
-
 
 class Links(Protocol):
     """A rank's messages to and from the other ranks of its pipeline."""
 
     waits: bool
     """Whether `receive` blocks. If not, the caller lets other ranks run until `arrived`."""
-    most_buffers: int
-    """Peak number of receive buffers in use since `begin`."""
+    most_messages: int
+    """Peak number of messages held since `begin`: open receives, sends that are not known to have arrived,
+    and what one stage of this rank holds for another."""
 
     def connect(self) -> None:
         """Connect every channel; all ranks call this before the first segment."""
@@ -57,9 +54,6 @@ class Links(Protocol):
     def receive(self, message: Message) -> Tensor:
         """The tensor that was sent."""
 
-    def release(self, tensor: Tensor) -> None:
-        """Give back a received tensor that is not read any more."""
-
     def finish(self) -> None:
         """End the segment, complete or cut short: wait for all sends, and leave no receive open."""
 
@@ -68,7 +62,7 @@ class InProcessLinks:
     """Links between the ranks of a replay."""
 
     waits = False
-    most_buffers = 0
+    most_messages = 0
 
     def __init__(self) -> None:
         self._mail: dict[Message, Tensor] = {}
@@ -90,9 +84,6 @@ class InProcessLinks:
 
     def receive(self, message: Message) -> Tensor:
         return self._mail.pop(message)
-
-    def release(self, tensor: Tensor) -> None:
-        pass
 
     def finish(self) -> None:
         if self._mail:
@@ -155,9 +146,7 @@ class DistributedLinks:
         self._unsent: Counter[_Channel] = Counter()
         self._acknowledged: Mapping[Message, list[tuple[bool, int]]] = {}
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work]]] = {}
-        self._free: list[Tensor] = []
-        self._owned: set[int] = set()
-        self.most_buffers = 0
+        self.most_messages = 0
         """See `Links`."""
         self._sent: dict[_Channel, deque[tuple[Tensor, Work]]] = {}
         self._released: Counter[_Channel] = Counter()
@@ -192,7 +181,7 @@ class DistributedLinks:
 
     def begin(self, program: Program) -> None:
         self._to_post, self._unsent, self._place = {}, Counter(), 0
-        self.most_buffers = 0
+        self.most_messages = 0
         self._acknowledged = acknowledged(program, self._rank)
         places = places_to_post(program, self._rank, common_step=self._common_step)
         by_edge = sent_between_ranks(program, by_or_to=self._rank)
@@ -223,20 +212,21 @@ class DistributedLinks:
 
     def _post(self, channel: _Channel) -> None:
         _, message = self._to_post[channel].popleft()
-        buffer = self._free.pop() if self._free else self._new_buffer()
-        self.most_buffers = max(self.most_buffers, len(self._owned) - len(self._free))
+        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         work = self._groups[channel].recv([buffer], _SENDER, 0)
         self._posted[channel][message] = (buffer, work)
+        self._count()
 
-    def _new_buffer(self) -> Tensor:
-        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
-        self._owned.add(buffer.data_ptr())
-        return buffer
+    def _count(self) -> None:
+        held = len(self._from_this_rank)
+        held += sum(map(len, self._posted.values())) + sum(map(len, self._sent.values()))
+        self.most_messages = max(self.most_messages, held)
 
     def send(self, message: Message, tensor: Tensor) -> None:
         peer = self._rank_of_stage[message.destination]
         if peer == self._rank:
             self._from_this_rank[message] = tensor
+            self._count()
             return
         channel = self._channel(message, peer, incoming=False)
         self._send(channel, tensor)
@@ -247,6 +237,7 @@ class DistributedLinks:
         work = self._groups[channel].send([tensor], _RECEIVER, 0)
         self._sent[channel].append((tensor, work))
         self._unsent[channel] -= 1
+        self._count()
 
     def _release_sends(self, channel: _Channel, *, keep: int) -> None:
         """Wait for all but the `keep` latest sends: gloo holds a sent tensor until its work is waited for."""
@@ -273,11 +264,6 @@ class DistributedLinks:
         self._post_ahead(channel)
         return buffer
 
-    def release(self, tensor: Tensor) -> None:
-        # A tensor from a stage of this rank belongs to that stage's graph and is not a receive buffer.
-        if tensor.data_ptr() in self._owned:
-            self._free.append(tensor.detach())
-
     def finish(self) -> None:
         # When a segment is cut short, the neighbours have receives posted that nothing was sent for. Zeros
         # are sent for them, since an open receive keeps its buffer and blocks device syncs. How many are
@@ -291,7 +277,6 @@ class DistributedLinks:
         for channel in self._sent:
             self._release_sends(channel, keep=0)
         for posted in self._posted.values():
-            for buffer, work in posted.values():
+            for _, work in posted.values():
                 work.wait()
-                self._free.append(buffer)
             posted.clear()

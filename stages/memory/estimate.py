@@ -6,7 +6,7 @@ Tests compare it with what `stages.memory.measure` counts. Not included: what li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -128,7 +128,7 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
                 optimizer=optimizer,
                 correction=correction,
                 # The peak may be of whole micro-batches or of halves.
-                activations=max(wholes * whole + halves * half for wholes, halves in course.in_flight[stage]),
+                activations=most_held({(counts,) for counts in course.in_flight[stage]}, [(whole, half)]),
                 recomputed=block_activations(config, cut.blocks) if config.train.recompute else 0,
             )
         )
@@ -163,17 +163,54 @@ def in_flight_counts(program: Program) -> list[set[tuple[int, int]]]:
         wholes = halves = 0
         seen = set()
         for action in actions:
-            if action.op is Op.FORWARD:
-                wholes += 1
-            elif action.op is Op.BACKWARD:
-                wholes -= 1
-            elif action.op is Op.BACKWARD_INPUT:
-                wholes, halves = wholes - 1, halves + 1
-            elif action.op is Op.BACKWARD_WEIGHT:
-                halves -= 1
+            wholes, halves = _after(action.op, wholes, halves)
             seen.add((wholes, halves))
         counts.append(seen)
     return counts
+
+
+def _after(op: Op, wholes: int, halves: int) -> tuple[int, int]:
+    """The numbers in flight after an action."""
+    if op is Op.FORWARD:
+        return wholes + 1, halves
+    if op is Op.BACKWARD:
+        return wholes - 1, halves
+    if op is Op.BACKWARD_INPUT:
+        return wholes - 1, halves + 1
+    if op is Op.BACKWARD_WEIGHT:
+        return wholes, halves - 1
+    return wholes, halves
+
+
+def most_held(counts: Iterable[tuple[tuple[int, int], ...]], sizes: Sequence[tuple[int, int]]) -> int:
+    """Peak bytes of the activations of some stages together.
+
+    Args:
+        counts: micro-batches in flight that occur at one time: for each stage (whole ones, halves).
+        sizes: for each stage, bytes of a whole one and of a half.
+    """
+    return max(
+        sum(
+            wholes * whole + halves * half
+            for (wholes, halves), (whole, half) in zip(count, sizes, strict=True)
+        )
+        for count in counts
+    )
+
+
+def rank_activations(config: RunConfig, program: Program) -> list[int]:
+    """Peak bytes of each rank's activations in a segment; its stages need not hold their most at once."""
+    sizes = [microbatch_activations(config, cut) for cut in cut_of(config)]
+    held = []
+    for rank, actions in enumerate(program.actions):
+        stages = [stage for stage, holder in enumerate(program.rank_of_stage) if holder == rank]
+        now = dict.fromkeys(stages, (0, 0))
+        seen = set()
+        for action in actions:
+            now[action.stage] = _after(action.op, *now[action.stage])
+            seen.add(tuple(now.values()))
+        held.append(most_held(seen, [sizes[stage] for stage in stages]))
+    return held
 
 
 def block_activations(config: RunConfig, blocks: range) -> int:
@@ -195,9 +232,6 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
         kept += len(blocks) * activation
     else:
         kept += sum(block.kept.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
-        # Norms keep a wider copy of their input, or where there is none the input itself.
-        if size.wide != size.replica and not cut.has_embedding:
-            kept += activation
     deferred = sum(block.deferred.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
     once = deferred_once = 0
     if cut.has_head and head_chunk_rows(config) is not None:
@@ -209,9 +243,7 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     elif cut.has_head:
         kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) + INDEX_BYTES
         deferred += spec.head.deferred.bytes(narrow=size.replica, wide=size.wide)
-        once = 2 * size.wide  # the loss, and what it was divided by
-    else:
-        kept += activation
+        once = size.wide  # what the loss is divided by
     return _tokens(config) * kept + once, _tokens(config) * deferred + deferred_once
 
 

@@ -13,12 +13,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stages.compile_rule import compiles_here
 from stages.config import RunConfig
-from stages.memory.estimate import StageMemory, sizes
+from stages.memory.estimate import StageMemory, message_bytes, most_held
 from stages.model.block_runner import block_runner
 from stages.model.decoder import Stage
 from stages.model.moe.routing import Routing
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import Rank, dtypes
+from stages.pipeline.stage_graph import InputGradient, graph_input
 from stages.update.optimizer_step import StageState
 
 KINDS = tuple(kind.name for kind in fields(StageMemory))
@@ -47,8 +48,10 @@ class RankMemory:
     """For each of its stages, the peak number of micro-batches in flight."""
     versions: dict[int, int]
     """For each of its stages, the number of weight versions."""
+    activations: int
+    """Of all its stages together, which need not hold their most at one time."""
     messages: int
-    """Receive buffers, except those that are the input of a micro-batch in flight."""
+    """Messages being received or sent; one that has been received belongs to its stage."""
     reduction: int
     """Buffers of the gradient exchange between data ranks."""
     device: DeviceMemory | None
@@ -89,6 +92,7 @@ def memory_fields(ranks: Sequence[RankMemory]) -> dict[str, Any]:
         **{kind: [memory.stages[stage][kind] for stage, memory in by_stage] for kind in KINDS},
         "in_flight": [memory.in_flight[stage] for stage, memory in by_stage],
         "versions": [memory.versions[stage] for stage, memory in by_stage],
+        "rank_activations": [memory.activations for memory in by_rank],
         "messages": [memory.messages for memory in by_rank],
         "reduction": [memory.reduction for memory in by_rank],
         "total": [memory.total for memory in by_rank],
@@ -106,9 +110,8 @@ class MemoryMeter:
     that times the peak number in flight.
     """
 
-    def __init__(self, config: RunConfig, *, rank_of_stage: Sequence[int], device: torch.device) -> None:
+    def __init__(self, config: RunConfig, *, device: torch.device) -> None:
         self._config = config
-        self._rank_of_stage = rank_of_stage
         self._device = device
         self._microbatch_bytes: dict[int, tuple[int, int, int]] = {}
         self._retries = 0
@@ -134,23 +137,22 @@ class MemoryMeter:
     def measure(self, rank: Rank) -> RankMemory:
         """Memory of a rank in the segment that has ended."""
         device = self._device_memory()
-        in_flight = rank.executor.in_flight
-        received_inputs = sum(
-            max(wholes for wholes, _ in in_flight[stage])
-            for stage in rank.stages
-            if stage > 0 and self._rank_of_stage[stage - 1] != rank.number
-        )
-        train, model = self._config.train, self._config.model
-        buffer = train.microbatch_size * self._config.data.context * model.width * sizes(self._config).replica
+        together = rank.executor.in_flight
+        in_flight = {
+            stage: {counts[place] for counts in together} for place, stage in enumerate(sorted(rank.stages))
+        }
+        stages = {
+            stage: self._stage_bytes(stage, state, in_flight[stage]) for stage, state in rank.stages.items()
+        }
+        sizes = [self._microbatch_bytes[stage][:2] for stage in sorted(rank.stages)]
+        links = rank.connection.links
         return RankMemory(
             rank=rank.number,
-            stages={
-                stage: self._stage_bytes(stage, state, in_flight[stage])
-                for stage, state in rank.stages.items()
-            },
+            stages=stages,
             in_flight={stage: max(map(sum, counts)) for stage, counts in in_flight.items()},
             versions={stage: len(state.weights.replicas) for stage, state in rank.stages.items()},
-            messages=max(0, rank.connection.links.most_buffers - received_inputs) * buffer,
+            activations=most_held(together, sizes),
+            messages=links.most_messages * message_bytes(self._config),
             reduction=rank.connection.data.room_bytes,
             device=device,
         )
@@ -184,7 +186,7 @@ class MemoryMeter:
             "gradients": _bytes(gradients),
             "optimizer": _bytes(moments),
             "correction": _bytes(_tensors_in(state.update.correction), without=counted),
-            "activations": max(wholes * whole + halves * half for wholes, halves in in_flight),
+            "activations": most_held({(counts,) for counts in in_flight}, [(whole, half)]),
             "recomputed": recomputed,
         }
 
@@ -206,8 +208,9 @@ class MemoryMeter:
         )
         activation = torch.zeros(
             (*tokens.shape, self._config.model.width), dtype=dtypes(self._config).replica, device=self._device
-        ).requires_grad_()
-        given = activation if module.embedding is None else tokens
+        )
+        gradient = InputGradient()
+        given = tokens if module.embedding is not None else graph_input(activation, gradient)
         deferred = DeferredGradients() if split else None
         saved: list[Tensor] = []
 
@@ -221,14 +224,14 @@ class MemoryMeter:
                 output = module(given, Routing(biases), targets=targets)
                 if module.head is not None:
                     output = output / 1
-                whole = _bytes([*saved, given, output], without=_pointers(permanent))
+                whole = _bytes(saved, without=_pointers(permanent))
                 recomputed = 0
                 if train.recompute:
                     compiled = compiles_here(self._config, device=self._device.type)
                     run_block = block_runner(self._config.model, recompute=False, compiled=compiled)
                     for index in module.blocks:
                         saved.clear()
-                        module.apply_block(index, activation, Routing(biases), run=run_block)
+                        module.apply_block(index, activation.requires_grad_(), Routing(biases), run=run_block)
                         recomputed = max(recomputed, _bytes(saved, without=_pointers(permanent)))
             if deferred is None:
                 return whole, 0, recomputed

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import launched, updated
@@ -20,6 +21,7 @@ from stages.data.batches import Batches
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.clock import Clock
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
+from stages.pipeline.stage_graph import InputGradient, graph_input
 from stages.pipeline.timeline import kept_actions
 from stages.pipeline.weight_versions import Replica
 from stages.update.async_update import RankUpdates
@@ -33,8 +35,9 @@ from stages.update.update_stream import Streams
 class _Saved:
     """State that a forward keeps for its backward."""
 
-    input: Tensor
-    output: Tensor
+    output: GradientEdge
+    """Where the backward begins; the output itself is not kept."""
+    input_gradient: InputGradient
     replica: Replica
     version: int
     writes: int
@@ -52,8 +55,6 @@ class _Half:
     deferred: DeferredGradients
     version: int
     loads: Sequence[Tensor]
-    gradient: Tensor | None
-    """Output gradient received from the next stage; the weight half may need it."""
 
 
 class RankExecutor:
@@ -128,9 +129,9 @@ class RankExecutor:
             stages={stage: StageTrace() for stage in self._stages},
             latest=deque(maxlen=self._timed_actions(program)),
         )
-        self.in_flight: dict[int, set[tuple[int, int]]] = {stage: set() for stage in self._stages}
-        """For each stage, the counts of micro-batches in flight that occurred: (before their backward,
-        between its halves)."""
+        self.in_flight: set[tuple[tuple[int, int], ...]] = set()
+        """The counts of micro-batches in flight that occurred at one time: for each stage of the rank,
+        ascending, (before their backward, between its halves)."""
         self._split = {
             (action.stage, action.microbatch)
             for action in program.actions[self._rank]
@@ -180,10 +181,11 @@ class RankExecutor:
         stage, microbatch = action.stage, action.microbatch
         replica = self._stages[stage].weights.replica_of(action.version)
         activation = received(action, self._program.num_stages)
+        input_gradient = InputGradient()
         if activation is None:
             stage_input = self._batches.tokens(microbatch)
         else:
-            stage_input = (yield from self._receive(activation)).detach().requires_grad_()
+            stage_input = graph_input((yield from self._receive(activation)), input_gradient)
         deferred = DeferredGradients() if (stage, microbatch) in self._split else None
         message = sent(action, self._program.num_stages)
         targets = self._batches.targets(microbatch) if message is None else None
@@ -198,9 +200,15 @@ class RankExecutor:
         replica.pending_backwards += 1
         loads = [load.detach() for load in routing.loads.values()]
         self._saved[stage, microbatch] = _Saved(
-            stage_input, output, replica, replica.version, replica.writes, deferred, loads
+            get_gradient_edge(output),
+            input_gradient,
+            replica,
+            replica.version,
+            replica.writes,
+            deferred,
+            loads,
         )
-        self._count_in_flight(stage)
+        self._count_in_flight()
 
     def _backward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
@@ -218,34 +226,30 @@ class RankExecutor:
         watching = nullcontext() if whole is None else whole.watching()
         with update.at_backward(saved.replica, mismatch=mismatch), watching:
             torch.autograd.backward(saved.output, gradient)
-        if gradient is not None and saved.deferred is None:
-            self._links.release(gradient)
         outgoing = sent(action, self._program.num_stages)
         if outgoing is not None:
-            assert saved.input.grad is not None
-            self._links.send(outgoing, saved.input.grad)
-            self._links.release(saved.input)
+            self._links.send(outgoing, saved.input_gradient.take())
         saved.replica.pending_backwards -= 1
         if saved.deferred is None:
             weights.gradient_buffer.count(saved.version, saved.loads)
         else:
-            self._halves[stage, microbatch] = _Half(saved.deferred, saved.version, saved.loads, gradient)
-        self._count_in_flight(stage)
+            self._halves[stage, microbatch] = _Half(saved.deferred, saved.version, saved.loads)
+        self._count_in_flight()
         trace = self.trace.stages[stage]
         trace.mismatch_max = max(trace.mismatch_max, mismatch)
 
     def _backward_weight(self, action: Action) -> None:
         half = self._halves.pop((action.stage, action.microbatch))
         half.deferred.compute(self._updates.last_backward(action))
-        if half.gradient is not None:
-            self._links.release(half.gradient)
         self._stages[action.stage].weights.gradient_buffer.count(half.version, half.loads)
-        self._count_in_flight(action.stage)
+        self._count_in_flight()
 
-    def _count_in_flight(self, stage: int) -> None:
-        wholes = sum(replica.pending_backwards for replica in self._stages[stage].weights.replicas)
-        halves = sum(split_stage == stage for split_stage, _ in self._halves)
-        self.in_flight[stage].add((wholes, halves))
+    def _count_in_flight(self) -> None:
+        counts = []
+        for stage in sorted(self._stages):
+            wholes = sum(replica.pending_backwards for replica in self._stages[stage].weights.replicas)
+            counts.append((wholes, sum(split_stage == stage for split_stage, _ in self._halves)))
+        self.in_flight.add(tuple(counts))
 
     def _begin_update(self, action: Action) -> None:
         stage = action.stage

@@ -36,9 +36,7 @@ def exchange(process: Process, given: tuple[str, int]) -> list[list[float]]:
             if action.op is Op.UPDATE or action.microbatch >= microbatches:
                 continue
             if (incoming := received(action, 2)) is not None:
-                buffer = links.receive(incoming)
-                got[-1].append(float(buffer))
-                links.release(buffer)
+                got[-1].append(float(links.receive(incoming)))
             if (outgoing := sent(action, 2)) is not None:
                 links.send(outgoing, torch.full((1,), float(action.microbatch)))
         links.finish()

@@ -83,7 +83,7 @@ class SilentNeighbours:
     """Links whose messages are there at once."""
 
     waits = True
-    most_buffers = 0
+    most_messages = 0
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -95,9 +95,6 @@ class SilentNeighbours:
         pass
 
     def send(self, message: Any, tensor: Tensor) -> None:
-        pass
-
-    def release(self, tensor: Tensor) -> None:
         pass
 
     def receive(self, message: Any) -> Tensor:

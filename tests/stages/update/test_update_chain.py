@@ -60,7 +60,7 @@ class VirtualLinks:
     """Links whose messages arrive when they are sent."""
 
     waits = True
-    most_buffers = 0
+    most_messages = 0
 
     def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
         self._device = device
@@ -78,9 +78,6 @@ class VirtualLinks:
     def receive(self, message: Message) -> Tensor:
         self._device.wait_for(self._device.world.messages[message])
         return torch.zeros(self._shape)
-
-    def release(self, tensor: Tensor) -> None:
-        pass
 
 
 class _Layer(torch.autograd.Function):
