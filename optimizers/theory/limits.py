@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from optimizers.options import Value
-from optimizers.theory.stability import stability_limit
+from optimizers.theory.filters import Filter, limit
 
 
 def momentum_limit(
-    name: str, settings: Mapping[str, Value], *, delay: int, coefficient: float
+    name: str, settings: Mapping[str, Value], *, step: int, delay: int, coefficient: float
 ) -> float | None:
     """Largest stable learning rate times preconditioned curvature of the optimizer's momentum on matrices.
 
@@ -18,19 +18,25 @@ def momentum_limit(
     Args:
         name: Of the optimizer.
         settings: Values of its options, defaults included.
+        step: Updates done; NAdamW's weight of the momentum changes with them.
         delay: Updates between the weights of a gradient and those it is applied to.
         coefficient: c of error feedback.
 
     Returns:
-        None for momentum of another form than `optimizers.theory.stability.FORMS`, such as NAdamW's, whose
-        weight changes during a run.
+        None for a momentum that is no point of `optimizers.theory.filters`.
     """
+    weight = 1.0
     if name in ("adamw", "soap", "basis-rotation"):
-        form, beta = "ema", settings["beta1"]
+        beta = float(settings["beta1"])
     elif name in ("sgd", "muon", "normuon"):
-        form, beta = "nesterov-ema" if settings["nesterov"] else "ema", settings["momentum"]
+        beta = float(settings["momentum"])
+        weight = beta if settings["nesterov"] else 1.0
     elif name == "scion":
-        form, beta = "ema", settings["momentum"]
+        beta = float(settings["momentum"])
+    elif name == "nadamw":
+        beta = float(settings["beta1"])
+        # mu_t of torch.optim.NAdam
+        weight = beta * (1 - 0.5 * 0.96 ** (step * float(settings["momentum_decay"])))
     else:
         return None
-    return stability_limit(form, beta=float(beta), delay=delay, coefficient=coefficient)
+    return limit(Filter(beta=beta, weight=weight, coefficient=coefficient), delay=delay)

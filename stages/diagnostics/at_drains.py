@@ -63,7 +63,7 @@ class Diagnostics:
             "tokens": step * tokens_per_step(config),
             "lr": config.optimizer.lr
             * learning_rate_factor(config.optimizer, step=step - 1, steps=config.train.steps),
-            "limit": limit(config, delay=max(turn.delay for turn in every_turn)),
+            "limit": limit(config, step=step, delay=max(turn.delay for turn in every_turn)),
             "update_cosine": cosine,
             "update_cosine_by_stage": by_stage,
             **self._curvature(),
@@ -89,14 +89,15 @@ class Diagnostics:
         return {name: None if values is None else getattr(values, name) for name in names}
 
 
-def limit(config: RunConfig, *, delay: int) -> float | None:
-    """The stability limit of the run's momentum at this delay; None where it is not known."""
+def limit(config: RunConfig, *, step: int, delay: int) -> float | None:
+    """The stability limit of the run's momentum after `step` steps at this delay; None: it is unknown."""
     optimizer = config.optimizer
     if is_custom(optimizer.name) or config.correction.name not in ("none", "sync-start"):
         return None
     return momentum_limit(
         optimizer.name,
         check_options(optimizer.name, optimizer_options(optimizer)),
+        step=step,
         delay=delay,
         coefficient=config.error_feedback.coefficient,
     )
