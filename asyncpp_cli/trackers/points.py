@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+_DIAGNOSTICS = ("lr_sharpness", "lr_sharpness_along_update", "limit", "update_cosine", "gradient_cosine")
+
 
 @dataclass(frozen=True)
 class Restart:
@@ -65,6 +67,9 @@ class PointReader:
                 yield from self._at(update, row, values)
             case "eval":
                 yield from self._at(self._update_of(row["step"]), row, {"val/loss": row["val_loss"]})
+            case "diagnostics":
+                values = {f"diagnostics/{name}": row[name] for name in _DIAGNOSTICS}
+                yield from self._at(self._update_of(row["step"]), row, values)
             case "segment":
                 busy, seconds = row["busy"], row["steady_seconds"]
                 values = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.load.curves import Floats, band, curve
+from asyncpp_cli.report.load.diagnostics import sharpness_curve
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.styles import Style, styles
 
@@ -162,6 +164,22 @@ def _validation(arms: Sequence[Arm], width: float) -> Figure | None:
     return _finished(figure, axes, x="tokens", y="validation loss, nats per token")
 
 
+def _sharpness(arms: Sequence[Arm], width: float) -> Figure | None:
+    """Learning rate times sharpness of each run, and its limit as a dotted line."""
+    figure, axes = _axes(width, 3.2)
+    for cell, name, style in arms:
+        curves = [sharpness_curve(run.measurement.diagnostics) for run in cell.runs]
+        for place, drawn in enumerate(known for known in curves if known is not None):
+            label = f"{name}, along the update" if drawn.along_update else name
+            values = np.array([math.nan if value is None else value for value in drawn.values])
+            limits = np.array([math.nan if value is None else value for value in drawn.limits])
+            look: dict[str, Any] = {"marker": _MARKERS[style.marker], "markersize": 2.5, "linewidth": 1.0}
+            axes.plot(drawn.steps, values, label=None if place else label, **look, **_line(style))
+            axes.plot(drawn.steps, limits, color=style.colour, linestyle=":", linewidth=0.8)
+    axes.set_yscale("log", nonpositive="mask")
+    return _finished(figure, axes, x="steps", y="learning rate times sharpness (dotted: limit)")
+
+
 def _draw_runs(
     axes: Axes,
     lines: Sequence[tuple[Floats, Floats]],
@@ -242,5 +260,6 @@ _FIGURES = {
     "validation-loss": _validation,
     "gap": _gaps,
     "throughput": _throughput,
+    "sharpness": _sharpness,
 }
 """The function that draws each figure, by the name of its files; it returns None without data."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncpp_cli.report.load.diagnostics import DiagnosticsSummary, summary
 from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
 
 
@@ -66,6 +67,8 @@ class Measurement:
     start: MetricsRow | None = None
     """The `start` row of the last attempt: machine and versions."""
     segments: tuple[MetricsRow, ...] = ()
+    diagnostics: tuple[MetricsRow, ...] = ()
+    diagnosed: DiagnosticsSummary | None = None
 
     @property
     def replayed(self) -> bool:
@@ -116,6 +119,8 @@ def measure(metrics: Metrics) -> Measurement:
         first_step_seconds=_first_step_seconds(by_kind.get("start", []), metrics),
         start=start,
         segments=tuple(segments),
+        diagnostics=(diagnostics := tuple(by_kind.get("diagnostics", []))),
+        diagnosed=summary(diagnostics),
     )
 
 

@@ -118,6 +118,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         averaged("experts_never_chosen", form="{:g}"),
         single("load_by_block"),
         averaged("first_step_seconds", form="{:.3g}"),
+        *_diagnostics_columns(),
         single("skipped_steps", "skipped\nsteps", move_order=1, drop_order=12),
         single("restarts", "re-\nstarts", move_order=2, drop_order=13),
         _cost_column("gpu_hours", "GPU-h", drop_order=-2),
@@ -147,6 +148,22 @@ def _cost_column(name: str, title: str, *, drop_order: int) -> Column:
         return formatted(value(cell) or None, "{:.3g}")
 
     return single(name, title, value, text=text, drop_order=drop_order)
+
+
+def _diagnostics_columns() -> list[Column]:
+    """Of runs with `train.diagnostics`."""
+
+    def diagnosed(name: str, title: str = "", **options: Any) -> Column:
+        return averaged(name, title, lambda cell: cell.diagnosed(name), form="{:.3g}", **options)
+
+    return [
+        diagnosed("lr_sharpness", "lr ×\nsharp-\nness", show_std=True, drop_order=20),
+        diagnosed("stability_limit", "limit", drop_order=21),
+        diagnosed("lr_sharpness_along_update"),
+        diagnosed("update_cosine"),
+        diagnosed("gradient_cosine"),
+        diagnosed("diagnostics_seconds"),
+    ]
 
 
 def _target_columns(cells: Sequence[CellResult]) -> list[Column]:

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from support.browser import CHROMIUM, Page, browser
 from support.command_line import asyncpp
+from support.metrics_rows import diagnostics_row
 from support.report_experiment import ExperimentFolder, metrics, settings
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
@@ -46,6 +47,9 @@ def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
     if delay:
         load = {"blocks": [0, 1], "max_over_mean": [1.25, 1.5], "entropy": [0.9, 0.9], "never_chosen": [0, 0]}
         segment["experts"] = load
+        evaluations = [diagnostics_row(1000, 30.0), diagnostics_row(2000, 40.0), evaluation]
+    else:
+        evaluations = [evaluation]
     steps = [
         {
             "kind": "step",
@@ -59,7 +63,7 @@ def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
         }
         for step in range(1, ROWS + 1)
     ]
-    return [start, *steps, segment, evaluation, end]
+    return [start, *steps, segment, *evaluations, end]
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +222,8 @@ def test_every_chart_and_timeline_is_drawn(page: Page) -> None:
     assert page.value("document.getElementById('memory').hidden")
     assert page.value("document.querySelectorAll('#load-chart .hm').length") == 1
     assert page.value("document.getElementById('load-chart').data[0].text") == [["1.25", "1.50"]]
+    lines = page.value("document.getElementById('sharpness-chart').data.map(t => t.y)")
+    assert lines == [[30, 40], [38, 38]] * 2
     # Two programs, predicted and measured, on two ranks.
     assert page.value("document.querySelectorAll('svg.gantt .g-rank').length") == 8
     boxes = page.value("[...document.querySelectorAll('svg.gantt rect title')].map(t => t.textContent)")
@@ -293,7 +299,7 @@ def test_it_fits_a_phone_and_prints(page: Page, written: Path, tmp_path: Path) -
     page.value("window.drawn.then(() => 0)")
     charts = "[...document.querySelectorAll('.chart')].filter(c => c.querySelector('.main-svg'))"
     rooms = page.value(f"{charts}.map(c => [c.clientHeight, c.querySelector('.main-svg').clientHeight])")
-    assert len(rooms) == 5
+    assert len(rooms) == 6
     assert all(room >= drawn for room, drawn in rooms)
     page.print(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")

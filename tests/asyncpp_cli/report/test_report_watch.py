@@ -13,6 +13,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 from support.command_line import asyncpp
+from support.metrics_rows import diagnostics_row
 from support.report_experiment import ExperimentFolder, metrics, settings
 
 from asyncpp_cli.atomic_files import write_text
@@ -104,12 +105,13 @@ def test_figures_are_pictures_of_each_format(tmp_path: Path) -> None:
     for schedule in ("1f1b", "2bw"):
         for path in ("plain", HOSTILE):
             named = settings(schedule, "muon", **{"data.path": path})
-            experiment.add(named, axes={"data.path": path})
+            rows = [*metrics(), diagnostics_row(1, 30.0), diagnostics_row(2, 40.0)]
+            experiment.add(named, axes={"data.path": path}, rows=rows)
     figures = tmp_path / "figures"
     done = asyncpp("report", experiment.folder, "--format", "json", "--figures", figures)
     assert done.code == 0, done.errors
     assert len(json.loads(done.output)) == 4
-    names = {"training-loss", "validation-loss", "gap", "throughput"}
+    names = {"training-loss", "validation-loss", "gap", "throughput", "sharpness"}
     assert {(file.stem, file.suffix) for file in figures.iterdir()} == {
         (name, suffix) for name in names for suffix in (".svg", ".pdf", ".png")
     }

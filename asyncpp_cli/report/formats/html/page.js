@@ -260,8 +260,31 @@
     }, { title: { text: along }, dtick: 1, showgrid: false, zeroline: false });
   }
 
+  function drawSharpness() {
+    const chart = document.getElementById("sharpness-chart");
+    const section = chart.closest("section");
+    section.hidden = !arms.some((arm) => arm.runs.some((run) => run.sharpness));
+    if (section.hidden) return;
+    // The axis is logarithmic.
+    const positive = (values) => values.map((value) => (value > 0 ? value : null));
+    const traces = shown().flatMap((arm) => arm.runs.filter((run) => run.sharpness).flatMap((run) => {
+      const { step, value, limit, along } = run.sharpness;
+      const name = `${arm.name}, seed ${run.seed}`;
+      const drawn = { x: step, type: "scatter", hovertemplate: HOVER };
+      const marker = { color: colourOf(arm), symbol: arm.marker, size: 6 };
+      return [
+        { ...drawn, y: positive(value), mode: "lines+markers", text: plain(along ? `${name}, along the update` : name), line: lineOf(arm, 1.5), marker },
+        { ...drawn, y: positive(limit), mode: "lines", text: plain(`${name}, limit`), line: { color: colourOf(arm), width: 1, dash: "dot" } },
+      ];
+    }));
+    const x = { ...GRID, title: { text: "steps" }, rangemode: "tozero" };
+    const y = { ...GRID, title: { text: "learning rate times sharpness" }, type: "log" };
+    Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y }, CONFIG);
+  }
+
   function draw() {
     drawLoss();
+    drawSharpness();
     drawGaps();
     drawSpeed();
     drawGrid("busy", "busy_by_rank", (value) => `${(100 * value).toFixed(0)}%`, { zmin: 0, zmax: 1 });

@@ -57,6 +57,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
         _section("busy", "Busy share of each rank", _BUSY),
         _section("memory", "Peak memory of each rank", _MEMORY),
         _section("load", "Load of experts", _LOAD),
+        _section("sharpness", "Learning rate times sharpness", _SHARPNESS),
         _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
         f"</main><footer><p>Written by asyncpp {escaped(asyncpp_version())}.</p></footer>",
@@ -89,6 +90,11 @@ _LOAD = """
 <p>Tokens of the busiest expert of an update over the mean of all experts, in each block of experts in the
 last segment; mean over seeds. The chart of losses can show it over time.</p>
 <div class="chart" id="load-chart"></div>
+"""
+_SHARPNESS = """
+<p>Learning rate times preconditioned sharpness of each run, and dotted the stability limit of its optimizer's
+momentum at its delay. Of optimizers without a diagonal preconditioner: along the update alone.</p>
+<div class="chart" id="sharpness-chart"></div>
 """
 _MEMORY = """<p>Peak memory, the largest over seeds.</p><div class="chart" id="memory-chart"></div>"""
 

@@ -12,6 +12,7 @@ import numpy as np
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.load.curves import curve, kept_indices
+from asyncpp_cli.report.load.diagnostics import sharpness_curve
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.column import as_plain
 from asyncpp_cli.report.tables.columns import records
@@ -90,7 +91,24 @@ def _run(run: RunResult, bins: int) -> dict[str, Any]:
         }
     if load := _load(run, bins):
         fields["load"] = load
+    if sharpness := _sharpness(run, bins):
+        fields["sharpness"] = sharpness
     return fields
+
+
+def _sharpness(run: RunResult, bins: int) -> dict[str, Any] | None:
+    drawn = sharpness_curve(run.measurement.diagnostics)
+    if drawn is None:
+        return None
+    values = np.array([math.nan if value is None else value for value in drawn.values])
+    kept = kept_indices(values, max(1, -(-len(values) // bins)))
+    limits = [drawn.limits[index] for index in kept]
+    return {
+        "step": [drawn.steps[index] for index in kept],
+        "value": _rounded(values[kept]),
+        "limit": _rounded(math.nan if limit is None else limit for limit in limits),
+        "along": drawn.along_update,
+    }
 
 
 def _load(run: RunResult, bins: int) -> dict[str, Any] | None:
