@@ -2,6 +2,7 @@
 
     python benchmarks/big_stage.py --out benchmarks/results
     python benchmarks/big_stage.py --device cpu --model nano --stages 4 --context 64
+    python benchmarks/big_stage.py --parts --model 7b --microbatch-size 2 --out benchmarks/results
 
 The stage is the trainer's own: its replicas, its schedule's actions and its optimizer step, m micro-batches a
 step. Its neighbours are made up and always ready, so nothing waits: what is measured is the stage.
@@ -12,6 +13,9 @@ p - s micro-batches in flight: --stage chooses how many.
 
 Measured memory is the most that torch had allocated on the GPU in a segment, for whatever purpose; on a CPU
 it is the tensors that the stage holds, without what is taken and given back within an action.
+
+With --parts the parts of a block, the optimizer step and the head are measured one by one, beside the times
+that the planner reckons; --out then writes the file that docs/performance.md takes them from (`make docs`).
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from block_parts import print_parts
 from dated import write_dated
 from lone_stage import MadeUpNeighbours, MadeUpPipeline
 
@@ -39,6 +44,7 @@ from asyncpp_cli.report.load.utilisation import peak_tflops
 from schedules import analyze
 from stages.comm.collectives import SingleRankGroup
 from stages.comm.topology import Connection
+from stages.compile_rule import compiles_here
 from stages.config import RunConfig, tokens_per_step
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
@@ -216,11 +222,12 @@ def conditions(options: argparse.Namespace) -> str:
     ends = [name for name, held in (("embedding", cut.has_embedding), ("head", cut.has_head)) if held]
     chip = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {options.threads} thread(s)"
     schedule, train = config.schedule, config.train
+    compiled = compiles_here(config, device=options.device)
     return (
         f"Stage {options.stage} of {options.stages} of {options.model}: {len(cut.blocks)} blocks"
         + "".join(f" and {name}" for name in ends)
         + f"; {schedule.microbatches} micro-batches x {train.microbatch_size} x {config.data.context} tokens "
-        f"per step, {train.precision}{', compiled' if train.compile else ''}, {config.optimizer.name}; "
+        f"per step, {train.precision}{', compiled' if compiled else ''}, {config.optimizer.name}; "
         f"{options.segments} segments of {options.steps} steps after one of warm-up. "
         f"{chip}; torch {torch.__version__}, Python {platform.python_version()}."
     )
@@ -239,7 +246,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, help="per step; twice the stages unless given")
     parser.add_argument("--microbatch-size", type=int, default=1, help="sequences")
     parser.add_argument("--context", type=int, help="tokens in a sequence; the model's unless given")
-    parser.add_argument("--compile", action="store_true", help="compiled blocks")
+    parser.add_argument(
+        "--compile",
+        action=argparse.BooleanOptionalAction,
+        help="compiled blocks; the device's default if not given",
+    )
+    parser.add_argument("--parts", action="store_true", help="the parts of a block instead, one by one")
+    parser.add_argument("--repeats", type=int, default=10, help="of each part")
     parser.add_argument("--steps", type=int, default=3, help="of a segment")
     parser.add_argument("--segments", type=int, default=3, help="measured, after one of warm-up; at least 2")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
@@ -262,6 +275,14 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
+    if options.parts:
+        config = config_of(options, "1f1b", recompute=False)
+        # A step's share in a micro-batch depends on their number: that of docs/performance.md.
+        config.schedule.microbatches = options.microbatches or 16
+        if config.model.experts:
+            sys.exit(f"--parts --model {options.model}: accepted: a dense model")
+        print_parts(config, device=torch.device(options.device), repeats=options.repeats, out=options.out)
+        return
     peak = options.peak_tflops
     if peak is None and options.device == "cuda":
         precision = config_of(options, "1f1b", recompute=False).train.precision
