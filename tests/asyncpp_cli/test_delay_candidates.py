@@ -1,0 +1,44 @@
+"""benchmarks/delay_candidates.py: arms, their gaps to synchronous AdamW and the theory beside them."""
+
+from __future__ import annotations
+
+from benchmarks.delay_candidates import arm_of, page
+
+AXES = ["schedule", "optimizer", "error_feedback", "model", "seed", "optimizer.lr", "optimizer.beta1"]
+RUN = {"steps": 300, "error_feedback": 0.0, "model": "micro", "seed": 0, "optimizer.lr": 0.004}
+SYNCHRONOUS = arm_of({**RUN, "schedule": "1f1b", "optimizer": "adamw", "optimizer.beta1": 0.9}, AXES)
+DELAYED = arm_of({**RUN, "schedule": "2bw", "optimizer": "adamw", "optimizer.beta1": 0.9}, AXES)
+CORRECTED = arm_of(
+    {**RUN, "schedule": "2bw", "optimizer": "adamw", "optimizer.beta1": None, "error_feedback": 1.0}, AXES
+)
+OTHER = arm_of({**RUN, "schedule": "2bw", "optimizer": "nadamw", "optimizer.beta1": 0.9}, AXES)
+
+
+def test_an_arm_is_what_its_axes_say() -> None:
+    assert DELAYED.name == "2bw, adamw, optimizer.beta1 0.9"
+    assert CORRECTED.name == "2bw, adamw, error_feedback 1"
+    assert SYNCHRONOUS.is_baseline
+    assert not DELAYED.is_baseline
+
+
+def test_the_theory_is_that_of_the_arms_filter() -> None:
+    assert DELAYED.theory is not None
+    assert f"{DELAYED.theory.limit:.3f}" == "1.000"
+    assert CORRECTED.theory is not None
+    assert f"{CORRECTED.theory.limit:.3f}" == "2.702"
+    assert SYNCHRONOUS.theory is None
+    assert OTHER.theory is None
+
+
+def test_gaps_pair_the_seeds_of_both_arms_at_their_best_rates() -> None:
+    text = page(
+        {
+            SYNCHRONOUS: {0.004: {0: 2.0, 1: 2.2}, 0.008: {0: 1.9, 1: 2.0}, 0.016: {0: 2.5, 1: 2.5}},
+            DELAYED: {0.004: {0: 2.1, 1: 2.2, 2: 9.0}, 0.002: {0: 2.2, 1: 2.4, 2: 9.0}},
+        }
+    )
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[4:6]]
+    assert rows[0][:4] == ["1f1b, adamw, optimizer.beta1 0.9", "0.008", "1.9500", "+0.0000"]
+    assert rows[1][1] == "0.004 (edge)"
+    assert rows[1][3:6] == ["+0.2000", "+0.2000 to +0.2000", "2"]
+    assert rows[1][6:9] == ["1", "0.0526", "10"]
