@@ -223,11 +223,13 @@ def resume_command(
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import State
 
+    flags = ["--replay"] if replay else []
+    flags += ["--max-parallel", str(max_parallel)] if max_parallel is not None else []
+    if only is not None and pauses:
+        return command("tune", folder, *flags)
     if only is not None:
         return command(
             "retry", folder, *(run.id for run in runs if current_status(run).state != State.COMPLETED)
         )
-    flags = ["--replay"] if replay else []
-    flags += ["--max-parallel", str(max_parallel)] if max_parallel is not None else []
     flags += ["--until", str(next(iter(pauses.values())))] if pauses else []
     return command("launch", folder, *flags)

@@ -65,6 +65,11 @@ def templates(incomplete: str) -> list[str]:
     return _beginning(template_names("experiments"), incomplete)
 
 
+def templates_and_experiments(incomplete: str) -> list[str]:
+    """Names of shipped experiments, and folders of the user's own."""
+    return [*templates(incomplete), *experiments(incomplete)]
+
+
 def models_and_templates(incomplete: str) -> list[str]:
     """Names of shipped models and experiments."""
     from asyncpp_cli.experiment.shipped import template_names

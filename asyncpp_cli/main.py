@@ -31,6 +31,7 @@ from asyncpp_cli.commands.runs.remove import remove
 from asyncpp_cli.commands.runs.retry import retry
 from asyncpp_cli.commands.runs.sweep import sweep
 from asyncpp_cli.commands.runs.train import train
+from asyncpp_cli.commands.runs.tune import tune
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import FAILED, WRONG, UserError, refusal_of
 from asyncpp_cli.package_check import what_happened
@@ -76,6 +77,7 @@ for command in (
     plan,
     profile,
     sweep,
+    tune,
     launch,
     status,
     logs,

@@ -5,6 +5,7 @@ EXPERIMENT/template.yaml           the template with its command-line overrides
 EXPERIMENT/lock                    held while the two above are written (`experiment.render`)
 EXPERIMENT/submissions/            what was submitted to SLURM (`launch.slurm.submissions`)
 EXPERIMENT/bad-nodes/              nodes to exclude (`launch.slurm.bad_nodes`)
+EXPERIMENT/tune.json               what is tuned (`tune.plan`)
 EXPERIMENT/cancelled.jsonl         every `asyncpp cancel` (`launch.cancellations`)
 EXPERIMENT/code/                   snapshots of the code that jobs run (`launch.submission.snapshot`)
 EXPERIMENT/runs/ID/                one folder per run (`runs.run_folder`)

@@ -1,0 +1,165 @@
+"""`asyncpp tune`: gives every arm of a template the same budget to choose settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asyncpp_cli.completion import settings, sites, templates_and_experiments
+from asyncpp_cli.errors import UserError
+
+if TYPE_CHECKING:
+    from asyncpp_cli.tune.plan import Plan
+
+
+def tune(
+    template: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEMPLATE|DIR",
+            help="Shipped template or a file; or the folder of a tuning, to go on with it.",
+            autocompletion=templates_and_experiments,
+        ),
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Settings for all cells, as in sweep.", autocompletion=settings
+        ),
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="KEY=RANGE",
+            help="LOW:HIGH, LOW:HIGH:log or [A,B,C]: what to tune; may be repeated.",
+            autocompletion=settings,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the experiment.")
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=2, help="Values of each range; with a seed, points.")
+    ] = 8,
+    search_seed: Annotated[
+        int | None,
+        typer.Option(
+            "--search-seed", metavar="N", help="Draw the points at random; default: a grid of them."
+        ),
+    ] = None,
+    eta: Annotated[
+        int, typer.Option("--eta", metavar="N", min=2, help="One in N candidates goes on from each rung.")
+    ] = 2,
+    grid: Annotated[bool, typer.Option("--grid", help="Train every candidate to the end.")] = False,
+    site: Annotated[
+        str,
+        typer.Option("--site", metavar="NAME", help="Site profile, as in launch.", autocompletion=sites),
+    ] = "local",
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Each run in one process, its ranks taking turns.")
+    ] = False,
+    max_parallel: Annotated[
+        int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Runs at a time.")
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option("--retries", metavar="N", min=0, help="On a cluster: as in launch."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show runs, rungs and steps; write and train nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever the expected cost.")] = False,
+) -> None:
+    """Choose settings for every arm of a template, each with the same budget.
+
+    All arms try the same points. Each arm halves its candidates: all train to the first rung, the best half
+    by validation loss to twice the steps, and so on to the end. A candidate goes on from its checkpoint, so
+    no step is trained twice, and those that stay behind are kept as paused runs.
+
+    Killed at any point, the same command goes on, and so does `asyncpp tune DIR`. `asyncpp report DIR` shows
+    each arm at its best.
+    """
+    from asyncpp.tuning import go_on, planned, write_tuning
+    from asyncpp_cli.tune.plan import Question, read_plan
+
+    folder = Path(template)
+    if folder.is_dir() and read_plan(folder) is not None:
+        if changes or over or out is not None:
+            raise UserError(f"{folder} is a tuning to go on with: it takes no settings, --over or --out")
+    else:
+        question = Question(
+            template=template,
+            changes=tuple(changes or ()),
+            over=tuple(over or ()),
+            samples=samples,
+            search_seed=search_seed,
+            eta=eta,
+            grid=grid,
+        )
+        if dry_run:
+            _show_plan(planned(question).plan, as_json=as_json)
+            return
+        if out is None:
+            raise UserError("--out DIR is missing: the experiment's folder (or --dry-run, to see the budget)")
+        write_tuning(question, out=out)
+        folder = out
+    if dry_run:
+        _show_result(folder, as_json=as_json)
+        return
+    code = go_on(folder, site=site, replay=replay, max_parallel=max_parallel, retries=retries, yes=yes)
+    _show_result(folder, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def _show_plan(plan: Plan, *, as_json: bool) -> None:
+    """Print what a tuning would train."""
+    from asyncpp_cli.console import say, show_table
+    from asyncpp_cli.tables import printed
+    from asyncpp_cli.tune.plan import budget
+
+    rungs = budget(plan)
+    steps = sum(each.steps for each in rungs)
+    grid_steps = sum(arm.grid_steps for arm in plan.arms)
+    if as_json:
+        content = {
+            "arms": len(plan.arms),
+            "points": [dict(candidate.values) for candidate in plan.arms[0].candidates],
+            "rungs": [vars(each) for each in rungs],
+            "runs": rungs[0].runs,
+            "steps": steps,
+            "grid_steps": grid_steps,
+        }
+        print(json.dumps(content, indent=1))
+        return
+    rows = [[f"{each.rung}", f"{each.runs}", each.until, f"{each.steps:,}"] for each in rungs]
+    show_table(["rung", "runs", "to step", "steps"], rows, title=f"Tuning {len(plan.arms)} arms")
+    for key in plan.keys:
+        values = dict.fromkeys(printed(key, each.values[key]) for each in plan.arms[0].candidates)
+        say(f"{key}: {', '.join(values)}")
+    fewer = f", {grid_steps / steps:.1f} times fewer" if steps < grid_steps else ""
+    say(f"{steps:,} steps in all; the grid takes {grid_steps:,}{fewer}.")
+
+
+def _show_result(folder: Path, *, as_json: bool) -> None:
+    """Print how the arms of a tuning stand."""
+    from asyncpp.tuning import plan_in
+    from asyncpp_cli.console import say, show_table
+    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+    from asyncpp_cli.runs.experiment_folder import open_experiment
+    from asyncpp_cli.tune.result import records, sentences, table
+    from asyncpp_cli.tune.standing import standings
+
+    experiment, plan = open_experiment(folder), plan_in(folder)
+    arms = standings(experiment, plan, scheduler=SlurmQueue(experiment))
+    if as_json:
+        print(json.dumps(records(plan, arms), indent=1))
+        return
+    columns, rows = table(plan, arms)
+    show_table(columns, rows, title=f"{experiment.name}: {len(arms)} arms")
+    for line in sentences(plan, arms):
+        say(line)

@@ -1,0 +1,247 @@
+"""The plan of a tuning: arms, their candidates, and the rungs of their budget.
+
+EXPERIMENT/tune.json holds it. It says what is tried and when candidates are compared; how they do is in their
+runs' own folders alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.experiment.template import Settings, Template
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.run_folder import FORMAT
+from asyncpp_cli.tune.search import Point
+from stages.pipeline.segments import pauses_exactly
+
+PLAN_FILE = "tune.json"
+
+_FIRST_RUNG = 10
+"""The first rung has at least this part of the steps: by default that is when the warm-up ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a tuning was asked for; the same question on the same folder goes on with it."""
+
+    template: str
+    changes: tuple[str, ...]
+    over: tuple[str, ...]
+    """As given: `optimizer.lr=1e-4:1e-1:log`."""
+    samples: int
+    search_seed: int | None
+    eta: int
+    """One in `eta` candidates goes on from a rung, to `eta` times the steps."""
+    grid: bool
+    """Every candidate trains to the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A point to try in an arm: the runs that have it, one for each seed."""
+
+    values: Point
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """Cells that differ in the tuned keys and the seed alone."""
+
+    axes: Mapping[str, Any]
+    """The other axes."""
+    rungs: tuple[int, ...]
+    """Steps after which its candidates are compared; the last ones are all steps."""
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def grid_steps(self) -> int:
+        """Steps of all runs trained to the end."""
+        return self.rungs[-1] * sum(len(candidate.runs) for candidate in self.candidates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A tuning."""
+
+    question: Question
+    keys: tuple[str, ...]
+    """That are tuned over."""
+    arms: tuple[Arm, ...]
+
+
+def template_with_points(template: Template, tried: Sequence[Point]) -> Template:
+    """The template with a cell for every point in each of its arms.
+
+    Where the template itself sets a tuned key for some cells, these settings are dropped.
+    """
+    keys = list(tried[0])
+    group = {key: [point[key] for point in tried] for key in keys}
+    overrides = [replace(override, set=_without(override.set, keys)) for override in template.overrides]
+    return replace(
+        template,
+        base=_without(template.base, keys),
+        matrix=_without(template.matrix, keys),
+        zip=[rest for rest in (_without(axes, keys) for axes in template.zip) if rest] + [group],
+        include=[_without(cell, keys) | dict(point) for cell in template.include for point in tried],
+        exclude=[condition for condition in template.exclude if not condition.keys() & set(keys)],
+        overrides=[override for override in overrides if override.set],
+    )
+
+
+def _without(settings: Settings, keys: Sequence[str]) -> Settings:
+    return {key: value for key, value in settings.items() if key not in keys}
+
+
+def plan_of(question: Question, cells: Sequence[ResolvedCell], tried: Sequence[Point]) -> Plan:
+    """The plan for the cells of a template with points.
+
+    Raises:
+        UserError: there is nothing to choose from.
+    """
+    if len(tried) < 2:
+        raise UserError("there is one point to try, and nothing to choose from; give more --samples")
+    keys = list(tried[0])
+    by_arm: dict[str, list[ResolvedCell]] = {}
+    for resolved in cells:
+        by_arm.setdefault(repr(_arm_axes(resolved, keys)), []).append(resolved)
+    aligned = any(_is_drain_felt(resolved, question, len(tried)) for resolved in cells)
+    arms = []
+    for of_arm in by_arm.values():
+        candidates: dict[str, list[ResolvedCell]] = {}
+        for resolved in of_arm:
+            candidates.setdefault(repr([resolved.cell.axes[key] for key in keys]), []).append(resolved)
+        train = of_arm[0].config.train
+        interval = train.eval_interval if aligned else 1
+        arms.append(
+            Arm(
+                axes=_arm_axes(of_arm[0], keys),
+                rungs=_rungs(question, steps=train.steps, candidates=len(candidates), interval=interval),
+                candidates=tuple(
+                    Candidate(
+                        values={key: group[0].cell.axes[key] for key in keys},
+                        runs=tuple(resolved.cell.id for resolved in group),
+                    )
+                    for group in candidates.values()
+                ),
+            )
+        )
+    return Plan(question=question, keys=tuple(keys), arms=tuple(arms))
+
+
+def _arm_axes(resolved: ResolvedCell, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in resolved.cell.axes.items() if key not in (*keys, "seed")}
+
+
+def _is_drain_felt(resolved: ResolvedCell, question: Question, candidates: int) -> bool:
+    """Whether a pause at a rung would change the run's numbers."""
+    config = resolved.config
+    rungs = _rungs(question, steps=config.train.steps, candidates=candidates, interval=1)
+    return not all(pauses_exactly(config, step=step) for step in rungs)
+
+
+def _rungs(question: Question, *, steps: int, candidates: int, interval: int) -> tuple[int, ...]:
+    """Steps of each rung, ending with all steps: as many as leave one candidate, none before the first tenth.
+
+    Args:
+        question: of the tuning.
+        steps: of the whole run.
+        candidates: number of points.
+        interval: steps between places where a run may pause.
+    """
+    if question.grid:
+        return (steps,)
+    count = 1
+    while question.eta**count <= _FIRST_RUNG and question.eta ** (count - 1) < candidates:
+        count += 1
+    shares = [question.eta**level for level in reversed(range(count))]
+    rungs = {min(steps, -(-(steps // share) // interval) * interval) for share in shares}
+    return tuple(sorted(rungs - {0}))
+
+
+def survivors(candidates: int, *, eta: int, level: int) -> int:
+    """Number of candidates that train to a rung, the first one being 0."""
+    return max(1, -(-candidates // int(eta**level)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """What a tuning trains to one of its rungs, over all arms, if no run fails."""
+
+    rung: int
+    """From 1."""
+    runs: int
+    until: str
+    """Steps of each run in all; several if arms have different numbers of steps."""
+    steps: int
+    """To train from the rung before."""
+
+
+def budget(plan: Plan) -> list[Rung]:
+    """The rungs of a tuning."""
+    rungs = []
+    for level in range(max(len(arm.rungs) for arm in plan.arms)):
+        runs = steps = 0
+        for arm in plan.arms:
+            if level >= len(arm.rungs):
+                continue
+            left = survivors(len(arm.candidates), eta=plan.question.eta, level=level)
+            of_arm = sum(len(candidate.runs) for candidate in arm.candidates[:left])
+            runs += of_arm
+            steps += of_arm * (arm.rungs[level] - (arm.rungs[level - 1] if level else 0))
+        until = sorted({arm.rungs[level] for arm in plan.arms if level < len(arm.rungs)})
+        rungs.append(Rung(rung=level + 1, runs=runs, until=", ".join(map(str, until)), steps=steps))
+    return rungs
+
+
+def expected_steps(plan: Plan) -> dict[str, int]:
+    """Steps by run, if in each arm the first candidates were the best: as many in all as the tuning takes."""
+    steps: dict[str, int] = {}
+    for arm in plan.arms:
+        for level, until in enumerate(arm.rungs):
+            left = survivors(len(arm.candidates), eta=plan.question.eta, level=level)
+            steps |= {run: until for candidate in arm.candidates[:left] for run in candidate.runs}
+    return steps
+
+
+def write_plan(experiment: Experiment, plan: Plan) -> None:
+    """Write tune.json."""
+    write_json(experiment.folder / PLAN_FILE, {"format": FORMAT} | asdict(plan))
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan in an experiment's folder; None if it is not tuned.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    file = folder / PLAN_FILE
+    try:
+        content = read_json(file, newest_format=FORMAT)
+        question = content["question"]
+        arms = [
+            Arm(
+                axes=arm["axes"],
+                rungs=tuple(arm["rungs"]),
+                candidates=tuple(
+                    Candidate(values=each["values"], runs=tuple(each["runs"])) for each in arm["candidates"]
+                ),
+            )
+            for arm in content["arms"]
+        ]
+        question = Question(
+            **question | {"changes": tuple(question["changes"]), "over": tuple(question["over"])}
+        )
+        return Plan(question=question, keys=tuple(content["keys"]), arms=tuple(arms))
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} is not the plan of a tuning ({error!r})") from error

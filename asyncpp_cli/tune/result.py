@@ -1,0 +1,103 @@
+"""A tuning as a table, sentences and records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from asyncpp_cli.tables import printed
+from asyncpp_cli.tune.plan import Plan
+from asyncpp_cli.tune.standing import ArmStanding
+
+
+def records(plan: Plan, arms: Sequence[ArmStanding]) -> list[dict[str, Any]]:
+    """A record for each arm: its best values, every candidate with its last rung and loss, and the steps."""
+    return [
+        {
+            "axes": dict(each.arm.axes),
+            "complete": not each.due,
+            "best": None if each.best is None else dict(each.best.candidate.values),
+            "runs": [] if each.best is None else list(each.best.candidate.runs),
+            "val_loss": None if each.best is None else each.best.loss,
+            "on_edge": [key for key in plan.keys if each.on_edge(key)],
+            "rungs": list(each.arm.rungs),
+            "steps": each.steps,
+            "grid_steps": each.arm.grid_steps,
+            "candidates": [
+                {
+                    "values": dict(compared.candidate.values),
+                    "runs": list(compared.candidate.runs),
+                    "step": compared.step,
+                    "val_loss": compared.loss
+                    if compared.loss is not None and math.isfinite(compared.loss)
+                    else None,
+                    "failed": [run.id for run in compared.failed],
+                }
+                for compared in each.candidates
+            ],
+        }
+        for each in arms
+    ]
+
+
+def table(plan: Plan, arms: Sequence[ArmStanding]) -> tuple[list[str], list[list[str]]]:
+    """Headings and a row for each arm."""
+    varying = varying_axes(arms)
+    rows = [
+        [
+            *(printed(axis, each.arm.axes.get(axis)) for axis in varying),
+            *_best(plan, each),
+            f"{each.steps:,} of {each.arm.grid_steps:,}",
+            _state(each),
+        ]
+        for each in arms
+    ]
+    return [*varying, *plan.keys, "val loss", "steps of the grid's", "state"], rows
+
+
+def varying_axes(arms: Sequence[ArmStanding]) -> list[str]:
+    """Axes in which the arms differ; the schedule if there is one arm."""
+    axes = list(arms[0].arm.axes)
+    return [axis for axis in axes if len({repr(each.arm.axes.get(axis)) for each in arms}) > 1] or axes[:1]
+
+
+def _best(plan: Plan, each: ArmStanding) -> list[str]:
+    if each.best is None or each.best.loss is None:
+        return [*("" for _ in plan.keys), ""]
+    values = [
+        f"{printed(key, each.best.candidate.values[key])}{' (edge)' if each.on_edge(key) else ''}"
+        for key in plan.keys
+    ]
+    return [*values, f"{each.best.loss:.4f}"]
+
+
+def _state(each: ArmStanding) -> str:
+    if each.due:
+        waiting = "1 run" if len(each.due) == 1 else f"{len(each.due)} runs"
+        return f"rung {each.rung + 1} of {len(each.arm.rungs)}: {waiting} to step {each.arm.rungs[each.rung]}"
+    return "complete" if each.best is not None else "every candidate failed"
+
+
+def sentences(plan: Plan, arms: Sequence[ArmStanding]) -> list[str]:
+    """The price of the tuning, bests on the edge, and runs that failed."""
+    steps, of_grid = sum(each.steps for each in arms), sum(each.arm.grid_steps for each in arms)
+    lines = []
+    if steps:
+        saved = f", {of_grid / steps:.1f} times fewer" if steps < of_grid else ""
+        lines.append(f"Tuning took {steps:,} steps; the grid takes {of_grid:,}{saved}.")
+    edges = [(each, [key for key in plan.keys if each.on_edge(key)]) for each in arms]
+    if beyond := [(each, keys) for each, keys in edges if keys]:
+        named = "; ".join(f"{' and '.join(keys)} of {arm_name(each, arms)}" for each, keys in beyond)
+        lines.append(f"On the edge of the values tried, so a better one may lie beyond: {named}.")
+    elif arms and all(each.best is not None for each in arms):
+        lines.append("Every best value lies inside of what was tried.")
+    for each in arms:
+        for compared in each.candidates:
+            lines += [f"{run.id} failed and counts as last: {run.status.reason}." for run in compared.failed]
+    return lines
+
+
+def arm_name(each: ArmStanding, arms: Sequence[ArmStanding]) -> str:
+    """An arm's values on the axes in which arms differ."""
+    return ", ".join(f"{axis}={printed(axis, each.arm.axes.get(axis))}" for axis in varying_axes(arms))

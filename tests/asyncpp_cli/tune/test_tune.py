@@ -1,0 +1,99 @@
+"""`asyncpp tune`, killed and started again: the result of halving all candidates at once, no step twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.launches import TINY, wait_for
+from support.small_runs import Rows
+
+import asyncpp as api
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+from asyncpp_cli.tune.plan import read_plan
+from stages.trainer import replay
+
+ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=9"]
+TUNE = ["quickstart", *TINY, *ARM, "--over", "optimizer.lr=1e-4:1e-1:log", "--samples", "3", "--eta", "3"]
+
+
+def losses_of(run: Run, folder: Path, *, until: int) -> list[float]:
+    """The validation losses of a run trained here, at a pause or at its end."""
+    return replay(run.config(), recorder=Rows(), checkpoints=folder / run.id, until=until).val_losses
+
+
+def expected_best(experiment: Experiment, folder: Path) -> tuple[Run, float]:
+    first = {run: losses_of(run, folder, until=3)[-1] for run in experiment.runs}
+    best = min(experiment.runs, key=first.__getitem__)
+    return best, losses_of(best, folder, until=9)[-1]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    folder = tmp_path / "e"
+    arguments = ["tune", *TUNE, "--out", str(folder), "--replay"]
+    first = subprocess.Popen([sys.executable, "-P", "-m", "asyncpp_cli", *arguments], stderr=subprocess.PIPE)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if line.startswith(b"started"):
+            break
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    experiment, plan = open_experiment(folder), read_plan(folder)
+    assert plan is not None
+    assert plan.arms[0].rungs == (3, 9)
+    # Whatever it had started goes on by itself.
+    wait_for(lambda: all(run.status().state != State.RUNNING for run in experiment.runs), seconds=120)
+    ended = asyncpp(*arguments, "--json")
+    assert ended.code == 0, ended.errors
+    (arm,) = json.loads(ended.output)
+    best, loss = expected_best(experiment, tmp_path / "reference")
+    assert (arm["runs"], arm["val_loss"]) == ([best.id], loss)
+    assert (arm["complete"], arm["steps"], arm["grid_steps"]) == (True, 3 * 3 + 6, 3 * 9)
+    for run in experiment.runs:
+        assert run.status().state == (State.COMPLETED if run.id == best.id else State.PAUSED)
+        steps = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+        written = [row["step"] for row in steps if row["kind"] == "step"]
+        assert written == list(range(1, (9 if run.id == best.id else 3) + 1)), "no step is trained twice"
+    before = {run.id: run.status() for run in experiment.runs}
+    again = asyncpp("tune", folder, "--replay")
+    assert again.code == 0
+    assert "1.8 times fewer" in again.errors
+    assert {run.id: run.status() for run in experiment.runs} == before, "nothing is left to do"
+
+
+def test_python_asks_the_same_question(tmp_path: Path) -> None:
+    """Refused before anything is trained: the folder holds another tuning, made by the command line."""
+    from asyncpp.tuning import write_tuning
+    from asyncpp_cli.tune.plan import Question
+
+    over = ("optimizer.lr=1e-4:1e-1:log",)
+    question = Question(
+        template="quickstart",
+        changes=(*TINY, *ARM),
+        over=over,
+        samples=3,
+        search_seed=None,
+        eta=3,
+        grid=False,
+    )
+    write_tuning(question, out=tmp_path / "e")
+    with pytest.raises(UserError, match="--samples 3 --eta 3"):
+        api.tune(
+            "quickstart",
+            *TINY,
+            *ARM,
+            over={"optimizer.lr": "1e-4:1e-1:log"},
+            out=tmp_path / "e",
+            samples=3,
+            eta=2,
+        )
