@@ -8,6 +8,8 @@ from stages.config import RunConfig
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
 from stages.model.families.catalogue import describe
 from stages.model.partition import StageCut, stage_parameters
+from stages.model.spec import ModelPart
+from stages.model.stacks import is_stack
 
 
 def backward_bytes(config: RunConfig, cut: StageCut) -> int:
@@ -16,19 +18,37 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     tokens = config.train.microbatch_size * config.data.context
     rows = head_chunk_rows(config) if cut.has_head else None
     parts = [spec.blocks[block] for block in cut.blocks] + [spec.head] * (cut.has_head and rows is None)
-    passing = tokens * max(part.passing.bytes(narrow=size.replica, wide=size.wide) for part in parts)
+    of_token = [part.passing for part in parts]
+    if size.master != size.replica and config.train.compile is not False:
+        # A compiled block hands out the factors of its matrices' gradients all at once.
+        of_token += [spec.blocks[block].deferred for block in cut.blocks]
+    passing = tokens * max(values.bytes(narrow=size.replica, wide=size.wide) for values in of_token)
     if rows is not None:
         logits = rows * spec.head.passing.bytes(narrow=2 * size.replica, wide=2 * size.wide)
-        # The product of a chunk, before it is added to the others.
-        product = spec.head.multiply_adds * size.replica if size.replica < size.wide else 0
-        passing = max(passing, logits + product)
-    largest = max(parameter.size for parameter in stage_parameters(config.model, cut))
+        passing = max(passing, logits)
+    return passing + _gradient_bytes(config, cut)
+
+
+def _gradient_bytes(config: RunConfig, cut: StageCut) -> int:
+    """The largest gradient of a parameter before it is added to its buffer."""
+    spec, size = describe(config.model), sizes(config)
+    parameters = stage_parameters(config.model, cut)
+    largest = max(parameter.size for parameter in parameters)
     largest = max(largest, tied_values(config.model, cut))
-    if spec.tied is not None and cut.has_head and cut.has_embedding:
-        largest += spec.tied.size  # autograd adds the gradients of its two uses
+    if size.master == size.replica:
+        if spec.tied is not None and cut.has_head and cut.has_embedding:
+            largest += spec.tied.size  # autograd adds the gradients of its two uses
+        return largest * size.replica
     # Autograd casts a narrow gradient to the buffer's type before it accumulates.
-    wider = size.master if size.master != size.replica else 0
-    return passing + largest * (size.replica + wider)
+    by_autograd = size.replica + size.master
+    if config.model.factory is not None:
+        return largest * by_autograd
+    # Of what `stages.model.weight_gradient` adds, that of the embedding is a tensor, and those of stacks are.
+    embedding = sum(parameter.size for parameter in spec.embedding.parameters) if cut.has_embedding else 0
+    in_blocks = [parameter for parameter in parameters if parameter.part is ModelPart.BLOCK]
+    stacks = max((parameter.size for parameter in in_blocks if is_stack(parameter.shape)), default=0)
+    plain = config.train.compile is False
+    return max(embedding * size.master, stacks * (size.replica if plain else by_autograd))
 
 
 def update_bytes(config: RunConfig, owned: int) -> int:

@@ -236,7 +236,8 @@ class MemoryMeter:
             if deferred is None:
                 return whole, 0, recomputed
             start = given if given.requires_grad else replica.parameters[0]
-            torch.autograd.grad(output, start, torch.zeros_like(output))
+            # No gradient is returned for an embedding that adds it (zero) to its buffer itself.
+            torch.autograd.grad(output, start, torch.zeros_like(output), allow_unused=True)
             return whole, _bytes(deferred.kept(), without=_pointers(permanent)), recomputed
 
 

@@ -6,8 +6,8 @@ that the backward reads. With a stash those are the forward's, and the result is
 input is of the forward's.
 
 One compilation serves all blocks of a kind, of all versions: the parameters are inputs of the compiled
-function. A split backward has another (`stages.model.compiled_halves`); in it the gradients of stacks of
-experts belong to the first half.
+function. Where matrices' gradients are not left to autograd, in a split backward or in bfloat16, there is
+another (`stages.model.compiled_halves`). The gradients of stacks of experts are.
 """
 
 from __future__ import annotations
@@ -71,11 +71,10 @@ def _run_compiled(config: ModelConfig) -> RunBlock:
         if not torch.is_grad_enabled():
             return block(*given)
         deferred = deferred_now()
-        compiled = _compile(
-            astuple(config), experts=isinstance(block, ExpertBlock), split=deferred is not None
-        )
+        handing_out = deferred is not None
+        compiled = _compile(astuple(config), experts=isinstance(block, ExpertBlock), handing_out=handing_out)
         aliases = _Aliases.apply(*block.parameters())  # type: ignore[no-untyped-call]
-        handed_out = () if deferred is None else channels(block, given[0], deferred)
+        handed_out = channels(block, given[0], deferred) if handing_out else ()
         with deferring(None):
             return compiled(aliases, handed_out, *given)
 
@@ -83,13 +82,13 @@ def _run_compiled(config: ModelConfig) -> RunBlock:
 
 
 @lru_cache
-def _compile(settings: tuple[Any, ...], *, experts: bool, split: bool) -> Callable[..., Any]:
+def _compile(settings: tuple[Any, ...], *, experts: bool, handing_out: bool) -> Callable[..., Any]:
     """The compiled block. First come its parameters, as a tuple in the order of `Block.parameters`, and the
-    channels of a split backward, an empty tuple if it is whole."""
+    channels of its matrices, an empty tuple if their gradients are left to autograd."""
     with torch.device("meta"):
         template = make_block(ModelConfig(*settings), experts=experts)
     names = [name for name, _ in template.named_parameters()]
-    if split:
+    if handing_out:
         names += hand_out(template)
 
     def run(parameters: tuple[Tensor, ...], handed_out: tuple[Tensor, ...], *given: Tensor) -> Any:

@@ -1,9 +1,10 @@
-"""The first half of a split backward, of a compiled block.
+"""The first half of a split backward, of a compiled block; and its whole backward in bfloat16.
 
 A compiled backward is one piece that returns gradients and nothing else. So each matrix has two more inputs,
 channels, which its forward does not read. As their gradients, backward returns what the gradient of the
 matrix follows from: the gradient of the layer's output, and the layer's input. An autograd function outside
-of what is compiled receives them and defers their product (`stages.model.split_backward`).
+of what is compiled receives them. It defers their product (`stages.model.split_backward`), or adds it to the
+matrix's float32 gradient (`stages.model.weight_gradient`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.model.split_backward import DeferredGradients, Linear, leave_matrix
+from stages.model.split_backward import DeferredGradients, Linear, add_matrix
 
 CHANNELS = ("output_channel", "input_channel")
 
@@ -67,13 +68,13 @@ def hand_out(block: nn.Module) -> list[str]:
     return [f"{name}.{channel}" for name in names for channel in CHANNELS]
 
 
-def channels(block: nn.Module, x: Tensor, deferred: DeferredGradients) -> tuple[Tensor, ...]:
+def channels(block: nn.Module, x: Tensor, deferred: DeferredGradients | None) -> tuple[Tensor, ...]:
     """What a compiled block takes as its channels; they take no memory.
 
     Args:
-        block: with the parameters whose gradients are deferred.
+        block: with the parameters whose gradients are handed out.
         x: its input, `(batch, context, width)`.
-        deferred: receives the gradients.
+        deferred: receives the gradients; None: they are added in this backward.
     """
     weights = [cast(Linear, block.get_submodule(name)).weight for name in matrices_of(block)]
     out: tuple[Tensor, ...] = _Channels.apply(deferred, x, *weights)  # type: ignore[no-untyped-call]
@@ -82,7 +83,9 @@ def channels(block: nn.Module, x: Tensor, deferred: DeferredGradients) -> tuple[
 
 class _Channels(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, deferred: DeferredGradients, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, deferred: DeferredGradients | None, x: Tensor, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.deferred, ctx.parameters = deferred, weights
         nothing = x.new_zeros(1)
         return tuple(
@@ -92,5 +95,5 @@ class _Channels(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *factors: Tensor) -> tuple[None, ...]:
         for weight, gradient, given in zip(ctx.parameters, factors[::2], factors[1::2], strict=True):
-            leave_matrix(ctx.deferred, weight, given=given, gradient=gradient)
+            add_matrix(ctx.deferred, weight, given=given, gradient=gradient)
         return (None, None, *(None for _ in ctx.parameters))

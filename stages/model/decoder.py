@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stages.config import ModelConfig
 from stages.model.families.catalogue import FAMILIES
 from stages.model.head_loss import head_loss
-from stages.model.layers import MLP, Block, RMSNorm
+from stages.model.layers import MLP, Block, Embedding, RMSNorm
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.routing import Routing
 from stages.model.moe.settings import has_experts
@@ -57,7 +57,7 @@ class Stage(nn.Module):
         super().__init__()
         self.config = config
         self.context = context
-        self.embedding = nn.Embedding(config.vocab_size, config.width) if cut.has_embedding else None
+        self.embedding = Embedding(config.vocab_size, config.width) if cut.has_embedding else None
         self.blocks = nn.ModuleDict(
             {str(block): make_block(config, experts=has_experts(config, block)) for block in cut.blocks}
         )

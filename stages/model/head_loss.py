@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stages.model.head_chunks import chunk_rows
 from stages.model.split_backward import DeferredGradients, Linear, deferred_now
+from stages.model.weight_gradient import add_product
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class _ChunkedLoss(torch.autograd.Function):
             else:
                 # Scaled while it is still wide: the factor of the backward is then mostly a power of two.
                 of_logits = of_logits.mul_(1 / len(given)).to(given.dtype)
-                of_weight += of_logits.t() @ given[part]
+                add_product(of_weight, of_logits, given[part])
             torch.mm(of_logits, weight, out=of_given[part])
         if with_gradients:
             ctx.save_for_backward(of_given, of_weight)
@@ -93,13 +94,13 @@ class _ChunkedLoss(torch.autograd.Function):
         scale = gradient * ctx.share
         scaled = (_wide(of_given) * scale).to(of_given.dtype)
         if ctx.deferred is None:
-            return scaled, _scaled(ctx.parameter, of_weight, scale=scale), None, None, None, None
-        ctx.deferred.leave(ctx.parameter, partial(_scaled, scale=scale), of_weight)
+            return scaled, of_weight.mul_(scale), None, None, None, None
+        ctx.deferred.leave(ctx.parameter, partial(_add_scaled, scale=scale), of_weight)
         return scaled, None, None, None, None, None
 
 
-def _scaled(_weight: Tensor, gradient: Tensor, *, scale: Tensor) -> Tensor:
-    return gradient.mul_(scale)  # used once, so in place
+def _add_scaled(total: Tensor, gradient: Tensor, *, scale: Tensor) -> None:
+    total.add_(gradient.mul_(scale))  # used once, so in place
 
 
 def _wide(values: Tensor) -> Tensor:

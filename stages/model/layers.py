@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +11,32 @@ from torch import Tensor, nn
 from stages.config import ModelConfig
 from stages.model.spec import head_dim
 from stages.model.split_backward import Linear
+from stages.model.weight_gradient import add_rows, is_added_in_backward
+
+
+class Embedding(nn.Embedding):
+    """A row of the matrix for each token."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not is_added_in_backward(self.weight):
+            return super().forward(input)
+        return cast(Tensor, _Rows.apply(input, self.weight))  # type: ignore[no-untyped-call]
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a matrix whose gradient autograd does not see."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.parameter = weight
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        (tokens,) = ctx.saved_tensors
+        add_rows(ctx.parameter.grad, gradient.flatten(0, -2), tokens.flatten())
+        return None, None
 
 
 class RMSNorm(nn.Module):

@@ -15,22 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stages.model.weight_gradient import add_product, is_added_in_backward
 from stages.update.early_reduction import WholeGradients
 
-WeightGradient = Callable[..., Tensor]
-"""Computes the gradient of a weight, its first argument, from the tensors that were kept for it. It does not
-read the weight's values, which may have changed."""
+AddGradient = Callable[..., None]
+"""Adds the gradient of a weight to its first argument, the weight's `grad`, from tensors that were kept."""
 
 
 class DeferredGradients:
     """The weight gradients that one micro-batch's first half defers."""
 
     def __init__(self) -> None:
-        self._left: list[tuple[Tensor, WeightGradient, tuple[Tensor, ...]]] = []
+        self._left: list[tuple[Tensor, AddGradient, tuple[Tensor, ...]]] = []
 
-    def leave(self, weight: Tensor, gradient: WeightGradient, *kept: Tensor) -> None:
-        """Keep tensors that the gradient of `weight` follows from: it is `gradient(weight, *kept)`."""
-        self._left.append((weight, gradient, kept))
+    def leave(self, weight: Tensor, add: AddGradient, *kept: Tensor) -> None:
+        """Keep tensors that the gradient of `weight` follows from: `add(weight.grad, *kept)` adds it."""
+        self._left.append((weight, add, kept))
 
     def kept(self) -> list[Tensor]:
         """The tensors that are held until the second half."""
@@ -46,9 +46,9 @@ class DeferredGradients:
         last_use = {id(weight): use for use, (weight, _, _) in enumerate(self._left)}
         if whole is not None:
             whole.leave([weight for weight, _, _ in self._left])
-        for use, (weight, gradient, kept) in enumerate(self._left):
+        for use, (weight, add, kept) in enumerate(self._left):
             assert weight.grad is not None
-            weight.grad.add_(gradient(weight, *kept))
+            add(weight.grad, *kept)
             if whole is not None and use == last_use[id(weight)]:
                 whole.note(weight)
         self._left.clear()
@@ -85,17 +85,19 @@ class Linear(nn.Linear):
             super().reset_parameters()
 
     def forward(self, input: Tensor) -> Tensor:
-        if _current is None:
+        if _current is None and not is_added_in_backward(self.weight):
             return F.linear(input, self.weight)
-        out = _DeferredLinear.apply(input, self.weight, _current)  # type: ignore[no-untyped-call]
+        out = _Linear.apply(input, self.weight, _current)  # type: ignore[no-untyped-call]
         return cast(Tensor, out)
 
 
-class _DeferredLinear(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
+    """A matrix whose gradient autograd does not see."""
+
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, gradients: DeferredGradients) -> Tensor:
+    def forward(ctx: Any, given: Tensor, weight: Tensor, deferred: DeferredGradients | None) -> Tensor:
         ctx.save_for_backward(given, weight)
-        ctx.gradients = gradients
+        ctx.deferred = deferred
         # Recomputation returns another tensor for a saved one; its grad would be lost.
         ctx.parameter = weight
         return F.linear(given, weight)
@@ -103,15 +105,27 @@ class _DeferredLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         given, weight = ctx.saved_tensors
-        leave_matrix(ctx.gradients, ctx.parameter, given=given, gradient=gradient)
+        add_matrix(ctx.deferred, ctx.parameter, given=given, gradient=gradient)
         return gradient @ weight, None, None
 
 
-def leave_matrix(deferred: DeferredGradients, weight: Tensor, *, given: Tensor, gradient: Tensor) -> None:
-    """Defer the gradient of a matrix, which follows from the layer's input and the gradient of its output."""
-    deferred.leave(weight, _linear_gradient, given, gradient)
+def add_matrix(
+    deferred: DeferredGradients | None, weight: Tensor, *, given: Tensor, gradient: Tensor
+) -> None:
+    """Add the gradient of a matrix to its `grad`, or defer it.
+
+    Args:
+        deferred: what it is deferred to; None: it is added now.
+        weight: the parameter.
+        given: the layer's input.
+        gradient: of the layer's output.
+    """
+    if deferred is not None:
+        deferred.leave(weight, _add_linear, gradient, given)
+        return
+    assert weight.grad is not None
+    _add_linear(weight.grad, gradient, given)
 
 
-def _linear_gradient(_weight: Tensor, given: Tensor, gradient: Tensor) -> Tensor:
-    """Of a matrix, from the layer's input and the gradient of its output."""
-    return gradient.flatten(0, -2).t() @ given.flatten(0, -2)
+def _add_linear(total: Tensor, gradient: Tensor, given: Tensor) -> None:
+    add_product(total, gradient.flatten(0, -2), given.flatten(0, -2))

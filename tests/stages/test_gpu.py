@@ -16,6 +16,8 @@ from support.small_runs import Rows, in_processes, small_config
 from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.model.compiler import missing_for_compile
+from stages.model.moe.grouped import add_stack_gradient
+from stages.model.weight_gradient import add_product, add_rows
 from stages.pipeline.clock import EventClock, clock_of
 from stages.trainer import replay, train
 
@@ -56,6 +58,31 @@ def test_one_rank_computes_compiled_and_recomputed_blocks_in_bf16(text: Path) ->
     assert 0 < memory["device_peak"][0] <= memory["device_reserved"][0]
     assert memory["device_retries"] == [0]
     assert end_of(rows) == end_of(replayed(config))
+
+
+@pytest.mark.parametrize("case", ["matrix", "rows", "stack"])
+def test_gradients_of_bf16_weights_are_added_in_float32(case: str) -> None:
+    """Those of stacks are rounded, by rule."""
+    generator = torch.Generator().manual_seed(0)
+    gradient, given = (torch.randn(512, 64, generator=generator).bfloat16() for _ in range(2))
+    numbers = torch.arange(512) % 5
+    ends = torch.tensor([0, 128, 512], dtype=torch.int32)
+    shapes = {"matrix": (64, 64), "rows": (5, 64), "stack": (3, 64, 64)}
+    totals = []
+    for dtype, device in ((torch.float64, "cpu"), (torch.float32, "cuda")):
+        total = torch.zeros(shapes[case], dtype=dtype, device=device)
+        narrow = torch.float64 if device == "cpu" else torch.bfloat16
+        left, right = (factor.to(device=device, dtype=narrow) for factor in (gradient, given))
+        for _ in range(2):
+            if case == "matrix":
+                add_product(total, left, right)
+            elif case == "rows":
+                add_rows(total, left, numbers.to(device))
+            else:
+                add_stack_gradient(total, left, right, ends.to(device))
+        totals.append(total.double().cpu())
+    bound = 2**-8 if case == "stack" else 1e-5
+    assert float((totals[1] - totals[0]).norm() / totals[0].norm()) < bound
 
 
 def train_on_the_gpu(process: Process, config: RunConfig) -> list[dict[str, Any]]:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from stages.config import ModelConfig
 from stages.model.layers import MLP, Attention, RMSNorm
-from stages.model.moe.grouped import group, stack_gradient, times_stack
+from stages.model.moe.grouped import add_stack_gradient, group, stack_gradient, times_stack
 from stages.model.moe.routing import load_of, route
 from stages.model.moe.settings import Mixture, mixture_of
 from stages.model.split_backward import DeferredGradients, deferred_now
+from stages.model.weight_gradient import is_added_in_backward
 
 
 class Router(nn.Module):
@@ -83,7 +84,16 @@ class Experts(nn.Module):
         )
         out = cast(
             Tensor,
-            _Mixed.apply(tokens, weights, chosen, self.gate, self.up, self.down, deferred_now()),  # type: ignore[no-untyped-call]
+            _Mixed.apply(  # type: ignore[no-untyped-call]
+                tokens,
+                weights,
+                chosen,
+                self.gate,
+                self.up,
+                self.down,
+                deferred_now(),
+                is_added_in_backward(self.gate),
+            ),
         )
         return out.view_as(x), load_of(chosen, mixture.experts)
 
@@ -104,6 +114,7 @@ class _Mixed(torch.autograd.Function):
         up: Tensor,
         down: Tensor,
         deferred: DeferredGradients | None,
+        wide: bool,
     ) -> Tensor:
         order, tokens, places, ends = group(chosen, len(gate))
         rows = x[tokens]
@@ -111,7 +122,8 @@ class _Mixed(torch.autograd.Function):
         hidden = F.silu(gated) * upped * _by_row(weights, order, x.dtype)
         ctx.save_for_backward(x, weights, chosen, gated, upped, gate, up, down)
         ctx.deferred = deferred
-        if deferred is not None:
+        ctx.wide = wide
+        if deferred is not None or wide:
             # Recomputation returns other tensors for saved ones; their grads would be lost.
             ctx.stacks = (gate, up, down)
         return _summed(times_stack(hidden, down.mT, ends), places, chosen)
@@ -132,31 +144,29 @@ class _Mixed(torch.autograd.Function):
         hidden = activated * upped * by_row
         if ctx.deferred is not None:
             for stack, given in zip(ctx.stacks[:2], (of_gated, of_upped), strict=True):
-                ctx.deferred.leave(stack, _input_stack_gradient, given, x, chosen)
-            ctx.deferred.leave(ctx.stacks[2], _output_stack_gradient, gradient, hidden, chosen)
-            return of_x, of_weights, None, None, None, None, None
+                ctx.deferred.leave(stack, _add_input_stack, given, x, chosen)
+            ctx.deferred.leave(ctx.stacks[2], _add_output_stack, gradient, hidden, chosen)
+            return of_x, of_weights, None, None, None, None, None, None
         rows = x[tokens]
-        return (
-            of_x,
-            of_weights,
-            None,
-            stack_gradient(of_gated, rows, ends),
-            stack_gradient(of_upped, rows, ends),
-            stack_gradient(of_output, hidden, ends),
-            None,
-        )
+        factors = ((of_gated, rows), (of_upped, rows), (of_output, hidden))
+        if ctx.wide:
+            for stack, (given, of_stack) in zip(ctx.stacks, factors, strict=True):
+                add_stack_gradient(stack.grad, given, of_stack, ends)
+            return of_x, of_weights, None, None, None, None, None, None
+        of_stacks = [stack_gradient(given, of_stack, ends) for given, of_stack in factors]
+        return of_x, of_weights, None, *of_stacks, None, None
 
 
-def _input_stack_gradient(stack: Tensor, gradient: Tensor, x: Tensor, chosen: Tensor) -> Tensor:
+def _add_input_stack(total: Tensor, gradient: Tensor, x: Tensor, chosen: Tensor) -> None:
     """Of `gate` or `up`, from the gradient of its products, by row, and the tokens."""
-    groups = group(chosen, len(stack))
-    return cast(Tensor, stack_gradient(gradient, x[groups.tokens], groups.ends))
+    groups = group(chosen, len(total))
+    add_stack_gradient(total, gradient, x[groups.tokens], groups.ends)
 
 
-def _output_stack_gradient(stack: Tensor, gradient: Tensor, hidden: Tensor, chosen: Tensor) -> Tensor:
+def _add_output_stack(total: Tensor, gradient: Tensor, hidden: Tensor, chosen: Tensor) -> None:
     """Of `down`, from the gradient of the output, by token, and the weighted hidden values, by row."""
-    groups = group(chosen, len(stack))
-    return cast(Tensor, stack_gradient(gradient[groups.tokens], hidden, groups.ends))
+    groups = group(chosen, len(total))
+    add_stack_gradient(total, gradient[groups.tokens], hidden, groups.ends)
 
 
 def _by_row(weights: Tensor, order: Tensor, dtype: torch.dtype) -> Tensor:

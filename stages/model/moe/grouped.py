@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stages.model.moe.routing import load_of
+from stages.model.weight_gradient import add_product
 
 ALIGNMENT = 16
 """Rows that grouped_mm takes are multiples of this, bytes."""
@@ -99,3 +100,22 @@ def stack_gradient(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
 @stack_gradient.register_fake
 def _(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(ends.shape[0], gradient.shape[-1], rows.shape[-1])
+
+
+def add_stack_gradient(total: Tensor, gradient: Tensor, rows: Tensor, ends: Tensor) -> None:
+    """Add the gradient of a stack of matrices to `total` `(E, outer, inner)`.
+
+    On a CPU as exact as that of one matrix. grouped_mm has no output wider than its factors, and a loop would
+    have a GPU wait for the host: there the gradient is rounded to their type, and added without a copy.
+
+    Args:
+        total: of the factors' type or float32.
+        gradient: see `stack_gradient`.
+        rows: likewise.
+        ends: likewise.
+    """
+    if total.is_cuda or total.dtype == rows.dtype:
+        total.add_(stack_gradient(gradient, rows, ends))
+        return
+    for expert, (first, end) in enumerate(pairwise((0, *ends.tolist()))):
+        add_product(total[expert], gradient[first:end], rows[first:end])

@@ -36,6 +36,7 @@ def test_a_run_through_the_hosts_memory_is_its_replay(text: Path) -> None:
         small_config("2bw", text=text, microbatches=4, precision="bfloat16"),
         small_config("paci", text=text, microbatches=4, clip="stage"),
         small_config("2bw", text=text, stages=1, data=2),
+        small_config("1f1b", text=text, stages=1, data=2, precision="bfloat16"),
         small_config("paci", text=text, stages=1, data=2, clip="stage"),
     ]
     by_rank = in_processes(train_through_host, configs, size=2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, small_config, with_experts
 from support.training_cases import cases, measured, of_writers
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
@@ -34,7 +34,11 @@ def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.slow
 def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int, text: Path) -> None:
-    configs = cases(text, stages=stages, experts_at=stages % 2)
+    narrow = [
+        small_config(schedule, text=text, stages=stages, microbatches=stages, precision="bfloat16")
+        for schedule in ("2bw", "zero-bubble")
+    ]
+    configs = [*cases(text, stages=stages, experts_at=stages % 2), narrow[0], with_experts(narrow[1])]
     configs[0].train.diagnostics = configs[0].train.eval_interval
     by_rank = in_processes(train_here, configs, size=stages)
     assert all(sum(rows != [] for rows in of_config) == 1 for of_config in zip(*by_rank, strict=True))
