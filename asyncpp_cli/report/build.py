@@ -21,6 +21,7 @@ from asyncpp_cli.report.tables.columns import value_columns
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.pivot import pivot_rows
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.tune.result import Tuning, tuning_of
 
 SECONDS_BETWEEN_UPDATES = 3.0
 """With `--watch`."""
@@ -110,9 +111,16 @@ def report_of(experiments: Sequence[Experiment], *, keep_steps: bool) -> Report:
 
 def build_report(experiments: Sequence[Experiment], options: ReportOptions, loader: Loader) -> Report:
     """The report of these experiments."""
+    tunings = [tuning for each in experiments if (tuning := tuning_of(each)) is not None]
     runs, remarks = loader.load(experiments)
+    behind = _left_behind(tunings)
+    runs = [run for run in runs if run.id not in behind]
     cells, notes, choices = aggregate_best(
-        runs, keys=[*options.rows, *options.cols], best_over=options.best_over, target=options.target
+        runs,
+        keys=[*options.rows, *options.cols],
+        best_over=options.best_over,
+        tuned=_tuned_keys(tunings),
+        target=options.target,
     )
     problems = [problem for run in runs for problem in run.problems]
     return Report(
@@ -123,7 +131,24 @@ def build_report(experiments: Sequence[Experiment], options: ReportOptions, load
         rows=options.rows,
         cols=options.cols,
         values=options.values,
+        tunings=tunings,
     )
+
+
+def _tuned_keys(tunings: Sequence[Tuning]) -> list[str]:
+    return list(dict.fromkeys(key for tuning in tunings for key in tuning.plan.keys))
+
+
+def _left_behind(tunings: Sequence[Tuning]) -> set[str]:
+    """Runs of tunings that are not of their arm's best candidate."""
+    return {
+        run
+        for tuning in tunings
+        for each in tuning.arms
+        for compared in each.candidates
+        if compared is not each.leading
+        for run in compared.candidate.runs
+    }
 
 
 def _write(options: ReportOptions, report: Report) -> None:
@@ -163,7 +188,7 @@ _TEXTS: dict[str, Callable[[Report], str]] = {
     "markdown": to_markdown,
     "latex": to_latex,
     "csv": _csv,
-    "json": lambda report: to_json(report.cells),
+    "json": lambda report: to_json(report.cells, report.tunings),
 }
 
 

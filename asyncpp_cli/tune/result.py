@@ -4,11 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.tables import printed
-from asyncpp_cli.tune.plan import Plan
-from asyncpp_cli.tune.standing import ArmStanding
+from asyncpp_cli.tune.plan import Plan, read_plan
+from asyncpp_cli.tune.standing import ArmStanding, standings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """A tuning and how its arms stand."""
+
+    plan: Plan
+    arms: Sequence[ArmStanding]
+
+    @property
+    def sentences(self) -> list[str]:
+        """What was tried, the best of each arm, and what it cost."""
+        points = len(self.arms[0].arm.candidates)
+        bests = "; ".join(f"{_values(self.plan, each)} of {arm_name(each, self.arms)}" for each in self.arms)
+        over = " and ".join(self.plan.question.over)
+        return [
+            f"Tuned over {over}, {points} points in each arm; the best by validation loss: {bests}.",
+            *sentences(self.plan, self.arms),
+        ]
+
+
+def tuning_of(experiment: Experiment) -> Tuning | None:
+    """The tuning of an experiment; None if it is not tuned.
+
+    Raises:
+        UserError: its plan or one of its runs cannot be compared.
+    """
+    plan = read_plan(experiment.folder)
+    return None if plan is None else Tuning(plan=plan, arms=standings(experiment, plan, scheduler=None))
 
 
 def records(plan: Plan, arms: Sequence[ArmStanding]) -> list[dict[str, Any]]:
@@ -32,6 +63,9 @@ def records(plan: Plan, arms: Sequence[ArmStanding]) -> list[dict[str, Any]]:
                     "val_loss": compared.loss
                     if compared.loss is not None and math.isfinite(compared.loss)
                     else None,
+                    "val_loss_by_step": {
+                        step: loss for step, loss in compared.losses.items() if math.isfinite(loss)
+                    },
                     "failed": [run.id for run in compared.failed],
                 }
                 for compared in each.candidates
@@ -70,6 +104,14 @@ def _best(plan: Plan, each: ArmStanding) -> list[str]:
         for key in plan.keys
     ]
     return [*values, f"{each.best.loss:.4f}"]
+
+
+def _values(plan: Plan, each: ArmStanding) -> str:
+    """The best values so far, and whether they are final."""
+    if each.best is None and not each.due:
+        return "none (every candidate failed)"
+    values = " and ".join(printed(key, each.leading.candidate.values[key]) for key in plan.keys)
+    return values if each.best is not None else f"{values} (not complete)"
 
 
 def _state(each: ArmStanding) -> str:

@@ -54,6 +54,8 @@ class Compared:
     """Mean over its runs; infinite if one failed or is not finite; None: not known yet."""
     failed: tuple[RunRecord, ...]
     """Its runs that failed."""
+    losses: Mapping[int, float]
+    """Mean loss at each rung that all of its runs have reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,15 @@ class ArmStanding:
     """Runs to train now, and the step at which to pause each."""
     best: Compared | None
     """Set when all rungs are complete; None also if every candidate failed."""
+
+    @property
+    def leading(self) -> Compared:
+        """The best candidate or, until that is known, the one with the lowest loss at the highest rung."""
+        known = [each for each in self.candidates if each.losses]
+        if self.best is not None or not known:
+            return self.best or self.candidates[0]
+        # NaN is no number to compare by: such a loss comes last.
+        return min(known, key=lambda each: (-max(each.losses), _or_infinite(each.losses[max(each.losses)])))
 
     @property
     def steps(self) -> int:
@@ -137,7 +148,7 @@ def arm_standing(arm: Arm, records: Mapping[str, RunRecord], *, eta: int) -> Arm
     for rung, step in enumerate(arm.rungs):
         for index in alive:
             of_candidate = [records[run] for run in arm.candidates[index].runs]
-            at_last_rung[index] = _compared(arm.candidates[index], of_candidate, step=step)
+            at_last_rung[index] = _compared(arm, index, of_candidate, step=step)
             due |= {each.id: step for each in of_candidate if not (each.failed or each.reached(step))}
         if due:
             break
@@ -161,19 +172,28 @@ def arm_standing(arm: Arm, records: Mapping[str, RunRecord], *, eta: int) -> Arm
     )
 
 
-def _compared(candidate: Candidate, records: Sequence[RunRecord], *, step: int) -> Compared:
+def _compared(arm: Arm, index: int, records: Sequence[RunRecord], *, step: int) -> Compared:
     losses = [each.losses[step] for each in records if each.reached(step)]
     failed = tuple(each for each in records if each.failed and not each.reached(step))
     loss: float | None = None
     if len(losses) + len(failed) == len(records):
         loss = fmean(losses) if not failed and all(map(math.isfinite, losses)) else math.inf
-    return Compared(candidate=candidate, step=step, loss=loss, failed=failed)
+    means = {
+        rung: fmean(each.losses[rung] for each in records)
+        for rung in arm.rungs
+        if rung <= step and all(each.reached(rung) for each in records)
+    }
+    return Compared(candidate=arm.candidates[index], step=step, loss=loss, failed=failed, losses=means)
 
 
 def _ranked(alive: Sequence[int], compared: Mapping[int, Compared]) -> list[int]:
     """Those with a finite loss, the best first."""
     losses: dict[int, Any] = {index: compared[index].loss for index in alive}
     return sorted((index for index in alive if losses[index] < math.inf), key=lambda index: losses[index])
+
+
+def _or_infinite(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf
 
 
 def _record(experiment: Experiment, run_id: str, scheduler: Scheduler | None) -> RunRecord:

@@ -24,6 +24,7 @@ def aggregate_best(
     *,
     keys: Sequence[str] = (),
     best_over: Sequence[str] = (),
+    tuned: Sequence[str] = (),
     target: float | None = None,
 ) -> tuple[list[CellResult], list[str], list[str]]:
     """As `aggregate`; also returns sentences on the values that were kept.
@@ -32,16 +33,18 @@ def aggregate_best(
         runs: of one or several experiments.
         keys: configuration keys to show even if the cells do not differ in them.
         best_over: configuration keys of which each arm keeps only the best value (`keep_best`).
+        tuned: configuration keys whose value was chosen for each arm before (`asyncpp tune`).
         target: validation loss, nats per token, to measure steps and time to.
     """
     groups = _group_by_all_but_seed(runs)
-    shown, notes = _further_keys(groups, wanted=[*keys, *best_over])
+    shown, notes = _further_keys(groups, wanted=[*keys, *best_over, *tuned])
     cells = [_cell(group, shown, target) for group in groups]
     choices: list[str] = []
     if best_over:
         cells, choices = keep_best(cells, best_over)
-        cells = [replace(cell, chosen=tuple(best_over)) for cell in cells]
-    cells, lacking = linked(cells, ignoring=best_over)
+    chosen = (*best_over, *tuned)
+    cells = [replace(cell, chosen=chosen) for cell in cells]
+    cells, lacking = linked(cells, ignoring=chosen)
     return cells, [*notes, *lacking], choices
 
 

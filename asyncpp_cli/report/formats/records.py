@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.tables.columns import records
+from asyncpp_cli.tune.result import Tuning
+from asyncpp_cli.tune.result import records as tuning_records
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,9 +22,18 @@ _FORMULA_STARTS = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
-def to_json(cells: Sequence[CellResult]) -> str:
-    """A list of records; each holds the ids of its runs and their conditions."""
-    return json.dumps(records(cells), indent=2, allow_nan=False) + "\n"
+def to_json(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> str:
+    """A list of records; each holds the ids of its runs and their conditions, of a tuned arm `tuning`."""
+    listed = records(cells)
+    arms = {
+        run: record
+        for tuning in tunings
+        for each, record in zip(tuning.arms, tuning_records(tuning.plan, tuning.arms), strict=True)
+        for run in each.leading.candidate.runs
+    }
+    for record in listed if tunings else []:
+        record["tuning"] = next((arms[run] for run in record["runs"] if run in arms), None)
+    return json.dumps(listed, indent=2, allow_nan=False) + "\n"
 
 
 def flat_records(cells: Sequence[CellResult]) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.tables.columns import value_columns
 from asyncpp_cli.report.tables.pivot import pivot
 from asyncpp_cli.report.tables.table import Table, table_of_cells
+from asyncpp_cli.tune.result import Tuning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,9 @@ class Report:
     values: str = "val_loss"
     """With `cols`: the columns shown for each cell, by key."""
 
+    tunings: Sequence[Tuning] = ()
+    """Of experiments that `asyncpp tune` made; their cells are each arm's best candidate."""
+
     def table(self, *, width: int | None) -> Table:
         """The table to show.
 
@@ -44,7 +48,8 @@ class Report:
     @property
     def summary(self) -> list[str]:
         """The results in sentences."""
-        return [*self.choices, *summary_lines(self.cells)]
+        tuned = [sentence for tuning in self.tunings for sentence in tuning.sentences]
+        return [*tuned, *self.choices, *summary_lines(self.cells)]
 
     @property
     def problems(self) -> list[str]:

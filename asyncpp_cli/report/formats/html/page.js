@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const arms = JSON.parse(document.getElementById("data").textContent).arms;
+  const { arms, tunings } = JSON.parse(document.getElementById("data").textContent);
   const MOST_AT_FIRST = 12;
   const state = {
     kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2,
@@ -282,7 +282,32 @@
     Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y }, CONFIG);
   }
 
+  // Loss over a tuned setting: a line for each arm and rung.
+  function drawTunings() {
+    tunings.forEach((tuning, number) => tuning.keys.forEach((key, place) => {
+      const traces = tuning.arms.filter(({ arm }) => state.shown[arm]).flatMap((tuned) => {
+        const arm = arms[tuned.arm];
+        const order = tuned.values.map((_, index) => index).sort((a, b) => (tuned.values[a][place] < tuned.values[b][place] ? -1 : 1));
+        return tuned.rungs.map(({ step, loss }, rung) => {
+          const known = order.filter((index) => loss[index] !== null);
+          const last = rung === tuned.rungs.length - 1;
+          return {
+            type: "scatter", mode: "lines+markers", x: known.map((index) => tuned.values[index][place]), y: known.map((index) => loss[index]),
+            text: plain(`${arm.name}, step ${step}`), hovertemplate: "%{y:.4f} at %{x}<br>%{text}<extra></extra>",
+            opacity: last ? 1 : 0.25 + (0.5 * rung) / tuned.rungs.length, line: lineOf(arm, 1.5),
+            marker: { color: colourOf(arm), symbol: arm.marker, size: known.map((index) => (last && index === tuned.best ? 13 : 6)) },
+          };
+        });
+      });
+      const x = { ...GRID, title: { text: plain(key) }, ...(tuning.log[place] ? { type: "log" } : {}) };
+      const y = { ...GRID, title: { text: "validation loss, nats per token" } };
+      const chart = document.getElementById(`tuning-${number}-${place}-chart`);
+      Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y }, CONFIG);
+    }));
+  }
+
   function draw() {
+    drawTunings();
     drawLoss();
     drawSharpness();
     drawGaps();

@@ -19,6 +19,7 @@ from asyncpp_cli.report.formats.html.table import escaped, html_table
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.table import table_of_cells
+from asyncpp_cli.tune.result import table
 from asyncpp_cli.version import asyncpp_version
 
 MOST_TIMELINES = 8
@@ -51,6 +52,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
         f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p></header><main>",
         _section("answer", "Summary", _list(report.summary)),
         _section("table", "Cells", _tables(report)),
+        _section("tuning", "Tuning", _tunings(report)),
         _section("curves", "Loss", _CURVES + _curves_note(steps_file)),
         _section("gaps", "Gap to the synchronous counterpart", _GAPS),
         _section("speed", "Throughput", _SPEED),
@@ -61,7 +63,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
         _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
         f"</main><footer><p>Written by asyncpp {escaped(asyncpp_version())}.</p></footer>",
-        f'<script type="application/json" id="data">{page_data(report.cells)}</script>',
+        f'<script type="application/json" id="data">{page_data(report.cells, report.tunings)}</script>',
         f"<script>{get_plotlyjs()}</script>",
         f"<script>{resources.joinpath('page.js').read_text(encoding='utf-8')}</script>",
         "</body></html>",
@@ -99,6 +101,10 @@ momentum at its delay. Of optimizers without a diagonal preconditioner: along th
 _MEMORY = """<p>Peak memory, the largest over seeds.</p><div class="chart" id="memory-chart"></div>"""
 
 
+_TUNING = """
+<p>Validation loss over the tuned setting at each rung; the farther a rung, the darker. Large marks are the
+best of each arm. Losses at different rungs are after different numbers of steps.</p>
+"""
 _EVERY_COLUMN = '<label class="every-column"><input type="checkbox" id="every-column"> all columns</label>'
 
 
@@ -123,6 +129,21 @@ def _tables(report: Report) -> str:
     problems = f'<div class="problems">{_list(report.problems)}</div>' if report.problems else ""
     conditions = "".join(f'<p class="conditions">{escaped(line)}</p>' for line in report.conditions)
     return f"{pivot}{_EVERY_COLUMN}{cells}{problems}{conditions}"
+
+
+def _tunings(report: Report) -> str:
+    """A table of the arms and a chart for each tuned key, of every tuning."""
+    parts = []
+    for number, tuning in enumerate(report.tunings):
+        columns, rows = table(tuning.plan, tuning.arms)
+        head = "".join(f"<th>{escaped(column)}</th>" for column in columns)
+        body = "".join(f"<tr>{''.join(f'<td>{escaped(text)}</td>' for text in row)}</tr>" for row in rows)
+        parts.append(
+            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        )
+        for place in range(len(tuning.plan.keys)):
+            parts.append(f'<div class="chart tall" id="tuning-{number}-{place}-chart"></div>')
+    return _TUNING + "".join(parts) if parts else ""
 
 
 def _curves_note(steps_file: str) -> str:

@@ -17,6 +17,7 @@ from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.column import as_plain
 from asyncpp_cli.report.tables.columns import records
 from asyncpp_cli.report.tables.styles import styles
+from asyncpp_cli.tune.result import Tuning
 
 MOST_CHARACTERS = 2_600_000
 """Limit of the data: with plotly's five megabytes and the tables, the page stays under eight."""
@@ -32,19 +33,24 @@ _CHARACTERS_OF_A_BIN = 70
 _FEWEST_BINS = 8
 
 
-def page_data(cells: Sequence[CellResult], *, most_characters: int = MOST_CHARACTERS) -> str:
+def page_data(
+    cells: Sequence[CellResult],
+    tunings: Sequence[Tuning] = (),
+    *,
+    most_characters: int = MOST_CHARACTERS,
+) -> str:
     """The data as JSON, safe inside a `script` element."""
     runs = sum(len(cell.runs) for cell in cells)
     bins = min(_MOST_BINS, max(_FEWEST_BINS, most_characters // (_CHARACTERS_OF_A_BIN * max(runs, 1))))
-    text = _encoded(cells, bins)
+    text = _encoded(cells, tunings, bins)
     while len(text) > most_characters and bins > _FEWEST_BINS:
         # Nearly in proportion: evaluations and short runs are not thinned further.
         bins = max(_FEWEST_BINS, min(bins - 1, int(bins * 0.85 * most_characters / len(text))))
-        text = _encoded(cells, bins)
+        text = _encoded(cells, tunings, bins)
     return text
 
 
-def _encoded(cells: Sequence[CellResult], bins: int) -> str:
+def _encoded(cells: Sequence[CellResult], tunings: Sequence[Tuning], bins: int) -> str:
     drawn = zip(cells, records(cells), arm_names(cells), styles(cells), strict=True)
     arms = [
         {
@@ -58,9 +64,35 @@ def _encoded(cells: Sequence[CellResult], bins: int) -> str:
         }
         for cell, fields, name, style in drawn
     ]
-    text = json.dumps({"arms": arms}, separators=(",", ":"), allow_nan=False)
+    content = {"arms": arms, "tunings": [_tuning(tuning, cells) for tuning in tunings]}
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     # Nothing that ends the script element or begins a comment in it.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _tuning(tuning: Tuning, cells: Sequence[CellResult]) -> dict[str, Any]:
+    """For each arm its place among the cells, and the mean losses of its candidates at every rung."""
+    place_of = {run.id: place for place, cell in enumerate(cells) for run in cell.runs}
+    return {
+        "keys": list(tuning.plan.keys),
+        "log": [text.endswith(":log") for text in tuning.plan.question.over],
+        "arms": [
+            {
+                "arm": next(place_of[run] for run in each.leading.candidate.runs if run in place_of),
+                "best": None if each.best is None else each.candidates.index(each.best),
+                "values": [list(compared.candidate.values.values()) for compared in each.candidates],
+                "rungs": [
+                    {
+                        "step": step,
+                        "loss": _rounded(compared.losses.get(step, math.nan) for compared in each.candidates),
+                    }
+                    for step in each.arm.rungs
+                ],
+            }
+            for each in tuning.arms
+            if any(run in place_of for run in each.leading.candidate.runs)
+        ],
+    }
 
 
 def _run(run: RunResult, bins: int) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+"""The report of a tuned experiment: each arm at its best, the price, and the picture's data."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.launches import TINY
+
+from asyncpp.tuning import write_tuning
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.tune.plan import Question
+
+LOSSES = {"1f1b": [3.0, 2.0, 2.5, 4.0], "2bw": [3.0, 2.9, 2.8, 2.1]}
+"""By rate; of 1f1b the second is the best, of 2bw the last."""
+
+
+def record(run: Run, losses: dict[int, float]) -> None:
+    """Write what a run leaves that was trained to the last of these steps."""
+    rows = [
+        {"kind": "eval", "step": step, "tokens": 16 * step, "val_loss": loss, "seconds": 1.0}
+        for step, loss in losses.items()
+    ]
+    run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    last = max(losses)
+    state = State.COMPLETED if last == 16 else State.PAUSED
+    run.write_status(Status(state=state, attempt=1, step=last, steps=16))
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Experiment:
+    """Two arms of four candidates: 4 to step 4, 2 to step 8, 1 to step 16, their losses falling by 0.1."""
+    matrix = ["matrix={schedule: [1f1b, 2bw], optimizer: adamw}", "exclude=[]", "train.steps=16"]
+    question = Question(
+        template="quickstart",
+        changes=(*TINY, *matrix),
+        over=("optimizer.lr=1e-4:1e-1:log",),
+        samples=4,
+        search_seed=None,
+        eta=2,
+        grid=False,
+    )
+    write_tuning(question, out=tmp_path / "e")
+    experiment = open_experiment(tmp_path / "e")
+    for schedule, losses in LOSSES.items():
+        runs = [experiment.run(cell.id) for cell in experiment.cells if cell.axes["schedule"] == schedule]
+        ranked = sorted(range(4), key=losses.__getitem__)
+        for place, index in enumerate(ranked):
+            rungs = [4, 8, 16][: 3 if place == 0 else 2 if place == 1 else 1]
+            record(runs[index], {step: losses[index] - 0.1 * n for n, step in enumerate(rungs)})
+    return experiment
+
+
+def test_each_arm_at_its_best(tuned: Experiment) -> None:
+    ended = asyncpp("report", tuned.folder, "--format", "json")
+    assert ended.code == 0, ended.errors
+    first, second = json.loads(ended.output)
+    assert [(cell["schedule"], cell["optimizer.lr"]) for cell in (first, second)] == [
+        ("1f1b", 1e-3),
+        ("2bw", 1e-1),
+    ]
+    assert second["gap"] == pytest.approx((2.1 - 0.2) - (2.0 - 0.2)), "against the other arm's best"
+    assert (first["tuning"]["steps"], first["tuning"]["grid_steps"]) == (4 * 4 + 2 * 4 + 8, 4 * 16)
+    assert (first["tuning"]["on_edge"], second["tuning"]["on_edge"]) == ([], ["optimizer.lr"])
+    assert [each["step"] for each in first["tuning"]["candidates"]] == [4, 16, 8, 4]
+
+
+def test_price_and_edge_are_in_the_summary(tuned: Experiment) -> None:
+    text = " ".join(asyncpp("report", tuned.folder).output.split())
+    assert "Tuned over optimizer.lr=1e-4:1e-1:log, 4 points in each arm" in text
+    assert "Tuning took 64 steps; the grid takes 128, 2.0 times fewer." in text
+    assert (
+        "On the edge of the values tried, so a better one may lie beyond: optimizer.lr of schedule=2bw."
+        in text
+    )
+
+
+def test_a_failed_run_is_named(tuned: Experiment) -> None:
+    run = tuned.run(tuned.cells[3].id)
+    run.metrics_file.unlink()
+    status = Status(state=State.FAILED, cause=Cause.ERROR, reason="it diverged", attempt=1, steps=16)
+    run.write_status(status)
+    text = " ".join(asyncpp("report", tuned.folder).output.split())
+    assert f"{run.id} failed and counts as last: it diverged." in text
+
+
+def test_an_incomplete_tuning_shows_what_leads(tuned: Experiment) -> None:
+    for cell in tuned.cells:
+        if cell.axes["schedule"] == "2bw":
+            tuned.run(cell.id).status_file.unlink()
+            tuned.run(cell.id).metrics_file.unlink()
+    record(tuned.run(tuned.cells[5].id), {4: 2.5})
+    ended = asyncpp("report", tuned.folder, "--format", "json")
+    assert ended.code == 0, ended.errors
+    second = json.loads(ended.output)[1]
+    assert (second["optimizer.lr"], second["tuning"]["complete"]) == (1e-3, False)
+    assert "0.001 (not complete) of schedule=2bw" in " ".join(asyncpp("report", tuned.folder).output.split())
+
+
+def test_the_page_has_a_chart(tuned: Experiment) -> None:
+    file = tuned.folder / "page.html"
+    ended = asyncpp("report", tuned.folder, "--format", "html", "--out", file)
+    assert ended.code == 0, ended.errors
+    page = file.read_text()
+    assert 'id="tuning-0-0-chart"' in page
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
+    assert found is not None
+    (tuning,) = json.loads(found[1])["tunings"]
+    assert (tuning["keys"], tuning["log"]) == (["optimizer.lr"], [True])
+    arm = tuning["arms"][0]
+    assert (arm["arm"], arm["best"], arm["values"]) == (0, 1, [[1e-4], [1e-3], [1e-2], [1e-1]])
+    assert [rung["step"] for rung in arm["rungs"]] == [4, 8, 16]
+    assert [rung["loss"] for rung in arm["rungs"]] == [
+        [3.0, 2.0, 2.5, 4.0],
+        [None, 1.9, 2.4, None],
+        [None, 1.8, None, None],
+    ]
