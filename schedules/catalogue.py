@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from schedules.actions import Program
 from schedules.custom import custom_function, custom_program, is_custom
 from schedules.errors import ScheduleError
@@ -16,6 +19,7 @@ from schedules.library.paci_v import PACI_V
 from schedules.library.pipedream import PIPEDREAM, PIPEDREAM_UNSTASHED
 from schedules.library.two_bw import TWO_BW
 from schedules.library.two_bw_v import TWO_BW_V
+from schedules.library.v_block import EVEN_COSTS, block_costs
 from schedules.library.zb_v import ZB_V
 from schedules.library.zero_bubble import ZERO_BUBBLE
 from schedules.schedule import Schedule, options_of
@@ -77,7 +81,15 @@ def options_taken(name: str) -> frozenset[str]:
     return options_of(custom_function(name)) if is_custom(name) else find(name).options
 
 
-def smallest_delay(name: str, *, stages: int, microbatches: int, ahead: int = 1, split: bool = False) -> int:
+def smallest_delay(
+    name: str,
+    *,
+    stages: int,
+    microbatches: int,
+    ahead: int = 1,
+    split: bool = False,
+    costs: Sequence[int] = EVEN_COSTS,
+) -> int:
     """The smallest delay that schedule `name` can have; 1 for those that take none.
 
     Args:
@@ -86,14 +98,16 @@ def smallest_delay(name: str, *, stages: int, microbatches: int, ahead: int = 1,
         microbatches: Micro-batches a step.
         ahead: As in `build`.
         split: As in `build`.
+        costs: As in `build`.
 
     Raises:
-        ScheduleError: There is no schedule of that name.
+        ScheduleError: There is no schedule of that name, or the costs are not as in `build`.
     """
     lead = find(name).lead
     if lead is None:
         return 1
-    return delay_for_lead(lead=lead(ranks=stages, ahead=ahead, split=split), microbatches=microbatches)
+    least = lead(ranks=stages, ahead=ahead, split=split, costs=block_costs(costs))
+    return delay_for_lead(lead=least, microbatches=microbatches)
 
 
 def build(
@@ -108,6 +122,7 @@ def build(
     delayed_from: int = 0,
     chunks: int = 1,
     split: bool = False,
+    costs: Sequence[int] = EVEN_COSTS,
     update_interval: int | None = None,
 ) -> Program:
     """The program of schedule `name` for one segment of a run.
@@ -125,6 +140,8 @@ def build(
         delayed_from: First step under delay, where those before it were synchronous; at most `first_step`.
         chunks: interleaved-1f1b, looped-bfs: stages per rank.
         split: 2bw-v: whether backwards are split into an input half and a weight half.
+        costs: 2bw-v, paci-v: times of a stage's forward, input half and weight half in whole numbers; the
+            order leaves no rank idle at these.
         update_interval: pipedream, paci, paci-v: backwards after which a stage updates, a divisor of
             `microbatches`; None: 1 for pipedream, `microbatches` for the others.
 
@@ -146,14 +163,17 @@ def build(
     ):
         if value is not None and value < smallest:
             raise ScheduleError(f"{label} is {value}; accepted: {smallest} or more")
+    for_block = block_costs(costs)
     fixed_chunks = FAMILY[name].stages_per_rank if name in FAMILY else 1
-    for option, value, accepted in (
+    choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
         ("ahead", ahead, (1,)),
         ("chunks", chunks, (1, fixed_chunks)),
+        ("costs", for_block, (EVEN_COSTS,)),
         ("delay", delay, (None,)),
         ("split", split, (False,)),
         ("update_interval", update_interval, (None, microbatches)),
-    ):
+    )
+    for option, value, accepted in choices:
         if option not in options and value not in accepted:
             takers = [other for other, schedule in FAMILY.items() if option in schedule.options]
             raise ScheduleError(
@@ -162,9 +182,10 @@ def build(
     if delayed_from > first_step:
         raise ScheduleError(f"the segment starts at step {first_step}, and delay only at step {delayed_from}")
     interval = _update_interval(name, microbatches=microbatches, asked=update_interval)
-    given = {
+    given: dict[str, Any] = {
         "ahead": ahead,
         "chunks": chunks,
+        "costs": for_block,
         "delay": delay,
         "delayed_from": delayed_from,
         "split": split,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from schedules.actions import Program
 from schedules.errors import ScheduleError
@@ -42,7 +43,7 @@ def custom_function(name: str) -> Callable[..., Program]:
     return function
 
 
-def custom_program(name: str, segment: Segment, options: Mapping[str, int | None]) -> Program:
+def custom_program(name: str, segment: Segment, options: Mapping[str, Any]) -> Program:
     """The program that the function returns for `segment`, verified.
 
     Options that are None are left to the function's own defaults.

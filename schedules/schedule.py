@@ -9,7 +9,7 @@ from functools import cached_property
 
 from schedules.actions import Program
 
-OPTIONS = ("ahead", "chunks", "delay", "delayed_from", "split", "update_interval")
+OPTIONS = ("ahead", "chunks", "costs", "delay", "delayed_from", "split", "update_interval")
 """Options that a schedule's function may take beside the segment, by keyword."""
 
 
@@ -35,7 +35,7 @@ class Schedule:
     lead: Callable[..., int] | None = None
     """Least d m for a delay of d with m micro-batches per step, where the delay is an option.
 
-    Takes `ranks`, `ahead` and `split`.
+    Takes `ranks`, `ahead`, `split` and `costs`.
     """
     default_interval: Callable[[int], int] | None = None
     """Default update interval for m micro-batches per step; None: all stages update together, each step."""

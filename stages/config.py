@@ -43,6 +43,9 @@ class ScheduleConfig:
     """interleaved-1f1b, looped-bfs: stages per rank."""
     split: bool = key(False, later=True)
     """2bw-v: split backwards, for fewer activations."""
+    costs: list[int] | None = key(None, later=True)  # noqa: RUF009, the default is no list
+    """2bw-v, paci-v: times of a stage's forward and of the two halves of its backward, whole numbers up to
+    24 in any unit; the order leaves no rank idle at these. null: [1, 1, 1]."""
     update_interval: int | None = key(None, high=100_000)
     """pipedream, paci, paci-v: micro-batches between a stage's updates; null: 1 for pipedream,
     `microbatches` for the others."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import schedules
+from schedules.library.v_block import block_costs
 from stages.config import RunConfig
 from stages.limits import ConfigError
-from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+from stages.pipeline.segments import schedule_costs, schedule_facts, segment_program, sync_steps
 
 MOST_SLOTS = 100_000
 """Upper bound of stages times micro-batches in a step, the size of a step's program."""
@@ -149,7 +150,11 @@ def _check_delay(config: RunConfig) -> None:
     lead = schedules.find(schedule.name).lead
     if lead is None:
         return
-    least = lead(ranks=stages, ahead=ahead, split=schedule.split)
+    try:
+        costs = block_costs(schedule_costs(config))
+    except schedules.ScheduleError as error:
+        raise ConfigError("schedule.costs", str(error)) from None
+    least = lead(ranks=stages, ahead=ahead, split=schedule.split, costs=costs)
     if delay * microbatches < least:
         needed, smallest = -(-least // delay), -(-least // microbatches)
         further = "" if ahead == 1 else f" and schedule.ahead = {ahead}"

@@ -53,7 +53,7 @@ KEYS: tuple[str, ...] = tuple(
 OWN_OPTIONS = "optimizer.options."
 """Prefix of the options of a user's own optimizer; any identifier may follow."""
 
-LIST_KEYS = ("parallel.cut",)
+LIST_KEYS = ("parallel.cut", "schedule.costs")
 """Keys whose value is a list of integers."""
 
 SITE = "site"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import schedules
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.settings import copy_of
+from schedules.library.v_block import EVEN_COSTS
 from stages.config import RunConfig
 
 CONSIDERED = (
@@ -136,7 +137,12 @@ def layout(
         chunks=chunks,
         ahead=ahead,
         delay=schedules.smallest_delay(
-            name, stages=stages, microbatches=microbatches, ahead=ahead, split=split
+            name,
+            stages=stages,
+            microbatches=microbatches,
+            ahead=ahead,
+            split=split,
+            costs=base.schedule.costs or EVEN_COSTS,
         ),
         split=split,
         update_interval=None,

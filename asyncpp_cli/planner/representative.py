@@ -11,7 +11,7 @@ from schedules.dependencies import most_unacknowledged
 from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
 from stages.pipeline.gradient_buffers import gradient_buffers
-from stages.pipeline.segments import schedule_facts
+from stages.pipeline.segments import schedule_costs, schedule_facts
 from stages.schedule_validation import tied_problem
 
 
@@ -24,6 +24,7 @@ class Shape(NamedTuple):
     ahead: int
     delay: int | None
     split: bool
+    costs: tuple[int, ...]
     chunks: int
     update_interval: int | None
     data: int
@@ -50,6 +51,7 @@ class Shape(NamedTuple):
             ahead,
             delay,
             schedule.split,
+            schedule_costs(config),
             schedule.chunks,
             schedule.update_interval,
             config.parallel.data,
@@ -88,6 +90,7 @@ def represented(shape: Shape) -> Represented:
         ahead=shape.ahead,
         delay=shape.delay,
         split=shape.split,
+        costs=shape.costs,
         chunks=shape.chunks,
         update_interval=shape.update_interval,
     )

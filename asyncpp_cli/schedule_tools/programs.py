@@ -15,6 +15,7 @@ from schedules import FAMILY, Program, ScheduleError, build, find_problems, is_c
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.io.program_file import from_text
 from schedules.io.torch_lists import from_csv
+from schedules.library.v_block import EVEN_COSTS, BlockCosts, whole_costs
 from schedules.simulate import Timeline, simulate, steps_to_measure
 
 
@@ -35,6 +36,16 @@ class CostOptions:
     seed: int = 0
     measured: RankTimes | None = None
     """Measured times of every rank, which replace `forward`, `backward` and `update`; None: not measured."""
+
+    @property
+    def block(self) -> BlockCosts:
+        """The costs that a periodic block is made for."""
+        if self.measured is not None:
+            halves = (self.measured.forward, self.measured.input_half, self.measured.weight_half)
+            return whole_costs(*map(sum, halves))
+        if self.input_half is None or self.weight_half is None:
+            return whole_costs(self.forward, self.backward / 2, self.backward / 2)
+        return whole_costs(self.forward, self.input_half, self.weight_half)
 
     def of(self, program: Program) -> Costs:
         """The costs of `program`."""
@@ -67,8 +78,18 @@ def read_program(file: Path, *, steps: int) -> Program:
         raise UserError(_first_line(str(error))) from error
 
 
-def program(name: str, geometry: Geometry, *, steps: int, first_step: int = 0) -> Program:
-    """The verified program of schedule `name`, or of a file, which may have its own number of steps."""
+def program(
+    name: str, geometry: Geometry, *, steps: int, first_step: int = 0, costs: BlockCosts = EVEN_COSTS
+) -> Program:
+    """The verified program of schedule `name`, or of a file, which may have its own number of steps.
+
+    Args:
+        name: of the schedule, or its file.
+        geometry: that the schedule is built with.
+        steps: of the program.
+        first_step: its first one.
+        costs: those of a periodic block.
+    """
     if is_file(name):
         program_read = read_program(Path(name), steps=steps)
         problems = find_problems(program_read)
@@ -81,17 +102,18 @@ def program(name: str, geometry: Geometry, *, steps: int, first_step: int = 0) -
         for option, value in (("--stages", geometry.stages), ("--microbatches", geometry.microbatches)):
             if value is None:
                 raise UserError(f"{option} is missing: {name} needs --stages and --microbatches")
-        return build(name, steps=steps, first_step=first_step, **_taken(name, geometry))
+        return build(name, steps=steps, first_step=first_step, **_taken(name, geometry, costs))
     except ScheduleError as error:
         raise UserError(str(error)) from error
 
 
-def _taken(name: str, geometry: Geometry) -> dict[str, Any]:
+def _taken(name: str, geometry: Geometry, costs: BlockCosts) -> dict[str, Any]:
     """The arguments that schedule `name` takes; a comparison may have others for other schedules."""
     options = options_taken(name)
     taken: dict[str, Any] = {"stages": geometry.stages, "microbatches": geometry.microbatches}
     values = {
         "chunks": 2 if geometry.chunks is None else geometry.chunks,
+        "costs": costs,
         "delay": geometry.delay,
         "ahead": 1 if geometry.ahead is None else geometry.ahead,
         "split": bool(geometry.split),
@@ -100,7 +122,7 @@ def _taken(name: str, geometry: Geometry) -> dict[str, Any]:
     return taken | {option: value for option, value in values.items() if option in options}
 
 
-def note_delay(names: Sequence[str], geometry: Geometry) -> None:
+def note_delay(names: Sequence[str], geometry: Geometry, costs: BlockCosts = EVEN_COSTS) -> None:
     """Print a note on standard error for each schedule that cannot have a delay of 1."""
     if geometry.delay is not None:
         return
@@ -109,7 +131,7 @@ def note_delay(names: Sequence[str], geometry: Geometry) -> None:
         lead = FAMILY[name].lead if name in FAMILY else None
         if lead is None:
             continue
-        least = lead(ranks=stages, ahead=ahead, split=bool(geometry.split))
+        least = lead(ranks=stages, ahead=ahead, split=bool(geometry.split), costs=costs)
         delay = -(-least // microbatches)
         if delay > 1:
             print(
@@ -128,16 +150,17 @@ def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:
             raise UserError(f"--{option.replace('_', '-')} {value}: not an option of {', '.join(names)}")
 
 
-def measurable_program(name: str, geometry: Geometry, *, steps: int | None, jitter: float) -> Program:
+def measurable_program(name: str, geometry: Geometry, costs: CostOptions, *, steps: int | None) -> Program:
     """As `program`, with `steps` or with enough steps to measure the steady state."""
-    one_step = program(name, geometry, steps=1)
+    block = costs.block
+    one_step = program(name, geometry, steps=1, costs=block)
     if steps is None:
         ahead = 1 if geometry.ahead is None else geometry.ahead
         steps = steps_to_measure(stages=one_step.num_stages, microbatches=one_step.microbatches, ahead=ahead)
         steps += 0 if geometry.delay is None else geometry.delay
         # Random times need more: some hundreds of micro-batches.
-        steps += -(-256 // one_step.microbatches) if jitter else 0
-    return program(name, geometry, steps=steps)
+        steps += -(-256 // one_step.microbatches) if costs.jitter else 0
+    return program(name, geometry, steps=steps, costs=block)
 
 
 def timeline(of: Program, costs: CostOptions) -> Timeline:
@@ -151,7 +174,7 @@ def comparison(
     """The rows of `compare` for the schedules called `names`."""
     rows = []
     for name in names:
-        simulated = timeline(measurable_program(name, geometry, steps=steps, jitter=costs.jitter), costs)
+        simulated = timeline(measurable_program(name, geometry, costs, steps=steps), costs)
         try:
             rows.append(comparison_row(simulated))
         except ValueError as error:

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from schedules.library.two_bw_v import block_of, rank_order
-from schedules.library.v_block import VBlock
+from schedules.library.v_block import EVEN_COSTS, BlockCosts, VBlock
 from schedules.library.v_shape import placement
 from schedules.schedule import Schedule
 from schedules.segment import Segment
 
 
-def paci_v(segment: Segment, *, update_interval: int, ahead: int = 1) -> Program:
+def paci_v(
+    segment: Segment, *, update_interval: int, ahead: int = 1, costs: BlockCosts = EVEN_COSTS
+) -> Program:
     """Rank r holds stages r and 2 p - 1 - r, and one version of their weights.
 
     Args:
         segment: The part of the run.
         update_interval: The paper's accumulation a.
         ahead: 1: messages arrive when they are needed; a: each has a - 1 sixths of a micro-batch's time.
+        costs: At which no rank is ever idle.
     """
-    block = block_of(ranks=segment.ranks, ahead=ahead, split=False)
+    block = block_of(ranks=segment.ranks, ahead=ahead, split=False, costs=costs)
     return Program(
         schedule="paci-v",
         microbatches=segment.microbatches,

@@ -12,11 +12,12 @@ to half of a micro-batch's time each. It changes what is in flight, and no versi
 from __future__ import annotations
 
 from schedules.actions import Program
+from schedules.library.v_block import EVEN_COSTS, BlockCosts
 from schedules.schedule import Schedule
 from schedules.segment import Segment, legal_delay, unflushed
 
 
-def lead(*, ranks: int, ahead: int, split: bool) -> int:
+def lead(*, ranks: int, ahead: int, split: bool, costs: BlockCosts = EVEN_COSTS) -> int:
     """Forwards that the first stage runs ahead of its backwards: a delay of d needs d m >= a (p - 1)."""
     return ahead * (ranks - 1)
 

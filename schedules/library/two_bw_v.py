@@ -12,24 +12,27 @@ from collections.abc import Callable
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from schedules.errors import ScheduleError
-from schedules.library.v_block import VBlock, v_block
+from schedules.library.v_block import EVEN_COSTS, BlockCosts, VBlock, v_block
 from schedules.library.v_shape import placement
 from schedules.schedule import Schedule
 from schedules.segment import Segment, legal_delay
 
 
-def block_of(*, ranks: int, ahead: int, split: bool) -> VBlock:
-    """The block at a forward of 1 and a backward of 2 (split: 1 and 1), `ahead - 1` for each message."""
-    backward, weight = (1, 1) if split else (2, 0)
-    return v_block(ranks=ranks, forward=1, backward=backward, weight=weight, message=ahead - 1)
+def block_of(*, ranks: int, ahead: int, split: bool, costs: BlockCosts = EVEN_COSTS) -> VBlock:
+    """The block at these costs, with at least `ahead - 1` sixths of a micro-batch's time for each message."""
+    backward, weight = costs.input_half, costs.weight_half
+    if not split:
+        backward, weight = backward + weight, 0
+    message = -(-(ahead - 1) * sum(costs) // 3)  # a rank computes two stages
+    return v_block(ranks=ranks, forward=costs.forward, backward=backward, weight=weight, message=message)
 
 
-def lead(*, ranks: int, ahead: int, split: bool) -> int:
+def lead(*, ranks: int, ahead: int, split: bool, costs: BlockCosts = EVEN_COSTS) -> int:
     """A delay of d needs d m >= L - 1 where the activations of a stage live L periods at most.
 
     So the update of step t - d - 1 stands before step t's first forward.
     """
-    block = block_of(ranks=ranks, ahead=ahead, split=split)
+    block = block_of(ranks=ranks, ahead=ahead, split=split, costs=costs)
     return -(-(max(block.lifetimes) - block.period) // block.period)
 
 
@@ -45,13 +48,20 @@ def least_microbatches(block: VBlock) -> int:
 
 
 def two_bw_v(
-    segment: Segment, *, ahead: int = 1, delay: int | None = None, delayed_from: int = 0, split: bool = False
+    segment: Segment,
+    *,
+    ahead: int = 1,
+    costs: BlockCosts = EVEN_COSTS,
+    delay: int | None = None,
+    delayed_from: int = 0,
+    split: bool = False,
 ) -> Program:
     """Rank r holds stages r and 2 p - 1 - r, and `delay + 1` versions of their weights.
 
     Args:
         segment: The part of the run.
         ahead: 1: messages arrive when they are needed; a: each has a - 1 sixths of a micro-batch's time.
+        costs: At which no rank is ever idle.
         delay: Updates between the weights of a gradient and those it is applied to; None: the smallest
             legal one.
         delayed_from: First step under delay. The steps before it were synchronous and left one version.
@@ -60,7 +70,7 @@ def two_bw_v(
     Raises:
         ScheduleError: `delay` is smaller than the order allows, or a step has too few micro-batches.
     """
-    block = block_of(ranks=segment.ranks, ahead=ahead, split=split)
+    block = block_of(ranks=segment.ranks, ahead=ahead, split=split, costs=costs)
     least = least_microbatches(block)
     if segment.microbatches < least:
         raise ScheduleError(
@@ -68,7 +78,10 @@ def two_bw_v(
             f"{segment.microbatches} are asked for"
         )
     delay = legal_delay(
-        segment, schedule="2bw-v", delay=delay, lead=lead(ranks=segment.ranks, ahead=ahead, split=split)
+        segment,
+        schedule="2bw-v",
+        delay=delay,
+        lead=lead(ranks=segment.ranks, ahead=ahead, split=split, costs=costs),
     )
     end_step = segment.first_step + segment.steps
 

@@ -12,10 +12,57 @@ is the cyclic order of its actions; from order to order only the least waiting p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
+
+from schedules.errors import ScheduleError
+
+
+class BlockCosts(NamedTuple):
+    """Times of one stage, in whole numbers of any one unit; a whole backward takes both halves'."""
+
+    forward: int
+    input_half: int
+    weight_half: int
+
+
+EVEN_COSTS = BlockCosts(1, 1, 1)
+"""A backward takes twice as long as a forward, and its halves are equal."""
+MOST_COST = 24
+"""Largest of the costs: the search goes over all times of a period."""
+
+
+def block_costs(costs: Sequence[int]) -> BlockCosts:
+    """These costs, checked.
+
+    Raises:
+        ScheduleError: They are not three, or one of them is not from 1 to `MOST_COST`.
+    """
+    if len(costs) != len(EVEN_COSTS) or not all(0 < cost <= MOST_COST for cost in costs):
+        raise ScheduleError(
+            f"costs are {list(costs)}; accepted: those of a forward and of the two halves of a backward, "
+            f"whole numbers from 1 to {MOST_COST}"
+        )
+    return BlockCosts(*costs)
+
+
+def whole_costs(forward: float, input_half: float, weight_half: float) -> BlockCosts:
+    """The smallest costs in about these proportions: within 2 % of a micro-batch's time, or as near as
+    `MOST_COST` allows."""
+    times = (forward, input_half, weight_half)
+    candidates = []
+    for largest in range(1, MOST_COST + 1):
+        unit = max(times) / largest
+        costs = BlockCosts(*(max(1, round(time / unit)) for time in times))
+        share = sum(times) / sum(costs)
+        error = sum(abs(cost * share - time) for cost, time in zip(costs, times, strict=True)) / sum(times)
+        if error <= 0.02:
+            return costs
+        candidates.append((error, costs))
+    return min(candidates)[1]
 
 
 @dataclass(frozen=True, kw_only=True)

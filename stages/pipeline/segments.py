@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import schedules
 from optimizers import check_correction
+from schedules.library.v_block import EVEN_COSTS
 from stages.config import RunConfig, correction_options
 
 SYNCHRONOUS = "1f1b"
@@ -85,8 +86,15 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
         delayed_from=sync_steps(config),
         chunks=schedule.chunks,
         split=schedule.split,
+        costs=schedule_costs(config),
         update_interval=schedule.update_interval,
     )
+
+
+def schedule_costs(config: RunConfig) -> tuple[int, ...]:
+    """`schedule.costs`; the default where it is null or the schedule does not take it."""
+    taken = "costs" in schedules.options_taken(config.schedule.name)
+    return tuple(config.schedule.costs) if taken and config.schedule.costs is not None else EVEN_COSTS
 
 
 _build = lru_cache(maxsize=2)(schedules.build)

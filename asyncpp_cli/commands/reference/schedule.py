@@ -181,7 +181,7 @@ def compare(
         measured=None if measured is None else measured.times,
     )
     rows = schedule_input.comparison(names, geometry, costs, steps=steps)
-    schedule_input.note_delay(names, geometry)
+    schedule_input.note_delay(names, geometry, costs.block)
     if as_json:
         _print_json(rows)
         return

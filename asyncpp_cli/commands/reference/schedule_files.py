@@ -79,7 +79,7 @@ def draw(
 
     schedule_input.refuse_untaken(names, geometry)
     costs = CostOptions(**vars(times))
-    programs = [schedule_input.program(name, geometry, steps=steps) for name in names]
+    programs = [schedule_input.program(name, geometry, steps=steps, costs=costs.block) for name in names]
     titles = [
         f"{program.schedule}: {program.microbatches} micro-batches per step, "
         f"delay {max(analyze(program).delay_max)}"

@@ -89,6 +89,19 @@ def test_compare_with_the_halves_of_a_split_backward():
     assert idle == pytest.approx([9, 3])
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        ("--forward", "1.2"),
+        ("--forward", "1", "--input", "1.3", "--weight", "0.8", "--split"),
+        ("--forward", "0.6", "--backward", "2", "--split", "--ahead", "2", "--latency", "0.4"),
+    ],
+)
+def test_the_order_of_a_v_is_made_for_the_times_that_are_given(times):
+    rows = json.loads(run("compare", "2bw-v", "--stages", "8", "--microbatches", "32", *times, "--json"))
+    assert [row["bubble"] for row in rows] == pytest.approx([0], abs=1e-9)
+
+
 def test_compare_is_a_table_for_people():
     table = run("compare", "1f1b", "2bw", *geometry(4, 8))
     assert "27.3 %" in table
