@@ -20,6 +20,7 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.settings import SettingError, typed
 from asyncpp_cli.experiment.shipped import find_template, template_names
 from asyncpp_cli.experiment.yaml_data import read_mapping
+from asyncpp_cli.launch.containers import Container, ContainerError, read_container
 
 LOCAL = "local"
 
@@ -91,6 +92,8 @@ class Site:
     """sbatch flags to remove because the site refuses them."""
     srun_flags: list[str] = field(default_factory=list)
     """Additional arguments of srun: [--mpi=none]."""
+    container: Container | None = None
+    """Container in which srun starts the ranks."""
     on_end: list[str] = field(default_factory=list)
     """Command to run when a launch that was waited for has ended, as words: [notify-send, asyncpp]. Its last
     word will be a sentence; ASYNCPP_FOLDER, ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its environment."""
@@ -153,6 +156,12 @@ def read_site(file: Path, *, name: str) -> Site:
 
 
 def _typed(file: Path, key: str, value: Any) -> Any:
+    if key == "container" and value is not None:
+        try:
+            return read_container(value)
+        except ContainerError as error:
+            name = f"container.{error.key}" if error.key else key
+            raise UserError(f"{file}: {name}: {error.message}") from None
     hint = _HINTS[key]
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if key == "time" and isinstance(value, int):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
+from asyncpp_cli.launch.containers import image_state
 from asyncpp_cli.launch.job.early_signals import received, signals_blocked
 from asyncpp_cli.launch.job.job_end import JobEnd, corrected_outcome
+from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
 from asyncpp_cli.launch.job.throttle_handover import hand_over_slot
 from asyncpp_cli.launch.job.time_limit import CLOCK_TOLERANCE, EARLY_SECONDS, first_end_time, time_limit
 from asyncpp_cli.launch.slurm import client as slurm
@@ -138,33 +138,28 @@ def _refusal(run: Run, manifest: ArrayManifest, row: ManifestRow) -> str:
         return f"{run.config_file.name} has changed since it was submitted: launch again"
     if code_hash() != manifest.code:
         return f"code/{manifest.code} has changed since it was submitted: launch again"
+    container = manifest.container
+    if container is not None and manifest.image_state and image_state(container) != manifest.image_state:
+        return f"{container.image} has changed since it was submitted: launch again"
     return ""
 
 
 def _run_ranks(attempt: Attempt, manifest: ArrayManifest, job: Job) -> int | None:
     """Start the ranks through srun and wait for them, passing on stop signals; returns srun's exit code."""
-    site = replace(attempt.run.config().site, **manifest.site_settings)
-    command = [
-        "srun",
-        f"--ntasks={manifest.shape.tasks}",
-        f"--cpus-per-task={manifest.shape.cpus_per_task}",
-        # Ends the other ranks, should they not notice by themselves that one is gone.
-        "--kill-on-bad-exit=1",
-        f"--wait={round(site.grace) + 60}",
-        "--export=ALL",
-        "--unbuffered",
-        *manifest.srun_flags,
-        *[sys.executable, "-P", "-m", "asyncpp_cli.launch.job.srun_rank"],
-        *[str(attempt.run.folder), str(attempt.number)],
-    ]
     environment = slurm.without_cpu_binding(os.environ)
     if (limit := time_limit(job.id)) is not None:
         environment[LIMIT_VARIABLE] = str(limit - manifest.signal_lead - EARLY_SECONDS)
-    if manifest.network_interface is not None:
-        environment |= {
-            "GLOO_SOCKET_IFNAME": manifest.network_interface,
-            "NCCL_SOCKET_IFNAME": manifest.network_interface,
-        }
+    environment |= network_variables(manifest.network_interface)
+    command = srun_command(
+        attempt.run,
+        attempt=attempt.number,
+        shape=manifest.shape,
+        site_settings=manifest.site_settings,
+        srun_flags=manifest.srun_flags,
+        container=manifest.container,
+        work_folder=Path.cwd(),
+        environment=environment,
+    )
     if received:
         attempt.stop(f"the job was told to end by {received[0].name}")
         return None

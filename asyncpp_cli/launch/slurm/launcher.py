@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Collection, Container, Sequence
+from pathlib import Path
 
 from asyncpp_cli.console import command, say
+from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
 from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
@@ -20,6 +23,8 @@ from asyncpp_cli.launch.submission.array_plan import (
     plan_arrays,
     runs_to_submit,
 )
+from asyncpp_cli.launch.submission.job_shape import site_settings_of
+from asyncpp_cli.launch.submission.snapshot import code_hash
 from asyncpp_cli.launch.submission.submit import array_script, report_file, submit
 from asyncpp_cli.launch.submission.throttle import Throttle
 from asyncpp_cli.runs.experiment_folder import Experiment
@@ -43,6 +48,24 @@ def show_scripts(experiment: Experiment, site: Site, options: LaunchOptions) -> 
         first = array.throttle.after
         after = "" if first is None else f", to start when array {first + 1} has ended"
         print(f"# {len(array.runs)} runs of {array.shape}{after}\n{array_script(experiment, site, array)}")
+        print(f"# which starts the ranks, here of {array.runs[0].run.id}, with\n{_srun_line(array, site)}\n")
+
+
+def _srun_line(array: PlannedArray, site: Site) -> str:
+    """The command that starts the ranks of an array's first run, for people to read."""
+    run = array.runs[0].run
+    code = Path("../../code") / code_hash()
+    words = srun_command(
+        run,
+        attempt=run.status().attempt + 1,
+        shape=array.shape,
+        site_settings=site_settings_of(array.shape, site),
+        srun_flags=site.srun_flags,
+        container=site.container,
+        work_folder=run.folder.absolute().parents[1] / "submissions" / "NAME",
+        environment={"PYTHONPATH": str(code)} | network_variables(site.network_interface),
+    )
+    return shlex.join(words)
 
 
 def submit_missing(

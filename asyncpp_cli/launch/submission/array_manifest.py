@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.launch.containers import Container
 from asyncpp_cli.launch.submission.job_shape import JobShape
 from asyncpp_cli.runs.run_folder import FORMAT
 
@@ -44,6 +45,10 @@ class ArrayManifest:
     """Runs by array index."""
     exclude: str = ""
     """Nodes that the site's profile excludes."""
+    container: Container | None = None
+    """Container of the ranks."""
+    image_state: str = ""
+    """`containers.image_state` at submission."""
 
 
 def write_manifest(file: Path, manifest: ArrayManifest) -> None:
@@ -61,4 +66,5 @@ def read_manifest(file: Path) -> ArrayManifest:
     content.pop("format")
     shape = JobShape(**content.pop("shape"))
     rows = [ManifestRow(**row) for row in content.pop("rows")]
-    return ArrayManifest(shape=shape, rows=rows, **content)
+    container = content.pop("container", None)
+    return ArrayManifest(shape=shape, rows=rows, container=container and Container(**container), **content)

@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.launch.containers import ContainerError, mounts_of
 from asyncpp_cli.launch.pauses import Pauses, check_pause
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
@@ -125,6 +126,11 @@ def _checked_config(run: Run, site: Site, seen: dict[tuple[Any, ...], Any]) -> R
         raise UserError(str(error)) from error
     except ConfigError as error:
         raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+    if site.container is not None:
+        try:
+            mounts_of(site.container, run.folder.absolute().parents[1], config)
+        except ContainerError as error:
+            raise UserError(f"{site.file}: container.{error.key}: {error.message}") from None
     if site.signal_lead < config.site.grace + 10:
         raise UserError(
             f"{site.file}: signal_lead: {site.signal_lead} s are too few for a run that may take "

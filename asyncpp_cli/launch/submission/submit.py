@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from asyncpp_cli.launch.containers import image_state
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm.client import SlurmError
@@ -79,25 +80,37 @@ def submit(
         report=job_name(experiment, folder, "report") if options.report else "",
     )
     for array, planned_array in zip(submission.arrays, planned, strict=True):
-        manifest = ArrayManifest(
-            name=array.name,
-            submission=submission.name,
-            cluster=submission.cluster,
-            replay=options.replay,
-            retries=site.retries if options.retries is None else options.retries,
-            signal_lead=site.signal_lead,
-            network_interface=site.network_interface,
-            srun_flags=site.srun_flags,
-            site_settings=site_settings_of(planned_array.shape, site),
-            code=submission.code,
-            software=submission.software,
-            shape=planned_array.shape,
-            exclude=site.exclude or "",
-            rows=[_manifest_row(planned_run) for planned_run in planned_array.runs],
-        )
+        manifest = _manifest(array, planned_array, submission, site, options)
         write_manifest(folder / array.file, manifest)
     write_submission(submission)
     return _queue(experiment, site, submission, planned, live=live)
+
+
+def _manifest(
+    array: SubmittedArray,
+    planned: PlannedArray,
+    submission: Submission,
+    site: Site,
+    options: LaunchOptions,
+) -> ArrayManifest:
+    return ArrayManifest(
+        name=array.name,
+        submission=submission.name,
+        cluster=submission.cluster,
+        replay=options.replay,
+        retries=site.retries if options.retries is None else options.retries,
+        signal_lead=site.signal_lead,
+        network_interface=site.network_interface,
+        srun_flags=site.srun_flags,
+        site_settings=site_settings_of(planned.shape, site),
+        code=submission.code,
+        software=submission.software,
+        shape=planned.shape,
+        exclude=site.exclude or "",
+        container=site.container,
+        image_state="" if site.container is None else image_state(site.container),
+        rows=[_manifest_row(planned_run) for planned_run in planned.runs],
+    )
 
 
 def _manifest_row(planned: PlannedRun) -> ManifestRow:
