@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.single_process import whole_model
 from support.small_runs import Rows, small_config, with_experts
+from support.torch_versions import compiles_float64
 from support.two_weights import microbatch_gradient
 from support.watched_backwards import Watched
 from torch import Tensor
@@ -180,6 +181,7 @@ def test_one_compilation_serves_all_blocks_and_versions(text: Path) -> None:
     assert counters["stats"]["unique_graphs"] >= 1
 
 
+@compiles_float64
 @pytest.mark.slow
 def test_compiled_experts_train_as_plain_ones(text: Path) -> None:
     """In float64, by a loop over experts that the compiler does not look into."""

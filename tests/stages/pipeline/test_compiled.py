@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.small_runs import Rows, small_config, with_experts
+from support.torch_versions import FAILS_COMPILED_IN_FLOAT64, compiles_float64
 from torch._inductor import config as inductor
 
 from schedules import FAMILY
@@ -53,6 +54,7 @@ def run_of(schedule: str, text: Path, *, compile: bool | None = None, **more: An
     return config
 
 
+@compiles_float64
 @pytest.mark.parametrize("schedule", FAMILY)
 @pytest.mark.slow
 def test_every_schedule_trains_compiled_as_it_does_plain(schedule: str, text: Path) -> None:
@@ -72,12 +74,13 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
     model = run_of("zero-bubble", text).model
     if experts:
         model = with_experts(run_of("zero-bubble", text), expert_width=16, shared_experts=1).model
-    block = make_block(model, experts=experts).double()
+    dtype, tolerance = (torch.float32, 1e-4) if FAILS_COMPILED_IN_FLOAT64 else (torch.float64, 1e-10)
+    block = make_block(model, experts=experts).to(dtype)
     for name, parameter in block.named_parameters():
         initialise(parameter, name=name, seed=0, layers=2)
     matrices = [name for name in block.state_dict() if "norm" not in name and "experts" not in name]
-    x = torch.randn(3, 12, model.width, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    given = [rotary_table(model, context=12), *([torch.zeros(model.experts)] if experts else [])]
+    x = torch.randn(3, 12, model.width, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    given = [rotary_table(model, context=12).to(dtype), *([torch.zeros(model.experts)] if experts else [])]
 
     def gradients(*, recompute: bool, compiled: bool, split: bool) -> dict[str, torch.Tensor]:
         run = block_runner(model, recompute=recompute, compiled=compiled)
@@ -103,7 +106,7 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
         measured = gradients(recompute=recompute, compiled=True, split=True)
         for name, gradient in expected.items():
             assert gradient.any(), name
-            torch.testing.assert_close(measured[name], gradient, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(measured[name], gradient, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("schedule", FAMILY)
