@@ -7,9 +7,9 @@
 The stage is the trainer's own: its replicas, its schedule's actions and its optimizer step, m micro-batches a
 step. Its neighbours are made up and always ready, so nothing waits: what is measured is the stage.
 
-`2bw` holds two versions of the weights, `1f1b` and `paci` one. Each is run with and without recomputation;
-one that the device has no room for is reported as such, and the others go on. A stage s of p keeps up to
-p - s micro-batches in flight: --stage chooses how many.
+`2bw` holds two versions of the weights, `1f1b` and `paci` one. Each is run without recomputation, with
+selective and with full; one that the device has no room for is reported as such, and the others go on. A
+stage s of p keeps up to p - s micro-batches in flight: --stage chooses how many.
 
 Measured memory is the most that torch had allocated on the GPU in a segment, for whatever purpose; on a CPU
 it is the tensors that the stage holds, without what is taken and given back within an action.
@@ -38,7 +38,7 @@ from lone_stage import MadeUpNeighbours, MadeUpPipeline
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import OF_THE_DEVICE, estimate
-from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.layouts import RECOMPUTE, layout
 from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.report.load.utilisation import peak_tflops
 from schedules import analyze
@@ -64,7 +64,7 @@ class Row:
     """One arm; None is what could not be measured."""
 
     schedule: str
-    recompute: bool
+    recompute: str
     versions: int | None
     in_flight: int | None
     tokens_per_second: float | None
@@ -76,7 +76,7 @@ class Row:
     why_not: str
 
 
-def config_of(options: argparse.Namespace, schedule: str, *, recompute: bool) -> RunConfig:
+def config_of(options: argparse.Namespace, schedule: str, *, recompute: str) -> RunConfig:
     changes = [f"optimizer={options.optimizer}", *options.change]
     if options.context is not None:
         changes.append(f"data.context={options.context}")
@@ -175,7 +175,7 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def arm(options: argparse.Namespace, schedule: str, *, recompute: bool, peak: float | None) -> Row:
+def arm(options: argparse.Namespace, schedule: str, *, recompute: str, peak: float | None) -> Row:
     """One row; says why where there is nothing to measure."""
     config = config_of(options, schedule, recompute=recompute)
     planned = None
@@ -198,7 +198,7 @@ def markdown(rows: list[Row]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        cells = [row.schedule, _count(row.versions), _count(row.in_flight), "on" if row.recompute else "off"]
+        cells = [row.schedule, _count(row.versions), _count(row.in_flight), row.recompute]
         if row.tokens_per_second is None or row.quartiles is None:
             cells += [row.why_not, "", "", "", "" if row.planned_gb is None else f"{row.planned_gb:.3g}", ""]
         else:
@@ -217,7 +217,7 @@ def _count(number: int | None) -> str:
 
 def conditions(options: argparse.Namespace) -> str:
     """What was measured, on what."""
-    config = config_of(options, options.schedules.split(",")[0], recompute=False)
+    config = config_of(options, options.schedules.split(",")[0], recompute="none")
     cut = cut_of(config)[options.stage]
     ends = [name for name, held in (("embedding", cut.has_embedding), ("head", cut.has_head)) if held]
     chip = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {options.threads} thread(s)"
@@ -285,12 +285,12 @@ def main() -> None:
         return
     peak = options.peak_tflops
     if peak is None and options.device == "cuda":
-        precision = config_of(options, "1f1b", recompute=False).train.precision
+        precision = config_of(options, "1f1b", recompute="none").train.precision
         peak = peak_tflops(torch.cuda.get_device_name(), precision)
     rows = []
     for schedule in options.schedules.split(","):
-        for recompute in (False, True):
-            print(f"{schedule}, recomputation {'on' if recompute else 'off'}", file=sys.stderr, flush=True)
+        for recompute in RECOMPUTE:
+            print(f"{schedule}, recomputation: {recompute}", file=sys.stderr, flush=True)
             rows.append(arm(options, schedule, recompute=recompute, peak=peak))
             gc.collect()  # of the arm before nothing may be left in memory
     where = conditions(options)

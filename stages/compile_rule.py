@@ -13,11 +13,11 @@ def compile_refusal(config: RunConfig) -> str | None:
     if config.model.factory is not None:
         return "goes with the decoder, not with model.factory; accepted with it: false"
     program = segment_program(config, first_step=sync_steps(config), steps=3)
-    if not config.train.recompute and max(schedules.analyze(program).mismatch_max) > 0:
+    if config.train.recompute != "full" and max(schedules.analyze(program).mismatch_max) > 0:
         return (
             f"under {config.schedule.name} weights change between forward and backward, and which "
             "activations a compiled block keeps, and which it computes anew from the newer weights, is the "
-            "compiler's choice; accepted with it: train.recompute: true (all are computed anew)"
+            "compiler's choice; accepted with it: train.recompute: full (all are computed anew)"
         )
     return None
 

@@ -204,11 +204,15 @@ class TrainConfig:
     precision: str = key("float32", choices=("float32", "float64", "bfloat16"))
     """`float32`, `float64` (for tests), or `bfloat16` (weights used for computing; master weights and
     gradients stay float32)."""
-    recompute: bool = False
-    """Keep only the input of each block and run the block again in backward: fewer activations, a third
-    more compute. Without a weight stash (`paci`) it changes the numbers, because the second forward reads
-    the newest weights."""
-    compile: bool | None = key(None, null_as=False)
+    recompute: str = key(
+        "none", choices=("none", "selective", "full"), hashed_as={"none": False, "full": True}
+    )
+    """What backward computes again instead of keeping it. `selective`: norms, rotary positions and SwiGLU's
+    product, for about half of the activations and a few per cent more time. `full`: all but the input of
+    each block, for a third more compute. Without a weight stash (`paci`) either changes the numbers, because
+    what runs again reads the newest weights. `false` and `true`, as earlier versions had it, are `none` and
+    `full`."""
+    compile: bool | None = key(None, hashed_as={None: False})
     """Compile the blocks with torch.compile. Needs a compiler; the first step takes up to a minute longer.
     null: on a GPU, if the schedule and the machine allow it (docs/memory.md)."""
     deterministic: bool = key(False, later=True)

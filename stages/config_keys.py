@@ -9,7 +9,7 @@ range of float32, signed 64-bit integers, or the system's clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import Field, dataclass, field, make_dataclass
 from typing import Any, TypeVar
 
@@ -38,8 +38,9 @@ class KeyFacts:
     later: bool = False
     """The key was added after run ids were introduced. It is hashed only if it differs from its default, so
     that the ids of runs that do not use it stay the same."""
-    null_as: bool | None = None
-    """What null is hashed as: the default that the key had before null was accepted."""
+    hashed_as: Mapping[str | None, bool] = field(default_factory=dict)
+    """Values that are hashed as what meant the same in earlier versions, so that the ids of runs stay the
+    same. Where the key was a bool, the earlier ones are read as them."""
     option: bool = False
     """The key is an option of the section's optimizers or corrections."""
 
@@ -77,11 +78,17 @@ def key(
     high: float = LARGEST,
     choices: tuple[str, ...] = (),
     later: bool = False,
-    null_as: bool | None = None,
+    hashed_as: Mapping[str | None, bool] | None = None,
 ) -> Any:
     """A field of a section that accepts what `KeyFacts` describes."""
     declared = KeyFacts(
-        low=low, above=above, below=below, high=high, choices=choices, later=later, null_as=null_as
+        low=low,
+        above=above,
+        below=below,
+        high=high,
+        choices=choices,
+        later=later,
+        hashed_as=hashed_as or {},
     )
     return field(default=default, metadata={"key": declared})
 

@@ -54,8 +54,9 @@ def measure(
         progress: called with the name of each measurement.
 
     Returns:
-        By part: `update` (its optimizer step), and by micro-batch size `forward`, `backward`, and the halves
-        of a split backward, `input_half` and `weight_half`, which together may take longer than `backward`.
+        By part: `update` (its optimizer step), and by micro-batch size `forward`, `backward`, the halves
+        of a split backward, `input_half` and `weight_half`, which together may take longer than `backward`,
+        and `cheap`, what selective recomputation adds to the backward.
     """
     measured: dict[str, Any] = {}
     embedding: WeightVersions | None = None
@@ -81,9 +82,6 @@ def measure(
         elif config.model.tied and cut.has_head:
             assert embedding is not None  # the first of PARTS
             TiedHead(weights, embedding=embedding)
-        weights.replicas[0].module.run_block = block_runner(
-            own.model, recompute=False, compiled=compiles_here(config, device=device.type)
-        )
         part: dict[str, Any] = {"microbatch": {}}
         for size in microbatch_sizes:
             progress(f"{name}, {size} sequences")
@@ -113,9 +111,11 @@ def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repea
         return output
 
     output_gradient = None if module.head is not None else gradient
+    compiled = compiles_here(config, device=device.type)
 
-    def median_times(*, split: bool) -> tuple[float, float, float]:
+    def median_times(*, split: bool, recompute: str = "none") -> tuple[float, float, float]:
         """Seconds of the forward, of the backward or its input half, and of the weight half."""
+        module.run_block = block_runner(config.model, recompute=recompute, compiled=compiled)
         times = []
         waiting: tuple[Tensor, DeferredGradients | None] | None = None
         for _ in range(1 + WARM_UP + repeats):
@@ -138,7 +138,14 @@ def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repea
         first = second = backwards / 2
     else:
         _, first, second = median_times(split=True)
-    return {"forward": forwards, "backward": backwards, "input_half": first, "weight_half": second}
+    cheap = median_times(split=False, recompute="selective")[1] - backwards if module.blocks else 0.0
+    return {
+        "forward": forwards,
+        "backward": backwards,
+        "input_half": first,
+        "weight_half": second,
+        "cheap": max(0.0, cheap),  # less than the clock's noise where blocks are small
+    }
 
 
 def _update(config: RunConfig, weights: WeightVersions, *, device: torch.device, repeats: int) -> float:

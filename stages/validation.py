@@ -98,6 +98,12 @@ def _check_factory(config: RunConfig, factory: str) -> None:
         raise ConfigError(
             "model.tied", "goes with the decoder, not with model.factory; accepted with it: false"
         )
+    if config.train.recompute == "selective":
+        raise ConfigError(
+            "train.recompute",
+            "selective goes with the decoder: of the blocks of model.factory it is not known what is cheap; "
+            "accepted with it: none, full",
+        )
 
 
 def check_optimizer(config: RunConfig) -> None:

@@ -128,6 +128,9 @@ def typed(key: str, value: Any) -> Any:
 def _typed_scalar(key: str, value: Any) -> Any:
     expected = _field_type(key)
     if isinstance(value, bool) and "bool" not in expected:
+        for current, former in _HASHED_AS.get(key, {}).items():
+            if former is value:
+                return current
         raise SettingError(key, f"must be {expected}, not {_printed(value)}")
     if isinstance(value, str) and "text" not in expected:
         # The YAML reader has already converted everything that looks like a number.
@@ -249,11 +252,11 @@ LATER_KEYS = frozenset(
 """Keys that are hashed only if they differ from their default (`stages.config_keys`)."""
 
 
-_NULL_AS = {
-    f"{name}.{field.name}": facts(field).null_as
+_HASHED_AS = {
+    f"{name}.{field.name}": facts(field).hashed_as
     for name in SECTIONS
     for field in dataclasses.fields(getattr(RunConfig(), name))
-    if facts(field).null_as is not None
+    if facts(field).hashed_as
 }
 
 
@@ -276,7 +279,7 @@ def identity(config: RunConfig) -> dict[str, Any]:
     )
     excluded = {"model.init", "data.path", "data.sha256"} - {data_key}
     return {
-        key: _NULL_AS.get(key) if value is None else value
+        key: _HASHED_AS[key].get(value, value) if key in _HASHED_AS else value
         for key, value in items(config)
         if not key.startswith(f"{SITE}.")
         and key not in excluded

@@ -12,6 +12,7 @@ from asyncpp_cli.launch.resources import ranks_of
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
+from asyncpp_cli.planner.layouts import RECOMPUTE
 from asyncpp_cli.planner.roofline import Roofline
 from stages.config import RunConfig
 
@@ -113,12 +114,15 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     yield "", config
     if config.schedule.ahead > 1:
         yield "schedule.ahead: 1", replace(config, schedule=replace(config.schedule, ahead=1))
-    if not config.train.recompute:
-        yield "train.recompute: true", replace(config, train=replace(config.train, recompute=True))
+    more = RECOMPUTE[RECOMPUTE.index(config.train.recompute) + 1 :]
+    for recompute in more:
+        changed = replace(config.train, recompute=recompute)
+        yield f"train.recompute: {recompute}", replace(config, train=changed)
     if config.train.microbatch_size > 1:
         train = replace(config.train, microbatch_size=1)
         yield "train.microbatch_size: 1", replace(config, train=train)
-        yield (
-            "train.microbatch_size: 1, train.recompute: true",
-            replace(config, train=replace(train, recompute=True)),
-        )
+        for recompute in more:
+            yield (
+                f"train.microbatch_size: 1, train.recompute: {recompute}",
+                replace(config, train=replace(train, recompute=recompute)),
+            )

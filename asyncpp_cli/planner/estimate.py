@@ -176,8 +176,8 @@ def _fitting_cut(config: RunConfig, costs: CostModel, *, limit_gb: float) -> lis
     """Of the cuts that fit, the one whose slowest rank is fastest."""
     rank_of_stage = represented(Shape.of(config)).rank_of_stage
     stages = len(rank_of_stage)
-    parts, recompute = costs.parts(config), config.train.recompute
-    block_costs = [_whole(block) + recompute * block.forward for block in parts.blocks]
+    parts = costs.parts(config)
+    block_costs = [_whole(block) + _recomputing(config, block) for block in parts.blocks]
     # Each kind of memory grows linearly with the blocks of a stage, up to its bound in MOST.
     dense_layers = config.model.dense_layers
     one_block, two_blocks = (_memory(_alike(config, dense=False), [size] * stages) for size in (1, 2))
@@ -259,13 +259,13 @@ def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -
 
 
 def _stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> StageTimes:
-    parts, recompute = costs.parts(config), config.train.recompute
+    parts = costs.parts(config)
     forward, backward, input_half, weight_half, update, reduction = [], [], [], [], [], []
     for cut in cuts:
         blocks = [parts.blocks[block] for block in cut.blocks]
         contents = blocks + [parts.embedding] * cut.has_embedding + [parts.head] * cut.has_head
         forward.append(sum(part.forward for part in contents))
-        recomputed = recompute * sum(block.forward for block in blocks)
+        recomputed = sum(_recomputing(config, block) for block in blocks)
         backward.append(sum(part.backward for part in contents) + recomputed)
         input_half.append(sum(part.input_half for part in contents) + recomputed)
         weight_half.append(sum(part.weight_half for part in contents))
@@ -282,6 +282,11 @@ def _stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> S
         reduction=tuple(reduction),
         message=costs.message(config),
     )
+
+
+def _recomputing(config: RunConfig, block: PartTimes) -> float:
+    """Seconds that recomputation adds to a block's backward."""
+    return {"none": 0.0, "selective": block.cheap, "full": block.forward}[config.train.recompute]
 
 
 def _whole(part: PartTimes) -> float:

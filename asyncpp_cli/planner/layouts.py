@@ -30,6 +30,8 @@ CHUNKS = (2, 4)
 """Stages per rank to try, where a schedule takes several (with one it is `1f1b`)."""
 FURTHER_AHEAD = 2
 """Value of `schedule.ahead` to try besides 1, where a schedule has it: running ahead hides messages."""
+RECOMPUTE = ("none", "selective", "full")
+"""Values of `train.recompute`, all of which are tried."""
 LARGEST_MICROBATCH = 64
 """Sequences per micro-batch."""
 
@@ -69,7 +71,7 @@ def layouts(
                 names, stages=stages, layers=base.model.layers, microbatches=sequences // size
             )
             for variant in variants:
-                for recompute in (False, True):
+                for recompute in RECOMPUTE:
                     empty = False
                     yield layout(
                         base,
@@ -122,7 +124,7 @@ def layout(
     data: int,
     microbatches: int,
     size: int,
-    recompute: bool,
+    recompute: str,
     chunks: int = 1,
     ahead: int = 1,
     split: bool = False,

@@ -16,7 +16,7 @@ from stages.model.families.catalogue import describe
 from stages.model.moe.settings import block_part
 from stages.model.spec import ModelPart, Parameter
 
-FORMAT = 2
+FORMAT = 3
 _NOT_TIMED = frozenset({"name", "layers", "rope_base", "norm_eps", "factory", "init", "init_sha256"}) | {
     "dense_layers",
     "route_scale",

@@ -31,6 +31,8 @@ class PartTimes:
     input_half: float
     """First half of a split backward. The two halves may take longer than `backward`."""
     weight_half: float
+    cheap: float
+    """What selective recomputation adds to the backward; 0 except in a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,11 @@ class Roofline:
             product + attention + moved + experts,
             product + 2.5 * attention + 1.5 * moved + experts,
             product + (block.idle * 2 * size.master) / bandwidth,
+            # Each cheap part reads about as much as it writes.
+            2
+            * tokens
+            * sum(part.bytes(narrow=size.replica, wide=size.wide) for part in block.cheap)
+            / bandwidth,
         )
 
     def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
@@ -121,7 +128,11 @@ class Roofline:
         return self.device.tflops[precision] * _TERA
 
 
-def _part(forward: float, input_half: float, weight_half: float) -> PartTimes:
+def _part(forward: float, input_half: float, weight_half: float, cheap: float = 0.0) -> PartTimes:
     return PartTimes(
-        forward=forward, backward=input_half + weight_half, input_half=input_half, weight_half=weight_half
+        forward=forward,
+        backward=input_half + weight_half,
+        input_half=input_half,
+        weight_half=weight_half,
+        cheap=cheap,
     )

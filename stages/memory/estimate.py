@@ -15,11 +15,12 @@ from optimizers.options import Value
 from optimizers.state_size import state_values
 from schedules import Op, Program, analyze
 from stages.config import ModelConfig, RunConfig, optimizer_options
+from stages.model.activations import INDEX_BYTES
 from stages.model.families.catalogue import describe
 from stages.model.head_chunks import chunk_rows
 from stages.model.moe.settings import has_experts
 from stages.model.partition import StageCut, cut_of, owned_members, stage_parameters
-from stages.model.spec import INDEX_BYTES, Parameter
+from stages.model.spec import Parameter
 from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan, room_bytes
 
@@ -41,7 +42,8 @@ class StageMemory:
     activations: int
     """Kept by micro-batches in flight for their backward, their inputs included."""
     recomputed: int
-    """One block's activations, which recomputation computes again within a backward; else 0."""
+    """One block's activations, or those of a cheap part of one, which recomputation computes again within a
+    backward; else 0."""
 
     @property
     def total(self) -> int:
@@ -129,7 +131,7 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
                 correction=correction,
                 # The peak may be of whole micro-batches or of halves.
                 activations=most_held({(counts,) for counts in course.in_flight[stage]}, [(whole, half)]),
-                recomputed=block_activations(config, cut.blocks) if config.train.recompute else 0,
+                recomputed=recomputed_bytes(config, cut.blocks),
             )
         )
     return held
@@ -221,6 +223,18 @@ def block_activations(config: RunConfig, blocks: range) -> int:
     return _tokens(config) * max(values.bytes(narrow=size.replica, wide=size.wide) for values in kept)
 
 
+def recomputed_bytes(config: RunConfig, blocks: range) -> int:
+    """Bytes that recomputation makes at once of one of these blocks: of all of it, or of its largest cheap
+    part."""
+    size = sizes(config)
+    if config.train.recompute == "full":
+        return block_activations(config, blocks)
+    if config.train.recompute == "none":
+        return 0
+    cheap = {part for block in blocks for part in describe(config.model).blocks[block].cheap}
+    return _tokens(config) * max(part.bytes(narrow=size.replica, wide=size.wide) for part in cheap)
+
+
 def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     """Bytes that a stage keeps of one micro-batch from its forward to its backward, and those that a split
     backward keeps from its first half to its second."""
@@ -228,8 +242,10 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     activation = config.model.width * size.replica
     blocks = [spec.blocks[block] for block in cut.blocks]
     kept = INDEX_BYTES if cut.has_embedding else 0
-    if config.train.recompute:
+    if config.train.recompute == "full":
         kept += len(blocks) * activation
+    elif config.train.recompute == "selective":
+        kept += sum(block.kept_selectively.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
     else:
         kept += sum(block.kept.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
     deferred = sum(block.deferred.bytes(narrow=size.replica, wide=size.wide) for block in blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,9 +14,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from stages.compile_rule import compiles_here
 from stages.config import RunConfig
 from stages.memory.estimate import StageMemory, message_bytes, most_held
+from stages.memory.storages import SavedTensors, bytes_of, pointers_of, same, tensors_in
 from stages.model.block_runner import block_runner
 from stages.model.decoder import Stage
 from stages.model.moe.routing import Routing
+from stages.model.selective import watched_by
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import Rank, dtypes
 from stages.pipeline.stage_graph import InputGradient, graph_input
@@ -179,13 +181,13 @@ class MemoryMeter:
             for tensor in kept.values()
             if isinstance(tensor, Tensor) and tensor.ndim > 0  # step counters, a number each, are left out
         ]
-        counted = _pointers([*replicas, *master, *gradients, *moments])
+        counted = pointers_of([*replicas, *master, *gradients, *moments])
         return {
-            "weights": _bytes(replicas),
-            "master": _bytes(master),
-            "gradients": _bytes(gradients),
-            "optimizer": _bytes(moments),
-            "correction": _bytes(_tensors_in(state.update.correction), without=counted),
+            "weights": bytes_of(replicas),
+            "master": bytes_of(master),
+            "gradients": bytes_of(gradients),
+            "optimizer": bytes_of(moments),
+            "correction": bytes_of(tensors_in(state.update.correction), without=counted),
             "activations": most_held({(counts,) for counts in in_flight}, [(whole, half)]),
             "recomputed": recomputed,
         }
@@ -212,33 +214,46 @@ class MemoryMeter:
         gradient = InputGradient()
         given = tokens if module.embedding is not None else graph_input(activation, gradient)
         deferred = DeferredGradients() if split else None
-        saved: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            saved.append(tensor)
-            return tensor
+        saved = SavedTensors()
 
         with leaving_no_trace(module, self._device), torch.enable_grad(), deferring(deferred):
-            with saved_tensors_hooks(keep, _same):
+            with saved_tensors_hooks(saved.keep, same), watched_by(saved):
                 targets = None if module.head is None else tokens.clone()
                 output = module(given, Routing(biases), targets=targets)
                 if module.head is not None:
                     output = output / 1
-                whole = _bytes(saved, without=_pointers(permanent))
-                recomputed = 0
-                if train.recompute:
-                    compiled = compiles_here(self._config, device=self._device.type)
-                    run_block = block_runner(self._config.model, recompute=False, compiled=compiled)
-                    for index in module.blocks:
-                        saved.clear()
-                        module.apply_block(index, activation.requires_grad_(), Routing(biases), run=run_block)
-                        recomputed = max(recomputed, _bytes(saved, without=_pointers(permanent)))
+                whole = bytes_of(saved.kept, without=pointers_of(permanent))
+            recomputed = self._measure_recomputed(
+                module, activation.requires_grad_(), Routing(biases), permanent
+            )
             if deferred is None:
                 return whole, 0, recomputed
             start = given if given.requires_grad else replica.parameters[0]
             # No gradient is returned for an embedding that adds it (zero) to its buffer itself.
             torch.autograd.grad(output, start, torch.zeros_like(output), allow_unused=True)
-            return whole, _bytes(deferred.kept(), without=_pointers(permanent)), recomputed
+            return whole, bytes_of(deferred.kept(), without=pointers_of(permanent)), recomputed
+
+    def _measure_recomputed(
+        self, module: Stage, activation: Tensor, routing: Routing, permanent: list[Tensor]
+    ) -> int:
+        """Bytes that recomputation makes of one block."""
+        train, sizes_made = self._config.train, [0]
+        if train.recompute == "none":
+            return 0
+        run_block, full = module.run_block, train.recompute == "full"
+        if full:
+            compiled = compiles_here(self._config, device=self._device.type)
+            run_block = block_runner(self._config.model, recompute="none", compiled=compiled)
+        for index in module.blocks:
+            saved = SavedTensors()
+            with deferring(None), saved_tensors_hooks(saved.keep, same), watched_by(saved):
+                output = module.apply_block(index, activation, routing, run=run_block)
+                if not full:
+                    torch.autograd.grad(output, activation, torch.zeros_like(output))
+            without = pointers_of(permanent if full else [*permanent, *saved.kept])
+            made_again = [saved.kept] if full else saved.made_again
+            sizes_made += [bytes_of(made, without=without) for made in made_again]
+        return max(sizes_made)
 
 
 @contextmanager
@@ -249,33 +264,3 @@ def leaving_no_trace(module: Stage, device: torch.device) -> Iterator[None]:
         yield
     for buffer, before in buffers:
         buffer.copy_(before)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _pointers(tensors: Iterable[Tensor]) -> set[int]:
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-
-def _bytes(tensors: Iterable[Tensor], *, without: Collection[int] = ()) -> int:
-    """Bytes of the storages of these tensors, each counted once."""
-    storages = {
-        storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)
-    }
-    return sum(size for pointer, size in storages.items() if pointer not in without)
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in an object's attributes, lists and mappings."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors_in(part)
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for part in value:
-            yield from _tensors_in(part)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        yield from _tensors_in(vars(value))

@@ -1,9 +1,9 @@
-"""Running a block: plainly, with its activations recomputed in backward, compiled, or both.
+"""Running a block: plainly, with activations recomputed in backward, compiled, or both.
 
-Recomputation runs the block a second time when its backward begins, on the same replica, so with the weights
-that the backward reads. With a stash those are the forward's, and the result is the same. Without a stash
-(`paci`) they are the newest: all activations inside the block are then of the newest weights, and only its
-input is of the forward's.
+Full recomputation runs the block a second time when its backward begins, on the same replica, so with the
+weights that the backward reads. With a stash those are the forward's, and the result is the same. Without a
+stash (`paci`) they are the newest: all activations inside the block are then of the newest weights, and only
+its input is of the forward's. Selective recomputation is described in `stages.model.selective`.
 
 One compilation serves all blocks of a kind, of all versions: the parameters are inputs of the compiled
 function. Where matrices' gradients are not left to autograd, in a split backward or in bfloat16, there is
@@ -12,35 +12,41 @@ another (`stages.model.compiled_halves`). The gradients of stacks of experts are
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from stages.config import ModelConfig
 from stages.model.compiled_halves import channels, hand_out
 from stages.model.decoder import RunBlock, make_block, run_as_it_stands
 from stages.model.moe.experts import ExpertBlock
+from stages.model.moe.grouped import times_stack
+from stages.model.selective import run_selectively
 from stages.model.split_backward import deferred_now, deferring
 
 
-def block_runner(config: ModelConfig, *, recompute: bool, compiled: bool) -> RunBlock:
+def block_runner(config: ModelConfig, *, recompute: str, compiled: bool) -> RunBlock:
     """The function that runs the blocks of a model in training.
 
     Args:
         config: the model.
-        recompute: keep only a block's input, and run the block again in backward.
+        recompute: `train.recompute`.
         compiled: compile the block with torch.compile.
     """
-    run = _run_compiled(config) if compiled else run_as_it_stands
-    return _recomputing(run, random=config.factory is not None) if recompute else run
+    if compiled:
+        run = _run_compiled(config, selective=recompute == "selective")
+    else:
+        run = run_selectively if recompute == "selective" else run_as_it_stands
+    return _recomputing(run, random=config.factory is not None) if recompute == "full" else run
 
 
 def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
@@ -61,18 +67,25 @@ def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
     return run_block
 
 
-def _run_compiled(config: ModelConfig) -> RunBlock:
+def _run_compiled(config: ModelConfig, *, selective: bool) -> RunBlock:
     # The compiler reads its inputs' `grad`, which makes torch warn.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     # It also makes an instance of a function with a backward of its own, such as that of the experts.
     warnings.filterwarnings("ignore", message=".*Function'> should not be instantiated")
+    # It warns whoever chooses what is kept of operators in place: here are none.
+    logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
 
     def run_block(block: nn.Module, *given: Tensor) -> Any:
         if not torch.is_grad_enabled():
             return block(*given)
         deferred = deferred_now()
         handing_out = deferred is not None
-        compiled = _compile(astuple(config), experts=isinstance(block, ExpertBlock), handing_out=handing_out)
+        compiled = _compile(
+            astuple(config),
+            experts=isinstance(block, ExpertBlock),
+            handing_out=handing_out,
+            selective=selective,
+        )
         aliases = _Aliases.apply(*block.parameters())  # type: ignore[no-untyped-call]
         handed_out = channels(block, given[0], deferred) if handing_out else ()
         with deferring(None):
@@ -82,7 +95,9 @@ def _run_compiled(config: ModelConfig) -> RunBlock:
 
 
 @lru_cache
-def _compile(settings: tuple[Any, ...], *, experts: bool, handing_out: bool) -> Callable[..., Any]:
+def _compile(
+    settings: tuple[Any, ...], *, experts: bool, handing_out: bool, selective: bool
+) -> Callable[..., Any]:
     """The compiled block. First come its parameters, as a tuple in the order of `Block.parameters`, and the
     channels of its matrices, an empty tuple if their gradients are left to autograd."""
     with torch.device("meta"):
@@ -95,10 +110,29 @@ def _compile(settings: tuple[Any, ...], *, experts: bool, handing_out: bool) -> 
         own = dict(zip(names, (*parameters, *handed_out), strict=True))
         return functional_call(template, own, given)
 
+    def run_keeping_the_dear(*given: Any) -> Any:
+        return checkpoint(run, *given, use_reentrant=False, context_fn=_keep_the_dear)
+
     # `deterministic`: kernels are chosen by rule, not by timing, so a resumed run computes the same bits.
     # Few blocks are compiled: a pool of compile processes has no use.
     options: dict[str, str | int | bool | Callable[..., Any]] = {"deterministic": True, "compile_threads": 1}
-    return torch.compile(run, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(
+        run_keeping_the_dear if selective else run, fullgraph=True, dynamic=False, options=options
+    )
+
+
+_aten = torch.ops.aten
+_DEAR = [
+    _aten.mm.default,
+    _aten.addmm.default,
+    times_stack._opoverload,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+"""Operators whose outputs a compiled block keeps under selective recomputation, where backward reads them."""
+_keep_the_dear = partial(create_selective_checkpoint_contexts, _DEAR)
 
 
 class _Aliases(torch.autograd.Function):

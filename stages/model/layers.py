@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.config import ModelConfig
+from stages.model.selective import cheap
 from stages.model.spec import head_dim
 from stages.model.split_backward import Linear
 from stages.model.weight_gradient import add_rows, is_added_in_backward
@@ -79,16 +81,18 @@ class Attention(nn.Module):
         """
         batch, context, _ = x.shape
 
-        def heads(projected: Tensor, norm: RMSNorm | None = None) -> Tensor:
-            by_head = projected.view(batch, context, -1, self.head_dim)
-            if norm is not None:
-                by_head = norm(by_head)
-            return by_head.transpose(1, 2)
+        def heads(projected: Tensor) -> Tensor:
+            return projected.view(batch, context, -1, self.head_dim)
 
-        query = rotate(heads(self.query(x), self.query_norm), rotation)
-        key = rotate(heads(self.key(x), self.key_norm), rotation)
+        def rotated(projected: Tensor, norm: RMSNorm | None) -> Tensor:
+            by_head = heads(projected)
+            return rotate((by_head if norm is None else norm(by_head)).transpose(1, 2), rotation)
+
+        query = cheap(partial(rotated, norm=self.query_norm), self.query(x))
+        key = cheap(partial(rotated, norm=self.key_norm), self.key(x))
+        value = heads(self.value(x)).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(
-            query, key, heads(self.value(x)), is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+            query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
         )
         out: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, context, -1))
         return out
@@ -104,7 +108,7 @@ class MLP(nn.Module):
         self.down = Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(cheap(_gated, self.gate(x), self.up(x)))
         return out
 
 
@@ -119,9 +123,13 @@ class Block(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation)
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
+        x = x + self.attention(cheap(self.attention_norm, x), rotation)
+        out: Tensor = x + self.mlp(cheap(self.mlp_norm, x))
         return out
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizers.grouping import DECAYED, Role
 from stages.config import ModelConfig
+from stages.model.activations import CheapPart, Values
 from stages.model.stacks import member_names, member_shape
 
 if TYPE_CHECKING:
@@ -78,33 +79,6 @@ def matrix(name: str, rows: int, columns: int, hf_name: str) -> Parameter:
     return Parameter(f"{name}.weight", (rows, columns), Role.MATRIX, f"{hf_name}.weight")
 
 
-INDEX_BYTES = 8
-"""Size of an index or a token id."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Values:
-    """Numbers of values by the type that they are computed in."""
-
-    narrow: int = 0
-    """In the type of the weights that forward and backward compute with."""
-    wide: int = 0
-    """In that type, or in float32 where it is narrower: norms, sums of attention, the router, the loss."""
-    indices: int = 0
-    """Integers of 8 bytes."""
-
-    def __add__(self, other: Values) -> Values:
-        return Values(
-            narrow=self.narrow + other.narrow,
-            wide=self.wide + other.wide,
-            indices=self.indices + other.indices,
-        )
-
-    def bytes(self, *, narrow: int, wide: int) -> int:
-        """Bytes, with those of one value of each type."""
-        return self.narrow * narrow + self.wide * wide + self.indices * INDEX_BYTES
-
-
 @dataclass(frozen=True, kw_only=True)
 class PartSpec:
     """What a part, or a piece of one, holds, computes and keeps; counts are per token.
@@ -125,6 +99,10 @@ class PartSpec:
     average, for the scores and for the values."""
     kept: Values = field(default_factory=Values)
     """Activations kept from forward to backward, without the part's input."""
+    kept_selectively: Values = field(default_factory=Values)
+    """The same under selective recomputation; of a block with its input."""
+    cheap: tuple[CheapPart, ...] = ()
+    """What selective recomputation computes again."""
     deferred: Values = field(default_factory=Values)
     """Values kept between the halves of a split backward: inputs of the matrices and gradients of their
     outputs."""
@@ -234,7 +212,17 @@ def norm(
     Backward needs the input, the normalized values and the root mean square of each vector.
     """
     gain = Parameter(f"{name}.weight", (width,), Role.VECTOR, f"{hf_name}.weight", part)
-    return PartSpec(parameters=(gain,), kept=Values(wide=count * (2 * width + 1)))
+    return PartSpec(
+        parameters=(gain,),
+        kept=Values(wide=count * (2 * width + 1)),
+        kept_selectively=Values(narrow=count * width),
+        cheap=(
+            CheapPart(
+                made=Values(narrow=count * width, wide=count * (width + 1)),
+                widened=count * width,
+            ),
+        ),
+    )
 
 
 def decoder(config: ModelConfig, blocks: tuple[PartSpec, ...]) -> ModelSpec:

@@ -29,7 +29,7 @@ def test_a_run_asks_torch_for_it_and_computes_the_same(
                 modes.append((len(ends), torch.are_deterministic_algorithms_enabled()))
 
     for wanted in (False, True):
-        config = small_config("2bw", text=text, precision=precision, recompute=True, optimizer="muon")
+        config = small_config("2bw", text=text, precision=precision, recompute="full", optimizer="muon")
         config.train.deterministic = wanted
         rows = Watching()
         replay(config, recorder=rows)

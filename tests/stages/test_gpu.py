@@ -49,7 +49,7 @@ def test_a_gpu_agrees_with_a_cpu(text: Path) -> None:
 @pytest.mark.skipif(missing_for_compile(device="cuda") is not None, reason="nothing compiles here")
 def test_one_rank_computes_compiled_and_recomputed_blocks_in_bf16(text: Path) -> None:
     config = small_config(
-        "1f1b", text=text, stages=1, precision="bfloat16", recompute=True, compile=True, steps=8, lr=1e-2
+        "1f1b", text=text, stages=1, precision="bfloat16", recompute="full", compile=True, steps=8, lr=1e-2
     )
     rows = replayed(config)
     losses = [row["train_loss"] for row in rows.of_kind("step")]
@@ -96,7 +96,7 @@ def train_on_the_gpu(process: Process, config: RunConfig) -> list[dict[str, Any]
 
 def test_ranks_on_gpus_are_their_replay_and_are_measured(text: Path) -> None:
     configs = [
-        small_config("2bw", text=text, microbatches=4, precision="bfloat16", recompute=True),
+        small_config("2bw", text=text, microbatches=4, precision="bfloat16", recompute="full"),
         small_config("paci", text=text, microbatches=4, clip="stage"),
         small_config("2bw", text=text, stages=1, data=2),
     ]

@@ -13,7 +13,7 @@ from stages.config import RunConfig
 from stages.config_keys import facts
 from stages.validation import ConfigError, check
 
-WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int) and key != "train.recompute"]
+WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int)]
 BROKEN = [key for key in KEYS if isinstance(get(RunConfig(), key), float)]
 
 

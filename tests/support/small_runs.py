@@ -52,7 +52,7 @@ def small_config(
     seed: int = 0,
     delay: int = 1,
     ahead: int = 1,
-    recompute: bool = False,
+    recompute: str = "none",
     compile: bool = False,
 ) -> RunConfig:
     return RunConfig(

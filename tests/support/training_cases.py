@@ -47,14 +47,17 @@ OPTIMIZERS: dict[str, tuple[str, float]] = {
 
 
 def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
-    """Every valid combination of schedule, optimizer and error feedback, and a second model family.
+    """Every valid combination of schedule, optimizer and error feedback, and a second model family; some with
+    selective recomputation.
 
     Args:
         text: trained on.
         stages: of the pipeline.
         experts_at: 0 or 1: the even or the odd ones have a mixture of experts.
     """
-    qwen3 = small_config("2bw", text=text, stages=stages, microbatches=2 * stages, optimizer="muon")
+    qwen3 = small_config(
+        "2bw", text=text, stages=stages, microbatches=2 * stages, optimizer="muon", recompute="selective"
+    )
     qwen3.model.family, qwen3.model.head_dim = "qwen3", 6
     whole = small_config(
         "2bw-v",
@@ -74,6 +77,7 @@ def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
             layers=stages * (2 if schedule in TWO_STAGES_A_RANK else options.get("chunks", 1)),
             optimizer=optimizer,
             coefficient=coefficient,
+            recompute="selective" if optimizer == "muon" and schedule in ("2bw", "zero-bubble") else "none",
             **options,
         )
         for schedule, options in (SCHEDULES | TWO_STAGES_A_RANK).items()

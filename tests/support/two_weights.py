@@ -42,31 +42,37 @@ class WeightPair:
 
 
 class _Product(torch.autograd.Function):
-    """`x W^T` or, for a vector, `x w`; the gradient of x uses the backward's weight."""
+    """`x W^T` or, for a vector, `x w`; the gradient of x uses the backward's weight, and that of the weight
+    uses `again` in place of x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, leaf: Tensor, forward: Tensor, backward: Tensor) -> Tensor:
-        ctx.save_for_backward(x, backward)
+    def forward(
+        ctx: Any, x: Tensor, again: Tensor, leaf: Tensor, forward: Tensor, backward: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(again, backward)
         return x @ forward.t() if forward.ndim == 2 else x * forward
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        x, weight = ctx.saved_tensors
-        flat, input_ = gradient.flatten(0, -2), x.flatten(0, -2)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor, None, None]:
+        again, weight = ctx.saved_tensors
+        flat, input_ = gradient.flatten(0, -2), again.flatten(0, -2)
         if weight.ndim == 2:
-            return gradient @ weight, flat.t() @ input_, None, None
-        return gradient * weight, (flat * input_).sum(0), None, None
+            return gradient @ weight, None, flat.t() @ input_, None, None
+        return gradient * weight, None, (flat * input_).sum(0), None, None
 
 
-def _product(x: Tensor, weight: WeightPair) -> Tensor:
-    out: Tensor = _Product.apply(x, weight.leaf, weight.forward, weight.backward)
+def _product(x: Tensor, weight: WeightPair, *, again: Tensor | None = None) -> Tensor:
+    seen = x if again is None else again
+    out: Tensor = _Product.apply(x, seen.detach(), weight.leaf, weight.forward, weight.backward)
     return out
 
 
-def _norm(x: Tensor, weight: WeightPair, eps: float) -> Tensor:
+def _norm(x: Tensor, weight: WeightPair, eps: float, *, selective: bool = False) -> tuple[Tensor, Tensor]:
+    """Its output, and the one that the matrices behind it see in backward."""
     wide = x.float() if x.dtype == torch.bfloat16 else x
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return _product(scaled.to(x.dtype), weight)
+    scaled = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    out = _product(scaled, weight)
+    return out, scaled * weight.backward if selective else out
 
 
 def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
@@ -76,6 +82,9 @@ def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _block(x: Tensor, w: Mapping[str, WeightPair], config: RunConfig, rotation: Tensor) -> Tensor:
+    """With selective recomputation, norms run again with the backward's weights; they are the only cheap
+    parts with weights."""
+    selective = config.train.recompute == "selective"
     model = config.model
     batch, context, width = x.shape
     wide = model.width // model.heads
@@ -84,26 +93,28 @@ def _block(x: Tensor, w: Mapping[str, WeightPair], config: RunConfig, rotation: 
         split = projected.view(batch, context, -1, wide).transpose(1, 2)
         return split.repeat_interleave(model.heads // split.shape[1], dim=1)
 
-    normed = _norm(x, w["attention_norm.weight"], model.norm_eps)
-    query = _rotated(heads(_product(normed, w["attention.query.weight"])), rotation)
-    key = _rotated(heads(_product(normed, w["attention.key.weight"])), rotation)
-    value = heads(_product(normed, w["attention.value.weight"]))
+    normed, again = _norm(x, w["attention_norm.weight"], model.norm_eps, selective=selective)
+    query = _rotated(heads(_product(normed, w["attention.query.weight"], again=again)), rotation)
+    key = _rotated(heads(_product(normed, w["attention.key.weight"], again=again)), rotation)
+    value = heads(_product(normed, w["attention.value.weight"], again=again))
     scores = (query @ key.transpose(-1, -2)).double() / wide**0.5
     hidden = torch.ones(context, context, dtype=torch.bool).triu(1)
     mixed = scores.masked_fill(hidden, -torch.inf).softmax(-1).to(x.dtype) @ value
     mixed = mixed.transpose(1, 2).reshape(batch, context, width)
     x = x + _product(mixed, w["attention.output.weight"])
-    normed = _norm(x, w["mlp_norm.weight"], model.norm_eps)
+    normed, again = _norm(x, w["mlp_norm.weight"], model.norm_eps, selective=selective)
     if "experts.gate" in w:
-        return x + _experts(normed.flatten(0, 1), w, config).view_as(x)
-    inner = F.silu(_product(normed, w["mlp.gate.weight"])) * _product(normed, w["mlp.up.weight"])
+        return x + _experts(normed.flatten(0, 1), again.flatten(0, 1), w, config).view_as(x)
+    gate = _product(normed, w["mlp.gate.weight"], again=again)
+    inner = F.silu(gate) * _product(normed, w["mlp.up.weight"], again=again)
     return x + _product(inner, w["mlp.down.weight"])
 
 
-def _experts(x: Tensor, w: Mapping[str, WeightPair], config: RunConfig) -> Tensor:
+def _experts(x: Tensor, again: Tensor, w: Mapping[str, WeightPair], config: RunConfig) -> Tensor:
     """Every expert on every token; without a balance bias. A token's weight is 0 where it is not sent."""
     router = w["experts.router.weight"].wide()
-    scores = _product(x.to(router.forward.dtype), router).sigmoid()
+    dtype = router.forward.dtype
+    scores = _product(x.to(dtype), router, again=again.to(dtype)).sigmoid()
     assert config.model.active_experts is not None
     chosen = scores.detach().topk(config.model.active_experts).indices
     sent = torch.zeros_like(scores).scatter(1, chosen, 1.0)
@@ -111,7 +122,8 @@ def _experts(x: Tensor, w: Mapping[str, WeightPair], config: RunConfig) -> Tenso
     out = torch.zeros_like(x)
     for expert in range(config.model.experts):
         gate, up, down = (w[f"experts.{name}"][expert] for name in ("gate", "up", "down"))
-        inner = F.silu(_product(x, gate)) * _product(x, up) * weights[:, expert, None].to(x.dtype)
+        inner = F.silu(_product(x, gate, again=again)) * _product(x, up, again=again)
+        inner = inner * weights[:, expert, None].to(x.dtype)
         out = out + _product(inner, down)
     return out
 
@@ -145,17 +157,15 @@ def microbatch_gradient(
     targets: Tensor,
     forward: Mapping[str, Tensor],
     backward: Mapping[str, Tensor],
-    recompute: bool,
 ) -> dict[str, Tensor]:
     """Gradient of one micro-batch's loss, by parameter name.
 
     Args:
-        config: The run's configuration.
+        config: The run's configuration; `train.recompute` says what backward computes with its own weights.
         tokens: Tokens of the micro-batch.
         targets: Targets of the micro-batch.
         forward: Weights of the forward, by parameter name.
         backward: Weights of the backward, by parameter name.
-        recompute: Whether the backward recomputes blocks with its own weights.
     """
     w = {name: WeightPair.of(forward[name], backward[name]) for name in forward}
     dtype = forward["embedding.weight"].dtype
@@ -166,12 +176,12 @@ def microbatch_gradient(
     for index in range(config.model.layers):
         prefix = f"blocks.{index}."
         of_block = {name.removeprefix(prefix): two for name, two in w.items() if name.startswith(prefix)}
-        if recompute:
+        if config.train.recompute == "full":
             leaves = [two.leaf for two in of_block.values()]
             x = _Recomputed.apply(x, config, rotation, of_block, *leaves)
         else:
             x = _block(x, of_block, config, rotation)
-    logits = _product(_norm(x, w["norm.weight"], config.model.norm_eps), w["head.weight"])
+    logits = _product(_norm(x, w["norm.weight"], config.model.norm_eps)[0], w["head.weight"])
     inputs = [embedding if name == "embedding.weight" else two.leaf for name, two in w.items()]
     gradients = torch.autograd.grad(next_token_loss(logits, targets), inputs)
     return dict(zip(w, gradients, strict=True))

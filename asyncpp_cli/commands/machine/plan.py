@@ -211,7 +211,7 @@ def _show(
             str(estimate.config.parallel.data),
             str(estimate.config.schedule.microbatches),
             str(estimate.config.train.microbatch_size),
-            "yes" if estimate.config.train.recompute else "no",
+            estimate.config.train.recompute,
             "yes" if estimate.memory_gb <= limit_gb else f"no ({estimate.memory_gb:.1f} > {limit_gb:.1f})",
             f"{min(estimate.rank_gb):.1f} - {max(estimate.rank_gb):.1f}",
             f"{estimate.step.seconds:.3g}",

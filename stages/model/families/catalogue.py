@@ -8,11 +8,12 @@ from typing import Any
 
 from optimizers.grouping import Role, role_of
 from stages.config import ModelConfig
+from stages.model.activations import CheapPart, Values
 from stages.model.families.llama import LLAMA
 from stages.model.families.qwen3 import QWEN3
 from stages.model.moe import description as moe
 from stages.model.moe.settings import has_experts
-from stages.model.spec import Family, ModelSpec, PartSpec, Values, decoder, matrix, norm
+from stages.model.spec import Family, ModelSpec, PartSpec, decoder, matrix, norm
 
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
@@ -50,6 +51,8 @@ def mlp(config: ModelConfig) -> PartSpec:
         multiply_adds=3 * width * hidden,
         # The norm's output; gate, its SiLU, up, and their product.
         kept=Values(narrow=width + 4 * hidden),
+        kept_selectively=Values(narrow=2 * hidden),
+        cheap=(CheapPart(made=Values(narrow=2 * hidden)),),
         deferred=Values(narrow=(width + hidden) + (2 * hidden + width)),
         passing=Values(narrow=4 * hidden),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stages.config import ModelConfig
-from stages.model.spec import Family, HuggingFace, PartSpec, Values, head_dim, matrix, norm
+from stages.model.activations import CheapPart, Values
+from stages.model.spec import Family, HuggingFace, PartSpec, head_dim, matrix, norm
 
 if TYPE_CHECKING:
     from stages.model.layers import Attention
@@ -25,6 +26,9 @@ def attention(config: ModelConfig) -> PartSpec:
         attention=queries,
         # The norm's output; queries, keys, values and what attention returns; each head's sum of the softmax.
         kept=Values(narrow=width + 2 * queries + 2 * keys, wide=config.heads),
+        # Queries and keys before they are rotated.
+        kept_selectively=Values(narrow=2 * queries + 2 * keys, wide=config.heads),
+        cheap=(CheapPart(made=Values(narrow=queries)), CheapPart(made=Values(narrow=keys))),
         deferred=Values(narrow=(width + queries) + (queries + 2 * keys + width)),
     )
     return norm("attention_norm", width, "input_layernorm") + projections

@@ -6,9 +6,11 @@ the model's width. Imports no torch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stages.config import ModelConfig
+from stages.model.activations import Values
 from stages.model.families import llama
 from stages.model.spec import Family, HuggingFace, PartSpec, head_dim, norm
 
@@ -21,7 +23,9 @@ def attention(config: ModelConfig) -> PartSpec:
     size = head_dim(config)
     queries = norm("attention.query_norm", size, "self_attn.q_norm", count=config.heads)
     keys = norm("attention.key_norm", size, "self_attn.k_norm", count=config.kv_heads)
-    return llama.attention(config) + queries + keys
+    # Selective recomputation normalizes and rotates at once, from the projections' outputs.
+    inner = (replace(described, kept_selectively=Values()) for described in (queries, keys))
+    return sum(inner, start=llama.attention(config))
 
 
 def make_attention(config: ModelConfig) -> Attention:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from optimizers.grouping import Role
 from stages.config import ModelConfig
+from stages.model.activations import CheapPart, Values
 from stages.model.moe.settings import mixture_of
-from stages.model.spec import EXPERT, Parameter, PartSpec, Values, matrix, norm
+from stages.model.spec import EXPERT, Parameter, PartSpec, matrix, norm
 
 
 def experts(config: ModelConfig) -> PartSpec:
@@ -24,18 +25,16 @@ def experts(config: ModelConfig) -> PartSpec:
         for name, rows, columns in (("gate", hidden, width), ("up", hidden, width), ("down", width, hidden))
     )
     bias = Parameter("experts.bias", (mixture.experts,), Role.VECTOR, "mlp.gate.e_score_correction_bias")
+    # Scores of all experts; weights of the chosen, if normalised before and after, and their sum.
+    scores = Values(wide=mixture.experts + (2 * active + 1 if mixture.normalised else active), indices=active)
     routed = PartSpec(
         parameters=(router, *stacks),
         biases=(bias,),
         idle=3 * (mixture.experts - active) * width * hidden,
         multiply_adds=width * mixture.experts + 3 * active * width * hidden,
-        kept=Values(
-            # The norm's output; the products with gate and up.
-            narrow=width + 2 * active * hidden,
-            # Scores of all experts; weights of the chosen, if normalised before and after, and their sum.
-            wide=mixture.experts + (2 * active + 1 if mixture.normalised else active),
-            indices=active,
-        ),
+        # The norm's output; the products with gate and up.
+        kept=Values(narrow=width + 2 * active * hidden) + scores,
+        kept_selectively=Values(narrow=2 * active * hidden) + scores,
         # The norm's output, the gradients of gate and up; the hidden values, the gradient of the output.
         deferred=Values(narrow=width + 2 * active * hidden + active * hidden + width, indices=active),
         passing=Values(narrow=active * (2 * width + 6 * hidden)),
@@ -55,6 +54,8 @@ def _shared(width: int, hidden: int) -> PartSpec:
         ),
         multiply_adds=3 * width * hidden,
         kept=Values(narrow=4 * hidden),
+        kept_selectively=Values(narrow=2 * hidden),
+        cheap=(CheapPart(made=Values(narrow=2 * hidden)),),
         deferred=Values(narrow=3 * hidden),
         passing=Values(narrow=4 * hidden),
     )

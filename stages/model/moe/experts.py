@@ -17,6 +17,7 @@ from stages.model.layers import MLP, Attention, RMSNorm
 from stages.model.moe.grouped import add_stack_gradient, group, stack_gradient, times_stack
 from stages.model.moe.routing import load_of, route
 from stages.model.moe.settings import Mixture, mixture_of
+from stages.model.selective import cheap
 from stages.model.split_backward import DeferredGradients, deferred_now
 from stages.model.weight_gradient import is_added_in_backward
 
@@ -194,8 +195,8 @@ class ExpertBlock(nn.Module):
         self.shared = MLP(config.width, mixture.shared_width) if mixture.shared_width else None
 
     def forward(self, x: Tensor, rotation: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        x = x + self.attention(self.attention_norm(x), rotation)
-        given = self.mlp_norm(x)
+        x = x + self.attention(cheap(self.attention_norm, x), rotation)
+        given = cheap(self.mlp_norm, x)
         out, load = self.experts(given, bias)
         if self.shared is not None:
             out = out + self.shared(given)

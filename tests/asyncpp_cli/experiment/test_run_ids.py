@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.settings import LATER_KEYS, SITE, config_hash, get, items
+from asyncpp_cli.experiment.settings import LATER_KEYS, SITE, assign, config_hash, copy_of, get, items
 from asyncpp_cli.experiment.template import load
 from stages.config import RunConfig
+from stages.validation import ConfigError, check
 
 QUICKSTART = expand(load("quickstart", []))
 
@@ -23,6 +24,22 @@ def test_ids_of_the_quickstart_are_those_of_the_first_version() -> None:
         "2bw-muon-ef0-nano-s0-3350eb9e",
         "2bw-muon-ef1-nano-s0-fd1bed7d",
     ]
+
+
+def test_texts_of_a_key_that_was_a_bool_are_hashed_as_it_was() -> None:
+    """The id is of a version whose `train.recompute` was true or false."""
+    ids = {}
+    for value in (True, "full", False, "none", "selective"):
+        config = copy_of(QUICKSTART[2].config)
+        assign(config, {"train.recompute": value})
+        ids[value] = config_hash(config)[:8]
+    assert ids[True] == ids["full"] == "0724b0e2"
+    assert ids[False] == ids["none"] == "9e981ded"
+    assert len(set(ids.values())) == 3
+    for unknown in (1, "maybe"):
+        assign(config, {"train.recompute": unknown})
+        with pytest.raises(ConfigError, match="accepted: none, selective, full"):
+            check(config)
 
 
 @pytest.mark.parametrize("key", sorted(LATER_KEYS))

@@ -15,7 +15,7 @@ from support.command_line import asyncpp
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import Estimate, estimate
-from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.layouts import RECOMPUTE, layout
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.roofline import Roofline
 from schedules import is_synchronous
@@ -98,7 +98,7 @@ def test_running_further_ahead_takes_memory_and_no_more_delay_and_can_be_faster(
 def test_the_v_is_listed_with_its_options_and_recomputation(ten_billion: list[dict[str, Any]]) -> None:
     of_v = [one for one in ten_billion if one["schedule"] == "2bw-v"]
     options = {(one["split"], one["ahead"], one["recompute"]) for one in of_v}
-    assert options == {(s, a, r) for s in (False, True) for a in (1, 2) for r in (False, True)}
+    assert options == {(s, a, r) for s in (False, True) for a in (1, 2) for r in RECOMPUTE}
     assert {(one["stages"], len(one["cut"])) for one in of_v} == {(p, 2 * p) for p in (2, 4, 8, 16)}
     for one in of_v:
         assert one["rank_of_stage"] == [*range(one["stages"]), *reversed(range(one["stages"]))]
@@ -114,7 +114,7 @@ def test_a_v_that_does_not_fit_gets_a_cut_whose_ranks_do() -> None:
         data=2,
         microbatches=64,
         size=2,
-        recompute=False,
+        recompute="none",
         chunks=2,
     )
     even = estimate(config, COSTS, limit_gb=None)
@@ -147,7 +147,7 @@ def test_every_layout_is_a_run_that_could_be_trained() -> None:
 
 def test_many_microbatches_hold_no_more_at_once_than_the_program_that_stands_for_them() -> None:
     base = base_of("360m", [])
-    sizes = {"stages": 4, "data": 1, "size": 1, "recompute": False, "chunks": 2}
+    sizes = {"stages": 4, "data": 1, "size": 1, "recompute": "none", "chunks": 2}
     config = layout(base.config, "interleaved-1f1b", microbatches=24, **sizes)
     program = segment_program(config, first_step=0, steps=1)
     whole = stage_memory(config, course_of([program]), gradient_buffers=[1] * 8)
@@ -161,7 +161,7 @@ def test_the_v_takes_the_time_of_2bw_and_split_fewer_activations() -> None:
     base = base_of("7b", []).config
 
     def planned_for(name: str, *, split: bool = False) -> Estimate:
-        config = layout(base, name, stages=4, data=1, microbatches=16, size=1, recompute=False)
+        config = layout(base, name, stages=4, data=1, microbatches=16, size=1, recompute="none")
         config.schedule.split = split
         return estimate(config, COSTS, limit_gb=None)
 
@@ -190,14 +190,15 @@ def test_less_memory_takes_recomputation_or_more_stages() -> None:
     )
     assert len(small) < len(large)
     assert small[0]["step_time"] > large[0]["step_time"]
-    assert (small[0]["recompute"], small[0]["stages"]) > (large[0]["recompute"], large[0]["stages"])
+    effort = [(RECOMPUTE.index(one["recompute"]), one["stages"]) for one in (small[0], large[0])]
+    assert effort[0] > effort[1]
     assert not any(one["fits"] for one in planned("10b", "--gpus", "2", "--memory", "24"))
 
 
 def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
     """1F1B keeps the most activations at the first stage, so that one is given fewer blocks."""
     base = base_of("3b", [])
-    config = layout(base.config, "1f1b", stages=4, data=2, microbatches=64, size=2, recompute=False)
+    config = layout(base.config, "1f1b", stages=4, data=2, microbatches=64, size=2, recompute="none")
     even = estimate(config, COSTS, limit_gb=None)
     limit = even.memory_gb * 0.93
     fitting = estimate(config, COSTS, limit_gb=limit)
@@ -212,7 +213,7 @@ def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
 @pytest.mark.parametrize("dense_layers", [0, 1])
 def test_a_mixture_takes_the_memory_of_all_and_the_time_of_the_active(dense_layers: int) -> None:
     base = base_of("10b-moe", [f"model.dense_layers={dense_layers}", "model.mlp_width=10944"])
-    config = layout(base.config, "1f1b", stages=4, data=16, microbatches=16, size=1, recompute=False)
+    config = layout(base.config, "1f1b", stages=4, data=16, microbatches=16, size=1, recompute="none")
     even = estimate(config, COSTS, limit_gb=None)
     spec = describe(config.model)
     biases = (24 - dense_layers) * 64
@@ -298,7 +299,7 @@ def test_a_sweep_shows_memory_and_refuses_what_does_not_fit(tmp_path: Path) -> N
     assert "site.memory_gb: stage 0 needs" in refused.errors
     assert "a device has 80" in refused.errors
     assert "activations" in refused.errors
-    assert "it would fit with train.recompute: true" in refused.errors
+    assert "it would fit with train.recompute: selective" in refused.errors
     assert not (tmp_path / "e").exists()
     refused = asyncpp("sweep", "quickstart", "--list", "site.gpu=abacus")
     assert (refused.code, "site.gpu: unknown GPU 'abacus'" in refused.errors) == (2, True)

@@ -45,17 +45,18 @@ def test_every_part_is_measured_for_every_size(measured: Path) -> None:
         assert part["update"] > 0
         assert list(part["microbatch"]) == ["1", "4"]
         for times in part["microbatch"].values():
-            assert set(times) == {"forward", "backward", "input_half", "weight_half"}
-            assert min(times.values()) > 0
+            assert set(times) == {"forward", "backward", "input_half", "weight_half", "cheap"}
+            assert times["cheap"] >= 0
+            assert all(seconds > 0 for name, seconds in times.items() if name != "cheap")
     assert content["conditions"]["model"]["width"] == 32
 
 
 def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> None:
     """By hand, for one stage: it computes everything, one micro-batch after another."""
     parts = {
-        "embedding": {"forward": 1.0, "backward": 2.0, "input_half": 0.5, "weight_half": 2.0},
-        "block": {"forward": 3.0, "backward": 9.0, "input_half": 4.5, "weight_half": 5.5},
-        "head": {"forward": 6.0, "backward": 15.0, "input_half": 7.0, "weight_half": 9.0},
+        "embedding": {"forward": 1.0, "backward": 2.0, "input_half": 0.5, "weight_half": 2.0, "cheap": 0.0},
+        "block": {"forward": 3.0, "backward": 9.0, "input_half": 4.5, "weight_half": 5.5, "cheap": 0.5},
+        "head": {"forward": 6.0, "backward": 15.0, "input_half": 7.0, "weight_half": 9.0, "cheap": 0.0},
     }
     content = json.loads(measured.read_text())
     for name, times in parts.items():
@@ -68,10 +69,13 @@ def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> No
     update = 10 + 4 * 10 + 10
     once = 3 + 4 * 12 + 21
     for size in (1, 2, 4):  # 4 was not measured: twice as long as 2
-        assert times_of[size, False] == pytest.approx(4 * once + update)
-        assert times_of[size, True] == pytest.approx(4 * (once + 4 * 3) + update)
+        assert times_of[size, "none"] == pytest.approx(4 * once + update)
+        assert times_of[size, "selective"] == pytest.approx(4 * (once + 4 * 0.5) + update)
+        assert times_of[size, "full"] == pytest.approx(4 * (once + 4 * 3) + update)
     two = planned(model, file, "--gpus", "2", "--tokens-per-step", str(16 * 4), "--schedule", "2bw")
-    alone = [one for one in two if (one["stages"], one["microbatch_size"], one["recompute"]) == (2, 1, False)]
+    alone = [
+        one for one in two if (one["stages"], one["microbatch_size"], one["recompute"]) == (2, 1, "none")
+    ]
     # 2bw is as fast as its slowest stage: two blocks and the head.
     assert alone[0]["cut"] == [3, 1]
     assert alone[0]["step_time"] == pytest.approx(4 * (3 + 3 * 12) + 40)
@@ -80,7 +84,7 @@ def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 3}, "has format 3"),
+        ({"format": 2}, "has format 2"),
         ({"parts": {}}, "is not a file of `asyncpp profile`"),
         ({"conditions": {"context": 16}}, "was measured with model None"),
     ],

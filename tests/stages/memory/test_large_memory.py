@@ -113,7 +113,7 @@ def every_gradient_finite(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def ten_billion(text: Path, schedule: str, *, microbatches: int) -> RunConfig:
     config = small_config(
-        schedule, text=text, stages=4, data=DATA, microbatches=microbatches, steps=4, recompute=True
+        schedule, text=text, stages=4, data=DATA, microbatches=microbatches, steps=4, recompute="full"
     )
     assign(config, model_settings("10b", None))
     config.train.precision = "bfloat16"

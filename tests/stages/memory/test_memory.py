@@ -97,11 +97,14 @@ def test_the_parameters_are_those_of_the_module(family: str, text: Path) -> None
             assert parameter.role is role_of(parameter.name, len(parameter.shape))
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    [(schedule, recompute) for schedule in SCHEDULES for recompute in ("none", "full")]
+    + [(schedule, "selective") for schedule in ("1f1b", "zero-bubble", "2bw", "paci-v")],
+)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_run_holds_the_versions_of_its_programs(
-    schedule: str, precision: str, recompute: bool, text: Path
+    schedule: str, precision: str, recompute: str, text: Path
 ) -> None:
     config = config_of(schedule, text, precision=precision, recompute=recompute)
     program = segment_program(config, first_step=0, steps=config.train.steps)
@@ -119,8 +122,8 @@ def test_a_run_holds_the_versions_of_its_programs(
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_every_family_keeps_what_its_description_says(precision: str, recompute: bool, text: Path) -> None:
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_every_family_keeps_what_its_description_says(precision: str, recompute: str, text: Path) -> None:
     """Those that have another block than a Llama's; with the split backward, both halves."""
     for family in FAMILIES.keys() - {"llama"}:
         config = config_of("zero-bubble", text, precision=precision, recompute=recompute)
@@ -131,8 +134,8 @@ def test_every_family_keeps_what_its_description_says(precision: str, recompute:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_experts_keep_what_their_description_says(precision: str, recompute: bool, text: Path) -> None:
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_experts_keep_what_their_description_says(precision: str, recompute: str, text: Path) -> None:
     for changed in (
         {"shared_experts": 2, "dense_layers": 3},
         {"router_score": "softmax", "route_normalised": False},
@@ -157,10 +160,15 @@ def test_data_ranks_share_what_is_updated(schedule: str, text: Path) -> None:
 
 
 def test_recomputation_keeps_a_blocks_input_alone(text: Path) -> None:
-    plain, recomputed = (measured(config_of("2bw", text, recompute=recompute)) for recompute in (False, True))
+    plain, selective, recomputed = (
+        measured(config_of("2bw", text, recompute=recompute)) for recompute in ("none", "selective", "full")
+    )
     assert plain["recomputed"] == [0, 0, 0]
     assert recomputed["recomputed"] == [block_activations(config_of("2bw", text), range(1))] * 3
     assert recomputed["activations"][0] < plain["activations"][0] / 8
+    for kind in ("activations", "recomputed"):
+        between = sorted([plain[kind][0], recomputed[kind][0]])
+        assert between[0] < selective[kind][0] < between[1]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

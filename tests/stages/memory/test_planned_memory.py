@@ -22,14 +22,14 @@ KINDS = ("weights", "master", "gradients", "optimizer", "correction", "activatio
 def cases(text: Path) -> list[RunConfig]:
     mixture = {"shared_experts": 1, "dense_layers": 1}
     many: list[dict[str, Any]] = [
-        {"schedule": "1f1b"},
-        {"schedule": "gpipe", "recompute": True},
+        {"schedule": "1f1b", "recompute": "selective", "precision": "bfloat16"},
+        {"schedule": "gpipe", "recompute": "full"},
         {"schedule": "zero-bubble", "optimizer": "muon"},
         {"schedule": "2bw", "precision": "bfloat16"},
-        {"schedule": "2bw", "coefficient": 1.0, "form": "buffered", "recompute": True},
+        {"schedule": "2bw", "coefficient": 1.0, "form": "buffered", "recompute": "full"},
         {"schedule": "pipedream", "clip": "stage", "optimizer": "soap"},
-        {"schedule": "paci", "clip": "stage", "precision": "bfloat16", "recompute": True},
-        {"schedule": "2bw-v", "layers": 6},
+        {"schedule": "paci", "clip": "stage", "precision": "bfloat16", "recompute": "full"},
+        {"schedule": "2bw-v", "layers": 6, "recompute": "selective"},
         {"schedule": "2bw-v", "split": True, "precision": "bfloat16"},
         {"schedule": "paci-v", "clip": "stage", "ahead": 2},
     ]

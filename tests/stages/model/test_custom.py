@@ -149,9 +149,9 @@ def test_names_and_first_weights_do_not_depend_on_the_cut(own: RunConfig) -> Non
 
 
 @pytest.mark.parametrize("schedule", ["paci", "zero-bubble"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "full"])
 def test_it_goes_with_other_schedules_and_with_recomputation(
-    schedule: str, recompute: bool, own: RunConfig
+    schedule: str, recompute: str, own: RunConfig
 ) -> None:
     own.schedule.name = schedule
     own.train = replace(own.train, recompute=recompute, clip="stage" if schedule == "paci" else "global")
@@ -218,10 +218,17 @@ def test_a_factory_that_cannot_be_is_refused_by_key(
     assert caught.value.key == key
 
 
+def test_a_factorys_blocks_are_not_recomputed_selectively(own: RunConfig) -> None:
+    own.train.recompute = "selective"
+    with pytest.raises(ConfigError, match=r"not known what is cheap; accepted with it: none, full") as caught:
+        check(own)
+    assert caught.value.key == "train.recompute"
+
+
 def test_recomputation_draws_again_what_the_forward_drew(own: RunConfig) -> None:
     own.model.factory = "bad_models:dropping"
     ends = []
-    for recompute in (False, True):
+    for recompute in ("none", "full"):
         own.train.recompute = recompute
         torch.manual_seed(1)
         rows = Rows()

@@ -1,5 +1,5 @@
 """Backward sees the weight version that the program names: for every asynchronous schedule, in float32 and in
-bfloat16, plain, with activations recomputed, compiled, and both.
+bfloat16, plain, with activations recomputed, all or some, compiled, and both.
 
 Each micro-batch's gradient is compared with one that is computed from kept copies of the weights.
 """
@@ -43,9 +43,10 @@ UNSTASHED: dict[str, dict[str, Any]] = {
 }
 WAYS = {
     "plain": {},
-    "recompute": {"recompute": True},
+    "recompute": {"recompute": "full"},
+    "selective": {"recompute": "selective"},
     "compile": {"compile": True},
-    "both": {"recompute": True, "compile": True},
+    "both": {"recompute": "full", "compile": True},
 }
 PRECISIONS = ("float32", "bfloat16")
 
@@ -95,7 +96,6 @@ def reference(run: Watched, config: RunConfig, microbatch: int, **older: int) ->
         targets=run.batches.targets(microbatch),
         forward=run.read(Op.FORWARD, microbatch, older=older.get("forward", 0)),
         backward=run.read(Op.BACKWARD, microbatch, older=older.get("backward", 0)),
-        recompute=config.train.recompute,
     )
 
 
@@ -128,14 +128,14 @@ def test_backward_sees_the_version_that_the_program_names(
     name: str, precision: str, way: str, text: Path
 ) -> None:
     if name in UNSTASHED and way == "compile":
-        with pytest.raises(ConfigError, match=r"accepted with it: train.recompute: true") as caught:
+        with pytest.raises(ConfigError, match=r"accepted with it: train.recompute: full") as caught:
             config_of(name, text, precision=precision, way=way)
         assert caught.value.key == "train.compile"
         return
     check_what_backward_sees(name, config_of(name, text, precision=precision, way=way))
 
 
-@pytest.mark.parametrize("way", ["plain", "recompute"])
+@pytest.mark.parametrize("way", ["plain", "recompute", "selective"])
 @pytest.mark.parametrize("name", ["2bw", "paci"])
 @pytest.mark.slow
 def test_backward_through_experts_sees_the_version_that_the_program_names(
@@ -173,7 +173,7 @@ def check_what_backward_sees(name: str, config: RunConfig) -> None:
 def test_one_compilation_serves_all_blocks_and_versions(text: Path) -> None:
     """Four blocks on two stages, three versions each, and recomputation on top."""
     compiled = counters["stats"]["unique_graphs"]
-    for recompute in (False, True):
+    for recompute in ("none", "full"):
         config = small_config("2bw", text=text, delay=2, steps=5, recompute=recompute, compile=True)
         replay(config, recorder=Rows())
     # No more than one, and none where another test has been before.
@@ -194,10 +194,10 @@ def test_compiled_experts_train_as_plain_ones(text: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.slow
 def test_compiled_runs_have_the_losses_of_plain_ones_and_resume_to_the_same_bits(
-    recompute: bool, text: Path, tmp_path: Path
+    recompute: str, text: Path, tmp_path: Path
 ) -> None:
     def run(
         *, steps: int = 6, compile: bool = True, folder: str | None = None
@@ -232,12 +232,12 @@ def test_recomputation_changes_no_bit_where_backward_reads_the_forwards_weights(
     """Zero-bubble too, whose weight gradients wait for a second half."""
     for experts in (False, True):
         ends = []
-        for recompute in (False, True):
+        for recompute in ("none", "selective", "full"):
             rows = Rows()
             config = small_config(schedule, text=text, precision=precision, recompute=recompute)
             replay(with_experts(config, shared_experts=1) if experts else config, recorder=rows)
             ends.append(rows.rows[-1]["weights_sha256"])
-        assert ends[0] == ends[1]
+        assert ends[0] == ends[1] == ends[2]
 
 
 def test_a_stash_overwritten_too_early_is_caught_where_activations_are_recomputed(
@@ -254,7 +254,7 @@ def test_a_stash_overwritten_too_early_is_caught_where_activations_are_recompute
 
     monkeypatch.setattr(RankExecutor, "_forward", spoiled)
     with pytest.raises(RuntimeError, match=r"its weights were written since the forward"):
-        replay(small_config("2bw", text=text, recompute=True), recorder=Rows())
+        replay(small_config("2bw", text=text, recompute="full"), recorder=Rows())
 
 
 def test_a_machine_that_cannot_compile_ends_the_run_before_it_begins(

@@ -96,7 +96,7 @@ def values_asked(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[li
         ("interleaved-1f1b", {"chunks": 2}),
         ("zero-bubble", {}),
         ("2bw", {"coefficient": 1.0}),
-        ("2bw", {"data": 2, "precision": "bfloat16", "recompute": True}),
+        ("2bw", {"data": 2, "precision": "bfloat16", "recompute": "full"}),
         ("pipedream", {"clip": "stage", "update_interval": 1}),
         ("paci", {"clip": "none"}),
     ],

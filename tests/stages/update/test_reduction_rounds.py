@@ -182,7 +182,8 @@ class OtherRanksLikeThis:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "options"), [("1f1b", {}), ("zero-bubble", {}), ("gpipe", {"recompute": True}), ("2bw", {})]
+    ("schedule", "options"),
+    [("1f1b", {}), ("zero-bubble", {}), ("gpipe", {"recompute": "full"}), ("2bw", {})],
 )
 def test_a_flush_has_exchanged_most_of_its_gradient_when_the_last_backward_ends(
     schedule: str, options: dict[str, bool], text: Path, monkeypatch: pytest.MonkeyPatch
