@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from asyncpp_cli.planner.roofline import ATTENTION_SHARE, MATRIX_SHARE, Roofline
 from stages.config import RunConfig
 from stages.memory.estimate import sizes
+from stages.model.activations import Values
 from stages.model.families.catalogue import FAMILIES, describe, mlp
-from stages.model.spec import PartSpec, Values
+from stages.model.spec import PartSpec
 
 MATRICES = {
     "queries, keys, values": ("attention.query", "attention.key", "attention.value"),

@@ -6,15 +6,16 @@ Tests compare it with what `stages.memory.measure` counts. Not included: what li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 from optimizers.options import Value
 from optimizers.state_size import state_values
-from schedules import Op, Program, analyze
+from schedules import Program, analyze
 from stages.config import ModelConfig, RunConfig, optimizer_options
+from stages.memory.in_flight import after, in_flight_counts, most_held
 from stages.model.activations import INDEX_BYTES
 from stages.model.families.catalogue import describe
 from stages.model.head_chunks import chunk_rows
@@ -157,49 +158,6 @@ def reduction_bytes(config: RunConfig, cuts: Sequence[StageCut]) -> int:
     return room_bytes(plans)
 
 
-def in_flight_counts(program: Program) -> list[set[tuple[int, int]]]:
-    """For each stage, the numbers of micro-batches in flight after its actions: whole ones, and ones whose
-    weight half is still to come."""
-    counts = []
-    for actions in program.actions_by_stage():
-        wholes = halves = 0
-        seen = set()
-        for action in actions:
-            wholes, halves = _after(action.op, wholes, halves)
-            seen.add((wholes, halves))
-        counts.append(seen)
-    return counts
-
-
-def _after(op: Op, wholes: int, halves: int) -> tuple[int, int]:
-    """The numbers in flight after an action."""
-    if op is Op.FORWARD:
-        return wholes + 1, halves
-    if op is Op.BACKWARD:
-        return wholes - 1, halves
-    if op is Op.BACKWARD_INPUT:
-        return wholes - 1, halves + 1
-    if op is Op.BACKWARD_WEIGHT:
-        return wholes, halves - 1
-    return wholes, halves
-
-
-def most_held(counts: Iterable[tuple[tuple[int, int], ...]], sizes: Sequence[tuple[int, int]]) -> int:
-    """Peak bytes of the activations of some stages together.
-
-    Args:
-        counts: micro-batches in flight that occur at one time: for each stage (whole ones, halves).
-        sizes: for each stage, bytes of a whole one and of a half.
-    """
-    return max(
-        sum(
-            wholes * whole + halves * half
-            for (wholes, halves), (whole, half) in zip(count, sizes, strict=True)
-        )
-        for count in counts
-    )
-
-
 def rank_activations(config: RunConfig, program: Program) -> list[int]:
     """Peak bytes of each rank's activations in a segment; its stages need not hold their most at once."""
     sizes = [microbatch_activations(config, cut) for cut in cut_of(config)]
@@ -209,7 +167,7 @@ def rank_activations(config: RunConfig, program: Program) -> list[int]:
         now = dict.fromkeys(stages, (0, 0))
         seen = set()
         for action in actions:
-            now[action.stage] = _after(action.op, *now[action.stage])
+            now[action.stage] = after(action.op, *now[action.stage])
             seen.add(tuple(now.values()))
         held.append(most_held(seen, [sizes[stage] for stage in stages]))
     return held

@@ -13,7 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stages.compile_rule import compiles_here
 from stages.config import RunConfig
-from stages.memory.estimate import StageMemory, message_bytes, most_held
+from stages.memory.estimate import StageMemory, message_bytes
+from stages.memory.in_flight import most_held
 from stages.memory.storages import SavedTensors, bytes_of, pointers_of, same, tensors_in
 from stages.model.block_runner import block_runner
 from stages.model.decoder import Stage

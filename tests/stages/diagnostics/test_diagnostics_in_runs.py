@@ -25,7 +25,7 @@ def rows_of(config: RunConfig, *, diagnostics: int) -> list[dict[str, Any]]:
     ("schedule", "options", "correction"),
     [
         ("2bw", {"coefficient": 1.0}, "none"),
-        ("2bw", {"coefficient": 1.0, "form": "buffered", "optimizer": "muon", "recompute": True}, "none"),
+        ("2bw", {"coefficient": 1.0, "form": "buffered", "optimizer": "muon", "recompute": "full"}, "none"),
         ("paci", {"clip": "stage"}, "discrepancy"),
         ("2bw-v", {"data": 2, "precision": "bfloat16"}, "none"),
     ],

@@ -20,11 +20,11 @@ from stages.config import CorrectionConfig, RunConfig
 from stages.memory.estimate import (
     block_activations,
     course_of,
-    in_flight_counts,
     rank_activations,
     sizes,
     stage_memory,
 )
+from stages.memory.in_flight import in_flight_counts
 from stages.model.decoder import Stage
 from stages.model.families.catalogue import FAMILIES
 from stages.model.partition import cut_of, stage_parameters
