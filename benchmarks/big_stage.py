@@ -276,7 +276,7 @@ def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
     if options.parts:
-        config = config_of(options, "1f1b", recompute=False)
+        config = config_of(options, "1f1b", recompute="none")
         # A step's share in a micro-batch depends on their number: that of docs/performance.md.
         config.schedule.microbatches = options.microbatches or 16
         if config.model.experts:

@@ -49,7 +49,7 @@ def run_of(schedule: str, text: Path, *, compile: bool | None = None, **more: An
         **more,
     )
     config.train.compile = compile
-    config.train.recompute = compile_refusal(config) is not None
+    config.train.recompute = "none" if compile_refusal(config) is None else "full"
     check(config)
     return config
 
@@ -82,7 +82,7 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
     x = torch.randn(3, 12, model.width, dtype=dtype, generator=torch.Generator().manual_seed(0))
     given = [rotary_table(model, context=12).to(dtype), *([torch.zeros(model.experts)] if experts else [])]
 
-    def gradients(*, recompute: bool, compiled: bool, split: bool) -> dict[str, torch.Tensor]:
+    def gradients(*, recompute: str, compiled: bool, split: bool) -> dict[str, torch.Tensor]:
         run = block_runner(model, recompute=recompute, compiled=compiled)
         start = x.clone().requires_grad_()
         for parameter in block.parameters():
@@ -101,8 +101,8 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
             **{name: p.grad for name, p in block.named_parameters() if p.grad is not None},
         }
 
-    expected = gradients(recompute=False, compiled=False, split=False)
-    for recompute in (False, True):
+    expected = gradients(recompute="none", compiled=False, split=False)
+    for recompute in ("none", "selective", "full"):
         measured = gradients(recompute=recompute, compiled=True, split=True)
         for name, gradient in expected.items():
             assert gradient.any(), name
@@ -113,8 +113,8 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
 def test_blocks_are_compiled_by_default_on_a_gpu_where_they_can_be(schedule: str, text: Path) -> None:
     config = run_of(schedule, text)
     assert (is_compiled(config, device="cuda"), is_compiled(config, device="cpu")) == (True, False)
-    plain = replace(config, train=replace(config.train, recompute=False))
-    assert is_compiled(plain, device="cuda") == (not config.train.recompute)
+    plain = replace(config, train=replace(config.train, recompute="none"))
+    assert is_compiled(plain, device="cuda") == (config.train.recompute == "none")
     for wanted in (False, True):
         asked = replace(config, train=replace(config.train, compile=wanted))
         assert [is_compiled(asked, device=device) for device in ("cpu", "cuda")] == [wanted, wanted]
