@@ -170,7 +170,8 @@ def run_of(case: str, text: Path) -> RunConfig:
     if case == "experts":
         return with_experts(small_config("2bw", text=text, precision="bfloat16", steps=2), shared_experts=1)
     options: dict[str, Any] = {
-        "recomputed": {"schedule": "2bw", "recompute": True},
+        "recomputed": {"schedule": "2bw", "recompute": "full"},
+        "recomputed selectively": {"schedule": "2bw", "recompute": "selective"},
         "split": {"schedule": "zero-bubble"},
         "tied": {"schedule": "1f1b", "stages": 1},
     }[case]
