@@ -190,7 +190,7 @@ def shapes_copied(config: RunConfig) -> tuple[set[tuple[int, ...]], set[tuple[in
     return shapes, shapes & copies.shapes
 
 
-@pytest.mark.parametrize("case", ["recomputed", "split", "tied", "experts"])
+@pytest.mark.parametrize("case", ["recomputed", "recomputed selectively", "split", "tied", "experts"])
 def test_no_gradient_is_copied_to_float32(case: str, text: Path) -> None:
     assert shapes_copied(run_of(case, text))[1] == set()
 
