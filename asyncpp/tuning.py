@@ -38,7 +38,7 @@ def tune(
     samples: int = 8,
     search_seed: int | None = None,
     eta: int = 2,
-    grid: bool = False,
+    rungs: Sequence[float] = (0.125, 0.25),
     **launching: Any,
 ) -> Experiment:
     """Tune every arm of a template, or go on with a tuning in `out`, as `asyncpp tune`.
@@ -51,7 +51,7 @@ def tune(
         samples: values of each range or, with `search_seed`, points in all.
         search_seed: draws the points at random; None: a grid of points.
         eta: one in `eta` candidates goes on from a rung.
-        grid: train every candidate to the end.
+        rungs: shares of all steps after which candidates are compared; empty: train every one to the end.
         **launching: `site`, `replay`, `max_parallel`, `retries` and `yes`, as in `Experiment.launch`.
 
     Raises:
@@ -73,7 +73,7 @@ def tune(
         samples=samples,
         search_seed=search_seed,
         eta=eta,
-        grid=grid,
+        rungs=tuple(rungs),
     )
     write_tuning(question, out=Path(out))
     if go_on(Path(out), **launching) == INTERRUPTED_CODE:
@@ -130,7 +130,8 @@ def described(question: Question) -> str:
     parts.append(f"--samples {question.samples}")
     if question.search_seed is not None:
         parts.append(f"--search-seed {question.search_seed}")
-    parts.append("--grid" if question.grid else f"--eta {question.eta}")
+    rungs = ",".join(f"{share:g}" for share in question.rungs)
+    parts.append(f"--eta {question.eta} --rungs {rungs}" if rungs else "--grid")
     return " ".join(parts)
 
 

@@ -22,9 +22,6 @@ from stages.pipeline.segments import pauses_exactly
 
 PLAN_FILE = "tune.json"
 
-_FIRST_RUNG = 10
-"""The first rung has at least this part of the steps: by default that is when the warm-up ends."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -37,9 +34,9 @@ class Question:
     samples: int
     search_seed: int | None
     eta: int
-    """One in `eta` candidates goes on from a rung, to `eta` times the steps."""
-    grid: bool
-    """Every candidate trains to the end."""
+    """One in `eta` candidates goes on from a rung."""
+    rungs: tuple[float, ...]
+    """Shares of all steps after which candidates are compared, besides the end; empty: a plain grid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +144,7 @@ def _is_drain_felt(resolved: ResolvedCell, question: Question, candidates: int) 
 
 
 def _rungs(question: Question, *, steps: int, candidates: int, interval: int) -> tuple[int, ...]:
-    """Steps of each rung, ending with all steps: as many as leave one candidate, none before the first tenth.
+    """Steps of each rung, ending with all steps; without rungs at which one candidate is left.
 
     Args:
         question: of the tuning.
@@ -155,14 +152,11 @@ def _rungs(question: Question, *, steps: int, candidates: int, interval: int) ->
         candidates: number of points.
         interval: steps between places where a run may pause.
     """
-    if question.grid:
-        return (steps,)
-    count = 1
-    while question.eta**count <= _FIRST_RUNG and question.eta ** (count - 1) < candidates:
-        count += 1
-    shares = [question.eta**level for level in reversed(range(count))]
-    rungs = {min(steps, -(-(steps // share) // interval) * interval) for share in shares}
-    return tuple(sorted(rungs - {0}))
+    rungs = {steps}
+    for level, share in enumerate(question.rungs):
+        if survivors(candidates, eta=question.eta, level=level) > 1:
+            rungs.add(min(steps, -(-max(1, int(steps * share)) // interval) * interval))
+    return tuple(sorted(rungs))
 
 
 def survivors(candidates: int, *, eta: int, level: int) -> int:
@@ -236,7 +230,7 @@ def read_plan(folder: Path) -> Plan | None:
             for arm in content["arms"]
         ]
         question = Question(
-            **question | {"changes": tuple(question["changes"]), "over": tuple(question["over"])}
+            **question | {name: tuple(question[name]) for name in ("changes", "over", "rungs")}
         )
         return Plan(question=question, keys=tuple(content["keys"]), arms=tuple(arms))
     except FileNotFoundError:

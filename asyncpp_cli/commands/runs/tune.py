@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +55,10 @@ def tune(
     eta: Annotated[
         int, typer.Option("--eta", metavar="N", min=2, help="One in N candidates goes on from each rung.")
     ] = 2,
+    rungs: Annotated[
+        str,
+        typer.Option("--rungs", metavar="SHARE,..", help="Where to compare, as shares of all steps."),
+    ] = "0.125,0.25",
     grid: Annotated[bool, typer.Option("--grid", help="Train every candidate to the end.")] = False,
     site: Annotated[
         str,
@@ -78,8 +83,8 @@ def tune(
     """Choose settings for every arm of a template, each with the same budget.
 
     All arms try the same points. Each arm halves its candidates: all train to the first rung, the best half
-    by validation loss to twice the steps, and so on to the end. A candidate goes on from its checkpoint, so
-    no step is trained twice, and those that stay behind are kept as paused runs.
+    by validation loss to the next, and so on to the end. A candidate goes on from its checkpoint, so no step
+    is trained twice, and those that stay behind are kept as paused runs.
 
     Killed at any point, the same command goes on, and so does `asyncpp tune DIR`. `asyncpp report DIR` shows
     each arm at its best.
@@ -99,7 +104,7 @@ def tune(
             samples=samples,
             search_seed=search_seed,
             eta=eta,
-            grid=grid,
+            rungs=() if grid else _shares(rungs),
         )
         if dry_run:
             _show_plan(planned(question).plan, as_json=as_json)
@@ -114,6 +119,21 @@ def tune(
     code = go_on(folder, site=site, replay=replay, max_parallel=max_parallel, retries=retries, yes=yes)
     _show_result(folder, as_json=as_json)
     raise typer.Exit(code)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    """The shares of `--rungs`.
+
+    Raises:
+        UserError: they are not numbers between 0 and 1 that increase.
+    """
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = (0.0,)
+    if not all(low < high for low, high in pairwise((0.0, *shares, 1.0))):
+        raise UserError(f"--rungs {text}: accepted: increasing shares between 0 and 1, as in 0.125,0.25,0.5")
+    return shares
 
 
 def _show_plan(plan: Plan, *, as_json: bool) -> None:

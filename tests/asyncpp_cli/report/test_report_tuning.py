@@ -34,7 +34,7 @@ def record(run: Run, losses: dict[int, float]) -> None:
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Experiment:
-    """Two arms of four candidates: 4 to step 4, 2 to step 8, 1 to step 16, their losses falling by 0.1."""
+    """Two arms of four candidates: 4 to step 2, 2 to step 4, 1 to step 16, their losses falling by 0.1."""
     matrix = ["matrix={schedule: [1f1b, 2bw], optimizer: adamw}", "exclude=[]", "train.steps=16"]
     question = Question(
         template="quickstart",
@@ -43,7 +43,7 @@ def tuned(tmp_path: Path) -> Experiment:
         samples=4,
         search_seed=None,
         eta=2,
-        grid=False,
+        rungs=(0.125, 0.25),
     )
     write_tuning(question, out=tmp_path / "e")
     experiment = open_experiment(tmp_path / "e")
@@ -51,7 +51,7 @@ def tuned(tmp_path: Path) -> Experiment:
         runs = [experiment.run(cell.id) for cell in experiment.cells if cell.axes["schedule"] == schedule]
         ranked = sorted(range(4), key=losses.__getitem__)
         for place, index in enumerate(ranked):
-            rungs = [4, 8, 16][: 3 if place == 0 else 2 if place == 1 else 1]
+            rungs = [2, 4, 16][: 3 if place == 0 else 2 if place == 1 else 1]
             record(runs[index], {step: losses[index] - 0.1 * n for n, step in enumerate(rungs)})
     return experiment
 
@@ -65,15 +65,15 @@ def test_each_arm_at_its_best(tuned: Experiment) -> None:
         ("2bw", 1e-1),
     ]
     assert second["gap"] == pytest.approx((2.1 - 0.2) - (2.0 - 0.2)), "against the other arm's best"
-    assert (first["tuning"]["steps"], first["tuning"]["grid_steps"]) == (4 * 4 + 2 * 4 + 8, 4 * 16)
+    assert (first["tuning"]["steps"], first["tuning"]["grid_steps"]) == (4 * 2 + 2 * 2 + 12, 4 * 16)
     assert (first["tuning"]["on_edge"], second["tuning"]["on_edge"]) == ([], ["optimizer.lr"])
-    assert [each["step"] for each in first["tuning"]["candidates"]] == [4, 16, 8, 4]
+    assert [each["step"] for each in first["tuning"]["candidates"]] == [2, 16, 4, 2]
 
 
 def test_price_and_edge_are_in_the_summary(tuned: Experiment) -> None:
     text = " ".join(asyncpp("report", tuned.folder).output.split())
     assert "Tuned over optimizer.lr=1e-4:1e-1:log, 4 points in each arm" in text
-    assert "Tuning took 64 steps; the grid takes 128, 2.0 times fewer." in text
+    assert "Tuning took 48 steps; the grid takes 128, 2.7 times fewer." in text
     assert (
         "On the edge of the values tried, so a better one may lie beyond: optimizer.lr of schedule=2bw."
         in text
@@ -94,7 +94,7 @@ def test_an_incomplete_tuning_shows_what_leads(tuned: Experiment) -> None:
         if cell.axes["schedule"] == "2bw":
             tuned.run(cell.id).status_file.unlink()
             tuned.run(cell.id).metrics_file.unlink()
-    record(tuned.run(tuned.cells[5].id), {4: 2.5})
+    record(tuned.run(tuned.cells[5].id), {2: 2.5})
     ended = asyncpp("report", tuned.folder, "--format", "json")
     assert ended.code == 0, ended.errors
     second = json.loads(ended.output)[1]
@@ -114,7 +114,7 @@ def test_the_page_has_a_chart(tuned: Experiment) -> None:
     assert (tuning["keys"], tuning["log"]) == (["optimizer.lr"], [True])
     arm = tuning["arms"][0]
     assert (arm["arm"], arm["best"], arm["values"]) == (0, 1, [[1e-4], [1e-3], [1e-2], [1e-1]])
-    assert [rung["step"] for rung in arm["rungs"]] == [4, 8, 16]
+    assert [rung["step"] for rung in arm["rungs"]] == [2, 4, 16]
     assert [rung["loss"] for rung in arm["rungs"]] == [
         [3.0, 2.0, 2.5, 4.0],
         [None, 1.9, 2.4, None],

@@ -20,7 +20,7 @@ RATES = "optimizer.lr=1e-4:1e-1:log"
 
 
 def asked(template: str | Path, *changes: str, over: tuple[str, ...] = (RATES,), **options: Any) -> Question:
-    settings: dict[str, Any] = {"samples": 8, "search_seed": None, "eta": 2, "grid": False}
+    settings: dict[str, Any] = {"samples": 8, "search_seed": None, "eta": 2, "rungs": (0.125, 0.25)}
     return Question(template=str(template), changes=changes, over=over, **settings | options)
 
 
@@ -31,10 +31,10 @@ def plan_for(template: str | Path, *changes: str, **options: Any) -> Plan:
 def test_the_quickstart_takes_at_least_two_and_a_half_times_fewer_steps_than_its_grid() -> None:
     plan = plan_for("quickstart")
     assert len(plan.arms) == 6
-    assert {arm.rungs for arm in plan.arms} == {(37, 75, 150, 300)}
+    assert {arm.rungs for arm in plan.arms} == {(37, 75, 300)}
     assert {len(arm.candidates) for arm in plan.arms} == {8}
     rungs = budget(plan)
-    assert [each.runs for each in rungs] == [48, 24, 12, 6]
+    assert [each.runs for each in rungs] == [48, 24, 12]
     steps, grid_steps = sum(each.steps for each in rungs), sum(arm.grid_steps for arm in plan.arms)
     assert steps == sum(expected_steps(plan).values())
     assert grid_steps == 6 * 8 * 300
@@ -72,20 +72,34 @@ def test_rungs_are_where_a_pause_changes_no_number() -> None:
     """paci drains at its evaluations alone; all arms have the same rungs."""
     changes = ("matrix.schedule=[1f1b,paci]", "train.clip=stage", "exclude=[]", "train.eval_interval=50")
     plan = plan_for("quickstart", *changes, "matrix.error_feedback=[false]")
-    assert {arm.rungs for arm in plan.arms} == {(50, 100, 150, 300)}
+    assert {arm.rungs for arm in plan.arms} == {(50, 100, 300)}
 
 
 def test_a_grid_has_one_rung() -> None:
-    plan = plan_for("quickstart", grid=True)
+    plan = plan_for("quickstart", rungs=())
     assert {arm.rungs for arm in plan.arms} == {(300,)}
     assert [each.steps for each in budget(plan)] == [6 * 8 * 300]
 
 
 @pytest.mark.parametrize(
-    ("eta", "samples", "rungs"), [(3, 8, (33, 100, 300)), (2, 3, (75, 150, 300)), (11, 8, (300,))]
+    ("eta", "samples", "shares", "rungs"),
+    [
+        (3, 8, (0.125, 0.25), (37, 75, 300)),
+        (2, 2, (0.125, 0.25), (37, 300)),
+        (8, 8, (0.125, 0.25), (37, 300)),
+        (2, 8, (0.001, 0.5), (1, 150, 300)),
+    ],
 )
-def test_rungs_by_eta(eta: int, samples: int, rungs: tuple[int, ...]) -> None:
-    assert plan_for("quickstart", eta=eta, samples=samples).arms[0].rungs == rungs
+def test_rungs(eta: int, samples: int, shares: tuple[float, ...], rungs: tuple[int, ...]) -> None:
+    """None at which one candidate is left."""
+    assert plan_for("quickstart", eta=eta, samples=samples, rungs=shares).arms[0].rungs == rungs
+
+
+@pytest.mark.parametrize("text", ["half", "0.5,0.25", "0,0.5", "0.5,1", ""])
+def test_rungs_that_are_refused(text: str) -> None:
+    ended = asyncpp("tune", "quickstart", "--over", RATES, "--rungs", text, "--dry-run")
+    assert ended.code == 2
+    assert "increasing shares between 0 and 1" in ended.errors
 
 
 def test_nothing_to_choose_from_is_refused() -> None:
@@ -99,7 +113,7 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     arguments = ["tune", "quickstart", *TINY, "--over", RATES, "--out", tmp_path / "e", "--dry-run"]
     ended = asyncpp(*arguments)
     assert ended.code == 0
-    assert "3.2 times fewer" in ended.errors
+    assert "2.7 times fewer" in ended.errors
     shown = json.loads(asyncpp(*arguments, "--json").output)
     assert (shown["arms"], shown["runs"], shown["grid_steps"]) == (6, 48, 14400)
     assert list(tmp_path.iterdir()) == []
@@ -115,7 +129,10 @@ def test_another_tuning_in_the_same_folder_is_refused_in_one_line(tmp_path: Path
     other = asyncpp("tune", "quickstart", *TINY, "--over", RATES, "--samples", "3", "--out", folder)
     assert other.code == 2
     assert other.errors.count("\n") == 1
-    assert f"another tuning (quickstart {' '.join(TINY)} --over {RATES} --samples 2 --eta 2)" in other.errors
+    assert (
+        f"another tuning (quickstart {' '.join(TINY)} --over {RATES} --samples 2 --eta 2 --rungs 0.125,0.25)"
+        in other.errors
+    )
     changed = asyncpp("tune", folder, "train.steps=7")
     assert (changed.code, contents(folder)) == (2, before)
     assert asyncpp("tune", "quickstart", "--over", RATES).code == 2, "no folder"

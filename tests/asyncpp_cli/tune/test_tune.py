@@ -15,6 +15,7 @@ from support.small_runs import Rows
 
 import asyncpp as api
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
@@ -31,7 +32,7 @@ def losses_of(run: Run, folder: Path, *, until: int) -> list[float]:
 
 
 def expected_best(experiment: Experiment, folder: Path) -> tuple[Run, float]:
-    first = {run: losses_of(run, folder, until=3)[-1] for run in experiment.runs}
+    first = {run: losses_of(run, folder, until=1)[-1] for run in experiment.runs}
     best = min(experiment.runs, key=first.__getitem__)
     return best, losses_of(best, folder, until=9)[-1]
 
@@ -50,24 +51,24 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     first.communicate()
     experiment, plan = open_experiment(folder), read_plan(folder)
     assert plan is not None
-    assert plan.arms[0].rungs == (3, 9)
+    assert plan.arms[0].rungs == (1, 9)
     # Whatever it had started goes on by itself.
-    wait_for(lambda: all(run.status().state != State.RUNNING for run in experiment.runs), seconds=120)
+    wait_for(lambda: all(current_status(run).state != State.RUNNING for run in experiment.runs), seconds=300)
     ended = asyncpp(*arguments, "--json")
     assert ended.code == 0, ended.errors
     (arm,) = json.loads(ended.output)
     best, loss = expected_best(experiment, tmp_path / "reference")
     assert (arm["runs"], arm["val_loss"]) == ([best.id], loss)
-    assert (arm["complete"], arm["steps"], arm["grid_steps"]) == (True, 3 * 3 + 6, 3 * 9)
+    assert (arm["complete"], arm["steps"], arm["grid_steps"]) == (True, 3 * 1 + 8, 3 * 9)
     for run in experiment.runs:
         assert run.status().state == (State.COMPLETED if run.id == best.id else State.PAUSED)
         steps = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
         written = [row["step"] for row in steps if row["kind"] == "step"]
-        assert written == list(range(1, (9 if run.id == best.id else 3) + 1)), "no step is trained twice"
+        assert written == list(range(1, (9 if run.id == best.id else 1) + 1)), "no step is trained twice"
     before = {run.id: run.status() for run in experiment.runs}
     again = asyncpp("tune", folder, "--replay")
     assert again.code == 0
-    assert "1.8 times fewer" in again.errors
+    assert "2.5 times fewer" in again.errors
     assert {run.id: run.status() for run in experiment.runs} == before, "nothing is left to do"
 
 
@@ -84,7 +85,7 @@ def test_python_asks_the_same_question(tmp_path: Path) -> None:
         samples=3,
         search_seed=None,
         eta=3,
-        grid=False,
+        rungs=(0.125, 0.25),
     )
     write_tuning(question, out=tmp_path / "e")
     with pytest.raises(UserError, match="--samples 3 --eta 3"):
