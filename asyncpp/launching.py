@@ -49,7 +49,7 @@ def launch_experiment(
     Raises:
         UserError: a run, the site or an option is not accepted; nothing was started.
     """
-    from asyncpp_cli.launch.end_message import tell_end
+    from asyncpp_cli.launch.end_message import claim_end, tell_end
     from asyncpp_cli.launch.sites import LOCAL, find_site
 
     profile = find_site(site)
@@ -63,12 +63,17 @@ def launch_experiment(
             return _rehearse(experiment, replay=replay)
         code = launch_locally(experiment.folder, replay=replay, max_parallel=max_parallel, pauses=pauses)
         if code != INTERRUPTED_CODE:
-            tell_end(experiment, profile)
+            tell_end(experiment, profile.on_end, source=profile.file)
         return code
     from asyncpp_cli.launch.submission.array_plan import LaunchOptions
 
     options = LaunchOptions(
-        replay=replay, max_parallel=max_parallel, retries=retries, report=report, pauses=pauses
+        replay=replay,
+        max_parallel=max_parallel,
+        retries=retries,
+        report=report,
+        tell_end=not wait and not pauses,
+        pauses=pauses,
     )
     if dry_run:
         from asyncpp_cli.launch.slurm.launcher import show_scripts
@@ -76,8 +81,8 @@ def launch_experiment(
         show_scripts(experiment, profile, options)
         return _rehearse(experiment, replay=replay)
     code = launch_on_cluster(experiment, profile, options, wait=wait, only=None)
-    if wait and code != INTERRUPTED_CODE:
-        tell_end(experiment, profile)
+    if wait and code != INTERRUPTED_CODE and profile.on_end and claim_end(experiment):
+        tell_end(experiment, profile.on_end, source=profile.file)
     return code
 
 

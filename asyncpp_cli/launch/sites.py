@@ -95,8 +95,9 @@ class Site:
     container: Container | None = None
     """Container in which srun starts the ranks."""
     on_end: list[str] = field(default_factory=list)
-    """Command to run when a launch that was waited for has ended, as words: [notify-send, asyncpp]. Its last
-    word will be a sentence; ASYNCPP_FOLDER, ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its environment."""
+    """Command to run when a launch has ended, as words: [notify-send, asyncpp]. On a cluster a last job runs
+    it, or with --wait the command that waited. Its last word will be a sentence; ASYNCPP_FOLDER,
+    ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its environment."""
     run: dict[str, Any] = field(default_factory=dict)
     """Settings `site.*` (device, threads, timeout, grace, ...) that override those of the runs."""
 

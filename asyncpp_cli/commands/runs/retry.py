@@ -77,7 +77,9 @@ def retry(
         if profile.scheduler == LOCAL:
             code = max(code, launch_locally(folder, replay=False, max_parallel=None, only=ids))
         else:
-            options = LaunchOptions(replay=False, max_parallel=None, retries=retries, report=False)
+            options = LaunchOptions(
+                replay=False, max_parallel=None, retries=retries, report=False, tell_end=not wait
+            )
             code = max(code, launch_on_cluster(experiment, profile, options, wait=wait, only=ids))
     raise typer.Exit(code)
 

@@ -64,6 +64,8 @@ class Submission:
     arrays: tuple[SubmittedArray, ...]
     report: str = ""
     """Name of the job that writes the report, if there is one."""
+    end: str = ""
+    """Name of the job that tells the end, if there is one."""
 
     @property
     def name(self) -> str:

@@ -30,6 +30,8 @@ class LaunchOptions:
     max_parallel: int | None
     retries: int | None
     report: bool
+    tell_end: bool = False
+    """Add a job that runs the site's `on_end`."""
     pauses: Pauses = field(default_factory=dict)
 
 

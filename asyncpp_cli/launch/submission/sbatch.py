@@ -70,6 +70,7 @@ def submit_job(
     command: Sequence[str],
     after: Sequence[str],
     code: str,
+    output: str = "report-%j.out",
 ) -> str:
     """Submit a small job with one task per node; SLURM's id for it.
 
@@ -81,6 +82,7 @@ def submit_job(
         command: command to run on the first node.
         after: ids of jobs that must have ended first, successfully or not.
         code: folder under EXPERIMENT/code with the code to run.
+        output: name of the file for its output, in sbatch's notation.
 
     Raises:
         SlurmError: sbatch refuses; the message is sbatch's.
@@ -90,7 +92,7 @@ def submit_job(
     executor = _executor(site, folder, job)
     if after:
         _add_dependency(executor, after)
-    executor.parameters["additional_parameters"]["output"] = "report-%j.out"
+    executor.parameters["additional_parameters"]["output"] = output
     return _submitted(executor, f"exec {shlex.join(command)}")
 
 

@@ -23,6 +23,7 @@ from asyncpp_cli.launch.slurm.submissions import (
 from asyncpp_cli.launch.submission import sbatch, snapshot
 from asyncpp_cli.launch.submission.array_manifest import ArrayManifest, ManifestRow, write_manifest
 from asyncpp_cli.launch.submission.array_plan import LaunchOptions, PlannedArray, PlannedRun
+from asyncpp_cli.launch.submission.end_job import submit_end_job
 from asyncpp_cli.launch.submission.job_shape import site_settings_of
 from asyncpp_cli.launch.submission.sbatch import BatchJob
 from asyncpp_cli.launch.submission.sbatch_errors import profile_keys
@@ -38,7 +39,7 @@ def submit(
     *,
     live: Sequence[str],
 ) -> Submission:
-    """Submit the arrays and, with `options.report`, a report job that follows them.
+    """Submit the arrays and the jobs that follow them: `options.report`, `options.tell_end`.
 
     The submission is recorded before anything is queued, so that its jobs are known should this
     process be killed.
@@ -48,8 +49,8 @@ def submit(
         site: site profile.
         planned: the arrays.
         options: options of the launch.
-        live: SLURM's ids of the experiment's earlier arrays that have not ended; the report job waits for
-            them as well.
+        live: SLURM's ids of the experiment's earlier arrays that have not ended; the jobs that follow
+            wait for them as well.
 
     Raises:
         SlurmError: sbatch refuses an array; those before it are cancelled.
@@ -78,6 +79,7 @@ def submit(
             for number, (name, array) in enumerate(zip(names, planned, strict=True), start=1)
         ),
         report=job_name(experiment, folder, "report") if options.report else "",
+        end=job_name(experiment, folder, "end") if options.tell_end and site.on_end else "",
     )
     for array, planned_array in zip(submission.arrays, planned, strict=True):
         manifest = _manifest(array, planned_array, submission, site, options)
@@ -128,7 +130,7 @@ def _queue(
     *,
     live: Sequence[str],
 ) -> Submission:
-    """Queue the arrays and the report job; the submission with SLURM's ids."""
+    """Queue the arrays and the jobs that follow them; the submission with SLURM's ids."""
     ids: dict[str, str] = {}
     folder = submission.folder.absolute()
     try:
@@ -153,6 +155,8 @@ def _queue(
                 after=[*live, *ids.values()],
                 code=submission.code,
             )
+        if submission.end:
+            ids[submission.end] = submit_end_job(site, submission, after=[*live, *ids.values()])
     except SlurmError as refusal:
         try:
             _withdraw(submission, ids)

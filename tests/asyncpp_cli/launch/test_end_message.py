@@ -10,6 +10,10 @@ import pytest
 from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, settings
 
+from asyncpp_cli.launch.end_message import claim_end
+from asyncpp_cli.launch.slurm.submissions import Submission, write_submission
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+
 REPORT = """
 import json, os, sys
 open(sys.argv[1], "w").write(json.dumps([sys.argv[2:], dict(os.environ)]))
@@ -56,3 +60,25 @@ def test_a_command_that_is_no_list_of_words_is_refused(folder: Path, value: obje
     code, errors = launched(folder, value)
     assert code == 2
     assert "on_end" in errors
+
+
+def submitted(experiment: Experiment, name: str, *, state: str = "submitted") -> Submission:
+    folder = experiment.submissions / name
+    folder.mkdir(parents=True)
+    words = {"site": "s", "cluster": "c", "user": "u", "host": "h", "interpreter": "python", "code": "c0de"}
+    submission = Submission(folder=folder, time=0.0, state=state, software={}, arrays=(), **words)
+    write_submission(submission)
+    return submission
+
+
+def test_an_end_is_claimed_once_and_by_the_last_launch(folder: Path) -> None:
+    experiment = open_experiment(folder)
+    assert claim_end(experiment)
+    first = submitted(experiment, "1")
+    second = submitted(experiment, "2")
+    submitted(experiment, "3", state="withdrawn")
+    assert not claim_end(experiment, submission=first.name)
+    assert claim_end(experiment, submission=second.name)
+    # A job that SLURM starts again, and a command that waited.
+    assert not claim_end(experiment, submission=second.name)
+    assert not claim_end(experiment)
