@@ -96,9 +96,13 @@ def confirmed(experiment: Experiment, site: Site, pauses: Pauses) -> bool:
 
     if site.confirm_hours is None:
         return True
-    from asyncpp_cli.launch.expected_cost import expected_cost, question
+    from asyncpp_cli.console import say
+    from asyncpp_cli.launch.expected_cost import cost_line, expected_cost, question
 
-    asked = question(expected_cost(experiment, site, pauses), site)
+    cost = expected_cost(experiment, site, pauses)
+    asked = question(cost, site)
+    if asked is None and (line := cost_line(cost)):
+        say(line)
     return asked is None or agreed(f"{asked}; start them?", refused="nothing was started")
 
 

@@ -75,7 +75,8 @@ class Site:
     max_parallel: int | None = None
     """Maximum number of runs at a time; null: no limit."""
     confirm_hours: int | None = None
-    """Expected GPU-hours above which `launch` asks; it also asks if they are unknown. null: never."""
+    """Expected GPU-hours (core-hours on CPUs) above which `launch` asks; it also asks if they are unknown.
+    null: never."""
     array_limit: int | None = None
     """Maximum number of tasks per array; null: SLURM's MaxArraySize."""
     submit_limit: int | None = None

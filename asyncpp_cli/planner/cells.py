@@ -48,14 +48,14 @@ def expected(source: str, cells: Sequence[ResolvedCell], *, site: Mapping[str, A
     of_cells = []
     for resolved in cells:
         config = replace(resolved.config, site=replace(resolved.config.site, **site))
-        key = _estimate_key(config)
+        key = estimate_key(config)
         if key not in estimates:
             estimates[key] = _expected(source, ResolvedCell(resolved.cell, config))
         of_cells.append(estimates[key])
     return of_cells
 
 
-def _estimate_key(config: RunConfig) -> str:
+def estimate_key(config: RunConfig) -> str:
     """The settings that the estimate depends on."""
     train, site = config.train, config.site
     # Learning rate and decay change neither memory nor time; other options of an optimizer may.
