@@ -32,6 +32,7 @@ from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.grouped import times_stack
 from stages.model.selective import run_selectively
 from stages.model.split_backward import deferred_now, deferring
+from stages.model.weight_gradient import is_added_in_backward
 
 
 def block_runner(config: ModelConfig, *, recompute: str, compiled: bool) -> RunBlock:
@@ -79,7 +80,7 @@ def _run_compiled(config: ModelConfig, *, selective: bool) -> RunBlock:
         if not torch.is_grad_enabled():
             return block(*given)
         deferred = deferred_now()
-        handing_out = deferred is not None
+        handing_out = deferred is not None or is_added_in_backward(next(block.parameters()))
         compiled = _compile(
             astuple(config),
             experts=isinstance(block, ExpertBlock),

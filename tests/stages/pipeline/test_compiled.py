@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.built_ranks import ranks_of
 from support.small_runs import Rows, small_config, with_experts
 from support.torch_versions import FAILS_COMPILED_IN_FLOAT64, compiles_float64
 from torch._inductor import config as inductor
@@ -107,6 +108,35 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
         for name, gradient in expected.items():
             assert gradient.any(), name
             torch.testing.assert_close(measured[name], gradient, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.slow
+def test_matrices_of_a_compiled_block_in_bfloat16_gather_what_plain_ones_do(
+    recompute: str, text: Path
+) -> None:
+    """To a rounding of activations, and without one of the gradient: halves add the bits of the whole."""
+    config = run_of("2bw", text)
+    config.train.precision = "bfloat16"
+    gathered = []
+    for compiled, split in ((False, False), (True, False), (True, True)):
+        (rank, *_) = ranks_of(config)
+        weights = rank.stages[0].weights
+        module = weights.newest().module
+        module.run_block = block_runner(config.model, recompute=recompute, compiled=compiled)
+        deferred = DeferredGradients() if split else None
+        with deferring(deferred):
+            out = module(torch.arange(24).view(2, 12) % 7)
+        (out**2).sum().backward()
+        if deferred is not None:
+            deferred.compute()
+        gathered.append(dict(zip(weights.names, weights.gradient_buffer.views, strict=True)))
+    plain, whole, split_in_halves = gathered
+    for name, gradient in whole.items():
+        assert torch.equal(gradient, split_in_halves[name]), name
+        torch.testing.assert_close(gradient, plain[name], rtol=0, atol=0.05 * float(plain[name].abs().max()))
+        if gradient.ndim > 1:
+            assert not torch.equal(gradient, gradient.bfloat16().float()), name
 
 
 @pytest.mark.parametrize("schedule", FAMILY)
