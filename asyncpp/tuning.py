@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from asyncpp.experiment import Experiment
     from asyncpp_cli.experiment.matrix import ResolvedCell
     from asyncpp_cli.experiment.template import Template
+    from asyncpp_cli.launch.sites import Site
+    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
     from asyncpp_cli.runs.experiment_folder import Experiment as ExperimentFolder
     from asyncpp_cli.tune.plan import Plan, Question
 
@@ -143,6 +145,7 @@ def go_on(
     max_parallel: int | None = None,
     retries: int | None = None,
     yes: bool = False,
+    promoting: bool = False,
 ) -> int:
     """Go on with a tuning until it is complete or nothing more can be trained; the exit code of `tune`.
 
@@ -153,23 +156,31 @@ def go_on(
         max_parallel: number of runs at a time.
         retries: on a cluster, how often a failed run is started again.
         yes: do not ask, whatever the expected cost.
+        promoting: whether this is the job on a cluster that follows an array (`tune.cluster`).
 
     Raises:
         UserError: the folder is not tuned, or a run, the site or an option is not accepted.
     """
     from asyncpp_cli.launch.sites import LOCAL, find_site
+    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.tune.plan import expected_steps
 
     experiment, plan = open_experiment(folder), plan_in(folder)
     profile = find_site(site)
-    if not yes and not confirmed(experiment, profile, expected_steps(plan)):
+    if not (yes or promoting) and not confirmed(experiment, profile, expected_steps(plan)):
         return 1
     if profile.scheduler == LOCAL:
         if retries is not None:
             raise UserError(f"--retries is for clusters, and {site} is this machine")
         return _locally(experiment, plan, replay=replay, max_parallel=max_parallel)
-    raise UserError("tuning on a cluster is not there yet")
+    return _on_cluster(
+        experiment,
+        plan,
+        profile,
+        LaunchOptions(replay=replay, max_parallel=max_parallel, retries=retries, report=False),
+        promoting=promoting,
+    )
 
 
 def plan_in(folder: Path) -> Plan:
@@ -184,6 +195,19 @@ def plan_in(folder: Path) -> Plan:
     if plan is None:
         raise UserError(f"{folder} is not tuned: it has no {PLAN_FILE}")
     return plan
+
+
+def _on_cluster(
+    experiment: ExperimentFolder, plan: Plan, site: Site, options: LaunchOptions, *, promoting: bool
+) -> int:
+    from asyncpp_cli.console import command, say
+    from asyncpp_cli.launch.local.executor import check_folder_name
+    from asyncpp_cli.tune.cluster import submit_due
+
+    check_folder_name(experiment.folder)
+    if submit_due(experiment, plan, site, options, promoting=promoting) and not promoting:
+        say(f"A job that follows each array promotes. Status: {command('status', experiment.folder)}")
+    return 0
 
 
 def _locally(experiment: ExperimentFolder, plan: Plan, *, replay: bool, max_parallel: int | None) -> int:

@@ -125,7 +125,9 @@ def sentences(plan: Plan, arms: Sequence[ArmStanding]) -> list[str]:
     """The price of the tuning, bests on the edge, and runs that failed."""
     steps, of_grid = sum(each.steps for each in arms), sum(each.arm.grid_steps for each in arms)
     lines = []
-    if steps:
+    if any(each.due for each in arms):
+        lines.append(f"Tuning has taken {steps:,} steps so far; the grid takes {of_grid:,}.")
+    elif steps:
         saved = f", {of_grid / steps:.1f} times fewer" if steps < of_grid else ""
         lines.append(f"Tuning took {steps:,} steps; the grid takes {of_grid:,}{saved}.")
     edges = [(each, [key for key in plan.keys if each.on_edge(key)]) for each in arms]

@@ -74,6 +74,7 @@ def tune(
         int | None,
         typer.Option("--retries", metavar="N", min=0, help="On a cluster: as in launch."),
     ] = None,
+    promote: Annotated[bool, typer.Option("--promote", hidden=True)] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show runs, rungs and steps; write and train nothing.")
     ] = False,
@@ -116,7 +117,15 @@ def tune(
     if dry_run:
         _show_result(folder, as_json=as_json)
         return
-    code = go_on(folder, site=site, replay=replay, max_parallel=max_parallel, retries=retries, yes=yes)
+    code = go_on(
+        folder,
+        site=site,
+        replay=replay,
+        max_parallel=max_parallel,
+        retries=retries,
+        yes=yes,
+        promoting=promote,
+    )
     _show_result(folder, as_json=as_json)
     raise typer.Exit(code)
 

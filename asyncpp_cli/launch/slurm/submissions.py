@@ -66,6 +66,8 @@ class Submission:
     """Name of the job that writes the report, if there is one."""
     end: str = ""
     """Name of the job that tells the end, if there is one."""
+    follow_up: str = ""
+    """Name of the job that goes on with a tuning when the arrays have ended, if there is one."""
 
     @property
     def name(self) -> str:

@@ -38,6 +38,7 @@ def submit(
     options: LaunchOptions,
     *,
     live: Sequence[str],
+    then: Sequence[str] = (),
 ) -> Submission:
     """Submit the arrays and the jobs that follow them: `options.report`, `options.tell_end`.
 
@@ -49,8 +50,9 @@ def submit(
         site: site profile.
         planned: the arrays.
         options: options of the launch.
-        live: SLURM's ids of the experiment's earlier arrays that have not ended; the jobs that follow
-            wait for them as well.
+        live: SLURM's ids of the experiment's earlier arrays that have not ended; the jobs that follow wait
+            for them as well.
+        then: words of an asyncpp command to run in a small job when the arrays have ended.
 
     Raises:
         SlurmError: sbatch refuses an array; those before it are cancelled.
@@ -80,12 +82,13 @@ def submit(
         ),
         report=job_name(experiment, folder, "report") if options.report else "",
         end=job_name(experiment, folder, "end") if options.tell_end and site.on_end else "",
+        follow_up=job_name(experiment, folder, "tune") if then else "",
     )
     for array, planned_array in zip(submission.arrays, planned, strict=True):
         manifest = _manifest(array, planned_array, submission, site, options)
         write_manifest(folder / array.file, manifest)
     write_submission(submission)
-    return _queue(experiment, site, submission, planned, live=live)
+    return _queue(experiment, site, submission, planned, live=live, then=then)
 
 
 def _manifest(
@@ -129,6 +132,7 @@ def _queue(
     planned: Sequence[PlannedArray],
     *,
     live: Sequence[str],
+    then: Sequence[str],
 ) -> Submission:
     """Queue the arrays and the jobs that follow them; the submission with SLURM's ids."""
     ids: dict[str, str] = {}
@@ -157,6 +161,17 @@ def _queue(
             )
         if submission.end:
             ids[submission.end] = submit_end_job(site, submission, after=[*live, *ids.values()])
+        if submission.follow_up:
+            ids[submission.follow_up] = sbatch.submit_job(
+                site,
+                folder,
+                name=submission.follow_up,
+                nodes=1,
+                command=[submission.interpreter, "-P", "-m", "asyncpp_cli", *then],
+                after=[*live, *ids.values()],
+                code=submission.code,
+                output="tune-%j.out",
+            )
     except SlurmError as refusal:
         try:
             _withdraw(submission, ids)

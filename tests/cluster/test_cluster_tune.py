@@ -1,0 +1,78 @@
+"""Tuning on a cluster: arrays that are preempted, and jobs that promote, with no process that stays."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.cluster_runs import TINY, outcomes, site_file, wait_for
+from support.command_line import asyncpp
+from support.launches import rows_of
+from support.slurm_queue import hurry, squeue
+
+from asyncpp_cli.launch.slurm.submissions import read_submissions
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+
+STEPS = 240
+ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={STEPS}"]
+TUNE = ["quickstart", *TINY, *ARM, "--over", "optimizer.lr=1e-4:1e-1:log", "--samples", "3", "--eta", "3"]
+FIRST = STEPS // 8
+
+
+def trains(runs: list[Run]) -> bool:
+    hurry()
+    return any(run.status().state == State.RUNNING and 0 < run.status().step < FIRST for run in runs)
+
+
+def nothing_queued() -> bool:
+    hurry()
+    return not squeue()
+
+
+@pytest.mark.timeout(600)
+def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "e"
+    site = site_file(tmp_path, retries=0)
+    ended = asyncpp("tune", *TUNE, "--out", folder, "--site", site)
+    assert ended.code == 0, ended.errors
+    assert f"3 runs to step {FIRST}" in ended.errors
+    experiment = open_experiment(folder)
+    again = asyncpp("tune", folder, "--site", site)
+    assert again.code == 0, again.errors
+    assert len(read_submissions(experiment).all) == 1, "everything due is queued, and a job follows it"
+
+    wait_for(lambda: trains(experiment.runs), seconds=120, why=squeue)
+    other = [
+        "sbatch",
+        "--partition=urgent",
+        "--nodes=4",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=sleep 3",
+    ]
+    subprocess.run(other, timeout=60, check=True, capture_output=True)
+    wait_for(nothing_queued, seconds=400, why=squeue)
+
+    shown = asyncpp("tune", folder, "--dry-run", "--json")
+    (arm,) = json.loads(shown.output)
+    assert arm["complete"], shown.output
+    assert arm["steps"] == 3 * FIRST + STEPS - FIRST
+    assert "stopped" in {cause for run in experiment.runs for _, cause in outcomes(run)}, "it was preempted"
+    first, second = read_submissions(experiment).all
+    assert sorted(first.arrays[0].runs) == sorted(run.id for run in experiment.runs)
+    assert list(second.arrays[0].runs) == arm["runs"]
+    for run in experiment.runs:
+        best = run.id in arm["runs"]
+        assert run.status().state == (State.COMPLETED if best else State.PAUSED)
+        assert [row["step"] for row in rows_of(run, "step")] == [*range(1, (STEPS if best else FIRST) + 1)]
+    # The best is the run that trains alone, to the same weights.
+    best_run = experiment.run(arm["runs"][0])
+    alone = asyncpp("sweep", folder / "template.yaml", "--out", tmp_path / "alone")
+    assert alone.code == 0, alone.errors
+    undisturbed = open_experiment(tmp_path / "alone").run(best_run.id)
+    assert asyncpp("train", undisturbed.folder, "--replay").code == 0
+    assert rows_of(best_run, "end") == rows_of(undisturbed, "end")
