@@ -96,7 +96,7 @@ class Loader:
             state=str(status.state),
             reason=status.reason or None,
             progress=status.step / status.steps if status.attempt and status.steps else None,
-            restarts=max(0, status.attempt - 1),
+            restarts=_restarts(status, measurement),
             measurement=measurement,
             steps=metrics.steps if self._keep_steps else None,
             bubble_predicted=predicted_bubble(run_config),
@@ -150,6 +150,12 @@ def _utilisation(run: RunResult, config: RunConfig, measurement: Measurement) ->
         tokens_per_second=measurement.tokens_per_second,
         ranks=run.ranks,
     )
+
+
+def _restarts(status: Status, measurement: Measurement) -> int:
+    """Attempts that began anew where another had ended, but not those that went on after a pause."""
+    continued = measurement.pauses - (status.state == State.PAUSED)
+    return max(0, status.attempt - 1 - continued)
 
 
 def _problems(run: Run, metrics: Metrics) -> tuple[str, ...]:

@@ -69,6 +69,8 @@ class Measurement:
     segments: tuple[MetricsRow, ...] = ()
     diagnostics: tuple[MetricsRow, ...] = ()
     diagnosed: DiagnosticsSummary | None = None
+    pauses: int = 0
+    """Steps at which the run has paused (`asyncpp launch --until`)."""
 
     @property
     def replayed(self) -> bool:
@@ -121,6 +123,8 @@ def measure(metrics: Metrics) -> Measurement:
         segments=tuple(segments),
         diagnostics=(diagnostics := tuple(by_kind.get("diagnostics", []))),
         diagnosed=summary(diagnostics),
+        # By step, as evaluations.
+        pauses=len({row["step"] for row in by_kind.get("pause", [])}),
     )
 
 

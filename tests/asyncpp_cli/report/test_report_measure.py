@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.report_experiment import metrics
+from support.report_experiment import ExperimentFolder, cells_of, metrics, settings
 
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.measure import measure as measure_metrics
 from asyncpp_cli.report.load.metrics_rows import from_rows
+from asyncpp_cli.runs.status import State, Status
 
 
 def measure(rows: Sequence[Mapping[str, Any]]) -> Measurement:
@@ -86,3 +89,12 @@ def test_a_segment_in_which_a_rank_was_not_timed_has_no_bubble() -> None:
     [_, second] = [row for row in rows if row["kind"] == "segment"]
     second["busy"] = [None, None]
     assert measure(rows).bubble_by_rank == (0.5, 0.25)
+
+
+def test_going_on_after_a_pause_is_no_restart(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "e")
+    paused_twice = [*metrics(), *({"kind": "pause", "step": step, "seconds": 1.0} for step in (2, 2, 3))]
+    completed = Status(state=State.COMPLETED, attempt=5, step=4, steps=4)
+    experiment.add(settings("1f1b", "muon"), rows=paused_twice, status=completed)
+    experiment.add(settings("2bw", "muon"), rows=paused_twice, status=replace(completed, state=State.PAUSED))
+    assert [cell["restarts"] for cell in cells_of(experiment.folder)] == [2, 3]
