@@ -267,3 +267,9 @@ def test_files_that_documents_name_exist(document: Path) -> None:
     folders = "asyncpp_cli|stages|schedules|optimizers|templates|tests|benchmarks|docs"
     named = re.findall(rf"`((?:{folders})/[\w./-]+)`", document.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """pytest imports them by their names alone: the second of a name is not run."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []

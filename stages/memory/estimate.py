@@ -212,8 +212,7 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
         # The gradient of the head's input is as large as the input, that of the matrix is there once.
         logits = config.model.vocab_size * size.wide
         kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) - logits
-        deferred_once = config.model.width * logits
-        once = deferred_once + size.wide
+        once = deferred_once = config.model.width * logits
     elif cut.has_head:
         kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) + INDEX_BYTES
         deferred += spec.head.deferred.bytes(narrow=size.replica, wide=size.wide)

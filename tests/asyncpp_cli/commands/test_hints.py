@@ -25,7 +25,7 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     assert hint == ["asyncpp", "launch", "./-a dash"]
     assert asyncpp("status", *hint[2:]).code == 0
     (run,) = open_experiment(Path("-a dash")).runs
-    shown = {"replay": True, "max_parallel": 2, "only": None}
+    shown = {"replay": True, "max_parallel": 2, "only": None, "pauses": {}}
     assert (
         resume_command([run], Path("-a dash"), **shown)
         == "asyncpp launch './-a dash' --replay --max-parallel 2"
