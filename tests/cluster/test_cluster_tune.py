@@ -61,8 +61,6 @@ def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
     (arm,) = json.loads(shown.output)
     assert arm["complete"], shown.output
     assert arm["steps"] == 3 * FIRST + STEPS - FIRST
-    if "stopped" not in {cause for run in experiment.runs for _, cause in outcomes(run)}:
-        pytest.skip("every run ended before SLURM preempted it")
     first, second = read_submissions(experiment).all
     assert sorted(first.arrays[0].runs) == sorted(run.id for run in experiment.runs)
     assert list(second.arrays[0].runs) == arm["runs"]
@@ -77,3 +75,5 @@ def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
     undisturbed = open_experiment(tmp_path / "alone").run(best_run.id)
     assert asyncpp("train", undisturbed.folder, "--replay").code == 0
     assert rows_of(best_run, "end") == rows_of(undisturbed, "end")
+    if "stopped" not in {cause for run in experiment.runs for _, cause in outcomes(run)}:
+        pytest.skip("every run ended before SLURM preempted it")
