@@ -162,11 +162,12 @@ class Experiment:
     def figures(self) -> dict[str, go.Figure]:
         """The report's figures that have data, by name.
 
-        Names: `training-loss`, `validation-loss`, `gap`, `throughput`; losses are nats per token.
+        Names: `training-loss`, `validation-loss`, `gap`, `throughput`, `sharpness`, and of a tuned experiment
+        `tuning-<key>`; losses are nats per token.
         """
         from asyncpp.figures import figures_of
 
-        return figures_of(self._report(keep_steps=True).cells)
+        return figures_of(self._report(keep_steps=True))
 
     def extend(self, *runs: str, out: str | Path, **changes: Any) -> Experiment:
         """A new experiment whose runs continue these with more steps or another layout, as `asyncpp extend`.

@@ -17,7 +17,7 @@ import polars as pl
 
 import asyncpp
 from asyncpp_cli.report.analysis.statistics import paired
-from benchmarks.gap_law import Best, best
+from benchmarks.best_rates import Best, best, last_losses
 from optimizers import check_options
 from optimizers.theory.filters import Filter
 from optimizers.theory.frontier import Point, point
@@ -82,20 +82,13 @@ def read(folders: Sequence[str]) -> dict[Arm, dict[float, dict[int, float]]]:
     losses: dict[Arm, dict[float, dict[int, float]]] = {}
     for folder in folders:
         experiment = asyncpp.open(folder)
-        ends = (
-            experiment.steps()
-            .filter(pl.col("kind") == "eval")
-            .group_by("run")
-            .agg(pl.col("val_loss").sort_by("step").last())
-        )
-        by_run = {str(run): loss for run, loss in ends.iter_rows()}
+        ends = last_losses(experiment)
         status = experiment.status()
         # Axes stand between the run's id and its state.
         axes = status.columns[1 : status.columns.index("state")]
         for run in status.filter(pl.col("state") == "completed").iter_rows(named=True):
-            loss = by_run.get(run["id"])
             rates = losses.setdefault(arm_of(run, axes), {}).setdefault(run["optimizer.lr"], {})
-            rates[run["seed"]] = float("inf") if loss is None else loss
+            rates[run["seed"]] = ends[run["id"]]
     return losses
 
 

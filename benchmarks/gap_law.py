@@ -1,11 +1,10 @@
 """How the gap to synchronous training falls with steps and size: each arm at its best rate, and a law.
 
-    python benchmarks/gap_law.py EXPERIMENT... [--predict PARAMETERS,STEPS] [--figure FILE.svg]
+    python -m benchmarks.gap_law EXPERIMENT... [--predict PARAMETERS,STEPS] [--figure FILE.svg]
 
 The experiments have `optimizer.lr` and `train.steps` among their axes (templates/experiments/gap-map.yaml).
-An arm is a schedule with or without error feedback; its rate is the one with the lowest mean validation loss
-among the rates with the most seeds. The law is a product of powers, fitted to logarithms by least squares;
-what the experiments do not vary is not in it.
+An arm is a schedule with or without error feedback, at its best rate (benchmarks/best_rates.py). The law is a
+product of powers, fitted to logarithms by least squares; what the experiments do not vary is not in it.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import polars as pl
 import asyncpp
 from asyncpp_cli.report.analysis.statistics import Interval, paired
 from asyncpp_cli.report.analysis.t_distribution import t_quantile
+from benchmarks.best_rates import best, last_losses
 
 SYNCHRONOUS = "synchronous"
 
@@ -35,21 +35,6 @@ class Length:
     optimizer: str
     parameters: int
     steps: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Best:
-    """An arm at the best of the rates tried."""
-
-    lr: float
-    losses: Mapping[int, float]
-    """Validation loss by seed."""
-    tried: Mapping[float, float]
-    """Mean loss by rate, over as many seeds as the best one has."""
-
-    @property
-    def on_edge(self) -> bool:
-        return self.lr in (min(self.tried), max(self.tried))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +106,14 @@ def read(folders: Sequence[str]) -> dict[Length, dict[str, dict[float, dict[int,
     for folder in folders:
         experiment = asyncpp.open(folder)
         parameters = dict(experiment.results()["model", "parameters"].drop_nulls().iter_rows())
-        ends = (
-            experiment.steps()
-            .filter(pl.col("kind") == "eval")
-            .group_by("run")
-            .agg(pl.col("val_loss").sort_by("step").last())
-        )
-        by_run = {str(run): loss for run, loss in ends.iter_rows()}
+        ends = last_losses(experiment)
         for run in experiment.status().filter(pl.col("state") == "completed").iter_rows(named=True):
             length = Length(
                 optimizer=run["optimizer"], parameters=parameters[run["model"]], steps=run["steps"]
             )
             arms = losses.setdefault(length, {})
             rates = arms.setdefault(arm_name(run), {})
-            loss = by_run.get(run["id"])
-            rates.setdefault(run["optimizer.lr"], {})[run["seed"]] = math.inf if loss is None else loss
+            rates.setdefault(run["optimizer.lr"], {})[run["seed"]] = ends[run["id"]]
     return losses
 
 
@@ -144,19 +122,6 @@ def arm_name(run: Mapping[str, object]) -> str:
         return SYNCHRONOUS
     coefficient = float(run["error_feedback"] or 0)  # type: ignore[arg-type]
     return f"{run['schedule']}, EF {coefficient:g}" if coefficient else str(run["schedule"])
-
-
-def best(rates: Mapping[float, Mapping[int, float]]) -> Best:
-    """The rate with the lowest mean among those with the most seeds."""
-    most = max(map(len, rates.values()))
-    seeds = set.intersection(*(set(losses) for losses in rates.values() if len(losses) == most))
-    tried = {
-        lr: float(np.mean([losses[seed] for seed in seeds]))
-        for lr, losses in sorted(rates.items())
-        if seeds <= set(losses)
-    }
-    lr = min(tried, key=lambda rate: tried[rate])
-    return Best(lr=lr, losses=rates[lr], tried=tried)
 
 
 def gaps_of(losses: Mapping[Length, Mapping[str, Mapping[float, Mapping[int, float]]]]) -> list[Gap]:

@@ -1,4 +1,4 @@
-"""benchmarks/gap_law.py: the best rate of an arm, the paired gap, and the law."""
+"""benchmarks/gap_law.py: the paired gap, and the law."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.gap_law import SYNCHRONOUS, Length, best, fit, gaps_of
+from benchmarks.gap_law import SYNCHRONOUS, Length, fit, gaps_of
 
 STEPS = [300, 1200, 4800, 300, 1200, 4800]
 SIZES = [50_000, 50_000, 50_000, 850_000, 850_000, 850_000]
@@ -37,14 +37,6 @@ def test_what_does_not_vary_is_not_in_the_law_and_too_few_gaps_are_no_law() -> N
     assert law is not None
     assert law.names == ["steps"]
     assert fit([0.4, 0.2], {"steps": [300, 1200], "parameters": [50_000] * 2}) is None
-
-
-def test_the_best_rate_is_chosen_among_those_with_the_most_seeds() -> None:
-    chosen = best({1e-3: {0: 1.0}, 2e-3: {0: 2.0, 1: 2.2}, 4e-3: {0: 2.1, 1: 1.9}, 8e-3: {0: 2.5, 1: 2.5}})
-    assert chosen.lr == 4e-3
-    assert not chosen.on_edge
-    assert list(chosen.tried) == [2e-3, 4e-3, 8e-3]
-    assert best({4e-3: {0: 2.0}, 8e-3: {0: 1.0}}).on_edge
 
 
 def test_a_gap_is_paired_over_the_common_seeds_each_arm_at_its_best_rate() -> None:

@@ -23,7 +23,7 @@ from support.cluster_runs import (
 )
 from support.command_line import asyncpp
 from support.launches import rows_of
-from support.slurm_queue import hurry, squeue
+from support.slurm_queue import hurry, preempt_all, squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.processes import send_signal
@@ -84,15 +84,7 @@ def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path, 
 
     # A job of higher priority takes all nodes: the ranks save within the partition's grace time.
     wait_until_it_trains(run, 1)
-    other = [
-        "sbatch",
-        "--partition=urgent",
-        "--nodes=4",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap=sleep 3",
-    ]
-    subprocess.run(other, timeout=60, check=True, capture_output=True)
+    preempt_all()
     wait_for(lambda: run.status().state == State.INTERRUPTED, seconds=60, why=run.status)
     saved = run.saved_step
     assert run.status().step == saved == rows_of(run, "step")[-1]["step"]

@@ -38,3 +38,9 @@ def set_partition(state: str) -> None:
     """Let jobs of the partition `main` start (`up`) or wait (`down`)."""
     command = ["scontrol", "update", "PartitionName=main", f"State={state}"]
     subprocess.run(command, timeout=60, check=True, capture_output=True)
+
+
+def preempt_all() -> None:
+    """Queue a short job of higher priority that takes all nodes."""
+    job = ["--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 3"]
+    subprocess.run(["sbatch", *job], timeout=60, check=True, capture_output=True)

@@ -16,10 +16,12 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.tuned_arms import figure_names, is_logarithmic, tuned_arms
 from asyncpp_cli.report.load.curves import Floats, band, curve
 from asyncpp_cli.report.load.diagnostics import sharpness_curve
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.styles import Style, styles
+from asyncpp_cli.tune.result import Tuning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +61,8 @@ def write_figures(report: Report, *, folder: Path, width: float) -> list[Path]:
         import matplotlib as mpl
     except ImportError as error:
         raise UserError("--figures needs matplotlib: pip install 'asyncpp[plot]'") from error
-    _refuse_foreign(folder)
+    tunings = figure_names(report.tunings)
+    _refuse_foreign(folder, [*_FIGURES, *tunings])
     cells = report.cells
     # Matplotlib reads a dollar sign as the start of a formula.
     names = [printable(name).replace("$", r"\$") for name in arm_names(cells)]
@@ -67,6 +70,7 @@ def write_figures(report: Report, *, folder: Path, width: float) -> list[Path]:
     # A fixed salt, so that the same figure gives the same SVG.
     with mpl.rc_context({"svg.hashsalt": "asyncpp", "svg.fonttype": "path", "font.size": 8}):
         drawn = {name: draw(arms, width) for name, draw in _FIGURES.items()}
+        drawn |= {name: _tuning(arms, tuning, key, width) for name, (tuning, key) in tunings.items()}
         return [
             _saved(figure, folder / f"{name}.{suffix}")
             for name, figure in drawn.items()
@@ -75,13 +79,13 @@ def write_figures(report: Report, *, folder: Path, width: float) -> list[Path]:
         ]
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _refuse_foreign(folder: Path, names: Sequence[str]) -> None:
     """Refuse to replace files that are not such figures: the command line does not name them.
 
     Raises:
         UserError: there is such a file.
     """
-    for name, suffix in itertools.product(_FIGURES, SUFFIXES):
+    for name, suffix in itertools.product(names, SUFFIXES):
         file = folder / f"{name}.{suffix}"
         try:
             foreign = _MARK not in file.read_bytes()
@@ -178,6 +182,25 @@ def _sharpness(arms: Sequence[Arm], width: float) -> Figure | None:
             axes.plot(drawn.steps, limits, color=style.colour, linestyle=":", linewidth=0.8)
     axes.set_yscale("log", nonpositive="mask")
     return _finished(figure, axes, x="steps", y="learning rate times sharpness (dotted: limit)")
+
+
+def _tuning(arms: Sequence[Arm], tuning: Tuning, key: str, width: float) -> Figure | None:
+    """Loss over a tuned key: a line for each arm and rung, the last rung strongest, with the best marked."""
+    figure, axes = _axes(width, 3.2)
+    for tuned in tuned_arms(tuning, [cell for cell, _, _ in arms]):
+        _, name, style = arms[tuned.place]
+        curves = tuned.curves(key)
+        for number, rung in enumerate(curves):
+            look: dict[str, Any] = {"marker": _MARKERS[style.marker], "markersize": 3, **_line(style)}
+            strength = 1.0 if rung.is_last else 0.25 + 0.5 * number / len(curves)
+            label = name if number == len(curves) - 1 else None
+            axes.plot(rung.values, rung.losses, label=label, alpha=strength, linewidth=1.0, **look)
+            if rung.best is not None:
+                at = [rung.values[rung.best]], [rung.losses[rung.best]]
+                axes.plot(*at, marker=_MARKERS[style.marker], markersize=8, color=style.colour)
+    if is_logarithmic(tuning, key):
+        axes.set_xscale("log")
+    return _finished(figure, axes, x=printable(key), y="validation loss, nats per token")
 
 
 def _draw_runs(

@@ -10,6 +10,7 @@ import pytest
 from support.command_line import asyncpp
 from support.launches import TINY
 
+import asyncpp as asyncpp_api
 from asyncpp.tuning import write_tuning
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -100,6 +101,20 @@ def test_an_incomplete_tuning_shows_what_leads(tuned: Experiment) -> None:
     second = json.loads(ended.output)[1]
     assert (second["optimizer.lr"], second["tuning"]["complete"]) == (1e-3, False)
     assert "0.001 (not complete) of schedule=2bw" in " ".join(asyncpp("report", tuned.folder).output.split())
+
+
+def test_figures_have_a_line_for_each_arm_and_rung(tuned: Experiment, tmp_path: Path) -> None:
+    figure = asyncpp_api.open(tuned.folder).figures()["tuning-optimizer.lr"]
+    assert figure.layout.xaxis.type == "log"
+    first = figure.data[:3]
+    assert [list(line.x) for line in first] == [[1e-4, 1e-3, 1e-2, 1e-1], [1e-3, 1e-2], [1e-3]]
+    assert [list(line.y) for line in first] == [[3.0, 2.0, 2.5, 4.0], [1.9, 2.4], [1.8]]
+    assert [list(line.marker.size) for line in first] == [[6, 6, 6, 6], [6, 6], [13]], "the best is marked"
+    assert [line.showlegend for line in figure.data] == [False, False, True] * 2
+    ended = asyncpp("report", tuned.folder, "--figures", tmp_path / "figures")
+    assert ended.code == 0, ended.errors
+    for suffix in ("svg", "pdf", "png"):
+        assert (tmp_path / "figures" / f"tuning-optimizer.lr.{suffix}").is_file()
 
 
 def test_the_page_has_a_chart(tuned: Experiment) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.tuned_arms import is_logarithmic, tuned_arms
 from asyncpp_cli.report.load.curves import curve, kept_indices
 from asyncpp_cli.report.load.diagnostics import sharpness_curve
 from asyncpp_cli.report.load.run import RunResult
@@ -18,6 +19,7 @@ from asyncpp_cli.report.tables.column import as_plain
 from asyncpp_cli.report.tables.columns import records
 from asyncpp_cli.report.tables.styles import styles
 from asyncpp_cli.tune.result import Tuning
+from asyncpp_cli.tune.standing import ArmStanding
 
 MOST_CHARACTERS = 2_600_000
 """Limit of the data: with plotly's five megabytes and the tables, the page stays under eight."""
@@ -72,25 +74,22 @@ def _encoded(cells: Sequence[CellResult], tunings: Sequence[Tuning], bins: int) 
 
 def _tuning(tuning: Tuning, cells: Sequence[CellResult]) -> dict[str, Any]:
     """For each arm its place among the cells, and the mean losses of its candidates at every rung."""
-    place_of = {run.id: place for place, cell in enumerate(cells) for run in cell.runs}
     return {
         "keys": list(tuning.plan.keys),
-        "log": [text.endswith(":log") for text in tuning.plan.question.over],
-        "arms": [
-            {
-                "arm": next(place_of[run] for run in each.leading.candidate.runs if run in place_of),
-                "best": None if each.best is None else each.candidates.index(each.best),
-                "values": [list(compared.candidate.values.values()) for compared in each.candidates],
-                "rungs": [
-                    {
-                        "step": step,
-                        "loss": _rounded(compared.losses.get(step, math.nan) for compared in each.candidates),
-                    }
-                    for step in each.arm.rungs
-                ],
-            }
-            for each in tuning.arms
-            if any(run in place_of for run in each.leading.candidate.runs)
+        "log": [is_logarithmic(tuning, key) for key in tuning.plan.keys],
+        "arms": [_tuned(arm.place, arm.standing) for arm in tuned_arms(tuning, cells)],
+    }
+
+
+def _tuned(place: int, standing: ArmStanding) -> dict[str, Any]:
+    candidates = standing.candidates
+    return {
+        "arm": place,
+        "best": None if standing.best is None else candidates.index(standing.best),
+        "values": [list(compared.candidate.values.values()) for compared in candidates],
+        "rungs": [
+            {"step": step, "loss": _rounded(compared.losses.get(step, math.nan) for compared in candidates)}
+            for step in standing.arm.rungs
         ],
     }
 

@@ -1,0 +1,64 @@
+"""Arms at the best of the learning rates tried: the losses of an experiment's runs, and the choice."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+import asyncpp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """An arm at the best of the rates tried."""
+
+    lr: float
+    losses: Mapping[int, float]
+    """Validation loss by seed."""
+    tried: Mapping[float, float]
+    """Mean loss by rate, over the seeds that all rates have."""
+
+    @property
+    def on_edge(self) -> bool:
+        return self.lr in (min(self.tried), max(self.tried))
+
+
+def best(rates: Mapping[float, Mapping[int, float]]) -> Best:
+    """The rate with the lowest mean among those with the most seeds.
+
+    So more seeds can be run at the rates that were best with the first ones.
+
+    Args:
+        rates: loss by rate and seed. All rates have a seed in common.
+    """
+    common = set.intersection(*(set(losses) for losses in rates.values()))
+    most = max(map(len, rates.values()))
+    candidates = {lr: losses for lr, losses in rates.items() if len(losses) == most}
+    seeds = set.intersection(*map(set, candidates.values()))
+    lr = min(candidates, key=lambda rate: _mean(candidates[rate], seeds))
+    return Best(
+        lr=lr,
+        losses=rates[lr],
+        tried={rate: _mean(losses, common) for rate, losses in sorted(rates.items())},
+    )
+
+
+def _mean(losses: Mapping[int, float], seeds: set[int]) -> float:
+    return float(np.mean([losses[seed] for seed in seeds]))
+
+
+def last_losses(experiment: asyncpp.Experiment) -> defaultdict[str, float]:
+    """The last validation loss by run; infinite without one."""
+    ends = (
+        experiment.steps()
+        .filter(pl.col("kind") == "eval")
+        .group_by("run")
+        .agg(pl.col("val_loss").sort_by("step").last())
+    )
+    found = {str(run): loss for run, loss in ends.iter_rows() if loss is not None}
+    return defaultdict(lambda: math.inf, found)
