@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,12 @@ def find_template(folder: str, name: str, *, beside: Path | None) -> Path:
     for start in (beside, Path()):
         if start is not None and (start / name).is_file():
             return start / name
-    accepted = ", ".join(template_names(folder))
+    names = template_names(folder)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
     raise UserError(
         f"unknown {TEMPLATE_KINDS[folder]} template {name!r}; "
-        f"accepted: {accepted}, or the path of a YAML file"
+        f"{hint}accepted: {', '.join(names)}, or the path of a YAML file"
     )
 
 

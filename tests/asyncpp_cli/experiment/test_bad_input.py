@@ -139,6 +139,10 @@ def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> 
     assert str(binary) in refused("sweep", binary, "--out", tmp_path / "out")
 
 
+def test_a_misspelt_template_is_told_the_nearest(tmp_path: Path) -> None:
+    assert "did you mean quickstart?" in refused("sweep", "quickstrat", "--out", tmp_path / "e")
+
+
 @pytest.mark.slow
 def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years of work")
