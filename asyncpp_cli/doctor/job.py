@@ -15,6 +15,8 @@ from typing import Any
 
 from asyncpp_cli.doctor import node_check, slurm_info
 from asyncpp_cli.doctor.checks import Check, good, wrong
+from asyncpp_cli.launch.containers import Container, ContainerError, container_words, mounts_with
+from asyncpp_cli.launch.job.srun_command import network_variables
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm.client import SlurmError
@@ -27,6 +29,8 @@ _HANDSHAKE_TIMEOUT = 120.0
 """Seconds for the handshake; longer than either rank waits (`node_check`)."""
 _VISIBILITY_TIMEOUT = 15.0
 """Seconds until a file on a slow shared disk is seen here."""
+_STARTER = "import os, sys; import omegaconf, submitit; os.execvp(sys.argv[1], sys.argv[1:])"
+"""Python code that becomes the command in its arguments, where the job of a run finds its packages."""
 _CLOCK_TOLERANCE = 20.0
 """Seconds by which clocks may differ, as in `launch.slurm.run_status`."""
 
@@ -48,14 +52,20 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
         copy_code(made / "code")
         nodes = _nodes(site)
         job_id = sbatch.submit_job(
-            short, made, name="asyncpp-doctor", nodes=nodes, command=_command(site), after=[], code="none"
+            short,
+            made,
+            name="asyncpp-doctor",
+            nodes=nodes,
+            command=_command(site, made),
+            after=[],
+            code="none",
         )
         names = [f"answer-{rank}.json" for rank in range(nodes)]
         problem = _wait(made, names, job_id, seconds=_JOB_TIMEOUT)
         found = [] if problem else [_read(made / name) for name in names]
         seconds = time.monotonic() - began
         met = _handshake(made, job_id) if len(found) > 1 else None
-    except SlurmError as error:
+    except (SlurmError, ContainerError) as error:
         found, problem = [], str(error)
     finally:
         if job_id:
@@ -63,14 +73,18 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
                 slurm.cancel([job_id])
         shutil.rmtree(made, ignore_errors=True)
     if not found:
+        seen = "the image" if site.container is not None else "Python"
         advice = (
-            "check that nodes see this folder and Python under the same paths; or wait, if it was pending"
+            f"check that nodes see this folder and {seen} under the same paths; or wait, if it was pending"
         )
         yield wrong("job", problem, advice=advice)
         return
     hosts = " and ".join(node["host"] for node in found)
     yield good("job", f"{hosts} answered within {seconds:.0f} s, through {made.parent}")
-    yield _first_wrong([software_check(node["versions"]) for node in found])
+    if site.container is None:
+        yield _first_wrong([software_check(node["versions"]) for node in found])
+    else:
+        yield _first_wrong([image_check(site.container, node) for node in found])
     yield _first_wrong([network_check(site, node) for node in found])
     if met is None:
         yield good("two nodes", "not tried", note="the partition has one node that is up")
@@ -88,11 +102,28 @@ def _nodes(site: Site) -> int:
     return 2 if len(up) > 1 else 1
 
 
-def _command(site: Site) -> list[str]:
-    """The command that starts a task on each node, in the same way as the ranks of a run."""
-    interface = site.network_interface
-    named = [f"GLOO_SOCKET_IFNAME={interface}", f"NCCL_SOCKET_IFNAME={interface}"] if interface else []
-    return ["env", *named, "srun", "--export=ALL", *site.srun_flags, interpreter(), "-P", "node_check.py"]
+def _command(site: Site, folder: Path) -> list[str]:
+    """The command that starts a task on each node, in the same way as the ranks of a run.
+
+    Raises:
+        ContainerError: the folder cannot be mounted.
+    """
+    network = network_variables(site.network_interface)
+    before: list[str] = []
+    flags, python = [], [interpreter()]
+    if site.container is not None:
+        # The job of a run starts the container from this Python.
+        before = [interpreter(), "-P", "-c", _STARTER]
+        flags, python = container_words(
+            site.container,
+            mounts_with(site.container, [(folder, "rw")]),
+            work_folder=folder,
+            gpus=site.gpus_per_node > 0,
+            environment=site.environment | network,
+        )
+    named = [f"{name}={value}" for name, value in network.items()]
+    srun = ["srun", "--export=ALL", *site.srun_flags, *flags, *python, "-P", "node_check.py"]
+    return ["env", *named, *before, *srun]
 
 
 def _handshake(folder: Path, job_id: str) -> dict[str, Any]:
@@ -186,6 +217,23 @@ def software_check(versions: dict[str, str]) -> Check:
         advice = "put the Python environment on a shared disk, under the same path everywhere"
         return wrong("software of a node", ", ".join(differing), advice=advice)
     return good("software of a node", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def image_check(container: Container, node: dict[str, Any]) -> Check:
+    """Whether the image has what the ranks need. Its versions need not be those of this machine."""
+    versions = {"Python": node["python"], **{name: node["versions"][name] for name in ("torch", "omegaconf")}}
+    if missing := [name for name, version in versions.items() if not version]:
+        advice = (
+            "install asyncpp's requirements in the image (containers/ has recipes), or set container.python"
+        )
+        return wrong(
+            "software of the image", f"{container.image} lacks {' and '.join(missing)}", advice=advice
+        )
+    if tuple(map(int, node["python"].split(".")[:2])) < (3, 11):
+        advice = "set container.python to a newer one"
+        return wrong("software of the image", f"Python {node['python']}; 3.11 is needed", advice=advice)
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return good("software of the image", f"{listed}, in {container.image}")
 
 
 def network_check(site: Site, found: dict[str, Any]) -> Check:

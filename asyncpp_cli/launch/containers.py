@@ -139,9 +139,21 @@ def mounts_of(container: Container, experiment: Path, config: RunConfig) -> list
     Raises:
         ContainerError: a path of the run cannot be mounted.
     """
+    read = [_folder_of(path) for path in (config.data.path, config.model.init) if path is not None]
+    return mounts_with(container, [(experiment, "rw"), *((path, "ro") for path in read)])
+
+
+def mounts_with(container: Container, wanted: Sequence[tuple[Path, str]]) -> list[str]:
+    """The profile's mounts, then what is not in them, as SOURCE:TARGET:MODE.
+
+    Args:
+        container: the container.
+        wanted: paths and their modes, `rw` or `ro`.
+
+    Raises:
+        ContainerError: a path cannot be mounted.
+    """
     mounts = [_parsed(mount) for mount in container.mounts]
-    wanted = [(experiment, "rw")]
-    wanted += [(_folder_of(path), "ro") for path in (config.data.path, config.model.init) if path is not None]
     for path, mode in wanted:
         if not _is_mountable(str(path)):
             raise ContainerError("mounts", f'{str(path)!r} cannot be mounted: its path has one of , : " \\')
@@ -173,7 +185,7 @@ def container_words(
 
     Args:
         container: the container.
-        mounts: see `mounts_of`.
+        mounts: see `mounts_with`.
         work_folder: working folder of the ranks.
         gpus: whether the job has GPUs.
         environment: variables of the ranks. Those of Python and of the network replace the image's own.

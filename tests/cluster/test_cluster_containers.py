@@ -12,6 +12,8 @@ import pytest
 from support.cluster_runs import ONE_RUN, launch, site_file, starts, sweep, weights
 from support.command_line import asyncpp
 
+from asyncpp_cli.doctor.job import job_checks
+from asyncpp_cli.launch.sites import find_site
 from asyncpp_cli.runs.status import State
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
@@ -30,6 +32,16 @@ printf '%s\\n' "$@" > {words}
 while [ "$1" != env ]; do shift; done
 exec "$@"
 """
+
+
+def stand_in(folder: Path) -> tuple[Path, Path]:
+    """The folder of a program `apptainer`, and the file of the words that reach it."""
+    programs, words = folder / "bin", folder / "words"
+    programs.mkdir()
+    program = programs / "apptainer"
+    program.write_text(STAND_IN.format(words=words))
+    program.chmod(0o755)
+    return programs, words
 
 
 @NEEDS_APPTAINER
@@ -60,11 +72,7 @@ def test_a_job_runs_in_an_image_of_apptainer(slurm_conf: Path, tmp_path: Path) -
 @pytest.mark.timeout(120)
 def test_srun_starts_the_ranks_through_apptainer(slurm_conf: Path, tmp_path: Path) -> None:
     """The words that reach it. This `apptainer` is a stand-in that isolates nothing: no test of mounts."""
-    programs, words = tmp_path / "bin", tmp_path / "words"
-    programs.mkdir()
-    program = programs / "apptainer"
-    program.write_text(STAND_IN.format(words=words))
-    program.chmod(0o755)
+    programs, words = stand_in(tmp_path)
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")
     container = {"runtime": "apptainer", "image": "/a b.sif", "python": sys.executable}
     path = f"{programs}:{os.environ['PATH']}"
@@ -78,6 +86,24 @@ def test_srun_starts_the_ranks_through_apptainer(slurm_conf: Path, tmp_path: Pat
     pwd = ["exec", "--pwd", str(submission)]
     assert recorded[:6] == [*pwd, "--bind", f"{folder}:{folder}:rw", "/a b.sif"]
     assert recorded[-2:] == [str(run.folder), "1"]
+
+
+@pytest.mark.timeout(200)
+def test_doctor_starts_its_ranks_in_the_container(slurm_conf: Path, tmp_path: Path) -> None:
+    programs, words = stand_in(tmp_path)
+    container = {"runtime": "apptainer", "image": "/a b.sif", "python": sys.executable}
+    path = f"{programs}:{os.environ['PATH']}"
+    site = site_file(tmp_path, environment={"PATH": path}, container=container)
+    folder = tmp_path / "e"
+    folder.mkdir()
+    checks = {check.check: check for check in job_checks(find_site(str(site)), folder)}
+    assert {name for name, check in checks.items() if not check.ok} == set(), checks
+    assert checks["software of the image"].detail.endswith("in /a b.sif")
+    assert "exchanged tensors (gloo)" in checks["two nodes"].detail
+    made = words.read_text().splitlines()[2]
+    assert Path(made).parent == folder
+    assert f"{made}:{made}:rw" in words.read_text().splitlines()
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.timeout(120)

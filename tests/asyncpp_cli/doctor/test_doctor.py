@@ -28,10 +28,11 @@ from asyncpp_cli.doctor.cluster import (
     partition_check,
     submit_limit_check,
 )
-from asyncpp_cli.doctor.job import handshake_checks, network_check, software_check
+from asyncpp_cli.doctor.job import handshake_checks, image_check, network_check, software_check
 from asyncpp_cli.doctor.machine import NEWEST_TORCH, folder_check, gpu_check, torch_check, within
 from asyncpp_cli.doctor.preemption import preemption_check, requeue_check
 from asyncpp_cli.doctor.slurm_info import Node, gpus_of, megabytes_of, seconds_of
+from asyncpp_cli.launch.containers import Container
 from asyncpp_cli.launch.sites import Site, find_site
 from asyncpp_cli.launch.submission.snapshot import copy_code
 
@@ -222,6 +223,16 @@ def test_a_node_says_what_it_has(tmp_path: Path) -> None:
     assert abs(found["time"] - time.time()) < 60
     assert software_check(found["versions"]).ok
     has(software_check(found["versions"] | {"torch": ""}), "wrong", "Python environment")
+
+    image = Container(runtime="apptainer", image="/a.sif")
+    other = found | {"versions": {"torch": "9.9", "omegaconf": "2.3", "submitit": ""}}
+    assert image_check(image, other).ok, "versions may differ, and the ranks need no submitit"
+    has(
+        image_check(image, other | {"versions": found["versions"] | {"torch": ""}}),
+        "wrong",
+        "container.python",
+    )
+    has(image_check(image, found | {"python": "3.10.9"}), "wrong", "newer")
 
     node = {"host": "n1", "interfaces": ["lo", "ib0"], "address": "10.0.0.1"}
     assert network_check(SITE, node).ok
