@@ -8,53 +8,16 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
-from support.launches import TINY
+from support.tuned_experiment import record, tuned_experiment
 
 import asyncpp as asyncpp_api
-from asyncpp.tuning import write_tuning
-from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
-from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import Cause, State, Status
-from asyncpp_cli.tune.plan import Question
-
-LOSSES = {"1f1b": [3.0, 2.0, 2.5, 4.0], "2bw": [3.0, 2.9, 2.8, 2.1]}
-"""By rate; of 1f1b the second is the best, of 2bw the last."""
-
-
-def record(run: Run, losses: dict[int, float]) -> None:
-    """Write what a run leaves that was trained to the last of these steps."""
-    rows = [
-        {"kind": "eval", "step": step, "tokens": 16 * step, "val_loss": loss, "seconds": 1.0}
-        for step, loss in losses.items()
-    ]
-    run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    last = max(losses)
-    state = State.COMPLETED if last == 16 else State.PAUSED
-    run.write_status(Status(state=state, attempt=1, step=last, steps=16))
 
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Experiment:
-    """Two arms of four candidates: 4 to step 2, 2 to step 4, 1 to step 16, their losses falling by 0.1."""
-    matrix = ["matrix={schedule: [1f1b, 2bw], optimizer: adamw}", "exclude=[]", "train.steps=16"]
-    question = Question(
-        template="quickstart",
-        changes=(*TINY, *matrix),
-        over=("optimizer.lr=1e-4:1e-1:log",),
-        samples=4,
-        search_seed=None,
-        eta=2,
-        rungs=(0.125, 0.25),
-    )
-    write_tuning(question, out=tmp_path / "e")
-    experiment = open_experiment(tmp_path / "e")
-    for schedule, losses in LOSSES.items():
-        runs = [experiment.run(cell.id) for cell in experiment.cells if cell.axes["schedule"] == schedule]
-        ranked = sorted(range(4), key=losses.__getitem__)
-        for place, index in enumerate(ranked):
-            rungs = [2, 4, 16][: 3 if place == 0 else 2 if place == 1 else 1]
-            record(runs[index], {step: losses[index] - 0.1 * n for n, step in enumerate(rungs)})
-    return experiment
+    return tuned_experiment(tmp_path / "e")
 
 
 def test_each_arm_at_its_best(tuned: Experiment) -> None:
