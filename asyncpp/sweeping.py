@@ -25,7 +25,14 @@ class Sweep:
     """None: the cells were only checked."""
 
 
-def sweep_template(template: str, changes: Sequence[str], *, out: Path | None, site: str | None) -> Sweep:
+def sweep_template(
+    template: str,
+    changes: Sequence[str],
+    *,
+    out: Path | None,
+    site: str | None,
+    profiles: Sequence[Path] = (),
+) -> Sweep:
     """Check every cell of a template and write them as an experiment.
 
     Args:
@@ -33,6 +40,7 @@ def sweep_template(template: str, changes: Sequence[str], *, out: Path | None, s
         changes: `KEY=VALUE` for all cells.
         out: the experiment's folder, new or to be extended; None: only check.
         site: site profile whose GPUs every cell must fit; None: any.
+        profiles: files of `asyncpp profile`, for the times of the cells that they were measured for.
 
     Raises:
         UserError: the template, a cell or the folder is not accepted; nothing is written.
@@ -42,10 +50,13 @@ def sweep_template(template: str, changes: Sequence[str], *, out: Path | None, s
     from asyncpp_cli.experiment.template import load
     from asyncpp_cli.launch.sites import find_site
     from asyncpp_cli.planner.cells import device_of, expected
+    from asyncpp_cli.planner.profile_costs import read_profile
 
+    measured = [read_profile(file) for file in profiles]
     loaded = load(template, changes)
     cells = expand(loaded)
     check_cells(loaded, cells)
-    costs = expected(loaded.source, cells, site={} if site is None else device_of(find_site(site)))
+    device = {} if site is None else device_of(find_site(site))
+    costs = expected(loaded.source, cells, site=device, profiles=measured)
     rendered = None if out is None else render(loaded, cells, template_name=template, folder=out)
     return Sweep(name=loaded.name, cells=cells, expected=costs, rendered=rendered)

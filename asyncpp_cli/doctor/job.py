@@ -110,7 +110,8 @@ def _command(site: Site, folder: Path) -> list[str]:
     """
     network = network_variables(site.network_interface)
     before: list[str] = []
-    flags, python = [], [interpreter()]
+    flags: list[str] = []
+    python = [interpreter()]
     if site.container is not None:
         # The job of a run starts the container from this Python.
         before = [interpreter(), "-P", "-c", _STARTER]

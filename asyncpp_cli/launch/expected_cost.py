@@ -53,7 +53,7 @@ def expected_cost(experiment: Experiment, site: Site, pauses: Pauses = NO_PAUSES
         steps = max(0, until - (run.saved_step or 0))
         [estimate] = expected(experiment.template, [ResolvedCell(cell, config)], site=settings)
         of_run = estimate.gpu_hours(config, steps=steps)
-        per_step = measured.get(_size_key(config))
+        per_step = measured.get(estimate_key(config))
         if of_run is not None:
             hours.append(of_run)
         elif per_step is not None and _trains_on_cpus(config, site):
@@ -77,13 +77,8 @@ def _core_hours_per_step(experiment: Experiment) -> dict[str, float]:
             config = run.config()
         except DamagedError:
             continue
-        hours.setdefault(_size_key(config), []).append(cost.core_hours / config.train.steps)
+        hours.setdefault(estimate_key(config), []).append(cost.core_hours / config.train.steps)
     return {key: math.fsum(values) / len(values) for key, values in hours.items()}
-
-
-def _size_key(config: RunConfig) -> str:
-    """The settings on which the cost of a step depends."""
-    return f"{estimate_key(config)} {config.site.threads}"
 
 
 def _trains_on_cpus(config: RunConfig, site: Site) -> bool:

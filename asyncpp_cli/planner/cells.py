@@ -13,6 +13,7 @@ from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE
+from asyncpp_cli.planner.profile_costs import Measured
 from asyncpp_cli.planner.roofline import Roofline
 from stages.config import RunConfig
 
@@ -24,22 +25,35 @@ class Expected:
     memory_gb: float | None
     """Memory of its fullest rank, 10^9 bytes; None for a model of the user's own."""
     step_seconds: float | None
-    """None also where `site.gpu` is not set."""
+    """None also where neither `site.gpu` nor a profile tells it."""
+    threads: int | None = None
+    """Cores of a rank whose times were measured on a CPU; None: the times are those of a GPU."""
 
     def gpu_hours(self, config: RunConfig, *, steps: int) -> float | None:
         """GPU-hours of these steps on one GPU per rank: training alone, without starts and evaluations."""
+        return None if self.threads is not None else self._rank_hours(config, steps)
+
+    def core_hours(self, config: RunConfig, *, steps: int) -> float | None:
+        """The same on CPUs: hours times the cores of all ranks."""
+        hours = self._rank_hours(config, steps)
+        return None if self.threads is None or hours is None else hours * self.threads
+
+    def _rank_hours(self, config: RunConfig, steps: int) -> float | None:
         if self.step_seconds is None:
             return None
         return self.step_seconds * steps * ranks_of(config) / 3600
 
 
-def expected(source: str, cells: Sequence[ResolvedCell], *, site: Mapping[str, Any]) -> list[Expected]:
+def expected(
+    source: str, cells: Sequence[ResolvedCell], *, site: Mapping[str, Any], profiles: Sequence[Measured] = ()
+) -> list[Expected]:
     """Estimate every cell.
 
     Args:
         source: the template, for messages.
         cells: valid cells.
         site: settings of the section `site` that replace the cells' own.
+        profiles: measured times; a cell takes the first one that was measured for it.
 
     Raises:
         UserError: a cell needs more memory than `site.memory_gb`, or `site.gpu` is not known.
@@ -50,7 +64,7 @@ def expected(source: str, cells: Sequence[ResolvedCell], *, site: Mapping[str, A
         config = replace(resolved.config, site=replace(resolved.config.site, **site))
         key = estimate_key(config)
         if key not in estimates:
-            estimates[key] = _expected(source, ResolvedCell(resolved.cell, config))
+            estimates[key] = _expected(source, ResolvedCell(resolved.cell, config), profiles)
         of_cells.append(estimates[key])
     return of_cells
 
@@ -64,19 +78,20 @@ def estimate_key(config: RunConfig) -> str:
     )
     sections = (config.schedule, optimizer, config.error_feedback, config.correction, config.model)
     numbers = (train.microbatch_size, train.clip, train.precision, train.recompute, config.data.context)
-    return repr((*sections, config.parallel, *numbers, site.gpu, site.memory_gb))
+    return repr((*sections, config.parallel, *numbers, train.compile, site.gpu, site.memory_gb, site.threads))
 
 
 def device_of(site: Site) -> dict[str, Any]:
-    """`memory_gb` and `gpu` of a site profile, where it sets them."""
-    return {key: value for key, value in site.run.items() if key in ("memory_gb", "gpu")}
+    """`memory_gb`, `gpu` and `threads` of a site profile, where it sets them."""
+    return {key: value for key, value in site.run.items() if key in ("memory_gb", "gpu", "threads")}
 
 
-def _expected(source: str, resolved: ResolvedCell) -> Expected:
+def _expected(source: str, resolved: ResolvedCell, profiles: Sequence[Measured]) -> Expected:
     config = resolved.config
     if config.model.factory is not None:
         return Expected(None, None)
-    costs: CostModel = Roofline(find_device(config.site.gpu or "h100", key=f"{source}: site.gpu"))
+    profile = next((profile for profile in profiles if profile.is_for(config)), None)
+    costs: CostModel = profile or Roofline(find_device(config.site.gpu or "h100", key=f"{source}: site.gpu"))
     planned = estimate(config, costs, limit_gb=None)
     limit = config.site.memory_gb
     if limit is not None and planned.memory_gb > limit:
@@ -84,6 +99,8 @@ def _expected(source: str, resolved: ResolvedCell) -> Expected:
             f"{source}: site.memory_gb: {_excess(planned, limit)} "
             f"(cell {describe(resolved.cell.axes)}); {_advice(config, costs, limit)}"
         )
+    if profile is not None:
+        return Expected(planned.memory_gb, planned.step.seconds, profile.threads)
     return Expected(planned.memory_gb, planned.step.seconds if config.site.gpu is not None else None)
 
 

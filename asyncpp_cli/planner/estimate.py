@@ -56,6 +56,10 @@ class CostModel(Protocol):
     def source(self) -> str:
         """Where the times come from, for display."""
 
+    @property
+    def threads(self) -> int | None:
+        """Cores of a rank; None: the times are those of a GPU."""
+
     def parts(self, config: RunConfig) -> ModelTimes:
         """A micro-batch in each part of the model."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,16 @@ class Measured:
     def source(self) -> str:
         return f"{self.file} (measured)"
 
+    @property
+    def threads(self) -> int | None:
+        """Cores of a rank; None: the times are those of a GPU."""
+        return int(self.content["threads"]) if self.content["device"] == "cpu" else None
+
+    def is_for(self, config: RunConfig) -> bool:
+        """Whether it was measured with this configuration's shapes, optimizer and threads."""
+        other_threads = self.threads is not None and self.threads != config.site.threads
+        return not other_threads and next(self._differing(config), None) is None
+
     def parts(self, config: RunConfig) -> ModelTimes:
         """Times of the parts; a micro-batch size that was not measured is scaled from the nearest one."""
         self._check(config)
@@ -105,13 +115,19 @@ class Measured:
         return PartTimes(**{key: seconds * size / nearest for key, seconds in times.items()})
 
     def _check(self, config: RunConfig) -> None:
+        for key, value in self._differing(config):
+            raise UserError(
+                f"--profile {self.file}: was measured with {key} {self.content['conditions'].get(key)}, "
+                f"not {value}"
+            )
+
+    def _differing(self, config: RunConfig) -> Iterator[tuple[str, Any]]:
+        """The conditions that it was not measured under."""
         measured = self.content["conditions"]
         for key, value in conditions(config).items():
             # Whether blocks are compiled by default follows from the device that was measured.
             if measured.get(key) != value and (key, value) != ("compile", None):
-                raise UserError(
-                    f"--profile {self.file}: was measured with {key} {measured.get(key)}, not {value}"
-                )
+                yield key, value
 
 
 def read_profile(file: Path) -> Measured:
@@ -128,6 +144,7 @@ def read_profile(file: Path) -> Measured:
         for name in ("embedding", "block", "head"):
             measured._part(name, 1)
         float(content["message_seconds"])
+        str(content["device"]), int(content["threads"])
         dict(content["conditions"])
     except OSError as error:
         raise UserError(f"--profile {file}: cannot be read ({error.strerror})") from error

@@ -55,6 +55,11 @@ class Roofline:
     def source(self) -> str:
         return f"{self.device.name} (data sheet)"
 
+    @property
+    def threads(self) -> None:
+        """None: data sheets are those of GPUs."""
+        return None
+
     def parts(self, config: RunConfig) -> ModelTimes:
         """Times of the model's parts at the run's micro-batch size and precision."""
         model, spec, size = config.model, describe(config.model), sizes(config)

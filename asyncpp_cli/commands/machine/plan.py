@@ -105,7 +105,13 @@ def plan(
     if as_json:
         json.dump(
             [
-                _record(estimate, limit_gb=limit, budget=base.token_budget, source=costs.source)
+                _record(
+                    estimate,
+                    limit_gb=limit,
+                    budget=base.token_budget,
+                    source=costs.source,
+                    threads=costs.threads,
+                )
                 for estimate in estimates
             ],
             sys.stdout,
@@ -121,6 +127,7 @@ def plan(
         gpus=gpus,
         tokens=tokens,
         source=costs.source,
+        threads=costs.threads,
     )
 
 
@@ -144,9 +151,12 @@ def _costs_and_limit(
     return costs, float(limit)
 
 
-def _record(estimate: Estimate, *, limit_gb: float, budget: float, source: str) -> dict[str, Any]:
+def _record(
+    estimate: Estimate, *, limit_gb: float, budget: float, source: str, threads: int | None
+) -> dict[str, Any]:
     config = estimate.config
     ranks = config.parallel.stages * config.parallel.data
+    hours = budget / estimate.tokens_per_second / 3600 * ranks
     return {
         "schedule": config.schedule.name,
         "stages": config.parallel.stages,
@@ -161,7 +171,8 @@ def _record(estimate: Estimate, *, limit_gb: float, budget: float, source: str) 
         "bubble": estimate.step.bubble,
         "delay": estimate.delay,
         "days": budget / estimate.tokens_per_second / 86400,
-        "gpu_hours": budget / estimate.tokens_per_second / 3600 * ranks,
+        "gpu_hours": hours if threads is None else None,
+        "core_hours": None if threads is None else hours * threads,
         "chunks": config.schedule.chunks,
         "ahead": config.schedule.ahead,
         "split": config.schedule.split,
@@ -189,6 +200,7 @@ def _show(
     gpus: int,
     tokens: int,
     source: str,
+    threads: int | None,
 ) -> None:
     from asyncpp_cli.console import say, show_table
 
@@ -203,7 +215,7 @@ def _show(
         "GB",
         "step s",
     ]
-    columns += ["tokens/s", "bubble", "delay", "days", "GPU-hours"]
+    columns += ["tokens/s", "bubble", "delay", "days", "GPU-hours" if threads is None else "core-hours"]
     table = [
         [
             _named(estimate.config.schedule),
@@ -219,13 +231,14 @@ def _show(
             f"{estimate.step.bubble:.1%}",
             str(estimate.delay),
             f"{budget / estimate.tokens_per_second / 86400:.3g}",
-            f"{budget / estimate.tokens_per_second / 3600 * gpus:,.4g}",
+            f"{budget / estimate.tokens_per_second / 3600 * gpus * (threads or 1):,.4g}",
         ]
         for estimate in estimates
     ]
     model = estimates[0].config.model.name
+    kind = "GPUs" if threads is None else "ranks"
     title = (
-        f"{model} on {gpus} GPUs, times of {source}, {tokens:,} tokens per step: "
+        f"{model} on {gpus} {kind}, times of {source}, {tokens:,} tokens per step: "
         f"{len(estimates)} of {total} layouts, best first"
     )
     show_table(columns, table, title=title)

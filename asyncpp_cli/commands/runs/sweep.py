@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from asyncpp.sweeping import Sweep
     from asyncpp_cli.experiment.matrix import ResolvedCell
     from asyncpp_cli.planner.cells import Expected
+
+_HOURS = {"gpu_hours": "GPU-h", "core_hours": "core-h"}
+"""Heading of each kind of hours, by the name of the method that estimates it."""
 
 
 def sweep(
@@ -44,6 +48,14 @@ def sweep(
             autocompletion=sites,
         ),
     ] = None,
+    profiles: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--profile",
+            metavar="FILE",
+            help="Times measured by `asyncpp profile`, for the expected cost; can be repeated.",
+        ),
+    ] = None,
     list_only: Annotated[
         bool, typer.Option("--list", help="Check and show the cells without writing.")
     ] = False,
@@ -62,7 +74,9 @@ def sweep(
     if out is None and not list_only:
         raise UserError("--out DIR is missing: the experiment's folder (or --list, to only show its cells)")
     # Written before the table is printed: `asyncpp sweep ... | head` must not stop it half way.
-    swept = sweep_template(template, changes or [], out=None if list_only else out, site=site)
+    swept = sweep_template(
+        template, changes or [], out=None if list_only else out, site=site, profiles=profiles or []
+    )
     cells, rendered = swept.cells, swept.rendered
     show_cells(cells, swept.expected, title=swept.name)
     _say_cost(swept)
@@ -89,12 +103,20 @@ def _say_cost(swept: Sweep) -> None:
     from asyncpp_cli.console import say
     from asyncpp_cli.runs.attempts.cost import amount
 
-    pairs = zip(swept.cells, swept.expected, strict=True)
-    hours = [cost.gpu_hours(each.config, steps=each.config.train.steps) for each, cost in pairs]
-    known = [each for each in hours if each is not None]
-    if known:
-        of_cells = f" ({len(known)} of {len(hours)} cells)" if len(known) < len(hours) else ""
-        say(f"Expected cost of training: {amount(sum(known))} GPU-hours in all{of_cells}.")
+    for name, unit in _HOURS.items():
+        hours = _hours(swept.cells, swept.expected, name)
+        known = [each for each in hours if each is not None]
+        if known:
+            of_cells = f" ({len(known)} of {len(hours)} cells)" if len(known) < len(hours) else ""
+            say(f"Expected cost of training: {amount(sum(known))} {unit}ours in all{of_cells}.")
+
+
+def _hours(cells: Sequence[ResolvedCell], costs: Sequence[Expected], name: str) -> list[float | None]:
+    """Hours of each cell's training, by the method of its estimate with this name."""
+    return [
+        getattr(cost, name)(resolved.config, steps=resolved.config.train.steps)
+        for resolved, cost in zip(cells, costs, strict=True)
+    ]
 
 
 def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) -> None:
@@ -103,17 +125,18 @@ def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) 
     from asyncpp_cli.tables import Narrow, printed
 
     axes = list(cells[0].cell.axes)
-    timed = any(cost.step_seconds is not None for cost in costs)
+    estimates = {
+        "step s": [cost.step_seconds for cost in costs],
+        **{unit: _hours(cells, costs, name) for name, unit in _HOURS.items()},
+    }
+    known = {name: values for name, values in estimates.items() if any(each is not None for each in values)}
     rows = []
-    for resolved, cost in zip(cells, costs, strict=True):
+    for place, (resolved, cost) in enumerate(zip(cells, costs, strict=True)):
         row = [resolved.cell.id, *(printed(key, resolved.cell.axes[key]) for key in axes)]
         row.append("" if cost.memory_gb is None else f"{cost.memory_gb:.3g}")
-        if timed:
-            row.append("" if cost.step_seconds is None else f"{cost.step_seconds:.3g}")
-            hours = cost.gpu_hours(resolved.config, steps=resolved.config.train.steps)
-            row.append("" if hours is None else f"{hours:.3g}")
-        rows.append(row)
-    columns = ["run", *axes, "GB per rank", *(["step s", "GPU-h"] if timed else [])]
+        values = (each[place] for each in known.values())
+        rows.append([*row, *("" if value is None else f"{value:.3g}" for value in values)])
+    columns = ["run", *axes, "GB per rank", *known]
     # Axes can be left out, since the id contains them.
-    narrow = Narrow(optional=["step s", "GPU-h", *reversed(axes), "GB per rank"], shared=columns[1:])
+    narrow = Narrow(optional=[*known, *reversed(axes), "GB per rank"], shared=columns[1:])
     show_table(columns, rows, title=f"{title}: {len(cells)} cells", narrow=narrow)

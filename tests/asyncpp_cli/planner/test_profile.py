@@ -51,19 +51,25 @@ def test_every_part_is_measured_for_every_size(measured: Path) -> None:
     assert content["conditions"]["model"]["width"] == 32
 
 
-def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> None:
-    """By hand, for one stage: it computes everything, one micro-batch after another."""
+def by_hand(measured: Path, **changes: Any) -> Path:
+    """The file with other times: a micro-batch of the four blocks takes 3 + 4 * 12 + 21 seconds, an update 60."""
     parts = {
         "embedding": {"forward": 1.0, "backward": 2.0, "input_half": 0.5, "weight_half": 2.0, "cheap": 0.0},
         "block": {"forward": 3.0, "backward": 9.0, "input_half": 4.5, "weight_half": 5.5, "cheap": 0.5},
         "head": {"forward": 6.0, "backward": 15.0, "input_half": 7.0, "weight_half": 9.0, "cheap": 0.0},
     }
-    content = json.loads(measured.read_text())
+    content = json.loads(measured.read_text()) | changes
     for name, times in parts.items():
         doubled = {key: 2 * seconds for key, seconds in times.items()}
         content["parts"][name] = {"microbatch": {"1": times, "2": doubled}, "update": 10.0}
     file = measured.with_name("by-hand.json")
     file.write_text(json.dumps(content))
+    return file
+
+
+def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> None:
+    """For one stage: it computes everything, one micro-batch after another."""
+    file = by_hand(measured)
     found = planned(model, file, "--gpus", "1", "--tokens-per-step", str(16 * 4))
     times_of = {(one["microbatch_size"], one["recompute"]): one["step_time"] for one in found}
     update = 10 + 4 * 10 + 10
@@ -79,6 +85,34 @@ def test_plans_are_made_of_the_measured_times(model: Path, measured: Path) -> No
     # 2bw is as fast as its slowest stage: two blocks and the head.
     assert alone[0]["cut"] == [3, 1]
     assert alone[0]["step_time"] == pytest.approx(4 * (3 + 3 * 12) + 40)
+
+
+def test_hours_on_cpus_are_those_of_all_cores(model: Path, measured: Path) -> None:
+    arguments = ("--gpus", "1", "--tokens-per-step", "16")
+    first, *_ = planned(model, by_hand(measured, threads=3), *arguments)
+    hours = first["days"] * 24
+    assert (first["core_hours"], first["gpu_hours"]) == (pytest.approx(3 * hours), None)
+    first, *_ = planned(model, by_hand(measured, device="a GPU"), *arguments)
+    assert (first["core_hours"], first["gpu_hours"]) == (None, pytest.approx(hours))
+
+
+def test_a_sweep_takes_the_measured_times_of_its_cells(model: Path, measured: Path) -> None:
+    template = model.with_name("trial.yaml")
+    settings = [f"model: {model}", "parallel: {stages: 1}", "schedule: {microbatches: 4}"]
+    settings += ["train: {steps: 100, microbatch_size: 1, precision: float32}"]
+    settings += ["data: {context: 16}", "site: {device: cpu, threads: 2}"]
+    template.write_text("matrix: {schedule: 1f1b, optimizer: [adamw, muon]}\n" + "\n".join(settings))
+    file = by_hand(measured, threads=2)
+    ended = asyncpp("sweep", template, "--list", "--profile", file)
+    assert ended.code == 0, ended.errors
+    hours = (4 * (3 + 4 * 12 + 21) + 60) * 100 * 2 / 3600
+    assert f"{hours:.3g} core-hours in all (1 of 2 cells)" in ended.errors
+    assert "core-h" in ended.output
+    # Measured with other threads, and no file of times at all.
+    ended = asyncpp("sweep", template, "site.threads=1", "--list", "--profile", file)
+    assert (ended.code, "core-h" in ended.output + ended.errors) == (0, False)
+    refused = asyncpp("sweep", template, "--list", "--profile", template)
+    assert (refused.code, "is not a file of `asyncpp profile`" in refused.errors) == (2, True)
 
 
 @pytest.mark.parametrize(
