@@ -52,7 +52,7 @@ def test_every_part_is_measured_for_every_size(measured: Path) -> None:
 
 
 def by_hand(measured: Path, **changes: Any) -> Path:
-    """The file with other times: a micro-batch of the four blocks takes 3 + 4 * 12 + 21 seconds, an update 60."""
+    """The file with other times: 3 + 4 * 12 + 21 seconds for a micro-batch, and 60 for an update."""
     parts = {
         "embedding": {"forward": 1.0, "backward": 2.0, "input_half": 0.5, "weight_half": 2.0, "cheap": 0.0},
         "block": {"forward": 3.0, "backward": 9.0, "input_half": 4.5, "weight_half": 5.5, "cheap": 0.5},
