@@ -1,6 +1,6 @@
 """Delayed arms beside synchronous AdamW, each at its best rate, with what the theory of filters says of them.
 
-    python -m benchmarks.delay_candidates EXPERIMENT...
+    python -m benchmarks.delay_candidates EXPERIMENT... [--csv FILE]
 
 The experiments have `optimizer.lr` among their axes (templates/experiments/adamw-under-delay.yaml). An arm is
 what the other axes but seed and steps say; gaps are over the seeds that both arms have.
@@ -8,15 +8,17 @@ what the other axes but seed and steps say; gaps are over the seeds that both ar
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 import asyncpp
 from asyncpp_cli.report.analysis.statistics import paired
+from asyncpp_cli.report.formats.records import csv_text
 from benchmarks.best_rates import Best, best, last_losses
 from optimizers import check_options
 from optimizers.theory.filters import Filter
@@ -93,7 +95,7 @@ def read(folders: Sequence[str]) -> dict[Arm, dict[float, dict[int, float]]]:
 
 
 def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> str:
-    """A table for each length, by increasing loss."""
+    """A table for each length, by increasing gap."""
     lines = []
     for steps in sorted({arm.steps for arm in losses}):
         arms = {arm: best(rates) for arm, rates in losses.items() if arm.steps == steps}
@@ -103,15 +105,22 @@ def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> str:
             "| arm | best rate | loss | gap | 95 %, paired | seeds | limit | noise | lag | loss by rate |"
         ]
         lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
-        for arm, chosen in sorted(arms.items(), key=lambda item: np.mean(list(item[1].losses.values()))):
-            lines.append(_line(arm, chosen, baselines[0] if baselines else None))
+        baseline = baselines[0] if baselines else None
+        gaps = {arm: _differences(chosen, baseline) for arm, chosen in arms.items()}
+        # Without a baseline each difference is the loss.
+        for arm in sorted(arms, key=lambda arm: float(np.mean(gaps[arm] or [np.inf]))):
+            lines.append(_line(arm, arms[arm], gaps[arm] if baseline else []))
         lines.append("")
     return "\n".join(lines)
 
 
-def _line(arm: Arm, chosen: Best, baseline: Best | None) -> str:
-    seeds = sorted(set(chosen.losses) & set(baseline.losses)) if baseline else []
-    differences = [chosen.losses[seed] - baseline.losses[seed] for seed in seeds] if baseline else []
+def _differences(chosen: Best, baseline: Best | None) -> list[float]:
+    """By the seeds that both have."""
+    of_baseline = dict.fromkeys(chosen.losses, 0.0) if baseline is None else baseline.losses
+    return [chosen.losses[seed] - of_baseline[seed] for seed in sorted(set(chosen.losses) & set(of_baseline))]
+
+
+def _line(arm: Arm, chosen: Best, differences: Sequence[float]) -> str:
     interval = paired(differences)
     between = "-" if interval is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
     gap = f"{np.mean(differences):+.4f}" if differences else "-"
@@ -122,11 +131,38 @@ def _line(arm: Arm, chosen: Best, baseline: Best | None) -> str:
     loss = np.mean(list(chosen.losses.values()))
     return (
         f"| {arm.name} | {chosen.lr:g}{edge} | {loss:.4f} | {gap} | {between} "
-        f"| {len(seeds) or len(chosen.losses)} | {numbers} | {tried} |"
+        f"| {len(differences) or len(chosen.losses)} | {numbers} | {tried} |"
     )
 
 
+def rows(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> list[dict[str, object]]:
+    """A row for each run; every row has the settings of all arms."""
+    keys = list(dict.fromkeys(key for arm in losses for key, _ in arm.settings))
+    return [
+        {
+            "steps": arm.steps,
+            **{key: dict(arm.settings).get(key, "") for key in keys},
+            "optimizer.lr": lr,
+            "seed": seed,
+            "val_loss": loss,
+        }
+        for arm, rates in sorted(losses.items())
+        for lr, of_rate in sorted(rates.items())
+        for seed, loss in sorted(of_rate.items())
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("experiments", nargs="+")
+    parser.add_argument("--csv", type=Path)
+    options = parser.parse_args()
+    losses = read(options.experiments)
+    print(page(losses))
+    if options.csv is not None:
+        of_runs = rows(losses)
+        options.csv.write_text(csv_text([list(of_runs[0]), *(list(row.values()) for row in of_runs)]))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: python -m benchmarks.delay_candidates EXPERIMENT...")
-    print(page(read(sys.argv[1:])))
+    main()

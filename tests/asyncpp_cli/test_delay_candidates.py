@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.delay_candidates import arm_of, page
+from benchmarks.delay_candidates import arm_of, page, rows
 
 AXES = ["schedule", "optimizer", "error_feedback", "model", "seed", "optimizer.lr", "optimizer.beta1"]
 RUN = {"steps": 300, "error_feedback": 0.0, "model": "micro", "seed": 0, "optimizer.lr": 0.004}
@@ -42,3 +42,21 @@ def test_gaps_pair_the_seeds_of_both_arms_at_their_best_rates() -> None:
     assert rows[1][1] == "0.004 (edge)"
     assert rows[1][3:6] == ["+0.2000", "+0.2000 to +0.2000", "2"]
     assert rows[1][6:9] == ["1", "0.0526", "10"]
+
+
+def test_the_raw_numbers_have_a_row_for_each_run() -> None:
+    first, *others = rows({CORRECTED: {0.004: {1: 2.5, 0: 2.0}}, SYNCHRONOUS: {0.008: {0: 1.9}}})
+    assert first == {
+        "steps": 300,
+        "schedule": "1f1b",
+        "optimizer": "adamw",
+        "optimizer.beta1": "0.9",
+        "error_feedback": "",
+        "optimizer.lr": 0.008,
+        "seed": 0,
+        "val_loss": 1.9,
+    }
+    assert [(row["error_feedback"], row["seed"], row["val_loss"]) for row in others] == [
+        ("1", 0, 2.0),
+        ("1", 1, 2.5),
+    ]
