@@ -99,7 +99,11 @@ def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> str:
     lines = []
     for steps in sorted({arm.steps for arm in losses}):
         arms = {arm: best(rates) for arm, rates in losses.items() if arm.steps == steps}
-        baselines = [found for arm, found in arms.items() if arm.is_baseline]
+        # Of several, the best of those with the most seeds.
+        baselines = sorted(
+            (found for arm, found in arms.items() if arm.is_baseline),
+            key=lambda found: (-len(found.losses), float(np.mean(list(found.losses.values())))),
+        )
         lines += [f"## {steps:,} steps", ""]
         lines += [
             "| arm | best rate | loss | gap | 95 %, paired | seeds | limit | noise | lag | loss by rate |"
