@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from support.cluster_runs import wait_for
-from support.slurm_queue import hurry, squeue
+from support.slurm_queue import hurry, set_partition, squeue
 
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm import nodes
@@ -98,6 +100,18 @@ def test_a_job_is_signaling_while_a_node_does_not_acknowledge_and_runs(slurm_con
     finally:
         os.kill(daemon, signal.SIGCONT)
     wait_for(lambda: slurm.job_state(job) == "RUNNING", seconds=60, why=squeue)
+
+
+@pytest.mark.timeout(100)
+def test_a_signal_to_a_job_that_ends_meanwhile_is_no_error(slurm_conf: Path) -> None:
+    set_partition("down")
+    job = sbatch("--output=/dev/null", "--wrap=true")
+    # scancel tries again after 5 s while a job is pending, and fails without a message if it has ended then.
+    with ThreadPoolExecutor() as pool:
+        signalled = pool.submit(slurm.cancel, [job], signal="USR2")
+        time.sleep(2)
+        slurm.cancel([job])
+    signalled.result()
 
 
 @pytest.mark.timeout(100)

@@ -15,8 +15,9 @@ from asyncpp_cli.errors import UserError
 
 _USUAL_MAX_ARRAY_SIZE = 1001
 _TIMEOUT = 60.0
-_HAS_ENDED = re.compile("already complet|Invalid job id|not running", re.IGNORECASE)
-"""SLURM's errors when a job to cancel has already ended."""
+_NO_MESSAGE = "it failed without a message"
+_HAS_ENDED = re.compile(f"already complet|Invalid job id|not running|{_NO_MESSAGE}", re.IGNORECASE)
+"""SLURM's errors when a job to cancel has already ended; a signal to such a job fails without a message."""
 _UNKNOWN = re.compile("Invalid job id", re.IGNORECASE)
 """SLURM's error for a job that it no longer knows."""
 
@@ -88,7 +89,7 @@ def run_command(command: Sequence[str]) -> str:
 def error_text(text: str) -> str:
     """SLURM's message in one line, without repetitions and command names."""
     lines = [re.sub(r"^[a-z]+: (error: )?", "", line.strip()) for line in text.splitlines()]
-    return "; ".join(dict.fromkeys(line for line in lines if line)) or "it failed without a message"
+    return "; ".join(dict.fromkeys(line for line in lines if line)) or _NO_MESSAGE
 
 
 def configuration() -> dict[str, str]:

@@ -60,6 +60,5 @@ def test_figures_replace_figures_and_nothing_else(experiment: Path, tmp_path: Pa
     own.unlink()
     assert asyncpp("report", experiment, "--figures", figures).code == 0
     assert len(list(figures.iterdir())) == 13
-    from asyncpp_cli.report.formats.figures import _refuse_foreign
-
-    _refuse_foreign(figures)  # its own are none
+    assert asyncpp("report", experiment, "--figures", figures).code == 0  # its own are replaced
+    assert len(list(figures.iterdir())) == 13
