@@ -34,9 +34,16 @@ def best(rates: Mapping[float, Mapping[int, float]]) -> Best:
     So more seeds can be run at the rates that were best with the first ones.
 
     Args:
-        rates: loss by rate and seed. All rates have a seed in common.
+        rates: loss by rate and seed.
+
+    Raises:
+        ValueError: the rates have no seed in common.
     """
     common = set.intersection(*(set(losses) for losses in rates.values()))
+    if not common:
+        raise ValueError(
+            f"no seed was run at all of the rates {', '.join(f'{lr:g}' for lr in sorted(rates))}"
+        )
     most = max(map(len, rates.values()))
     candidates = {lr: losses for lr, losses in rates.items() if len(losses) == most}
     seeds = set.intersection(*map(set, candidates.values()))

@@ -1,19 +1,21 @@
-"""How the gap to synchronous training falls with steps and size: each arm at its best rate, and a law.
+"""How the gap to synchronous training falls with steps, batch and size, and grows with the rate: two laws.
 
-    python -m benchmarks.gap_law EXPERIMENT... [--predict PARAMETERS,STEPS] [--figure FILE.svg]
+    python -m benchmarks.gap_law EXPERIMENT... [--predict SIZE,TOKENS,STEPS] [--figure FILE] [--csv FILE]
 
-The experiments have `optimizer.lr` and `train.steps` among their axes (templates/experiments/gap-map.yaml).
-An arm is a schedule with or without error feedback, at its best rate (benchmarks/best_rates.py). The law is a
-product of powers, fitted to logarithms by least squares; what the experiments do not vary is not in it.
+The experiments have `optimizer.lr` among their axes (templates/experiments/gap-map.yaml). An arm is a
+schedule with or without error feedback. One law is of the gaps with each arm at its best rate
+(benchmarks/best_rates.py), the other of those at equal rates. Each is a product of powers
+(benchmarks/power_law.py); what the experiments do not vary is not in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +24,11 @@ import polars as pl
 
 import asyncpp
 from asyncpp_cli.report.analysis.statistics import Interval, paired
-from asyncpp_cli.report.analysis.t_distribution import t_quantile
 from benchmarks.best_rates import best, last_losses
+from benchmarks.power_law import fit
 
 SYNCHRONOUS = "synchronous"
+_FACTORS = ("steps", "parameters", "tokens a step")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -34,12 +37,25 @@ class Length:
 
     optimizer: str
     parameters: int
+    tokens_per_step: int
     steps: int
+
+    @property
+    def factors(self) -> Mapping[str, float]:
+        return dict(zip(_FACTORS, (self.steps, self.parameters, self.tokens_per_step), strict=True))
+
+    def __str__(self) -> str:
+        return f"{self.optimizer} | {self.parameters:,} | {self.tokens_per_step:,} | {self.steps:,}"
+
+
+_HEAD, _RULE = "optimizer | parameters | tokens a step | steps", "--- | ---: | ---: | ---:"
+Losses = Mapping[Length, Mapping[str, Mapping[float, Mapping[int, float]]]]
+"""The last validation loss by length, arm, rate and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """The loss of an arm minus that of the synchronous arm, each at its best rate."""
+    """The loss of an arm minus that of the synchronous arm."""
 
     length: Length
     arm: str
@@ -47,6 +63,7 @@ class Gap:
     differences: Sequence[float]
     """By common seed."""
     on_edge: bool
+    """The best rate of one of them is the lowest or the highest tried."""
 
     @property
     def mean(self) -> float:
@@ -57,59 +74,22 @@ class Gap:
         return paired(self.differences)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Law:
-    """`gap = exp(constant) * product(factor ** power)`."""
-
-    names: Sequence[str]
-    """Of the factors; the constant comes first in the arrays."""
-    powers: np.ndarray
-    covariance: np.ndarray
-    residuals: np.ndarray
-    """Of the logarithms."""
-
-    @property
-    def freedom(self) -> int:
-        return len(self.residuals) - len(self.powers)
-
-    def interval(self, index: int) -> float:
-        """Half of the 95 % interval of a power."""
-        return t_quantile(0.975, self.freedom) * math.sqrt(self.covariance[index, index])
-
-    def predict(self, factors: Mapping[str, float]) -> tuple[float, float, float]:
-        """The gap, and the bounds of the 95 % prediction interval of one more gap."""
-        row = np.array([1.0, *(math.log(factors[name]) for name in self.names)])
-        middle = float(row @ self.powers)
-        noise = float(self.residuals @ self.residuals) / self.freedom
-        reach = t_quantile(0.975, self.freedom) * math.sqrt(float(row @ self.covariance @ row) + noise)
-        return math.exp(middle), math.exp(middle - reach), math.exp(middle + reach)
-
-
-def fit(gaps: Sequence[float], factors: Mapping[str, Sequence[float]]) -> Law | None:
-    """The law of positive gaps; None with too few of them. Factors that do not vary are left out."""
-    names = [name for name, values in factors.items() if len(set(values)) > 1]
-    rows = np.array([[1.0, *(math.log(factors[name][i]) for name in names)] for i in range(len(gaps))])
-    if len(gaps) <= len(names) + 1 or np.linalg.matrix_rank(rows) < len(names) + 1:
-        return None
-    logs = np.log(np.array(gaps))
-    powers, *_ = np.linalg.lstsq(rows, logs, rcond=None)
-    residuals = logs - rows @ powers
-    noise = float(residuals @ residuals) / (len(gaps) - len(powers))
-    return Law(
-        names=names, powers=powers, covariance=noise * np.linalg.inv(rows.T @ rows), residuals=residuals
-    )
-
-
-def read(folders: Sequence[str]) -> dict[Length, dict[str, dict[float, dict[int, float]]]]:
-    """The last validation loss of every completed run: by length, arm, rate and seed."""
+def read(folders: Sequence[str]) -> Losses:
+    """The losses of the completed runs."""
     losses: dict[Length, dict[str, dict[float, dict[int, float]]]] = {}
     for folder in folders:
         experiment = asyncpp.open(folder)
-        parameters = dict(experiment.results()["model", "parameters"].drop_nulls().iter_rows())
+        results = experiment.results()
+        axes = results.columns[: results.columns.index("status")]
+        sizes = results.select(*axes, "parameters", "tokens_per_step")
         ends = last_losses(experiment)
-        for run in experiment.status().filter(pl.col("state") == "completed").iter_rows(named=True):
+        runs = experiment.status().filter(pl.col("state") == "completed")
+        for run in runs.join(sizes, on=axes, nulls_equal=True).iter_rows(named=True):
             length = Length(
-                optimizer=run["optimizer"], parameters=parameters[run["model"]], steps=run["steps"]
+                optimizer=run["optimizer"],
+                parameters=run["parameters"],
+                tokens_per_step=run["tokens_per_step"],
+                steps=run["steps"],
             )
             arms = losses.setdefault(length, {})
             rates = arms.setdefault(arm_name(run), {})
@@ -124,31 +104,48 @@ def arm_name(run: Mapping[str, object]) -> str:
     return f"{run['schedule']}, EF {coefficient:g}" if coefficient else str(run["schedule"])
 
 
-def gaps_of(losses: Mapping[Length, Mapping[str, Mapping[float, Mapping[int, float]]]]) -> list[Gap]:
+def gaps_at_best(losses: Losses) -> list[Gap]:
     """Each arm at its best rate beside the synchronous one at its own."""
     found = []
-    for length, arms in sorted(losses.items()):
-        if SYNCHRONOUS not in arms:
-            continue
-        baseline = best(arms[SYNCHRONOUS])
-        for arm, rates in sorted(arms.items()):
-            chosen = best(rates)
-            seeds = sorted(set(chosen.losses) & set(baseline.losses))
-            if arm == SYNCHRONOUS or not seeds:
-                continue
-            differences = [chosen.losses[seed] - baseline.losses[seed] for seed in seeds]
+    for length, arm, rates, synchronous in _delayed(losses):
+        chosen, baseline = best(rates), best(synchronous)
+        differences = _differences(chosen.losses, baseline.losses)
+        if differences:
             edge = chosen.on_edge or baseline.on_edge
             found.append(Gap(length=length, arm=arm, lr=chosen.lr, differences=differences, on_edge=edge))
     return found
 
 
-def page(
-    losses: Mapping[Length, Mapping[str, Mapping[float, Mapping[int, float]]]],
-    targets: Sequence[tuple[int, int]],
-) -> str:
-    lines = ["# How the gap falls", "", "## Loss by rate", ""]
-    lines += ["| optimizer | parameters | steps | arm | best rate | loss | seeds | mean loss by rate |"]
-    lines += ["| --- | ---: | ---: | --- | ---: | ---: | ---: | --- |"]
+def gaps_at_equal(losses: Losses) -> list[Gap]:
+    """Each arm beside the synchronous one at the same rate, for all rates that both have."""
+    found = []
+    for length, arm, rates, synchronous in _delayed(losses):
+        for lr in sorted(set(rates) & set(synchronous)):
+            differences = _differences(rates[lr], synchronous[lr])
+            if differences:
+                found.append(Gap(length=length, arm=arm, lr=lr, differences=differences, on_edge=False))
+    return found
+
+
+def _delayed(
+    losses: Losses,
+) -> Iterator[tuple[Length, str, Mapping[float, Mapping[int, float]], Mapping[float, Mapping[int, float]]]]:
+    for length, arms in sorted(losses.items()):
+        for arm, rates in sorted(arms.items()):
+            if arm != SYNCHRONOUS and SYNCHRONOUS in arms:
+                yield length, arm, rates, arms[SYNCHRONOUS]
+
+
+def _differences(losses: Mapping[int, float], baseline: Mapping[int, float]) -> list[float]:
+    """By common seed; diverged runs have none."""
+    pairs = [(losses[seed], baseline[seed]) for seed in sorted(set(losses) & set(baseline))]
+    return [loss - base for loss, base in pairs if math.isfinite(loss) and math.isfinite(base)]
+
+
+def page(losses: Losses, targets: Sequence[Mapping[str, float]]) -> str:
+    lines = ["## Loss by rate", ""]
+    lines += [f"| {_HEAD} | arm | best rate | loss | seeds | mean loss by rate |"]
+    lines += [f"| {_RULE} | --- | ---: | ---: | ---: | --- |"]
     for length, arms in sorted(losses.items()):
         for arm, rates in sorted(arms.items()):
             chosen = best(rates)
@@ -157,53 +154,53 @@ def page(
             edge = " (edge)" if chosen.on_edge else ""
             tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in chosen.tried.items())
             lines.append(
-                f"| {length.optimizer} | {length.parameters:,} | {length.steps:,} | {arm} "
-                f"| {chosen.lr:g}{edge} | {np.mean(values):.4f}{spread} | {len(values)} | {tried} |"
+                f"| {length} | {arm} | {chosen.lr:g}{edge} | {np.mean(values):.4f}{spread} | {len(values)} "
+                f"| {tried} |"
             )
-    gaps = gaps_of(losses)
+    at_best, at_equal = gaps_at_best(losses), gaps_at_equal(losses)
     lines += ["", "## Gap, each arm at its best rate", ""]
-    lines += ["| optimizer | parameters | steps | arm | gap | 95 % interval, paired | seeds |"]
-    lines += ["| --- | ---: | ---: | --- | ---: | ---: | ---: |"]
-    for gap in gaps:
+    lines += [f"| {_HEAD} | arm | gap | 95 % interval, paired | seeds |"]
+    lines += [f"| {_RULE} | --- | ---: | ---: | ---: |"]
+    for gap in at_best:
         interval = gap.interval
         between = "-" if interval is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
-        lines.append(
-            f"| {gap.length.optimizer} | {gap.length.parameters:,} | {gap.length.steps:,} | {gap.arm} "
-            f"| {gap.mean:+.4f} | {between} | {len(gap.differences)} |"
-        )
-    return "\n".join([*lines, "", *_law_lines(gaps, targets)])
+        lines.append(f"| {gap.length} | {gap.arm} | {gap.mean:+.4f} | {between} | {len(gap.differences)} |")
+    lines += [
+        "",
+        "## The law, each arm at its best rate",
+        "",
+        *_laws(at_best, targets=targets, with_rate=False),
+    ]
+    lines += ["", "## The law at equal rates", "", *_laws(at_equal, targets=[], with_rate=True)]
+    return "\n".join(lines)
 
 
-def _law_lines(gaps: Sequence[Gap], targets: Sequence[tuple[int, int]]) -> list[str]:
-    lines = ["## The law", ""]
+def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_rate: bool) -> list[str]:
+    lines = []
     for (optimizer, arm), group in _grouped(gaps).items():
         positive = [gap for gap in group if gap.mean > 0]
-        law = fit(
-            [gap.mean for gap in positive],
-            {
-                "steps": [gap.length.steps for gap in positive],
-                "parameters": [gap.length.parameters for gap in positive],
-            },
-        )
+        rows = [{**gap.length.factors, **({"lr": gap.lr} if with_rate else {})} for gap in positive]
+        factors = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+        law = fit([gap.mean for gap in positive], factors)
+        said = f"- {optimizer}, {arm}, {len(positive)} gaps above zero of {len(group)}: "
         if law is None:
-            lines.append(f"- {optimizer}, {arm}: {len(positive)} positive gaps are too few for a fit.")
+            lines.append(said + "too few for a fit.")
             continue
         powers = " ".join(
-            f"{name}^({law.powers[i]:.2f} ± {law.interval(i):.2f})" for i, name in enumerate(law.names, 1)
+            f"({name})^({law.powers[i]:.2f} ± {law.interval(i):.2f})" for i, name in enumerate(law.names, 1)
         )
         off = ", ".join(f"{100 * math.expm1(value):+.0f} %" for value in law.residuals)
-        lines.append(f"- {optimizer}, {arm}: gap = {math.exp(law.powers[0]):.3g} {powers}; residuals {off}.")
-        for parameters, steps in targets:
-            middle, low, high = law.predict({"steps": steps, "parameters": parameters})
-            rest = "." if "parameters" in law.names else ", if the size does not matter."
-            lines.append(
-                f"  At {parameters:,} parameters and {steps:,} steps: {middle:+.4f} "
-                f"(95 %: {low:+.4f} to {high:+.4f}){rest}"
-            )
+        lines.append(f"{said}{math.exp(law.powers[0]):.3g} {powers}; residuals {off}.")
+        for target in targets:
+            middle, low, high = law.predict(target)
+            left = [name for name in target if name not in law.names]
+            rest = f", if {' and '.join(left)} do not matter" if left else ""
+            where = ", ".join(f"{value:,.0f} {name}" for name, value in target.items())
+            lines.append(f"  At {where}: {middle:+.4f} (95 %: {low:+.4f} to {high:+.4f}){rest}.")
     return lines
 
 
-def _grouped(gaps: Sequence[Gap]) -> dict[tuple[str, str], list[Gap]]:
+def _grouped(gaps: Iterable[Gap]) -> dict[tuple[str, str], list[Gap]]:
     groups: dict[tuple[str, str], list[Gap]] = defaultdict(list)
     for gap in gaps:
         groups[gap.length.optimizer, gap.arm].append(gap)
@@ -211,14 +208,20 @@ def _grouped(gaps: Sequence[Gap]) -> dict[tuple[str, str], list[Gap]]:
 
 
 def draw(gaps: Sequence[Gap], file: Path) -> None:
-    """Gap over steps, a line for each optimizer, arm and size."""
+    """Gap over steps: a panel for each optimizer and arm, a line for each size and batch."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
-    axes = figure.subplots()
-    for (optimizer, arm), group in _grouped(gaps).items():
-        for parameters in sorted({gap.length.parameters for gap in group}):
-            line = [gap for gap in group if gap.length.parameters == parameters and gap.mean > 0]
+    groups = _grouped(gaps)
+    figure = Figure(figsize=(3.2 * len(groups), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(groups), sharex=True, sharey=True, squeeze=False)[0]
+    sizes = sorted({(gap.length.parameters, gap.length.tokens_per_step) for gap in gaps})
+    for axes, ((optimizer, arm), group) in zip(panels, groups.items(), strict=True):
+        for index, size in enumerate(sizes):
+            line = [
+                gap
+                for gap in group
+                if (gap.length.parameters, gap.length.tokens_per_step) == size and gap.mean > 0
+            ]
             reach = [
                 0.0 if (i := gap.interval) is None else min(i.half_width, gap.mean * 0.99) for gap in line
             ]
@@ -226,27 +229,50 @@ def draw(gaps: Sequence[Gap], file: Path) -> None:
                 [gap.length.steps for gap in line],
                 [gap.mean for gap in line],
                 yerr=reach,
-                marker="o",
+                marker="os^Dv*"[index % 6],
+                color=f"C{index}",
                 capsize=3,
-                label=f"{optimizer}, {arm}, {parameters:,}",
+                label=f"{size[0]:,} parameters, {size[1]:,} tokens a step",
             )
-    axes.set(xscale="log", yscale="log", xlabel="steps", ylabel="gap in validation loss (nats per token)")
-    axes.legend(fontsize=7)
+        axes.set(xscale="log", yscale="log", title=f"{optimizer}, {arm}", xlabel="steps")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("gap in validation loss (nats per token)")
+    panels[0].legend(fontsize=6)
     figure.savefig(file)
+
+
+def write_csv(losses: Losses, file: Path) -> None:
+    """One row a run."""
+    with file.open("w", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(
+            ("optimizer", "parameters", "tokens_per_step", "steps", "arm", "lr", "seed", "val_loss")
+        )
+        for length, arms in sorted(losses.items()):
+            of_length = (length.optimizer, length.parameters, length.tokens_per_step, length.steps)
+            for arm, rates in sorted(arms.items()):
+                for lr, seeds in sorted(rates.items()):
+                    rows.writerows((*of_length, arm, lr, seed, loss) for seed, loss in sorted(seeds.items()))
+
+
+def _target(text: str) -> Mapping[str, float]:
+    parameters, tokens, steps = (int(part) for part in text.split(","))
+    return Length(optimizer="", parameters=parameters, tokens_per_step=tokens, steps=steps).factors
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("experiments", nargs="+")
-    parser.add_argument("--predict", action="append", default=[], metavar="PARAMETERS,STEPS")
+    parser.add_argument("--predict", action="append", default=[], type=_target, metavar="SIZE,TOKENS,STEPS")
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    targets = [(int(n), int(steps)) for n, steps in (text.split(",") for text in options.predict)]
     losses = read(options.experiments)
-    text = page(losses, targets)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(page(losses, options.predict) + "\n")
     if options.figure is not None:
-        draw(gaps_of(losses), options.figure)
+        draw(gaps_at_best(losses), options.figure)
+    if options.csv is not None:
+        write_csv(losses, options.csv)
 
 
 if __name__ == "__main__":

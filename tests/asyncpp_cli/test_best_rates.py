@@ -19,3 +19,8 @@ def test_a_best_rate_between_rates_of_one_seed_is_not_on_the_edge() -> None:
     assert not chosen.on_edge
     assert chosen.tried == pytest.approx({4e-3: 2.0, 8e-3: 1.0, 1.6e-2: 1.2}), "over the common seed"
     assert best({4e-3: {0: 2.0}, 8e-3: {0: 1.0, 1: 1.0}}).on_edge
+
+
+def test_rates_without_a_common_seed_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no seed was run at all of the rates 0\.004, 0\.008"):
+        best({4e-3: {0: 2.0}, 8e-3: {1: 1.0}})

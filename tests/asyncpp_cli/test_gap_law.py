@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
+from support.launches import TINY
+from support.tuned_experiment import record
 
-from benchmarks.gap_law import SYNCHRONOUS, Length, fit, gaps_of
+import asyncpp
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from benchmarks.gap_law import SYNCHRONOUS, Length, gaps_at_best, gaps_at_equal, page, read
+from benchmarks.power_law import fit
 
 STEPS = [300, 1200, 4800, 300, 1200, 4800]
 SIZES = [50_000, 50_000, 50_000, 850_000, 850_000, 850_000]
@@ -40,13 +47,50 @@ def test_what_does_not_vary_is_not_in_the_law_and_too_few_gaps_are_no_law() -> N
 
 
 def test_a_gap_is_paired_over_the_common_seeds_each_arm_at_its_best_rate() -> None:
-    length = Length(optimizer="adamw", parameters=50_000, steps=300)
+    length = Length(optimizer="adamw", parameters=50_000, tokens_per_step=1024, steps=300)
     arms = {
         SYNCHRONOUS: {1e-3: {0: 2.0, 1: 2.1}, 2e-3: {0: 1.9, 1: 2.0}},
         "2bw": {1e-3: {0: 2.1, 1: 2.2, 2: 9.0}},
     }
-    [gap] = gaps_of({length: arms})
+    [gap] = gaps_at_best({length: arms})
     assert gap.differences == pytest.approx([0.2, 0.2])
     assert gap.lr == 1e-3
     assert gap.interval is not None
     assert gap.interval.half_width == pytest.approx(0, abs=1e-12)
+
+
+def test_at_equal_rates_a_gap_is_between_runs_of_one_rate_and_diverged_runs_have_none() -> None:
+    length = Length(optimizer="adamw", parameters=50_000, tokens_per_step=1024, steps=300)
+    arms = {
+        SYNCHRONOUS: {1e-3: {0: 2.0}, 2e-3: {0: 1.9}, 4e-3: {0: 1.8}},
+        "2bw": {1e-3: {0: 2.1}, 2e-3: {0: math.inf, 1: 2.0}, 8e-3: {0: 1.7}},
+    }
+    [gap] = gaps_at_equal({length: arms})
+    assert (gap.lr, gap.differences) == (1e-3, [pytest.approx(0.1)])
+
+
+def test_losses_are_read_by_size_batch_and_steps(tmp_path: Path) -> None:
+    matrix = "matrix={optimizer: adamw, schedule: [1f1b, 2bw], error_feedback: [false, true]}"
+    axes = ("matrix.train.microbatch_size=[1, 2]", "matrix.optimizer.lr=[1e-3, 2e-3]", "train.steps=16")
+    exclude = "exclude=[{schedule: 1f1b, error_feedback: true}]"
+    asyncpp.sweep("quickstart", *TINY, matrix, *axes, exclude, "parallel.stages=1", out=tmp_path / "e")
+    experiment = open_experiment(tmp_path / "e")
+    for number, run in enumerate(experiment.runs):
+        record(run, {8: 9.0, 16: 2.0 + 0.1 * number})
+        tokens = 16 * run.config().train.microbatch_size
+        start = {"kind": "start", "step": 0, "parameters": 50_000, "tokens_per_step": tokens}
+        run.metrics_file.write_text(f"{json.dumps(start)}\n{run.metrics_file.read_text()}")
+    losses = read([str(tmp_path / "e")])
+    small, large = sorted(losses)
+    assert (small.optimizer, small.steps, large.tokens_per_step) == ("adamw", 16, 2 * small.tokens_per_step)
+    assert set(losses[small]) == {SYNCHRONOUS, "2bw", "2bw, EF 1"}
+    found = {
+        loss
+        for arms in losses.values()
+        for rates in arms.values()
+        for s in rates.values()
+        for loss in s.values()
+    }
+    assert found == {2.0 + 0.1 * number for number in range(12)}
+    text = page(losses, [{"steps": 100, "parameters": 100, "tokens a step": 1000}])
+    assert text.count("(edge)") == 6
