@@ -158,7 +158,7 @@ def test_a_changed_image_is_noticed(tmp_path: Path) -> None:
 def test_a_dry_run_shows_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", "/nonexistent")
+    monkeypatch.setenv("PATH", str(tmp_path))  # without SLURM
     experiment = sweep(tmp_path / "a b", *ONE_RUN)
     site = tmp_path / "mine.yaml"
     site.write_text(
