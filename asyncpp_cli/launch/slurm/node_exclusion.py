@@ -43,6 +43,9 @@ def excluded_nodes(
 def excluded_nodes_at(site: Site, experiment: Experiment, *, needed: int) -> str:
     """As `excluded_nodes`, for jobs to be submitted at a site; without SLURM, the profile's nodes."""
     always = site.exclude or ""
+    # SLURM is not asked for nothing: where it does not answer, each question takes a minute.
+    if not bad_nodes.recent_bad_nodes(experiment):
+        return always
     try:
         cluster = slurm.cluster().name
     except SlurmError:
