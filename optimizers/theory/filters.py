@@ -18,6 +18,7 @@ moves the weights, c only those that compute gradients. Imports no torch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +83,24 @@ def lag(point: Filter, *, delay: int) -> float:
     return delay + point.weight * point.beta / (1 - point.beta) - point.coefficient
 
 
+def settling(point: Filter, *, delay: int, step: float) -> float:
+    """Updates in which the slowest part of an error of the weights falls by a factor of e.
+
+    From the largest root of the closed loop; 1 / step for small steps, whatever the filter, and infinite from
+    the stability limit on. A long memory shortens it along directions of low curvature, up to a point.
+
+    Args:
+        point: The filter.
+        delay: Updates between the weights of a gradient and those it is applied to.
+        step: eta h, above 0.
+
+    Raises:
+        ValueError: A step that is not above 0, or a negative delay.
+    """
+    slowest = float(np.abs(polynomial.polyroots(_closed(point, delay=delay, step=step))).max())
+    return -1 / math.log(slowest) if slowest < 1 - _MARGIN else math.inf
+
+
 def weight_variance(point: Filter, *, delay: int, step: float) -> float:
     """Stationary variance of the weights in the closed loop, over that of synchronous descent with a small
     step.
@@ -98,10 +117,7 @@ def weight_variance(point: Filter, *, delay: int, step: float) -> float:
     Raises:
         ValueError: A step that is not above 0, or a negative delay.
     """
-    if not 0 < step < float("inf"):
-        raise ValueError(f"step is {step:g}, accepted: above 0")
-    fixed, scaled = _loop(point, delay)
-    closed = polynomial.polyadd(fixed, step * scaled)
+    closed = _closed(point, delay=delay, step=step)
     if np.abs(polynomial.polyroots(closed)).max() >= 1 - _MARGIN:
         return float("inf")
     # Noise enters y through F and the delay: y = -F / z^d (z - beta) / P_closed in powers of z.
@@ -119,6 +135,14 @@ def weight_variance(point: Filter, *, delay: int, step: float) -> float:
         covariance = covariance + power @ covariance @ power.T
         power = power @ power
     return float(numerator @ covariance @ numerator) * 2 * step
+
+
+def _closed(point: Filter, *, delay: int, step: float) -> np.ndarray:
+    """The characteristic polynomial, by ascending power."""
+    if not 0 < step < math.inf:
+        raise ValueError(f"step is {step:g}, accepted: above 0")
+    fixed, scaled = _loop(point, delay)
+    return polynomial.polyadd(fixed, step * scaled)
 
 
 def _loop(point: Filter, delay: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizers.build import build_optimizer
-from optimizers.theory.filters import Filter, lag, limit, noise, weight_variance
+from optimizers.theory.filters import Filter, lag, limit, noise, settling, weight_variance
 from optimizers.theory.frontier import NAMED, frontier, most_stable, point, share_of_frontier
 from optimizers.theory.stability import stability_limit
 
@@ -133,6 +133,37 @@ def test_at_the_limit_the_variance_is_infinite() -> None:
     assert weight_variance(adamw, delay=1, step=1.0) == float("inf")
     assert weight_variance(adamw, delay=1, step=1.5) == float("inf")
     assert weight_variance(adamw, delay=1, step=0.99) > 50
+
+
+@pytest.mark.parametrize("step", [0.01, 0.5, 1.9])
+def test_descent_without_momentum_settles_by_its_one_root(step: float) -> None:
+    assert settling(Filter(0.0, 0.0, 0.0), delay=0, step=step) == pytest.approx(-1 / math.log(abs(1 - step)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "delay", "step"),
+    [
+        (Filter(0.9, 1.0, 0.0), 1, 0.01),
+        (Filter(0.975, 0.55, 0.0), 1, 0.01),
+        (Filter(0.95, 0.95, 0.5), 1, 2.0),
+    ],
+)
+def test_the_iteration_settles_in_as_many_updates(chosen: Filter, delay: int, step: float) -> None:
+    """The largest of |y| over windows, which hold whole periods of an oscillation, falls so fast."""
+    path = np.abs(iterated(chosen, delay=delay, gradients=np.zeros(1200), curvature=step))
+    first, last = path[200:700].max(), path[700:1200].max()
+    assert settling(chosen, delay=delay, step=step) == pytest.approx(500 / math.log(first / last), rel=0.02)
+
+
+@given(chosen=FILTERS, delay=st.integers(0, 4))
+def test_with_a_small_step_the_settling_does_not_depend_on_the_filter(chosen: Filter, delay: int) -> None:
+    assert settling(chosen, delay=delay, step=1e-6) == pytest.approx(1e6, rel=2e-4)
+
+
+def test_nothing_settles_from_the_limit_on() -> None:
+    assert settling(Filter(0.9, 1.0, 0.0), delay=1, step=1.0) == math.inf
+    with pytest.raises(ValueError, match="step is 0, accepted: above 0"):
+        settling(Filter(0.9, 1.0, 0.0), delay=1, step=0.0)
 
 
 @pytest.mark.parametrize("delay", [1, 3])

@@ -26,6 +26,9 @@ def frontier(
         str, typer.Option(help="Lags of the frontier's points, in updates, with commas between.")
     ] = "2,5,10,20,40,80",
     step: Annotated[float, typer.Option(help="Learning rate x curvature of the column `variance`.")] = 0.5,
+    small_step: Annotated[
+        float, typer.Option(help="Learning rate x curvature of the column `settling`.")
+    ] = 0.01,
     as_json: Annotated[bool, typer.Option("--json", help="Optimizers and frontier as JSON.")] = False,
     out: Annotated[
         Path | None,
@@ -36,8 +39,9 @@ def frontier(
 
     The family is M <- beta M + (1 - beta) G, a step along (1 - w) G + w M, and error feedback of c. `limit`
     is the largest stable learning rate x curvature, `noise` the variance of an update for gradients of white
-    noise, `lag` the mean age of the gradients in it, `variance` that of the weights over synchronous
-    descent's. `share` is the limit over the largest one with the same lag and no more noise.
+    noise, `lag` the mean age of the gradients in it, `settling` the updates in which the slowest error falls
+    by e where the curvature is low, `variance` that of the weights over synchronous descent's. `share` is
+    the limit over the largest one with the same lag and no more noise.
     """
     import json
 
@@ -53,24 +57,36 @@ def frontier(
         raise UserError(
             f"--lags is {lags!r}, accepted: numbers up to {_LONGEST}, with commas between"
         ) from None
-    if not 0 < step < float("inf"):
-        raise UserError(f"--step is {step:g}, accepted: above 0")
+    for option, value in (("--step", step), ("--small-step", small_step)):
+        if not 0 < value < float("inf"):
+            raise UserError(f"{option} is {value:g}, accepted: above 0")
     named = {name: theory.point(found, delay=delay) for name, found in theory.NAMED.items()}
     pairs = theory.frontier(delay=delay, lags=wanted, share=_QUIET)
     if out is not None:
         _draw(named, [best for best, _ in pairs], delay=delay, file=out)
     shares = [theory.share_of_frontier(found, delay=delay) for found in named.values()]
-    rows = [_row(name, found, delay, step) for name, found in named.items()]
+    rows = [_row(name, found, delay=delay, step=step, small_step=small_step) for name, found in named.items()]
     optimizers = [{**row, "share": share} for row, share in zip(rows, shares, strict=True)]
     points = [
-        _row(name, found, delay, step)
+        _row(name, found, delay=delay, step=step, small_step=small_step)
         for pair in pairs
         for name, found in zip(("most stable", "quieter"), pair, strict=True)
     ]
     if as_json:
-        print(json.dumps({"delay": delay, "step": step, "optimizers": optimizers, "frontier": points}))
+        print(
+            json.dumps(
+                {
+                    "delay": delay,
+                    "step": step,
+                    "small_step": small_step,
+                    "optimizers": optimizers,
+                    "frontier": points,
+                }
+            )
+        )
         return
-    columns = ["", "beta", "w", "c", "limit", "noise", "lag", f"variance at {step:g}"]
+    columns = ["", "beta", "w", "c", "limit", "noise", "lag"]
+    columns += [f"settling at {small_step:g}", f"variance at {step:g}"]
     show_table(
         [*columns, "share"],
         [[*_shown(row), f"{row['share']:.2f}"] for row in optimizers],
@@ -80,10 +96,11 @@ def frontier(
     show_table(columns, [_shown(row) for row in points], title="Best filters for a lag")
 
 
-def _row(name: str, found: Point, delay: int, step: float) -> dict[str, Any]:
-    """A line of the tables."""
-    from optimizers.theory.filters import weight_variance
+def _row(name: str, found: Point, *, delay: int, step: float, small_step: float) -> dict[str, Any]:
+    """A line of the tables. JSON has no infinity: null."""
+    from optimizers.theory.filters import settling, weight_variance
 
+    settled = settling(found.filter, delay=delay, step=small_step)
     variance = weight_variance(found.filter, delay=delay, step=step)
     return {
         "name": name,
@@ -91,15 +108,16 @@ def _row(name: str, found: Point, delay: int, step: float) -> dict[str, Any]:
         "limit": found.limit,
         "noise": found.noise,
         "lag": found.lag,
-        # JSON has no infinity.
+        "settling": settled if settled < float("inf") else None,
         "variance": variance if variance < float("inf") else None,
     }
 
 
 def _shown(row: Mapping[str, Any]) -> list[str]:
-    variance = "unstable" if row["variance"] is None else f"{row['variance']:.2f}"
     numbers = [f"{row[key]:.4g}" for key in ("beta", "weight", "coefficient", "limit", "noise", "lag")]
-    return [row["name"], *numbers, variance]
+    settled = "unstable" if row["settling"] is None else f"{row['settling']:.0f}"
+    variance = "unstable" if row["variance"] is None else f"{row['variance']:.2f}"
+    return [row["name"], *numbers, settled, variance]
 
 
 def _draw(named: Mapping[str, Point], best: Sequence[Point], *, delay: int, file: Path) -> None:

@@ -87,6 +87,7 @@ def test_frontier_as_json_and_as_a_picture(tmp_path: Path) -> None:
     assert optimizers["adamw"]["limit"] == pytest.approx(1.0)
     assert optimizers["adamw"]["lag"] == pytest.approx(10.0)
     assert [row["lag"] for row in found["frontier"]] == pytest.approx([0.1, 0.1, 10.0, 10.0, 20.0, 20.0])
+    assert optimizers["sgd without momentum"]["settling"] == pytest.approx(99, abs=1)
     assert all(0 < row["share"] <= 1 for row in optimizers.values())
     assert drawn.read_text(encoding="utf-8").startswith("<?xml")
 
@@ -106,6 +107,7 @@ def test_frontier_table_says_what_is_unstable() -> None:
         (["--lags", "nan"], "--lags is 'nan', accepted: numbers up to"),
         (["--step", "0"], "--step is 0, accepted: above 0"),
         (["--step", "nan"], "--step is nan, accepted: above 0"),
+        (["--small-step", "-1"], "--small-step is -1, accepted: above 0"),
         (["--out", "frontier.gif"], "frontier.gif: a picture is a file of .svg, .png, .pdf"),
     ],
 )
