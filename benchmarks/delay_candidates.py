@@ -21,7 +21,7 @@ from asyncpp_cli.report.analysis.statistics import paired
 from asyncpp_cli.report.formats.records import csv_text
 from benchmarks.best_rates import Best, best, last_losses
 from optimizers import check_options
-from optimizers.theory.filters import Filter
+from optimizers.theory.filters import Filter, settling, weight_variance
 from optimizers.theory.frontier import Point, point
 
 _NOT_OF_AN_ARM = ("optimizer.lr", "seed", "train.steps", "model")
@@ -106,9 +106,10 @@ def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> str:
         )
         lines += [f"## {steps:,} steps", ""]
         lines += [
-            "| arm | best rate | loss | gap | 95 %, paired | seeds | limit | noise | lag | loss by rate |"
+            "| arm | best rate | loss | gap | 95 %, paired | seeds "
+            "| limit | noise | lag | settling | variance | loss by rate |"
         ]
-        lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
+        lines += ["| --- |" + " ---: |" * 10 + " --- |"]
         baseline = baselines[0] if baselines else None
         gaps = {arm: _differences(chosen, baseline) for arm, chosen in arms.items()}
         # Without a baseline each difference is the loss.
@@ -129,7 +130,7 @@ def _line(arm: Arm, chosen: Best, differences: Sequence[float]) -> str:
     between = "-" if interval is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
     gap = f"{np.mean(differences):+.4f}" if differences else "-"
     theory = arm.theory
-    numbers = "- | - | -" if theory is None else f"{theory.limit:.3g} | {theory.noise:.3g} | {theory.lag:.3g}"
+    numbers = "- | - | - | - | -" if theory is None else _measures(theory)
     edge = " (edge)" if chosen.on_edge else ""
     tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in chosen.tried.items())
     loss = np.mean(list(chosen.losses.values()))
@@ -137,6 +138,13 @@ def _line(arm: Arm, chosen: Best, differences: Sequence[float]) -> str:
         f"| {arm.name} | {chosen.lr:g}{edge} | {loss:.4f} | {gap} | {between} "
         f"| {len(differences) or len(chosen.losses)} | {numbers} | {tried} |"
     )
+
+
+def _measures(theory: Point) -> str:
+    """Settling and variance at the steps that `asyncpp theory frontier` has by default."""
+    settled = settling(theory.filter, delay=1, step=0.01)
+    variance = weight_variance(theory.filter, delay=1, step=0.5)
+    return f"{theory.limit:.3g} | {theory.noise:.3g} | {theory.lag:.3g} | {settled:.0f} | {variance:.2f}"
 
 
 def rows(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> list[dict[str, object]]:
