@@ -1,11 +1,12 @@
 """How the gap to synchronous training falls with steps, batch and size, and grows with the rate: two laws.
 
-    python -m benchmarks.gap_law EXPERIMENT... [--predict SIZE,TOKENS,STEPS] [--figure FILE] [--csv FILE]
+    python -m benchmarks.gap_law EXPERIMENT... [--where KEY=VALUE] [--predict SIZE,TOKENS,STEPS]
+                                 [--figure FILE] [--csv FILE]
 
 The experiments have `optimizer.lr` among their axes (templates/experiments/gap-map.yaml). An arm is a
-schedule with or without error feedback. One law is of the gaps with each arm at its best rate
-(benchmarks/best_rates.py), the other of those at equal rates. Each is a product of powers
-(benchmarks/power_law.py); what the experiments do not vary is not in it.
+schedule with or without error feedback; of experiments with further axes `--where` takes a part. One law is
+of the gaps with each arm at its best rate (benchmarks/best_rates.py), the other of those at equal rates. Each
+is a product of powers (benchmarks/power_law.py); what the experiments do not vary is not in it.
 """
 
 from __future__ import annotations
@@ -74,8 +75,16 @@ class Gap:
         return paired(self.differences)
 
 
-def read(folders: Sequence[str]) -> Losses:
-    """The losses of the completed runs."""
+def read(folders: Sequence[str], *, where: Mapping[str, str]) -> Losses:
+    """The losses of the completed runs.
+
+    Args:
+        folders: Of experiments.
+        where: The value, as text, that a run has on an axis. Experiments without the axis are read whole.
+
+    Raises:
+        ValueError: Two runs are one seed of one arm at one rate: they differ in what no arm tells apart.
+    """
     losses: dict[Length, dict[str, dict[float, dict[int, float]]]] = {}
     for folder in folders:
         experiment = asyncpp.open(folder)
@@ -85,6 +94,8 @@ def read(folders: Sequence[str]) -> Losses:
         ends = last_losses(experiment)
         runs = experiment.status().filter(pl.col("state") == "completed")
         for run in runs.join(sizes, on=axes, nulls_equal=True).iter_rows(named=True):
+            if any(axis in run and str(run[axis]) != value for axis, value in where.items()):
+                continue
             length = Length(
                 optimizer=run["optimizer"],
                 parameters=run["parameters"],
@@ -93,7 +104,14 @@ def read(folders: Sequence[str]) -> Losses:
             )
             arms = losses.setdefault(length, {})
             rates = arms.setdefault(arm_name(run), {})
-            rates.setdefault(run["optimizer.lr"], {})[run["seed"]] = ends[run["id"]]
+            seeds = rates.setdefault(run["optimizer.lr"], {})
+            loss = ends[run["id"]]
+            # The same run in two experiments has the same bits.
+            if seeds.setdefault(run["seed"], loss) != loss:
+                raise ValueError(
+                    f"{run['id']} in {folder}: another run of seed {run['seed']} at {run['optimizer.lr']:g} "
+                    f"has the same arm; choose one of them with --where KEY=VALUE, of {', '.join(axes)}"
+                )
     return losses
 
 
@@ -260,14 +278,22 @@ def _target(text: str) -> Mapping[str, float]:
     return Length(optimizer="", parameters=parameters, tokens_per_step=tokens, steps=steps).factors
 
 
+def _axis(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"{text!r}, accepted: KEY=VALUE")
+    return key, value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("experiments", nargs="+")
+    parser.add_argument("--where", action="append", default=[], type=_axis, metavar="KEY=VALUE")
     parser.add_argument("--predict", action="append", default=[], type=_target, metavar="SIZE,TOKENS,STEPS")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    losses = read(options.experiments)
+    losses = read(options.experiments, where=dict(options.where))
     sys.stdout.write(page(losses, options.predict) + "\n")
     if options.figure is not None:
         draw(gaps_at_best(losses), options.figure)

@@ -80,7 +80,7 @@ def test_losses_are_read_by_size_batch_and_steps(tmp_path: Path) -> None:
         tokens = 16 * run.config().train.microbatch_size
         start = {"kind": "start", "step": 0, "parameters": 50_000, "tokens_per_step": tokens}
         run.metrics_file.write_text(f"{json.dumps(start)}\n{run.metrics_file.read_text()}")
-    losses = read([str(tmp_path / "e")])
+    losses = read([str(tmp_path / "e")], where={})
     small, large = sorted(losses)
     assert (small.optimizer, small.steps, large.tokens_per_step) == ("adamw", 16, 2 * small.tokens_per_step)
     assert set(losses[small]) == {SYNCHRONOUS, "2bw", "2bw, EF 1"}
@@ -92,5 +92,20 @@ def test_losses_are_read_by_size_batch_and_steps(tmp_path: Path) -> None:
         for loss in s.values()
     }
     assert found == {2.0 + 0.1 * number for number in range(12)}
+    [only] = read([str(tmp_path / "e")], where={"train.microbatch_size": "2", "absent": "x"})
+    assert only == large
     text = page(losses, [{"steps": 100, "parameters": 100, "tokens a step": 1000}])
     assert text.count("(edge)") == 6
+
+
+def test_runs_that_differ_in_another_axis_are_refused(tmp_path: Path) -> None:
+    matrix = "matrix={optimizer: adamw, schedule: 1f1b, optimizer.beta1: [0.9, 0.95]}"
+    asyncpp.sweep("quickstart", *TINY, matrix, "matrix.optimizer.lr=[1e-3]", out=tmp_path / "e")
+    for number, run in enumerate(open_experiment(tmp_path / "e").runs):
+        record(run, {16: 2.0 + number})
+        start = {"kind": "start", "step": 0, "parameters": 50_000, "tokens_per_step": 16}
+        run.metrics_file.write_text(f"{json.dumps(start)}\n{run.metrics_file.read_text()}")
+    with pytest.raises(ValueError, match=r"another run of seed 0 at 0.001 has the same arm"):
+        read([str(tmp_path / "e")], where={})
+    [arms] = read([str(tmp_path / "e")], where={"optimizer.beta1": "0.95"}).values()
+    assert arms == {SYNCHRONOUS: {1e-3: {0: 3.0}}}
