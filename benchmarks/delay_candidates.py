@@ -3,12 +3,14 @@
     python -m benchmarks.delay_candidates EXPERIMENT... [--csv FILE]
 
 The experiments have `optimizer.lr` among their axes (templates/experiments/adamw-under-delay.yaml). An arm is
-what the other axes but seed and steps say; gaps are over the seeds that both arms have.
+what the other axes but seed and steps say; gaps are over the seeds that both arms have. Below a table stand
+the rank correlations of the filters' losses with their measures, at the rate and seed that most of them have.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +117,7 @@ def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> str:
         # Without a baseline each difference is the loss.
         for arm in sorted(arms, key=lambda arm: float(np.mean(gaps[arm] or [np.inf]))):
             lines.append(_line(arm, arms[arm], gaps[arm] if baseline else []))
-        lines.append("")
+        lines += ["", *_correlations({arm: losses[arm] for arm in arms})]
     return "\n".join(lines)
 
 
@@ -130,7 +132,7 @@ def _line(arm: Arm, chosen: Best, differences: Sequence[float]) -> str:
     between = "-" if interval is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
     gap = f"{np.mean(differences):+.4f}" if differences else "-"
     theory = arm.theory
-    numbers = "- | - | - | - | -" if theory is None else _measures(theory)
+    numbers = "- | - | - | - | -" if theory is None else _shown(theory)
     edge = " (edge)" if chosen.on_edge else ""
     tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in chosen.tried.items())
     loss = np.mean(list(chosen.losses.values()))
@@ -140,11 +142,44 @@ def _line(arm: Arm, chosen: Best, differences: Sequence[float]) -> str:
     )
 
 
-def _measures(theory: Point) -> str:
+def _measures(theory: Point) -> dict[str, float]:
     """Settling and variance at the steps that `asyncpp theory frontier` has by default."""
-    settled = settling(theory.filter, delay=1, step=0.01)
-    variance = weight_variance(theory.filter, delay=1, step=0.5)
-    return f"{theory.limit:.3g} | {theory.noise:.3g} | {theory.lag:.3g} | {settled:.0f} | {variance:.2f}"
+    return {
+        "limit": theory.limit,
+        "noise": theory.noise,
+        "lag": theory.lag,
+        "settling": settling(theory.filter, delay=1, step=0.01),
+        "variance": weight_variance(theory.filter, delay=1, step=0.5),
+    }
+
+
+def _shown(theory: Point) -> str:
+    formats = {"settling": ".0f", "variance": ".2f"}
+    return " | ".join(f"{value:{formats.get(name, '.3g')}}" for name, value in _measures(theory).items())
+
+
+def _correlations(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> list[str]:
+    """Spearman's, over the arms that are filters."""
+    filters = {arm: theory for arm in losses if (theory := arm.theory) is not None}
+    settings = Counter((lr, seed) for arm in filters for lr, seeds in losses[arm].items() for seed in seeds)
+    if not settings:
+        return []
+    (lr, seed), count = settings.most_common(1)[0]
+    if count < 3:
+        return []
+    rows = [
+        {"loss": losses[arm][lr][seed], **_measures(theory)}
+        for arm, theory in filters.items()
+        if seed in losses[arm].get(lr, {})
+    ]
+    frame = pl.DataFrame(rows)
+    names = frame.columns[1:]
+    found = frame.select(pl.corr("loss", name, method="spearman").alias(name) for name in names).row(0)
+    said = ", ".join(f"{name} {value:+.2f}" for name, value in zip(names, found, strict=True))
+    return [
+        f"Rank correlation with the loss, {count} filters at a rate of {lr:g}, seed {seed}: {said}.",
+        "",
+    ]
 
 
 def rows(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> list[dict[str, object]]:

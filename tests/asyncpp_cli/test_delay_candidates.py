@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.delay_candidates import arm_of, page, rows
+from benchmarks.delay_candidates import Arm, arm_of, page, rows
 
 AXES = ["schedule", "optimizer", "error_feedback", "model", "seed", "optimizer.lr", "optimizer.beta1"]
 RUN = {"steps": 300, "error_feedback": 0.0, "model": "micro", "seed": 0, "optimizer.lr": 0.004}
@@ -60,3 +60,19 @@ def test_the_raw_numbers_have_a_row_for_each_run() -> None:
         ("1", 0, 2.0),
         ("1", 1, 2.5),
     ]
+
+
+def test_losses_are_ranked_beside_the_measures_at_the_setting_that_most_filters_have() -> None:
+    def momentum(coefficient: float) -> Arm:
+        filtered = {"error_feedback": coefficient, "optimizer.beta1": 0.9}
+        return arm_of({**RUN, "schedule": "2bw", "optimizer": "adamw", **filtered}, AXES)
+
+    # Limits of c = 0, 0.5 and 1 rise; in the order of the losses they are 1, 3, 2, a correlation of -0.5.
+    losses = {
+        momentum(0.0): {0.004: {0: 2.9}, 0.008: {0: 1.0}},
+        momentum(1.0): {0.004: {0: 2.8}},
+        momentum(0.5): {0.004: {0: 2.7}},
+        SYNCHRONOUS: {0.008: {0: 1.0}},
+    }
+    assert "3 filters at a rate of 0.004, seed 0: limit -0.50, noise -0.50, lag +0.50," in page(losses)
+    assert "Rank correlation" not in page({SYNCHRONOUS: {0.008: {0: 1.0}}})

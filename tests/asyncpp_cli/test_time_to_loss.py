@@ -11,7 +11,7 @@ from benchmarks.time_to_loss import common_slope, page, steps_to, time_ratio
 
 
 def test_the_slope_is_that_of_a_regression_with_a_height_for_each_seed() -> None:
-    # By hand: x = 0, 1, 2 in both seeds, a slope of -0.2, residuals 0.01, -0.02, 0.01 in the first seed alone.
+    # By hand: x = 0, 1, 2 in both seeds, a slope of -0.2, residuals 0.01, -0.02, 0.01 in the first seed.
     # Their squares, 0.0006, over 3 degrees of freedom and the 4 of x: an error of sqrt(5e-5); t is 3.1824.
     e = math.e
     losses = {
