@@ -194,7 +194,7 @@ def still_valid(row: Mapping[str, Any], *, start: Mapping[str, Any]) -> bool:
         case "step":
             # Step rows count updates, of which some schedules have several per step.
             return bool(row["step"] <= start.get("updates", start["step"]))
-        case "eval" | "diagnostics":
+        case "eval" | "diagnostics" | "pause":
             return bool(row["step"] <= start["step"])
     return False
 

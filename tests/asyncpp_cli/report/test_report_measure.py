@@ -93,7 +93,12 @@ def test_a_segment_in_which_a_rank_was_not_timed_has_no_bubble() -> None:
 
 def test_going_on_after_a_pause_is_no_restart(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "e")
-    paused_twice = [*metrics(), *({"kind": "pause", "step": step, "seconds": 1.0} for step in (2, 2, 3))]
+    first, *trained = metrics()
+    paused_twice = [first]
+    # It was killed as it paused at step 2, and once more after step 3.
+    for step in (2, 2, 3):
+        paused_twice += [{"kind": "pause", "step": step, "seconds": 1.0}, {**first, "step": step}]
+    paused_twice += [{**first, "step": 3}, *trained]
     completed = Status(state=State.COMPLETED, attempt=5, step=4, steps=4)
     experiment.add(settings("1f1b", "muon"), rows=paused_twice, status=completed)
     experiment.add(settings("2bw", "muon"), rows=paused_twice, status=replace(completed, state=State.PAUSED))
