@@ -294,15 +294,18 @@
           return {
             type: "scatter", mode: "lines+markers", x: known.map((index) => tuned.values[index][place]), y: known.map((index) => loss[index]),
             text: plain(`${arm.name}, step ${step}`), hovertemplate: "%{y:.4f} at %{x}<br>%{text}<extra></extra>",
+            name: plain(arm.name), legendgroup: `${tuned.arm}`, showlegend: last,
             opacity: last ? 1 : 0.25 + (0.5 * rung) / tuned.rungs.length, line: lineOf(arm, 1.5),
             marker: { color: colourOf(arm), symbol: arm.marker, size: known.map((index) => (last && index === tuned.best ? 13 : 6)) },
           };
         });
       });
-      const x = { ...GRID, title: { text: plain(key) }, ...(tuning.log[place] ? { type: "log" } : {}) };
+      const x = { ...GRID, title: { text: plain(key) }, ...(tuning.log[place] ? { type: "log", exponentformat: "e", minexponent: 4 } : {}) };
       const y = { ...GRID, title: { text: "validation loss, nats per token" } };
+      const legend = { orientation: "h", yref: "container", y: 0, yanchor: "bottom" };
       const chart = document.getElementById(`tuning-${number}-${place}-chart`);
-      Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y }, CONFIG);
+      const layout = { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, showlegend: true, legend };
+      Plotly.react(chart, traces, layout, CONFIG);
     }));
   }
 
