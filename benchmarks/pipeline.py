@@ -222,10 +222,10 @@ def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -
             for arm, times in seconds.items()
         }
         if rank == 0:
-            results.put({arm: statistics.median(times) for arm, times in slowest.items()})
+            results.put(slowest)
 
 
-def run(options: argparse.Namespace) -> dict[str, float]:
+def run(options: argparse.Namespace) -> dict[str, Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stages.trainer"])
     results = context.Queue()
@@ -236,15 +236,16 @@ def run(options: argparse.Namespace) -> dict[str, float]:
         ]
         for worker in workers:
             worker.start()
-        seconds = None
-        while seconds is None:
+        by_round: dict[str, list[float]] | None = None
+        while by_round is None:
             try:
-                seconds = results.get(timeout=1.0)
+                by_round = results.get(timeout=1.0)
             except queue.Empty:
                 if any(worker.exitcode for worker in workers):
                     raise SystemExit("a rank failed; see above") from None
         for worker in workers:
             worker.join()
+    seconds = {arm: statistics.median(times) for arm, times in by_round.items()}
     p, m = options.ranks, options.microbatches
     busy = {
         "busy_2bw": seconds["compute"] / seconds["2bw"],
@@ -264,6 +265,10 @@ def run(options: argparse.Namespace) -> dict[str, float]:
     return busy | {
         "busy_torch_1f1b": seconds["compute"] / seconds["torch"],
         "speedup_over_torch_1f1b": seconds["torch"] / seconds["2bw"],
+        "speedup_by_round": [
+            synchronous / delayed
+            for synchronous, delayed in zip(by_round["torch"], by_round["2bw"], strict=True)
+        ],
         "theory_speedup": (m + p - 1) / m,
     }
 

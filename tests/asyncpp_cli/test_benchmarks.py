@@ -24,7 +24,7 @@ PIPELINE = "pipeline.py --ranks 2 --microbatches 2 --forward-ms 1 --rounds 1 --j
 PLAN = "plan_step_time.py --width 64 --context 16 --microbatch-size 1 --steps 3 --repeats 1 --rounds 2 --json"
 
 PRINTS_JSON = {
-    PIPELINE: "busy_2bw",
+    PIPELINE: "speedup_by_round",
     f"{PIPELINE} --data 2 --reduce-ms 2": "conditions",
     "report_size.py --runs 4 --rows 20 --json": "reports",
     "schedule_sizes.py --one 2bw 4 8 1": "simulate",
