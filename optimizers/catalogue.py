@@ -99,9 +99,9 @@ _METHODS = (
         ),
         options={
             # The best of the filters that were measured under a delay (benchmarks/results/delayed-adamw-*).
-            **adam_options(0.975, 0.95),
+            **adam_options(0.95, 0.95),
             "momentum_weight": Option(
-                default=0.55,
+                default=0.75,
                 low=0.0,
                 high=1.0,
                 meaning="share of the momentum in the step; beta1: Nesterov's momentum, near 1: AdamW",

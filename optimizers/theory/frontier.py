@@ -32,7 +32,7 @@ NAMED: Mapping[str, Filter] = {
     "nesterov 0.95, c = 0.5": Filter(0.95, 0.95, 0.5),
     "nesterov 0.95, c = 1": Filter(0.95, 0.95, 1.0),
     "nesterov 0.99": Filter(0.99, 0.99, 0.0),
-    "qhadamw": Filter(0.975, 0.55, 0.0),
+    "qhadamw": Filter(0.95, 0.75, 0.0),
     "nadamw at its start": Filter(0.99, 0.99 / 2, 0.0),
     "lion": Filter(0.99, 0.9 / 0.99, 0.0),
 }

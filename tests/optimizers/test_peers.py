@@ -81,7 +81,7 @@ def test_qhadamw_is_pytorch_optimizers_up_to_their_float32_weights() -> None:
     """They keep the weights of a new gradient in the averages in float32, with 6e-8 of rounding."""
     theirs = steps_of(
         lambda p: peers.QHAdam(
-            p, lr=1e-2, betas=(0.975, 0.95), nus=(0.55, 1.0), weight_decay=0.3, weight_decouple=True
+            p, lr=1e-2, betas=(0.95, 0.95), nus=(0.75, 1.0), weight_decay=0.3, weight_decouple=True
         ),
         DECAYED,
         torch.float64,
