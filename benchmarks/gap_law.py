@@ -281,7 +281,7 @@ def _target(text: str) -> Mapping[str, float]:
 def _axis(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator:
-        raise ValueError(f"{text!r}, accepted: KEY=VALUE")
+        raise argparse.ArgumentTypeError(f"{text!r}, accepted: KEY=VALUE")
     return key, value
 
 
