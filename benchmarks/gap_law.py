@@ -1,18 +1,18 @@
 """How the gap to synchronous training falls with steps, batch and size, and grows with the rate: two laws.
 
-    python -m benchmarks.gap_law EXPERIMENT... [--where KEY=VALUE] [--predict SIZE,TOKENS,STEPS]
+    python -m benchmarks.gap_law SOURCE... [--where KEY=VALUE] [--predict SIZE,TOKENS,STEPS]
                                  [--figure FILE] [--csv FILE]
 
-The experiments have `optimizer.lr` among their axes (templates/experiments/gap-map.yaml). An arm is a
-schedule with or without error feedback; of experiments with further axes `--where` takes a part. One law is
-of the gaps with each arm at its best rate (benchmarks/best_rates.py), the other of those at equal rates. Each
-is a product of powers (benchmarks/power_law.py); what the experiments do not vary is not in it.
+A source is an experiment with `optimizer.lr` among its axes (templates/experiments/gap-map.yaml), or a file
+that `--csv` made. An arm is a schedule with or without error feedback; of experiments with further axes
+`--where` takes a part. One law is of the gaps with each arm at its best rate (benchmarks/best_rates.py), the
+other of those at equal rates. Each is a product of powers (benchmarks/power_law.py); what the sources do not
+vary is not in it.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 from collections import defaultdict
@@ -21,37 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 
-import asyncpp
 from asyncpp_cli.report.analysis.statistics import Interval, paired
-from benchmarks.best_rates import best, last_losses
+from benchmarks.best_rates import best
+from benchmarks.gap_losses import SYNCHRONOUS, Length, Losses, read, write_csv
 from benchmarks.power_law import fit
 
-SYNCHRONOUS = "synchronous"
-_FACTORS = ("steps", "parameters", "tokens a step")
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Length:
-    """What an arm is compared within: the same model for as many steps with one optimizer."""
-
-    optimizer: str
-    parameters: int
-    tokens_per_step: int
-    steps: int
-
-    @property
-    def factors(self) -> Mapping[str, float]:
-        return dict(zip(_FACTORS, (self.steps, self.parameters, self.tokens_per_step), strict=True))
-
-    def __str__(self) -> str:
-        return f"{self.optimizer} | {self.parameters:,} | {self.tokens_per_step:,} | {self.steps:,}"
-
-
 _HEAD, _RULE = "optimizer | parameters | tokens a step | steps", "--- | ---: | ---: | ---:"
-Losses = Mapping[Length, Mapping[str, Mapping[float, Mapping[int, float]]]]
-"""The last validation loss by length, arm, rate and seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,53 +49,6 @@ class Gap:
     @property
     def interval(self) -> Interval | None:
         return paired(self.differences)
-
-
-def read(folders: Sequence[str], *, where: Mapping[str, str]) -> Losses:
-    """The losses of the completed runs.
-
-    Args:
-        folders: Of experiments.
-        where: The value, as text, that a run has on an axis. Experiments without the axis are read whole.
-
-    Raises:
-        ValueError: Two runs are one seed of one arm at one rate: they differ in what no arm tells apart.
-    """
-    losses: dict[Length, dict[str, dict[float, dict[int, float]]]] = {}
-    for folder in folders:
-        experiment = asyncpp.open(folder)
-        results = experiment.results()
-        axes = results.columns[: results.columns.index("status")]
-        sizes = results.select(*axes, "parameters", "tokens_per_step")
-        ends = last_losses(experiment)
-        runs = experiment.status().filter(pl.col("state") == "completed")
-        for run in runs.join(sizes, on=axes, nulls_equal=True).iter_rows(named=True):
-            if any(axis in run and str(run[axis]) != value for axis, value in where.items()):
-                continue
-            length = Length(
-                optimizer=run["optimizer"],
-                parameters=run["parameters"],
-                tokens_per_step=run["tokens_per_step"],
-                steps=run["steps"],
-            )
-            arms = losses.setdefault(length, {})
-            rates = arms.setdefault(arm_name(run), {})
-            seeds = rates.setdefault(run["optimizer.lr"], {})
-            loss = ends[run["id"]]
-            # The same run in two experiments has the same bits.
-            if seeds.setdefault(run["seed"], loss) != loss:
-                raise ValueError(
-                    f"{run['id']} in {folder}: another run of seed {run['seed']} at {run['optimizer.lr']:g} "
-                    f"has the same arm; choose one of them with --where KEY=VALUE, of {', '.join(axes)}"
-                )
-    return losses
-
-
-def arm_name(run: Mapping[str, object]) -> str:
-    if run["schedule"] in ("1f1b", "gpipe"):
-        return SYNCHRONOUS
-    coefficient = float(run["error_feedback"] or 0)  # type: ignore[arg-type]
-    return f"{run['schedule']}, EF {coefficient:g}" if coefficient else str(run["schedule"])
 
 
 def gaps_at_best(losses: Losses) -> list[Gap]:
@@ -259,20 +188,6 @@ def draw(gaps: Sequence[Gap], file: Path) -> None:
     figure.savefig(file)
 
 
-def write_csv(losses: Losses, file: Path) -> None:
-    """One row a run."""
-    with file.open("w", newline="") as stream:
-        rows = csv.writer(stream)
-        rows.writerow(
-            ("optimizer", "parameters", "tokens_per_step", "steps", "arm", "lr", "seed", "val_loss")
-        )
-        for length, arms in sorted(losses.items()):
-            of_length = (length.optimizer, length.parameters, length.tokens_per_step, length.steps)
-            for arm, rates in sorted(arms.items()):
-                for lr, seeds in sorted(rates.items()):
-                    rows.writerows((*of_length, arm, lr, seed, loss) for seed, loss in sorted(seeds.items()))
-
-
 def _target(text: str) -> Mapping[str, float]:
     parameters, tokens, steps = (int(part) for part in text.split(","))
     return Length(optimizer="", parameters=parameters, tokens_per_step=tokens, steps=steps).factors
@@ -287,13 +202,13 @@ def _axis(text: str) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("experiments", nargs="+")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE")
     parser.add_argument("--where", action="append", default=[], type=_axis, metavar="KEY=VALUE")
     parser.add_argument("--predict", action="append", default=[], type=_target, metavar="SIZE,TOKENS,STEPS")
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    losses = read(options.experiments, where=dict(options.where))
+    losses = read(options.sources, where=dict(options.where))
     sys.stdout.write(page(losses, options.predict) + "\n")
     if options.figure is not None:
         draw(gaps_at_best(losses), options.figure)

@@ -12,7 +12,8 @@ from support.tuned_experiment import record
 
 import asyncpp
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from benchmarks.gap_law import SYNCHRONOUS, Length, gaps_at_best, gaps_at_equal, page, read
+from benchmarks.gap_law import gaps_at_best, gaps_at_equal, page
+from benchmarks.gap_losses import SYNCHRONOUS, Length, read, write_csv
 from benchmarks.power_law import fit
 
 STEPS = [300, 1200, 4800, 300, 1200, 4800]
@@ -92,6 +93,9 @@ def test_losses_are_read_by_size_batch_and_steps(tmp_path: Path) -> None:
         for loss in s.values()
     }
     assert found == {2.0 + 0.1 * number for number in range(12)}
+    write_csv(losses, tmp_path / "e.csv")
+    assert read([str(tmp_path / "e.csv")], where={}) == losses
+    assert read([str(tmp_path / "e.csv"), str(tmp_path / "e")], where={}) == losses
     [only] = read([str(tmp_path / "e")], where={"train.microbatch_size": "2", "absent": "x"})
     assert only == large
     text = page(losses, [{"steps": 100, "parameters": 100, "tokens a step": 1000}])
@@ -105,7 +109,9 @@ def test_runs_that_differ_in_another_axis_are_refused(tmp_path: Path) -> None:
         record(run, {16: 2.0 + number})
         start = {"kind": "start", "step": 0, "parameters": 50_000, "tokens_per_step": 16}
         run.metrics_file.write_text(f"{json.dumps(start)}\n{run.metrics_file.read_text()}")
-    with pytest.raises(ValueError, match=r"another run of seed 0 at 0.001 has the same arm"):
+    with pytest.raises(
+        ValueError, match=r"two runs of adamw, synchronous, 16 steps, seed 0 at 0.001 have other losses"
+    ):
         read([str(tmp_path / "e")], where={})
     [arms] = read([str(tmp_path / "e")], where={"optimizer.beta1": "0.95"}).values()
     assert arms == {SYNCHRONOUS: {1e-3: {0: 3.0}}}
