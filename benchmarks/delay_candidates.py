@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +21,12 @@ import polars as pl
 import asyncpp
 from asyncpp_cli.report.analysis.statistics import paired
 from asyncpp_cli.report.formats.records import csv_text
+from asyncpp_cli.runs.experiment_folder import open_experiment
 from benchmarks.best_rates import Best, best, last_losses
 from optimizers import check_options
 from optimizers.theory.filters import Filter, settling, weight_variance
 from optimizers.theory.frontier import Point, point
+from stages.config import RunConfig, optimizer_options
 
 _NOT_OF_AN_ARM = ("optimizer.lr", "seed", "train.steps", "model")
 
@@ -35,6 +37,7 @@ class Arm:
 
     steps: int
     settings: tuple[tuple[str, str], ...]
+    filter: Filter | None = field(compare=False)
 
     @property
     def name(self) -> str:
@@ -49,31 +52,26 @@ class Arm:
     @property
     def theory(self) -> Point | None:
         """The filter's measures under a delay of 1; None if the arm is not one of the family's."""
-        settings = dict(self.settings)
-        name = settings["optimizer"]
-        if (
-            settings["schedule"] == "1f1b"
-            or "correction.name" in settings
-            or name not in ("adamw", "qhadamw")
-        ):
-            return None
-        options = {
-            key: float(settings[f"optimizer.{key}"])
-            for key in ("beta1", "momentum_weight")
-            if f"optimizer.{key}" in settings
-        }
-        complete = check_options(name, options)
-        weight = float(complete.get("momentum_weight", 1.0))
-        coefficient = float(settings.get("error_feedback", 0))
-        return point(Filter(float(complete["beta1"]), weight, coefficient), delay=1)
+        return None if self.filter is None else point(self.filter, delay=1)
 
 
-def arm_of(run: Mapping[str, object], axes: Sequence[str]) -> Arm:
+def filter_of(config: RunConfig) -> Filter | None:
+    """The momentum of a delayed run, its fixed options included; None if it is not one of the family's."""
+    name = config.optimizer.name
+    if config.schedule.name == "1f1b" or config.correction.name != "none" or name not in ("adamw", "qhadamw"):
+        return None
+    options = check_options(name, optimizer_options(config.optimizer))
+    weight = float(options.get("momentum_weight", 1.0))
+    return Filter(float(options["beta1"]), weight, config.error_feedback.coefficient)
+
+
+def arm_of(run: Mapping[str, object], axes: Sequence[str], *, momentum: Filter | None) -> Arm:
     settings = {axis: run[axis] for axis in axes if axis not in _NOT_OF_AN_ARM}
     plain = (None, "none", 0.0)
     return Arm(
         steps=int(str(run["steps"])),
         settings=tuple((key, _text(value)) for key, value in settings.items() if value not in plain),
+        filter=momentum,
     )
 
 
@@ -90,8 +88,11 @@ def read(folders: Sequence[str]) -> dict[Arm, dict[float, dict[int, float]]]:
         status = experiment.status()
         # Axes stand between the run's id and its state.
         axes = status.columns[1 : status.columns.index("state")]
+        filters = {run.id: filter_of(run.config()) for run in open_experiment(Path(folder)).runs}
         for run in status.filter(pl.col("state") == "completed").iter_rows(named=True):
-            rates = losses.setdefault(arm_of(run, axes), {}).setdefault(run["optimizer.lr"], {})
+            rates = losses.setdefault(arm_of(run, axes, momentum=filters[run["id"]]), {}).setdefault(
+                run["optimizer.lr"], {}
+            )
             rates[run["seed"]] = ends[run["id"]]
     return losses
 

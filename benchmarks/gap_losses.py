@@ -1,4 +1,4 @@
-"""The losses that the law of the gap is fitted to: of experiments, and of the CSV files made of earlier ones."""
+"""The losses that the law of the gap is fitted to: of experiments, and of the CSV files of earlier ones."""
 
 from __future__ import annotations
 

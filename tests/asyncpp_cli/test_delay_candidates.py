@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from benchmarks.delay_candidates import Arm, arm_of, page, rows
+from pathlib import Path
+
+from support.launches import TINY
+
+import asyncpp
+from asyncpp_cli.runs.experiment_folder import open_experiment
+from benchmarks.delay_candidates import Arm, arm_of, filter_of, page, rows
+from optimizers.theory.filters import Filter
 
 AXES = ["schedule", "optimizer", "error_feedback", "model", "seed", "optimizer.lr", "optimizer.beta1"]
 RUN = {"steps": 300, "error_feedback": 0.0, "model": "micro", "seed": 0, "optimizer.lr": 0.004}
-SYNCHRONOUS = arm_of({**RUN, "schedule": "1f1b", "optimizer": "adamw", "optimizer.beta1": 0.9}, AXES)
-DELAYED = arm_of({**RUN, "schedule": "2bw", "optimizer": "adamw", "optimizer.beta1": 0.9}, AXES)
-CORRECTED = arm_of(
-    {**RUN, "schedule": "2bw", "optimizer": "adamw", "optimizer.beta1": None, "error_feedback": 1.0}, AXES
+SYNCHRONOUS = arm_of(
+    {**RUN, "schedule": "1f1b", "optimizer": "adamw", "optimizer.beta1": 0.9}, AXES, momentum=None
 )
-OTHER = arm_of({**RUN, "schedule": "2bw", "optimizer": "nadamw", "optimizer.beta1": 0.9}, AXES)
+DELAYED = arm_of(
+    {**RUN, "schedule": "2bw", "optimizer": "adamw", "optimizer.beta1": 0.9},
+    AXES,
+    momentum=Filter(0.9, 1.0, 0.0),
+)
+CORRECTED = arm_of(
+    {**RUN, "schedule": "2bw", "optimizer": "adamw", "optimizer.beta1": None, "error_feedback": 1.0},
+    AXES,
+    momentum=Filter(0.9, 1.0, 1.0),
+)
+OTHER = arm_of({**RUN, "schedule": "2bw", "optimizer": "nadamw", "optimizer.beta1": 0.9}, AXES, momentum=None)
 
 
 def test_an_arm_is_what_its_axes_say() -> None:
@@ -28,6 +43,15 @@ def test_the_theory_is_that_of_the_arms_filter() -> None:
     assert f"{CORRECTED.theory.limit:.3f}" == "2.702"
     assert SYNCHRONOUS.theory is None
     assert OTHER.theory is None
+
+
+def test_the_filter_has_the_options_that_a_template_fixes(tmp_path: Path) -> None:
+    fixed = ("optimizer.beta1=0.95", "optimizer.momentum_weight=0.55")
+    matrix = "zip={schedule: [1f1b, 2bw], error_feedback: [false, 0.5], optimizer: [qhadamw, qhadamw]}"
+    asyncpp.sweep("quickstart", *TINY, "matrix={seed: 0}", matrix, *fixed, out=tmp_path / "e")
+    synchronous, delayed = (filter_of(run.config()) for run in open_experiment(tmp_path / "e").runs)
+    assert synchronous is None
+    assert delayed == Filter(0.95, 0.55, 0.5)
 
 
 def test_gaps_pair_the_seeds_of_both_arms_at_their_best_rates() -> None:
@@ -65,7 +89,11 @@ def test_the_raw_numbers_have_a_row_for_each_run() -> None:
 def test_losses_are_ranked_beside_the_measures_at_the_setting_that_most_filters_have() -> None:
     def momentum(coefficient: float) -> Arm:
         filtered = {"error_feedback": coefficient, "optimizer.beta1": 0.9}
-        return arm_of({**RUN, "schedule": "2bw", "optimizer": "adamw", **filtered}, AXES)
+        return arm_of(
+            {**RUN, "schedule": "2bw", "optimizer": "adamw", **filtered},
+            AXES,
+            momentum=Filter(0.9, 1.0, coefficient),
+        )
 
     # Limits of c = 0, 0.5 and 1 rise; in the order of the losses they are 1, 3, 2, a correlation of -0.5.
     losses = {
