@@ -7,7 +7,7 @@ A source is an experiment with `optimizer.lr` among its axes (templates/experime
 that `--csv` made. An arm is a schedule with or without error feedback; of experiments with further axes
 `--where` takes a part. One law is of the gaps with each arm at its best rate (benchmarks/best_rates.py), the
 other of those at equal rates. Each is a product of powers (benchmarks/power_law.py); what the sources do not
-vary is not in it.
+vary is not in it. A gap is also given in steps (benchmarks/steps_cost.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from asyncpp_cli.report.analysis.statistics import Interval, paired
 from benchmarks.best_rates import best
 from benchmarks.gap_losses import SYNCHRONOUS, Length, Losses, read, write_csv
 from benchmarks.power_law import fit
+from benchmarks.steps_cost import Curve, curves, reach
 
 _HEAD, _RULE = "optimizer | parameters | tokens a step | steps", "--- | ---: | ---: | ---:"
 
@@ -105,13 +106,7 @@ def page(losses: Losses, targets: Sequence[Mapping[str, float]]) -> str:
                 f"| {tried} |"
             )
     at_best, at_equal = gaps_at_best(losses), gaps_at_equal(losses)
-    lines += ["", "## Gap, each arm at its best rate", ""]
-    lines += [f"| {_HEAD} | arm | gap | 95 % interval, paired | seeds |"]
-    lines += [f"| {_RULE} | --- | ---: | ---: | ---: |"]
-    for gap in at_best:
-        interval = gap.interval
-        between = "-" if interval is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
-        lines.append(f"| {gap.length} | {gap.arm} | {gap.mean:+.4f} | {between} | {len(gap.differences)} |")
+    lines += ["", "## Gap, each arm at its best rate", "", *_gap_table(at_best, curves(losses))]
     lines += [
         "",
         "## The law, each arm at its best rate",
@@ -120,6 +115,23 @@ def page(losses: Losses, targets: Sequence[Mapping[str, float]]) -> str:
     ]
     lines += ["", "## The law at equal rates", "", *_laws(at_equal, targets=[], with_rate=True)]
     return "\n".join(lines)
+
+
+def _gap_table(gaps: Sequence[Gap], of_steps: Mapping[Length, Curve]) -> list[str]:
+    lines = [f"| {_HEAD} | arm | gap | 95 %, paired | seeds | in steps (95 %) |"]
+    lines += [f"| {_RULE} | --- | ---: | ---: | ---: | ---: |"]
+    for gap in gaps:
+        interval = gap.interval
+        between = "-" if interval is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
+        in_steps = reach(
+            of_steps[replace(gap.length, steps=0)],
+            steps=gap.length.steps,
+            gap=gap.mean,
+            half_width=math.nan if interval is None else interval.half_width,
+        )
+        numbers = f"{gap.mean:+.4f} | {between} | {len(gap.differences)} | {in_steps}"
+        lines.append(f"| {gap.length} | {gap.arm} | {numbers} |")
+    return lines
 
 
 def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_rate: bool) -> list[str]:

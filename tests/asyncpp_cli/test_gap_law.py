@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from asyncpp_cli.runs.experiment_folder import open_experiment
 from benchmarks.gap_law import gaps_at_best, gaps_at_equal, page
 from benchmarks.gap_losses import SYNCHRONOUS, Length, read, write_csv
 from benchmarks.power_law import fit
+from benchmarks.steps_cost import curves, reach, steps_for
 
 STEPS = [300, 1200, 4800, 300, 1200, 4800]
 SIZES = [50_000, 50_000, 50_000, 850_000, 850_000, 850_000]
@@ -115,3 +117,27 @@ def test_runs_that_differ_in_another_axis_are_refused(tmp_path: Path) -> None:
         read([str(tmp_path / "e")], where={})
     [arms] = read([str(tmp_path / "e")], where={"optimizer.beta1": "0.95"}).values()
     assert arms == {SYNCHRONOUS: {1e-3: {0: 3.0}}}
+
+
+def test_a_gap_in_steps_is_how_many_times_more_than_a_synchronous_run_needs() -> None:
+    # The loss falls by 0.1 with each doubling.
+    curve = [(100, 2.2), (200, 2.1), (400, 2.0)]
+    assert steps_for(2.15, curve) == pytest.approx(100 * math.sqrt(2))
+    assert str(reach(curve, steps=400, gap=0.1, half_width=0.05)) == "2.00 (1.41 to 2.83)"
+    assert str(reach(curve, steps=400, gap=0.0, half_width=0.05)) == "1.00 (? to 1.41)"
+    assert str(reach(curve, steps=400, gap=0.1, half_width=math.nan)) == "2.00 (? to ?)"
+    assert str(reach(curve, steps=100, gap=0.1, half_width=0.05)) == "-"
+
+
+def test_the_synchronous_curve_has_the_best_rate_of_each_length() -> None:
+    short = Length(optimizer="adamw", parameters=50_000, tokens_per_step=1024, steps=300)
+    long = replace(short, steps=600)
+    losses = {
+        long: {SYNCHRONOUS: {1e-3: {0: 1.9, 1: 2.0}}, "2bw": {1e-3: {0: 2.05, 1: 2.15}}},
+        short: {SYNCHRONOUS: {1e-3: {0: 2.0, 1: 2.2}, 2e-3: {0: 2.1, 1: 2.3}}},
+    }
+    assert curves(losses) == {
+        replace(short, steps=0): [(300, pytest.approx(2.1)), (600, pytest.approx(1.95))]
+    }
+    # Linear in the logarithm: all of the 0.15 between them is a factor of 2.
+    assert "| +0.1500 | +0.1500 to +0.1500 | 2 | 2.00" in page(losses, [])
