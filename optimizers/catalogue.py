@@ -98,7 +98,8 @@ _METHODS = (
             momentum="exp_avg",
         ),
         options={
-            # The best of the filters that were measured under a delay (benchmarks/results/delayed-adamw-*).
+            # Under a delay of one these end level with synchronous AdamW in 4,800 steps and more
+            # (benchmarks/results/delayed-adamw-*).
             **adam_options(0.95, 0.95),
             "momentum_weight": Option(
                 default=0.75,
