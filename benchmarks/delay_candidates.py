@@ -44,10 +44,9 @@ class Arm:
         named = ("schedule", "optimizer")
         return ", ".join(value if key in named else f"{key} {value}" for key, value in self.settings)
 
-    @property
-    def is_baseline(self) -> bool:
+    def is_synchronous(self, optimizer: str) -> bool:
         settings = dict(self.settings)
-        return settings["schedule"] == "1f1b" and settings["optimizer"] == "adamw"
+        return settings["schedule"] == "1f1b" and settings["optimizer"] == optimizer
 
     @property
     def theory(self) -> Point | None:
@@ -104,7 +103,7 @@ def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> str:
         arms = {arm: best(rates) for arm, rates in losses.items() if arm.steps == steps}
         # Of several, the best of those with the most seeds.
         baselines = sorted(
-            (found for arm, found in arms.items() if arm.is_baseline),
+            (found for arm, found in arms.items() if arm.is_synchronous("adamw")),
             key=lambda found: (-len(found.losses), float(np.mean(list(found.losses.values())))),
         )
         lines += [f"## {steps:,} steps", ""]

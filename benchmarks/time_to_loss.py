@@ -1,6 +1,7 @@
-"""Time to the loss that synchronous AdamW ends at, for a delayed arm, from runs of several lengths.
+"""Time to the loss that synchronous training ends at, for a delayed arm, from runs of several lengths.
 
     python -m benchmarks.time_to_loss EXPERIMENT... --arm 'ARM' --step-times 1.87,1.88,1.87
+                                     [--synchronous OPTIMIZER]
 
 The experiments have `optimizer.lr` among their axes, and the delayed arm at several lengths, each run with a
 learning rate that falls to its own end. ARM is named as benchmarks/delay_candidates.py names it. The step
@@ -96,23 +97,36 @@ def _half_width(interval: Interval | None) -> float:
     return interval.half_width
 
 
-def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]], name: str, times: Sequence[float]) -> str:
-    """A table of the seeds, and the ratio. A length's losses are those at its best rate."""
+def page(
+    losses: Mapping[Arm, Mapping[float, Mapping[int, float]]],
+    name: str,
+    times: Sequence[float],
+    *,
+    optimizer: str,
+) -> str:
+    """A table of the seeds, and the ratio. A length's losses are those at its best rate.
+
+    Args:
+        losses: by arm, rate and seed.
+        name: of the delayed arm.
+        times: of a synchronous step over a delayed one, by round.
+        optimizer: of the synchronous arm.
+    """
     delayed: dict[int, dict[int, float]] = {}
     for arm, rates in losses.items():
         for seed, loss in best(rates).losses.items() if arm.name == name else ():
             delayed.setdefault(seed, {})[arm.steps] = loss
     lengths = sorted({steps for ends in delayed.values() for steps in ends})
-    baselines = [arm for arm in losses if arm.is_baseline and arm.steps in lengths]
+    baselines = [arm for arm in losses if arm.is_synchronous(optimizer) and arm.steps in lengths]
     if not baselines:
-        raise SystemExit(f"no synchronous AdamW at a length of {name!r}")
+        raise SystemExit(f"no synchronous {optimizer} at a length of {name!r}")
     # Of several, the one with the most seeds.
     baseline = max(baselines, key=lambda arm: len(best(losses[arm]).losses))
     synchronous = best(losses[baseline]).losses
     line = common_slope(delayed)
     heads = [f"delayed, {steps:,} steps" for steps in lengths]
     lines = [
-        f"Synchronous AdamW: {baseline.steps:,} steps. Delayed: {name}; its loss changes by "
+        f"Synchronous {optimizer}: {baseline.steps:,} steps. Delayed: {name}; its loss changes by "
         f"{line.slope:.3f} +- {line.half_width:.3f} when the steps are e times as many.",
         "",
         "| seed | synchronous loss | " + " | ".join(heads) + " | steps to that loss | over the synchronous |",
@@ -147,9 +161,10 @@ def main() -> None:
     parser.add_argument("experiments", nargs="+")
     parser.add_argument("--arm", required=True)
     parser.add_argument("--step-times", required=True)
+    parser.add_argument("--synchronous", default="adamw", metavar="OPTIMIZER")
     options = parser.parse_args()
     times = [float(text) for text in options.step_times.split(",")]
-    print(page(read(options.experiments), options.arm, times))
+    print(page(read(options.experiments), options.arm, times, optimizer=options.synchronous))
 
 
 if __name__ == "__main__":

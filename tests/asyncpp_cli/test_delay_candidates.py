@@ -32,8 +32,9 @@ OTHER = arm_of({**RUN, "schedule": "2bw", "optimizer": "nadamw", "optimizer.beta
 def test_an_arm_is_what_its_axes_say() -> None:
     assert DELAYED.name == "2bw, adamw, optimizer.beta1 0.9"
     assert CORRECTED.name == "2bw, adamw, error_feedback 1"
-    assert SYNCHRONOUS.is_baseline
-    assert not DELAYED.is_baseline
+    assert SYNCHRONOUS.is_synchronous("adamw")
+    assert not SYNCHRONOUS.is_synchronous("muon")
+    assert not DELAYED.is_synchronous("adamw")
 
 
 def test_the_theory_is_that_of_the_arms_filter() -> None:

@@ -55,7 +55,7 @@ def test_the_interval_has_the_errors_of_seeds_rounds_and_slope() -> None:
 
 
 def arm(schedule: str, steps: int) -> Arm:
-    return Arm(steps=steps, settings=(("schedule", schedule), ("optimizer", "adamw")))
+    return Arm(steps=steps, settings=(("schedule", schedule), ("optimizer", "muon")), filter=None)
 
 
 def test_a_page_of_three_lengths() -> None:
@@ -66,8 +66,9 @@ def test_a_page_of_three_lengths() -> None:
             arm("2bw", 2000): {0.1: {0: 1.9, 1: 1.9}},
             arm("2bw", 4000): {0.1: {0: 1.8, 1: 1.8}},
         },
-        "2bw, adamw",
+        "2bw, muon",
         [2.0, 2.0],
+        optimizer="muon",
     )
     assert "by -0.144 +- 0.000 when the steps" in text
     assert "| 0 | 1.8500 | 2.0000 | 1.9000 | 1.8000 | 2,828 | 1.414 |" in text
@@ -80,5 +81,5 @@ def test_without_a_synchronous_run_of_a_length_there_is_nothing_to_reach() -> No
     runs = {
         arm("2bw", steps): {0.1: {0: 2.0 - steps / 1e4, 1: 1.9 - steps / 1e4}} for steps in (500, 1000, 2000)
     }
-    with pytest.raises(SystemExit, match="no synchronous AdamW at a length"):
-        page({**runs, arm("1f1b", 3000): {0.1: {0: 1.9}}}, "2bw, adamw", [2.0])
+    with pytest.raises(SystemExit, match="no synchronous muon at a length"):
+        page({**runs, arm("1f1b", 3000): {0.1: {0: 1.9}}}, "2bw, muon", [2.0], optimizer="muon")
