@@ -28,6 +28,8 @@ def momentum_limit(
     weight = 1.0
     if name in ("adamw", "soap", "basis-rotation"):
         beta = float(settings["beta1"])
+    elif name == "qhadamw":
+        beta, weight = float(settings["beta1"]), float(settings["momentum_weight"])
     elif name in ("sgd", "muon", "normuon"):
         beta = float(settings["momentum"])
         weight = beta if settings["nesterov"] else 1.0

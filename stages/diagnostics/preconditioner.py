@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stages.update.optimizer_step import StageState
 
-_ADAM_RULES = ("adamw", "nadamw")
+_ADAM_RULES = ("adamw", "nadamw", "qhadamw")
 
 
 def step_sizes(state: StageState) -> dict[str, Tensor] | None:
@@ -27,7 +27,7 @@ def step_sizes(state: StageState) -> dict[str, Tensor] | None:
         elif group.get("rule") == "sgd":
             sizes[name] = torch.full_like(parameter, group["lr"], dtype=torch.float64)
         elif group.get("rule") in _ADAM_RULES and "exp_avg_sq" in kept:
-            second = kept["exp_avg_sq"].double() / (1 - group["betas"][1] ** float(kept["step"]))
+            second = kept["exp_avg_sq"].double() / (1 - _betas(group)[1] ** float(kept["step"]))
             sizes[name] = group["lr"] / (second.sqrt() + group["eps"])
         else:
             return None
@@ -45,8 +45,13 @@ def momenta(state: StageState) -> dict[str, Tensor] | None:
             return None
         averages[name] = kept[key].double()
         if group.get("rule") in _ADAM_RULES:
-            averages[name] /= 1 - group["betas"][0] ** float(kept["step"])
+            averages[name] /= 1 - _betas(group)[0] ** float(kept["step"])
     return averages
+
+
+def _betas(group: dict[str, Any]) -> tuple[float, float]:
+    """Decay rates of the two moments; torch's optimizers keep them as one setting."""
+    return group["betas"] if "betas" in group else (group["beta1"], group["beta2"])
 
 
 def _owned(state: StageState) -> list[tuple[str, Tensor, dict[str, Any]]]:

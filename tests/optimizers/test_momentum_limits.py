@@ -43,6 +43,7 @@ def grows(name: str, options: dict[str, Any], *, product: float, delay: int) -> 
     ("name", "options"),
     [
         ("adamw", {"beta1": 0.9}),
+        ("qhadamw", {"beta1": 0.9, "momentum_weight": 0.6}),
         ("sgd", {"momentum": 0.8, "nesterov": False}),
         ("sgd", {"momentum": 0.8, "nesterov": True}),
         ("nadamw", {"beta1": 0.9, "momentum_decay": 0.0}),

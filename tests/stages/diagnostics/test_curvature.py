@@ -24,9 +24,11 @@ from stages.trainer import replay
 from stages.update.lr_schedule import learning_rate_factor
 
 
-def tiny(text: Path) -> RunConfig:
+def tiny(text: Path, *, optimizer: str = "adamw") -> RunConfig:
     """Few enough parameters for a whole Hessian; the text is of letters and has no token above 122."""
-    config = small_config(text=text, precision="float64", layers=2, steps=3, eval_interval=3)
+    config = small_config(
+        text=text, precision="float64", layers=2, steps=3, eval_interval=3, optimizer=optimizer
+    )
     config.model = replace(
         config.model, width=4, heads=2, kv_heads=1, mlp_width=6, vocab_size=123, family="llama"
     )
@@ -35,9 +37,9 @@ def tiny(text: Path) -> RunConfig:
 
 
 class Reference:
-    """Plain training in one process that keeps the last weights, and AdamW's moments by their formula."""
+    """Plain training in one process that keeps the last weights, and Adam's moments by their formula."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, *, beta1: float) -> None:
         self.config = config
         self.module = whole_model(config, dtype=torch.float64)
         self.data = batches(config)
@@ -45,7 +47,7 @@ class Reference:
         self.names = list(named)
         optimizer = build_optimizer(
             named,
-            name="adamw",
+            name=config.optimizer.name,
             lr=config.optimizer.lr,
             weight_decay=config.optimizer.weight_decay,
             options={},
@@ -64,13 +66,13 @@ class Reference:
                 group["lr"] = config.optimizer.lr * factor
             for name, parameter in named.items():
                 parameter.grad = gradient[name]
-                first[name] = 0.9 * first[name] + 0.1 * gradient[name]
+                first[name] = beta1 * first[name] + (1 - beta1) * gradient[name]
                 second[name] = 0.95 * second[name] + 0.05 * gradient[name] ** 2
             optimizer.step()
             self.weights.append(self._read())
         steps = config.train.steps
         self.lr = config.optimizer.lr * factor
-        self.momentum = self.flat({name: m / (1 - 0.9**steps) for name, m in first.items()})
+        self.momentum = self.flat({name: m / (1 - beta1**steps) for name, m in first.items()})
         self.step_size = {
             name: self.lr / ((v / (1 - 0.95**steps)).sqrt() + 1e-8) for name, v in second.items()
         }
@@ -108,18 +110,26 @@ def between(first: Tensor, second: Tensor) -> float:
     return float(torch.dot(first, second) / (first.norm() * second.norm()))
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "beta1", "weight"),
+    [("adamw", 0.9, 1.0), ("qhadamw", 0.95, 0.75)],
+    ids=lambda value: str(value),
+)
 @pytest.mark.slow
-def test_a_row_is_what_the_whole_hessian_says(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny(text)
+def test_a_row_is_what_the_whole_hessian_says(
+    optimizer: str, beta1: float, weight: float, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(text, optimizer=optimizer)
     monkeypatch.setattr(stages.diagnostics.measure, "ITERATIONS", 60)  # all directions that matter
     rows = Rows()
     replay(config, recorder=rows)
     (row,) = rows.of_kind("diagnostics")
-    reference = Reference(config)
+    reference = Reference(config, beta1=beta1)
     before, last = (reference.flat(weights) for weights in reference.weights[-2:])
     update, earlier = before - last, reference.flat(reference.weights[-3]) - before
     assert row["lr"] == pytest.approx(reference.lr)
-    assert row["limit"] == pytest.approx(38)
+    # Where the period is two updates; 38 for AdamW.
+    assert row["limit"] == pytest.approx(2 * (1 + beta1) / (1 + beta1 - 2 * weight * beta1))
     assert row["update_cosine"] == pytest.approx(between(update, earlier), rel=1e-9)
     gradients = [
         torch.cat(
