@@ -137,18 +137,17 @@ def _gap_table(gaps: Sequence[Gap], of_steps: Mapping[Length, Curve]) -> list[st
 def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_rate: bool) -> list[str]:
     lines = []
     for (optimizer, arm), group in _grouped(gaps).items():
-        positive = [gap for gap in group if gap.mean > 0]
-        rows = [{**gap.length.factors, **({"lr": gap.lr} if with_rate else {})} for gap in positive]
-        factors = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-        law = fit([gap.mean for gap in positive], factors)
-        said = f"- {optimizer}, {arm}, {len(positive)} gaps above zero of {len(group)}: "
+        rows = [{**gap.length.factors, **({"lr": gap.lr} if with_rate else {})} for gap in group]
+        factors = {name: [row[name] for row in rows] for name in rows[0]}
+        law = fit([gap.mean for gap in group], factors)
+        said = f"- {optimizer}, {arm}, {len(group)} gaps: "
         if law is None:
             lines.append(said + "too few for a fit.")
             continue
         powers = " ".join(
             f"({name})^({law.powers[i]:.2f} ± {law.interval(i):.2f})" for i, name in enumerate(law.names, 1)
         )
-        off = ", ".join(f"{100 * math.expm1(value):+.0f} %" for value in law.residuals)
+        off = ", ".join(f"{value:+.3f}" for value in law.residuals)
         lines.append(f"{said}{math.exp(law.powers[0]):.3g} {powers}; residuals {off}.")
         for target in targets:
             middle, low, high = law.predict(target)

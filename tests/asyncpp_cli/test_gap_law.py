@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.launches import TINY
 from support.tuned_experiment import record
@@ -32,14 +33,32 @@ def test_a_law_without_noise_is_found_and_extrapolated() -> None:
     assert low == pytest.approx(middle) == high
 
 
-def test_the_interval_of_a_power_is_that_of_a_regression() -> None:
-    # By hand: the slope of y over x = 0, 1, 2, 3 with residuals 1, -1, -1, 1 (times 0.1) has the error
-    # sqrt(0.04 / 2 / 5), and t of two degrees of freedom is 4.3027.
-    logs = [0.1, -0.1 - 0.5, -0.1 - 1.0, 0.1 - 1.5]
-    law = fit([math.exp(y) for y in logs], {"steps": [math.exp(x) for x in range(4)]})
+def test_the_law_has_the_least_squares_and_the_intervals_of_a_regression_there() -> None:
+    values = [0.31, 0.12, 0.04, 0.26, -0.01, 0.02]
+    law = fit(values, {"steps": STEPS, "parameters": SIZES})
     assert law is not None
-    assert law.powers[1] == pytest.approx(-0.5)
-    assert law.interval(1) == pytest.approx(4.3027 * math.sqrt(0.04 / 2 / 5), rel=1e-4)
+    x = [[1.0, math.log(steps), math.log(size)] for steps, size in zip(STEPS, SIZES, strict=True)]
+
+    def off(powers: list[float]) -> np.ndarray:
+        return np.array([value - math.exp(np.dot(row, powers)) for value, row in zip(values, x, strict=True)])
+
+    least = float(np.sum(off(list(law.powers)) ** 2))
+    slopes = []
+    for index in range(3):
+        for change in (-1e-3, 1e-3):
+            moved = list(law.powers)
+            moved[index] += change
+            assert np.sum(off(moved) ** 2) > least
+        moved[index] = law.powers[index] + 1e-6
+        slopes.append((off(list(law.powers)) - off(moved)) / 1e-6)
+    covariance = least / 3 * np.linalg.inv(np.array(slopes) @ np.array(slopes).T)
+    # t of 3 degrees of freedom
+    assert law.interval(1) == pytest.approx(3.1824 * math.sqrt(covariance[1, 1]), rel=1e-3)
+    at = {"steps": 300, "parameters": 50_000}
+    middle, low, high = law.predict(at)
+    assert middle == pytest.approx(values[0] - law.residuals[0])
+    reach = 3.1824 * math.sqrt(np.array(x[0]) @ covariance @ np.array(x[0]))
+    assert (math.log(middle / low), math.log(high / middle)) == pytest.approx((reach, reach), rel=1e-3)
 
 
 def test_what_does_not_vary_is_not_in_the_law_and_too_few_gaps_are_no_law() -> None:
