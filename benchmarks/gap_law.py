@@ -25,7 +25,7 @@ import numpy as np
 from asyncpp_cli.report.analysis.statistics import Interval, paired
 from benchmarks.best_rates import best
 from benchmarks.gap_losses import SYNCHRONOUS, Length, Losses, read, write_csv
-from benchmarks.power_law import fit
+from benchmarks.power_law import PowerLaw, fit
 from benchmarks.steps_cost import Curve, curves, reach
 
 _HEAD, _RULE = "optimizer | parameters | tokens a step | steps", "--- | ---: | ---: | ---:"
@@ -137,9 +137,7 @@ def _gap_table(gaps: Sequence[Gap], of_steps: Mapping[Length, Curve]) -> list[st
 def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_rate: bool) -> list[str]:
     lines = []
     for (optimizer, arm), group in _grouped(gaps).items():
-        rows = [{**gap.length.factors, **({"lr": gap.lr} if with_rate else {})} for gap in group]
-        factors = {name: [row[name] for row in rows] for name in rows[0]}
-        law = fit([gap.mean for gap in group], factors)
+        law = _law(group, with_rate=with_rate)
         said = f"- {optimizer}, {arm}, {len(group)} gaps: "
         if law is None:
             lines.append(said + "too few for a fit.")
@@ -158,6 +156,11 @@ def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_r
     return lines
 
 
+def _law(gaps: Sequence[Gap], *, with_rate: bool) -> PowerLaw | None:
+    rows = [{**gap.length.factors, **({"lr": gap.lr} if with_rate else {})} for gap in gaps]
+    return fit([gap.mean for gap in gaps], {name: [row[name] for row in rows] for name in rows[0]})
+
+
 def _grouped(gaps: Iterable[Gap]) -> dict[tuple[str, str], list[Gap]]:
     groups: dict[tuple[str, str], list[Gap]] = defaultdict(list)
     for gap in gaps:
@@ -166,36 +169,45 @@ def _grouped(gaps: Iterable[Gap]) -> dict[tuple[str, str], list[Gap]]:
 
 
 def draw(gaps: Sequence[Gap], file: Path) -> None:
-    """Gap over steps: a panel for each optimizer and arm, a line for each size and batch."""
+    """Gap over steps: a panel for each optimizer and arm that has several lengths; the law is dotted."""
     from matplotlib.figure import Figure
 
-    groups = _grouped(gaps)
-    figure = Figure(figsize=(3.2 * len(groups), 3.2), layout="constrained")
+    groups = {
+        name: group for name, group in _grouped(gaps).items() if len({gap.length.steps for gap in group}) > 1
+    }
+    figure = Figure(figsize=(3.2 * len(groups), 3.4), layout="constrained")
     panels = figure.subplots(1, len(groups), sharex=True, sharey=True, squeeze=False)[0]
-    sizes = sorted({(gap.length.parameters, gap.length.tokens_per_step) for gap in gaps})
+    sizes = sorted({replace(gap.length, optimizer="", steps=0) for gap in gaps})
     for axes, ((optimizer, arm), group) in zip(panels, groups.items(), strict=True):
+        law = _law(group, with_rate=False)
         for index, size in enumerate(sizes):
-            line = [
-                gap
-                for gap in group
-                if (gap.length.parameters, gap.length.tokens_per_step) == size and gap.mean > 0
-            ]
-            reach = [
-                0.0 if (i := gap.interval) is None else min(i.half_width, gap.mean * 0.99) for gap in line
-            ]
+            line = [gap for gap in group if replace(gap.length, optimizer="", steps=0) == size]
+            if not line:
+                continue
+            color = f"C{index}"
             axes.errorbar(
                 [gap.length.steps for gap in line],
                 [gap.mean for gap in line],
-                yerr=reach,
-                marker="os^Dv*"[index % 6],
-                color=f"C{index}",
+                yerr=[0.0 if gap.interval is None else gap.interval.half_width for gap in line],
+                fmt="os^Dv*"[index % 6],
+                color=color,
                 capsize=3,
-                label=f"{size[0]:,} parameters, {size[1]:,} tokens a step",
+                label=f"{size.parameters:,} parameters, {size.tokens_per_step:,} tokens a step",
             )
-        axes.set(xscale="log", yscale="log", title=f"{optimizer}, {arm}", xlabel="steps")
+            if law is not None:
+                steps = np.geomspace(200, 30_000, 50)
+                of_size = [law.predict(replace(size, steps=int(n)).factors)[0] for n in steps]
+                axes.plot(steps, of_size, ":", color=color)
+        axes.axhline(0, color="grey", linewidth=0.8)
+        axes.set(xscale="log", title=f"{optimizer}, {arm}", xlabel="steps")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("gap in validation loss (nats per token)")
-    panels[0].legend(fontsize=6)
+    handles = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize=8)
     figure.savefig(file)
 
 
