@@ -3,7 +3,8 @@
     python benchmarks/sharpness_rows.py EXPERIMENT... [--csv FILE]
 
 The runs have `train.diagnostics`, and need not be complete. Prints for each arm its medians over the rows of
-the second half of the steps that it has, and the share of the limit; the CSV has every row.
+the second half of the steps that it has, and the median share of the limit at each step. The CSV has every
+row.
 """
 
 from __future__ import annotations
@@ -62,6 +63,24 @@ def arm_table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def share_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Sharpness over the limit at each step, the median of the seeds: a line of Markdown for each arm."""
+    known = [row for row in rows if row["limit"] is not None and row["lr_sharpness"] is not None]
+    steps = sorted({row["step"] for row in known})
+    lines = [
+        "| schedule | optimizer | EF | lr | limit | " + " | ".join(map(str, steps)) + " |",
+        "|" + "---|" * (len(steps) + 5),
+    ]
+    for arm in dict.fromkeys(tuple(row[key] for key in ARM) for row in known):
+        own = [row for row in known if tuple(row[key] for key in ARM) == arm]
+        shares: dict[int, list[float]] = {}
+        for row in own:
+            shares.setdefault(row["step"], []).append(row["lr_sharpness"] / row["limit"])
+        cells = [f"{median(shares[step]):.2f}" if step in shares else "" for step in steps]
+        lines.append("| " + " | ".join(map(str, (*arm, f"{own[-1]['limit']:.3g}", *cells))) + " |")
+    return lines
+
+
 def _middle(rows: Sequence[dict[str, Any]], name: str) -> float | None:
     return median(values) if (values := [row[name] for row in rows if row[name] is not None]) else None
 
@@ -73,7 +92,7 @@ def main() -> None:
     given = parser.parse_args()
     runs, remarks = Loader(keep_steps=False).load([open_experiment(folder) for folder in given.experiments])
     rows = rows_of(runs)
-    print("\n".join([*arm_table(rows), *remarks]))
+    print("\n".join([*arm_table(rows), "", *share_table(rows), *remarks]))
     if given.csv is not None and rows:
         given.csv.write_text(csv_text([list(rows[0]), *(list(row.values()) for row in rows)]))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
-import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.tuned_arms import figure_names, is_logarithmic, tuned_arms
 from asyncpp_cli.report.load.curves import Floats, band, curve
-from asyncpp_cli.report.load.diagnostics import sharpness_curve
+from asyncpp_cli.report.load.diagnostics import by_step, sharpness_curve
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.styles import Style, styles
 from asyncpp_cli.tune.result import Tuning
@@ -169,17 +169,22 @@ def _validation(arms: Sequence[Arm], width: float) -> Figure | None:
 
 
 def _sharpness(arms: Sequence[Arm], width: float) -> Figure | None:
-    """Learning rate times sharpness of each run, and its limit as a dotted line."""
+    """Learning rate times sharpness: the median of an arm in a band of all its runs, and the limit dotted."""
     figure, axes = _axes(width, 3.2)
     for cell, name, style in arms:
         curves = [sharpness_curve(run.measurement.diagnostics) for run in cell.runs]
-        for place, drawn in enumerate(known for known in curves if known is not None):
-            label = f"{name}, along the update" if drawn.along_update else name
-            values = np.array([math.nan if value is None else value for value in drawn.values])
-            limits = np.array([math.nan if value is None else value for value in drawn.limits])
-            look: dict[str, Any] = {"marker": _MARKERS[style.marker], "markersize": 2.5, "linewidth": 1.0}
-            axes.plot(drawn.steps, values, label=None if place else label, **look, **_line(style))
-            axes.plot(drawn.steps, limits, color=style.colour, linestyle=":", linewidth=0.8)
+        known = [drawn for drawn in curves if drawn is not None]
+        values = by_step((drawn.steps, drawn.values) for drawn in known)
+        limits = by_step((drawn.steps, drawn.limits) for drawn in known)
+        if not values:
+            continue
+        label = f"{name}, along the update" if known[0].along_update else name
+        look: dict[str, Any] = {"marker": _MARKERS[style.marker], "markersize": 2.5, "linewidth": 1.0}
+        axes.plot(list(values), [median(of) for of in values.values()], label=label, **look, **_line(style))
+        low, high = ([of(there) for there in values.values()] for of in (min, max))
+        axes.fill_between(list(values), low, high, color=style.colour, alpha=0.15, linewidth=0)
+        middles = [median(of) for of in limits.values()]
+        axes.plot(list(limits), middles, color=style.colour, linestyle=":", linewidth=0.8)
     axes.set_yscale("log", nonpositive="mask")
     return _finished(figure, axes, x="steps", y="learning rate times sharpness (dotted: limit)")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -63,3 +63,17 @@ def sharpness_curve(rows: Sequence[MetricsRow]) -> SharpnessCurve | None:
                 along_update=name != "lr_sharpness",
             )
     return None
+
+
+def by_step(curves: Iterable[tuple[Sequence[int], Sequence[float | None]]]) -> dict[int, list[float]]:
+    """The values that runs have at each step, by step.
+
+    Args:
+        curves: Steps and values of each run.
+    """
+    found: dict[int, list[float]] = {}
+    for steps, values in curves:
+        for step, value in zip(steps, values, strict=True):
+            if value is not None:
+                found.setdefault(step, []).append(value)
+    return dict(sorted(found.items()))
