@@ -1,6 +1,6 @@
 """How the gap to synchronous training falls with steps, batch and size, and grows with the rate: two laws.
 
-    python -m benchmarks.gap_law SOURCE... [--where KEY=VALUE] [--predict SIZE,TOKENS,STEPS]
+    python -m benchmarks.gap_law SOURCE... [--where KEY=VALUE] [--predict SIZE,TOKENS,STEPS,LR]
                                  [--figure FILE] [--csv FILE]
 
 A source is an experiment with `optimizer.lr` among its axes (templates/experiments/gap-map.yaml), or a file
@@ -113,7 +113,7 @@ def page(losses: Losses, targets: Sequence[Mapping[str, float]]) -> str:
         "",
         *_laws(at_best, targets=targets, with_rate=False),
     ]
-    lines += ["", "## The law at equal rates", "", *_laws(at_equal, targets=[], with_rate=True)]
+    lines += ["", "## The law at equal rates", "", *_laws(at_equal, targets=targets, with_rate=True)]
     return "\n".join(lines)
 
 
@@ -147,11 +147,15 @@ def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_r
         )
         off = ", ".join(f"{value:+.3f}" for value in law.residuals)
         lines.append(f"{said}{math.exp(law.powers[0]):.3g} {powers}; residuals {off}.")
-        for target in targets:
+        for given in targets:
+            target = {name: value for name, value in given.items() if with_rate or name != "lr"}
             middle, low, high = law.predict(target)
             left = [name for name in target if name not in law.names]
             rest = f", if {' and '.join(left)} do not matter" if left else ""
-            where = ", ".join(f"{value:,.0f} {name}" for name, value in target.items())
+            where = ", ".join(
+                f"a rate of {value:g}" if name == "lr" else f"{value:,.0f} {name}"
+                for name, value in target.items()
+            )
             lines.append(f"  At {where}: {middle:+.4f} (95 %: {low:+.4f} to {high:+.4f}){rest}.")
     return lines
 
@@ -212,8 +216,13 @@ def draw(gaps: Sequence[Gap], file: Path) -> None:
 
 
 def _target(text: str) -> Mapping[str, float]:
-    parameters, tokens, steps = (int(part) for part in text.split(","))
-    return Length(optimizer="", parameters=parameters, tokens_per_step=tokens, steps=steps).factors
+    *counts, lr = text.split(",")
+    try:
+        parameters, tokens, steps = (int(part) for part in counts)
+        length = Length(optimizer="", parameters=parameters, tokens_per_step=tokens, steps=steps)
+        return {**length.factors, "lr": float(lr)}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, accepted: SIZE,TOKENS,STEPS,LR") from None
 
 
 def _axis(text: str) -> tuple[str, str]:
@@ -227,7 +236,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("sources", nargs="+", metavar="SOURCE")
     parser.add_argument("--where", action="append", default=[], type=_axis, metavar="KEY=VALUE")
-    parser.add_argument("--predict", action="append", default=[], type=_target, metavar="SIZE,TOKENS,STEPS")
+    parser.add_argument(
+        "--predict", action="append", default=[], type=_target, metavar="SIZE,TOKENS,STEPS,LR"
+    )
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()

@@ -119,7 +119,7 @@ def test_losses_are_read_by_size_batch_and_steps(tmp_path: Path) -> None:
     assert read([str(tmp_path / "e.csv"), str(tmp_path / "e")], where={}) == losses
     [only] = read([str(tmp_path / "e")], where={"train.microbatch_size": "2", "absent": "x"})
     assert only == large
-    text = page(losses, [{"steps": 100, "parameters": 100, "tokens a step": 1000}])
+    text = page(losses, [{"steps": 100, "parameters": 100, "tokens a step": 1000, "lr": 1e-3}])
     assert text.count("(edge)") == 6
 
 
