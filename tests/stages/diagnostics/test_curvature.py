@@ -113,7 +113,6 @@ def between(first: Tensor, second: Tensor) -> float:
 @pytest.mark.parametrize(
     ("optimizer", "beta1", "weight"),
     [("adamw", 0.9, 1.0), ("qhadamw", 0.95, 0.75)],
-    ids=lambda value: str(value),
 )
 @pytest.mark.slow
 def test_a_row_is_what_the_whole_hessian_says(
