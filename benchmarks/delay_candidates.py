@@ -1,17 +1,19 @@
 """Delayed arms beside synchronous AdamW, each at its best rate, with what the theory of filters says of them.
 
-    python -m benchmarks.delay_candidates EXPERIMENT... [--csv FILE]
+    python -m benchmarks.delay_candidates SOURCE... [--csv FILE]
 
-The experiments have `optimizer.lr` among their axes (templates/experiments/adamw-under-delay.yaml). An arm is
-what the other axes but seed and steps say; gaps are over the seeds that both arms have. Below a table stand
-the rank correlations of the filters' losses with their measures, at the rate and seed that most of them have.
+A source is an experiment with `optimizer.lr` among its axes (templates/experiments/adamw-under-delay.yaml),
+or a file that `--csv` made. An arm is what the other axes but seed and steps say; gaps are over the seeds
+that both arms have. Below a table stand the rank correlations of the filters' losses with their measures, at
+the rate and seed that most of them have.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +31,18 @@ from optimizers.theory.frontier import Point, point
 from stages.config import RunConfig, optimizer_options
 
 _NOT_OF_AN_ARM = ("optimizer.lr", "seed", "train.steps", "model")
+_OF_A_RUN = ("steps", "optimizer.lr", "seed", "val_loss")
+_NAMED = ("schedule", "optimizer")
+"""What an arm is called by in a table; its other settings have columns."""
+_COLUMNS = (
+    *("best rate", "loss", "gap", "95 %, paired", "seeds"),
+    *("limit", "noise", "lag", "settling", "variance", "loss by rate"),
+)
+_SEVERAL = 3
+"""Seeds below which a gap says little: those arms have a table of their own."""
+
+Losses = Mapping["Arm", Mapping[float, Mapping[int, float]]]
+"""The last validation loss by arm, rate and seed."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -41,8 +55,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        named = ("schedule", "optimizer")
-        return ", ".join(value if key in named else f"{key} {value}" for key, value in self.settings)
+        return ", ".join(value if key in _NAMED else f"{key} {value}" for key, value in self.settings)
 
     def is_synchronous(self, optimizer: str) -> bool:
         settings = dict(self.settings)
@@ -56,12 +69,22 @@ class Arm:
 
 def filter_of(config: RunConfig) -> Filter | None:
     """The momentum of a delayed run, its fixed options included; None if it is not one of the family's."""
-    name = config.optimizer.name
-    if config.schedule.name == "1f1b" or config.correction.name != "none" or name not in ("adamw", "qhadamw"):
+    return _filter(
+        {"schedule": config.schedule.name, "correction.name": config.correction.name},
+        optimizer=config.optimizer.name,
+        options=optimizer_options(config.optimizer),
+        coefficient=config.error_feedback.coefficient,
+    )
+
+
+def _filter(
+    settings: Mapping[str, str], *, optimizer: str, options: Mapping[str, object], coefficient: float
+) -> Filter | None:
+    corrected = settings.get("correction.name", "none") != "none"
+    if settings["schedule"] == "1f1b" or corrected or optimizer not in ("adamw", "qhadamw"):
         return None
-    options = check_options(name, optimizer_options(config.optimizer))
-    weight = float(options.get("momentum_weight", 1.0))
-    return Filter(float(options["beta1"]), weight, config.error_feedback.coefficient)
+    values = check_options(optimizer, options)
+    return Filter(float(values["beta1"]), float(values.get("momentum_weight", 1.0)), coefficient)
 
 
 def arm_of(run: Mapping[str, object], axes: Sequence[str], *, momentum: Filter | None) -> Arm:
@@ -78,26 +101,60 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def read(folders: Sequence[str]) -> dict[Arm, dict[float, dict[int, float]]]:
-    """The last validation loss of every completed run: by arm, rate and seed."""
+def read(sources: Sequence[str]) -> Losses:
+    """The losses of the completed runs of experiments and raw numbers.
+
+    Raises:
+        ValueError: Two runs of one arm, rate and seed differ in their losses.
+    """
     losses: dict[Arm, dict[float, dict[int, float]]] = {}
-    for folder in folders:
-        experiment = asyncpp.open(folder)
-        ends = last_losses(experiment)
-        status = experiment.status()
-        # Axes stand between the run's id and its state.
-        axes = status.columns[1 : status.columns.index("state")]
-        filters = {run.id: filter_of(run.config()) for run in open_experiment(Path(folder)).runs}
-        for run in status.filter(pl.col("state") == "completed").iter_rows(named=True):
-            rates = losses.setdefault(arm_of(run, axes, momentum=filters[run["id"]]), {}).setdefault(
-                run["optimizer.lr"], {}
-            )
-            rates[run["seed"]] = ends[run["id"]]
+    for source in sources:
+        runs = _of_csv(Path(source)) if source.endswith(".csv") else _of_experiment(source)
+        for arm, lr, seed, loss in runs:
+            seeds = losses.setdefault(arm, {}).setdefault(lr, {})
+            # The same run in two sources has the same bits.
+            if seeds.setdefault(seed, loss) != loss:
+                raise ValueError(
+                    f"{source}: two runs of {arm.name}, {arm.steps} steps, seed {seed} at {lr:g} "
+                    "have other losses"
+                )
     return losses
 
 
-def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> str:
-    """A table for each length, by increasing gap."""
+def _of_experiment(folder: str) -> Iterator[tuple[Arm, float, int, float]]:
+    experiment = asyncpp.open(folder)
+    ends = last_losses(experiment)
+    status = experiment.status()
+    # Axes stand between the run's id and its state.
+    axes = status.columns[1 : status.columns.index("state")]
+    filters = {run.id: filter_of(run.config()) for run in open_experiment(Path(folder)).runs}
+    for run in status.filter(pl.col("state") == "completed").iter_rows(named=True):
+        arm = arm_of(run, axes, momentum=filters[run["id"]])
+        yield arm, run["optimizer.lr"], run["seed"], ends[run["id"]]
+
+
+def _of_csv(file: Path) -> Iterator[tuple[Arm, float, int, float]]:
+    with file.open(newline="") as stream:
+        for row in csv.DictReader(stream):
+            steps, lr, seed, loss = (row.pop(name) for name in _OF_A_RUN)
+            settings = {key: value for key, value in row.items() if value}
+            options = {
+                key.removeprefix("optimizer."): float(value)
+                for key, value in settings.items()
+                if key.startswith("optimizer.")
+            }
+            momentum = _filter(
+                settings,
+                optimizer=settings["optimizer"],
+                options=options,
+                coefficient=float(settings.get("error_feedback", 0)),
+            )
+            arm = Arm(steps=int(steps), settings=tuple(settings.items()), filter=momentum)
+            yield arm, float(lr), int(seed), float(loss)
+
+
+def page(losses: Losses) -> str:
+    """A table for each length, by increasing gap, and one of the arms with few seeds."""
     lines = []
     for steps in sorted({arm.steps for arm in losses}):
         arms = {arm: best(rates) for arm, rates in losses.items() if arm.steps == steps}
@@ -106,19 +163,33 @@ def page(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> str:
             (found for arm, found in arms.items() if arm.is_synchronous("adamw")),
             key=lambda found: (-len(found.losses), float(np.mean(list(found.losses.values())))),
         )
-        lines += [f"## {steps:,} steps", ""]
-        lines += [
-            "| arm | best rate | loss | gap | 95 %, paired | seeds "
-            "| limit | noise | lag | settling | variance | loss by rate |"
-        ]
-        lines += ["| --- |" + " ---: |" * 10 + " --- |"]
         baseline = baselines[0] if baselines else None
         gaps = {arm: _differences(chosen, baseline) for arm, chosen in arms.items()}
         # Without a baseline each difference is the loss.
-        for arm in sorted(arms, key=lambda arm: float(np.mean(gaps[arm] or [np.inf]))):
-            lines.append(_line(arm, arms[arm], gaps[arm] if baseline else []))
-        lines += ["", *_correlations({arm: losses[arm] for arm in arms})]
+        order = sorted(arms, key=lambda arm: float(np.mean(gaps[arm] or [np.inf])))
+        rows = {arm: _row(arm, arms[arm], gaps[arm] if baseline else []) for arm in order}
+        several = [arm for arm in order if len(arms[arm].losses) >= _SEVERAL]
+        few = [arm for arm in order if arm not in several]
+        lines += [f"## {steps:,} steps", "", *_table(several or few, rows)]
+        if several and few:
+            lines += [f"With fewer than {_SEVERAL} seeds:", "", *_table(few, rows)]
+        lines += _correlations({arm: losses[arm] for arm in arms})
     return "\n".join(lines)
+
+
+def _table(arms: Sequence[Arm], rows: Mapping[Arm, str]) -> list[str]:
+    keys = [key for key in _keys(arms) if key not in _NAMED]
+    names = ["arm", *(key.removeprefix("optimizer.") for key in keys), *_COLUMNS]
+    lines = [f"| {' | '.join(names)} |", f"| --- |{' ---: |' * (len(names) - 2)} --- |"]
+    for arm in arms:
+        settings = dict(arm.settings)
+        name = ", ".join(settings[key] for key in _NAMED if key in settings)
+        lines.append(f"| {' | '.join((name, *(settings.get(key, '') for key in keys)))} | {rows[arm]} |")
+    return [*lines, ""]
+
+
+def _keys(arms: Iterable[Arm]) -> list[str]:
+    return list(dict.fromkeys(key for arm in arms for key, _ in arm.settings))
 
 
 def _differences(chosen: Best, baseline: Best | None) -> list[float]:
@@ -127,7 +198,8 @@ def _differences(chosen: Best, baseline: Best | None) -> list[float]:
     return [chosen.losses[seed] - of_baseline[seed] for seed in sorted(set(chosen.losses) & set(of_baseline))]
 
 
-def _line(arm: Arm, chosen: Best, differences: Sequence[float]) -> str:
+def _row(arm: Arm, chosen: Best, differences: Sequence[float]) -> str:
+    """The cells under `_COLUMNS`."""
     interval = paired(differences)
     between = "-" if interval is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
     gap = f"{np.mean(differences):+.4f}" if differences else "-"
@@ -137,8 +209,8 @@ def _line(arm: Arm, chosen: Best, differences: Sequence[float]) -> str:
     tried = ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in chosen.tried.items())
     loss = np.mean(list(chosen.losses.values()))
     return (
-        f"| {arm.name} | {chosen.lr:g}{edge} | {loss:.4f} | {gap} | {between} "
-        f"| {len(differences) or len(chosen.losses)} | {numbers} | {tried} |"
+        f"{chosen.lr:g}{edge} | {loss:.4f} | {gap} | {between} "
+        f"| {len(differences) or len(chosen.losses)} | {numbers} | {tried}"
     )
 
 
@@ -158,7 +230,7 @@ def _shown(theory: Point) -> str:
     return " | ".join(f"{value:{formats.get(name, '.3g')}}" for name, value in _measures(theory).items())
 
 
-def _correlations(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> list[str]:
+def _correlations(losses: Losses) -> list[str]:
     """Spearman's, over the arms that are filters."""
     filters = {arm: theory for arm in losses if (theory := arm.theory) is not None}
     settings = Counter((lr, seed) for arm in filters for lr, seeds in losses[arm].items() for seed in seeds)
@@ -182,9 +254,9 @@ def _correlations(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> 
     ]
 
 
-def rows(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> list[dict[str, object]]:
+def rows(losses: Losses) -> list[dict[str, object]]:
     """A row for each run; every row has the settings of all arms."""
-    keys = list(dict.fromkeys(key for arm in losses for key, _ in arm.settings))
+    keys = _keys(losses)
     return [
         {
             "steps": arm.steps,
@@ -201,10 +273,10 @@ def rows(losses: Mapping[Arm, Mapping[float, Mapping[int, float]]]) -> list[dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("experiments", nargs="+")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE")
     parser.add_argument("--csv", type=Path)
     options = parser.parse_args()
-    losses = read(options.experiments)
+    losses = read(options.sources)
     print(page(losses))
     if options.csv is not None:
         of_runs = rows(losses)

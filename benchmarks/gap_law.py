@@ -65,10 +65,14 @@ def gaps_at_best(losses: Losses) -> list[Gap]:
 
 
 def gaps_at_equal(losses: Losses) -> list[Gap]:
-    """Each arm beside the synchronous one at the same rate, for all rates that both have."""
+    """Each arm beside the synchronous one at the same rate: rates that both have, up to the synchronous best.
+
+    Above it both grow worse, for other reasons.
+    """
     found = []
     for length, arm, rates, synchronous in _delayed(losses):
-        for lr in sorted(set(rates) & set(synchronous)):
+        highest = best(synchronous).lr
+        for lr in sorted(lr for lr in set(rates) & set(synchronous) if lr <= highest):
             differences = _differences(rates[lr], synchronous[lr])
             if differences:
                 found.append(Gap(length=length, arm=arm, lr=lr, differences=differences, on_edge=False))
@@ -135,12 +139,13 @@ def _gap_table(gaps: Sequence[Gap], of_steps: Mapping[Length, Curve]) -> list[st
 
 
 def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_rate: bool) -> list[str]:
-    lines = []
+    lines, too_few = [], []
     for (optimizer, arm), group in _grouped(gaps).items():
         law = _law(group, with_rate=with_rate)
         said = f"- {optimizer}, {arm}, {len(group)} gaps: "
-        if law is None:
-            lines.append(said + "too few for a fit.")
+        # Without several lengths it leads nowhere.
+        if law is None or "steps" not in law.names:
+            too_few.append(f"{optimizer}, {arm} ({len(group)})")
             continue
         powers = " ".join(
             f"({name})^({law.powers[i]:.2f} ± {law.interval(i):.2f})" for i, name in enumerate(law.names, 1)
@@ -156,8 +161,15 @@ def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_r
                 f"a rate of {value:g}" if name == "lr" else f"{value:,.0f} {name}"
                 for name, value in target.items()
             )
-            lines.append(f"  At {where}: {middle:+.4f} (95 %: {low:+.4f} to {high:+.4f}){rest}.")
+            lines.append(f"  At {where}: {middle:+.4f} (95 %: {low:+.4f} to {_bound(high)}){rest}.")
+    if too_few:
+        lines.append(f"- Too few gaps or lengths for a law: {'; '.join(too_few)}.")
     return lines
+
+
+def _bound(high: float) -> str:
+    """Of a loss in nats; a guess from one power too many is without one."""
+    return f"{high:+.4f}" if high < 100 else "more than 100"
 
 
 def _law(gaps: Sequence[Gap], *, with_rate: bool) -> PowerLaw | None:

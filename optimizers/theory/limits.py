@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from optimizers.options import Value
 from optimizers.theory.filters import Filter, limit
+from optimizers.theory.stability import largest_stable_step, polynomials
 
 
 def momentum_limit(
@@ -23,7 +26,7 @@ def momentum_limit(
         coefficient: c of error feedback.
 
     Returns:
-        None for a momentum that is no point of `optimizers.theory.filters`.
+        None for a momentum that is neither a point of `optimizers.theory.filters` nor Adan's.
     """
     weight = 1.0
     if name in ("adamw", "soap", "basis-rotation"):
@@ -39,6 +42,24 @@ def momentum_limit(
         beta = float(settings["beta1"])
         # mu_t of torch.optim.NAdam
         weight = beta * (1 - 0.5 * 0.96 ** (step * float(settings["momentum_decay"])))
+    elif name == "adan":
+        beta1, beta2 = float(settings["beta1"]), float(settings["beta2"])
+        return _of_adan(beta1=beta1, beta2=beta2, delay=delay, coefficient=coefficient)
     else:
         return None
     return limit(Filter(beta=beta, weight=weight, coefficient=coefficient), delay=delay)
+
+
+def _of_adan(*, beta1: float, beta2: float, delay: int, coefficient: float) -> float:
+    """Adan steps along M + beta2 V (`optimizers.rules.adan`), in powers of z
+
+        (1 - beta1) z / (z - beta1) + beta2 (1 - beta2) (z - 1) / (z - beta2)
+
+    of the gradient: plain momentum, and as a look-ahead the momentum of the gradient's change.
+    """
+    fixed, _ = polynomials(beta=beta1, weight=1.0, coefficient=coefficient, delay=delay)
+    average = np.convolve([0.0, 1 - beta1], [-beta2, 1.0])
+    change = beta2 * (1 - beta2) * np.convolve([-1.0, 1.0], [-beta1, 1.0])
+    return largest_stable_step(
+        np.convolve(fixed, [-beta2, 1.0]), np.convolve(average + change, [-coefficient, 1 + coefficient])
+    )

@@ -9,15 +9,21 @@ from torch import Tensor
 
 from stages.update.optimizer_step import StageState
 
-_ADAM_RULES = ("adamw", "nadamw", "qhadamw")
+_SECOND_MOMENTS = {
+    "adamw": ("exp_avg_sq", "beta2"),
+    "nadamw": ("exp_avg_sq", "beta2"),
+    "qhadamw": ("exp_avg_sq", "beta2"),
+    "adan": ("square", "beta3"),
+}
+"""By rule: where the second moment is kept, and the decay rate of it."""
 
 
 def step_sizes(state: StageState) -> dict[str, Tensor] | None:
     """The diagonal D of u = D m by member: lr / (sqrt(v / (1 - beta2^t)) + eps) of Adam, lr of SGD.
 
-    lr is that of the latest update. 0 for the embedding: v of a token that has not occurred lately is near 0,
-    so its D is huge, and has no meaning while the token does not occur. None where a rule has no such D, or
-    no step has been taken.
+    lr is that of the latest update; Adan's v is of the gradient with its look-ahead. 0 for the embedding: v
+    of a token that has not occurred lately is near 0, so its D is huge, and has no meaning while the token
+    does not occur. None where a rule has no such D, or no step has been taken.
     """
     sizes = {}
     for name, parameter, group in _owned(state):
@@ -26,11 +32,12 @@ def step_sizes(state: StageState) -> dict[str, Tensor] | None:
             sizes[name] = torch.zeros_like(parameter, dtype=torch.float64)
         elif group.get("rule") == "sgd":
             sizes[name] = torch.full_like(parameter, group["lr"], dtype=torch.float64)
-        elif group.get("rule") in _ADAM_RULES and "exp_avg_sq" in kept:
-            second = kept["exp_avg_sq"].double() / (1 - _betas(group)[1] ** float(kept["step"]))
-            sizes[name] = group["lr"] / (second.sqrt() + group["eps"])
         else:
-            return None
+            key, rate = _SECOND_MOMENTS.get(group.get("rule", ""), ("", ""))
+            if key not in kept:
+                return None
+            second = kept[key].double() / (1 - _decay_rate(group, rate) ** float(kept["step"]))
+            sizes[name] = group["lr"] / (second.sqrt() + group["eps"])
     return sizes
 
 
@@ -44,14 +51,15 @@ def momenta(state: StageState) -> dict[str, Tensor] | None:
         if not key or key not in kept:
             return None
         averages[name] = kept[key].double()
-        if group.get("rule") in _ADAM_RULES:
-            averages[name] /= 1 - _betas(group)[0] ** float(kept["step"])
+        if group.get("rule") in _SECOND_MOMENTS:
+            averages[name] /= 1 - _decay_rate(group, "beta1") ** float(kept["step"])
     return averages
 
 
-def _betas(group: dict[str, Any]) -> tuple[float, float]:
-    """Decay rates of the two moments; torch's optimizers keep them as one setting."""
-    return group["betas"] if "betas" in group else (group["beta1"], group["beta2"])
+def _decay_rate(group: dict[str, Any], name: str) -> float:
+    """Torch's optimizers keep their two as one setting."""
+    rates = dict(zip(("beta1", "beta2"), group["betas"], strict=True)) if "betas" in group else group
+    return float(rates[name])
 
 
 def _owned(state: StageState) -> list[tuple[str, Tensor, dict[str, Any]]]:

@@ -81,11 +81,11 @@ def test_a_gap_is_paired_over_the_common_seeds_each_arm_at_its_best_rate() -> No
     assert gap.interval.half_width == pytest.approx(0, abs=1e-12)
 
 
-def test_at_equal_rates_a_gap_is_between_runs_of_one_rate_and_diverged_runs_have_none() -> None:
+def test_at_equal_rates_a_gap_is_up_to_the_best_synchronous_rate_and_diverged_runs_have_none() -> None:
     length = Length(optimizer="adamw", parameters=50_000, tokens_per_step=1024, steps=300)
     arms = {
-        SYNCHRONOUS: {1e-3: {0: 2.0}, 2e-3: {0: 1.9}, 4e-3: {0: 1.8}},
-        "2bw": {1e-3: {0: 2.1}, 2e-3: {0: math.inf, 1: 2.0}, 8e-3: {0: 1.7}},
+        SYNCHRONOUS: {1e-3: {0: 2.0}, 2e-3: {0: 1.9}, 4e-3: {0: 1.8}, 8e-3: {0: 1.9}},
+        "2bw": {1e-3: {0: 2.1}, 2e-3: {0: math.inf, 1: 2.0}, 8e-3: {0: 1.95}},
     }
     [gap] = gaps_at_equal({length: arms})
     assert (gap.lr, gap.differences) == (1e-3, [pytest.approx(0.1)])
@@ -121,6 +121,8 @@ def test_losses_are_read_by_size_batch_and_steps(tmp_path: Path) -> None:
     assert only == large
     text = page(losses, [{"steps": 100, "parameters": 100, "tokens a step": 1000, "lr": 1e-3}])
     assert text.count("(edge)") == 6
+    # Each has a gap for either batch, and all have one length.
+    assert "- Too few gaps or lengths for a law: adamw, 2bw (2); adamw, 2bw, EF 1 (2)." in text
 
 
 def test_runs_that_differ_in_another_axis_are_refused(tmp_path: Path) -> None:

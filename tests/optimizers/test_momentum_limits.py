@@ -48,6 +48,8 @@ def grows(name: str, options: dict[str, Any], *, product: float, delay: int) -> 
         ("sgd", {"momentum": 0.8, "nesterov": True}),
         ("nadamw", {"beta1": 0.9, "momentum_decay": 0.0}),
         ("nadamw", {"beta1": 0.9, "momentum_decay": 1.0}),
+        ("adan", {}),
+        ("adan", {"beta1": 0.9, "beta2": 0.8}),
     ],
 )
 def test_the_optimizer_is_stable_below_its_limit_alone(
@@ -63,6 +65,9 @@ def test_the_optimizer_is_stable_below_its_limit_alone(
 def test_error_feedback_and_steps_count() -> None:
     adamw = METHODS["adamw"].defaults
     assert momentum_limit("adamw", adamw, step=9, delay=1, coefficient=1.0) == pytest.approx(2.70, abs=0.01)
+    # Without a decay of the gradient's change Adan's step is along plain momentum.
+    plain = {**METHODS["adan"].defaults, "beta1": 0.9, "beta2": 0.0}
+    assert momentum_limit("adan", plain, step=9, delay=1, coefficient=1.0) == pytest.approx(2.70, abs=0.01)
     nadamw = METHODS["nadamw"].defaults
     early, late = (momentum_limit("nadamw", nadamw, step=n, delay=1, coefficient=0.0) for n in (1, 10**5))
     assert (early, late) == pytest.approx((2.0, 9.1), abs=0.05)

@@ -37,9 +37,12 @@ def tiny(text: Path, *, optimizer: str = "adamw") -> RunConfig:
 
 
 class Reference:
-    """Plain training in one process that keeps the last weights, and Adam's moments by their formula."""
+    """Plain training in one process that keeps the last weights, and the moments by their formula.
 
-    def __init__(self, config: RunConfig, *, beta1: float) -> None:
+    Those of Adam, or of Adan, whose second one is of g + look_ahead (g - g_previous).
+    """
+
+    def __init__(self, config: RunConfig, *, beta1: float, beta2: float, look_ahead: float) -> None:
         self.config = config
         self.module = whole_model(config, dtype=torch.float64)
         self.data = batches(config)
@@ -55,6 +58,7 @@ class Reference:
         )
         first = {name: torch.zeros_like(p) for name, p in named.items()}
         second = {name: torch.zeros_like(p) for name, p in named.items()}
+        previous: dict[str, Tensor] = {}
         self.weights = [self._read()]
         for step in range(config.train.steps):
             gradient, _ = step_gradient(
@@ -67,14 +71,17 @@ class Reference:
             for name, parameter in named.items():
                 parameter.grad = gradient[name]
                 first[name] = beta1 * first[name] + (1 - beta1) * gradient[name]
-                second[name] = 0.95 * second[name] + 0.05 * gradient[name] ** 2
+                change = gradient[name] - previous.get(name, gradient[name])
+                ahead = gradient[name] + look_ahead * change
+                second[name] = beta2 * second[name] + (1 - beta2) * ahead**2
+            previous = gradient
             optimizer.step()
             self.weights.append(self._read())
         steps = config.train.steps
         self.lr = config.optimizer.lr * factor
         self.momentum = self.flat({name: m / (1 - beta1**steps) for name, m in first.items()})
         self.step_size = {
-            name: self.lr / ((v / (1 - 0.95**steps)).sqrt() + 1e-8) for name, v in second.items()
+            name: self.lr / ((v / (1 - beta2**steps)).sqrt() + 1e-8) for name, v in second.items()
         }
 
     def _read(self) -> dict[str, Tensor]:
@@ -99,11 +106,8 @@ class Reference:
         gradients = self.gradient(weights)
         flat = torch.cat([gradients[index].flatten() for index in chosen])
         parameters = [weights[name] for name in names]
-        rows = [
-            torch.cat([d.flatten() for d in torch.autograd.grad(entry, parameters, retain_graph=True)])
-            for entry in flat
-        ]
-        return torch.stack(rows)
+        rows = torch.autograd.grad(flat, parameters, torch.eye(len(flat)).to(flat), is_grads_batched=True)
+        return torch.cat([row.flatten(start_dim=1) for row in rows], dim=1)
 
 
 def between(first: Tensor, second: Tensor) -> float:
@@ -111,24 +115,35 @@ def between(first: Tensor, second: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "beta1", "weight"),
-    [("adamw", 0.9, 1.0), ("qhadamw", 0.95, 0.75)],
+    ("optimizer", "beta1", "beta2", "look_ahead", "response"),
+    [
+        ("adamw", 0.9, 0.95, 0.0, 0.1 / 1.9),
+        ("qhadamw", 0.95, 0.95, 0.0, 0.25 + 0.75 * 0.05 / 1.95),
+        ("adan", 0.98, 0.99, 0.92, 0.02 / 1.98 + 0.92 * 2 * 0.08 / 1.92),
+    ],
 )
 @pytest.mark.slow
 def test_a_row_is_what_the_whole_hessian_says(
-    optimizer: str, beta1: float, weight: float, text: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str,
+    beta1: float,
+    beta2: float,
+    look_ahead: float,
+    response: float,
+    text: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """`response` is the share of a gradient that alternates from update to update in the direction."""
     config = tiny(text, optimizer=optimizer)
     monkeypatch.setattr(stages.diagnostics.measure, "ITERATIONS", 60)  # all directions that matter
     rows = Rows()
     replay(config, recorder=rows)
     (row,) = rows.of_kind("diagnostics")
-    reference = Reference(config, beta1=beta1)
+    reference = Reference(config, beta1=beta1, beta2=beta2, look_ahead=look_ahead)
     before, last = (reference.flat(weights) for weights in reference.weights[-2:])
     update, earlier = before - last, reference.flat(reference.weights[-3]) - before
     assert row["lr"] == pytest.approx(reference.lr)
     # Where the period is two updates; 38 for AdamW.
-    assert row["limit"] == pytest.approx(2 * (1 + beta1) / (1 + beta1 - 2 * weight * beta1))
+    assert row["limit"] == pytest.approx(2 / response)
     assert row["update_cosine"] == pytest.approx(between(update, earlier), rel=1e-9)
     gradients = [
         torch.cat(
