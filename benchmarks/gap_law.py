@@ -186,6 +186,7 @@ def _grouped(gaps: Iterable[Gap]) -> dict[tuple[str, str], list[Gap]]:
 
 def draw(gaps: Sequence[Gap], file: Path) -> None:
     """Gap over steps: a panel for each optimizer and arm that has several lengths; the law is dotted."""
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     groups = {
@@ -224,7 +225,9 @@ def draw(gaps: Sequence[Gap], file: Path) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, fontsize=8)
-    figure.savefig(file)
+    # The same gaps are the same file.
+    with mpl.rc_context({"svg.hashsalt": "asyncpp"}):
+        figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def _target(text: str) -> Mapping[str, float]:
