@@ -5,7 +5,7 @@
 A source is an experiment with `optimizer.lr` among its axes (templates/experiments/adamw-under-delay.yaml),
 or a file that `--csv` made. An arm is what the other axes but seed and steps say; gaps are over the seeds
 that both arms have. Below a table stand the rank correlations of the filters' losses with their measures, at
-the rate and seed that most of them have.
+the rate and seed that most of them have, and with each filter at the best rate of that seed.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _shown(theory: Point) -> str:
 
 
 def _correlations(losses: Losses) -> list[str]:
-    """Spearman's, over the arms that are filters."""
+    """Spearman's, over the arms that are filters: at equal rates, and each at the best rate of that seed."""
     filters = {arm: theory for arm in losses if (theory := arm.theory) is not None}
     settings = Counter((lr, seed) for arm in filters for lr, seeds in losses[arm].items() for seed in seeds)
     if not settings:
@@ -239,19 +239,20 @@ def _correlations(losses: Losses) -> list[str]:
     (lr, seed), count = settings.most_common(1)[0]
     if count < 3:
         return []
-    rows = [
-        {"loss": losses[arm][lr][seed], **_measures(theory)}
-        for arm, theory in filters.items()
-        if seed in losses[arm].get(lr, {})
+    of_seed = {arm: {rate: of[seed] for rate, of in losses[arm].items() if seed in of} for arm in filters}
+    equal = {arm: rates[lr] for arm, rates in of_seed.items() if lr in rates}
+    lowest = {arm: min(rates.values()) for arm, rates in of_seed.items() if rates}
+    return [
+        f"Rank correlation with the loss, {len(of)} filters {where}, seed {seed}: {_ranks(of, filters)}.\n"
+        for of, where in ((equal, f"at a rate of {lr:g}"), (lowest, "each at its best rate"))
     ]
-    frame = pl.DataFrame(rows)
+
+
+def _ranks(losses: Mapping[Arm, float], filters: Mapping[Arm, Point]) -> str:
+    frame = pl.DataFrame([{"loss": loss, **_measures(filters[arm])} for arm, loss in losses.items()])
     names = frame.columns[1:]
     found = frame.select(pl.corr("loss", name, method="spearman").alias(name) for name in names).row(0)
-    said = ", ".join(f"{name} {value:+.2f}" for name, value in zip(names, found, strict=True))
-    return [
-        f"Rank correlation with the loss, {count} filters at a rate of {lr:g}, seed {seed}: {said}.",
-        "",
-    ]
+    return ", ".join(f"{name} {value:+.2f}" for name, value in zip(names, found, strict=True))
 
 
 def rows(losses: Losses) -> list[dict[str, object]]:

@@ -150,4 +150,6 @@ def test_losses_are_ranked_beside_the_measures_at_the_setting_that_most_filters_
         SYNCHRONOUS: {0.008: {0: 1.0}},
     }
     assert "3 filters at a rate of 0.004, seed 0: limit -0.50, noise -0.50, lag +0.50," in page(losses)
+    # At another rate c = 0 has the lowest: 1, 2, 3.
+    assert "3 filters each at its best rate, seed 0: limit +1.00, noise +1.00, lag -1.00," in page(losses)
     assert "Rank correlation" not in page({SYNCHRONOUS: {0.008: {0: 1.0}}})
