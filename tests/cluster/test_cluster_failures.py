@@ -100,6 +100,8 @@ def test_an_attempt_on_another_machine_is_over_when_its_job_is(slurm_conf: Path,
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")
     (run,) = experiment.runs
     launch(experiment.folder, "--replay", "--wait", site=site_file(tmp_path))
+    # The job still looks how its ranks ended, and would start a run again that it finds without an end.
+    wait_for(lambda: not squeue(), seconds=100, why=squeue)
     completed = run.status()
     attempt = Attempt(run, 1)
     processes = attempt.read("rank-0")
@@ -115,7 +117,7 @@ def test_an_attempt_on_another_machine_is_over_when_its_job_is(slurm_conf: Path,
     going_on = json.loads(run.status_file.read_text()) | {"state": "running"}
     run.status_file.write_text(json.dumps(going_on))
     assert run.status().state == State.RUNNING
-    # SLURM may still be ending the job when `launch --wait` returns.
+    # The accounts come after the queue.
     wait_for(lambda: status_of(experiment.folder)[0]["state"] != "running", seconds=100, why=squeue)
     (told,) = status_of(experiment.folder)
     assert (told["state"], told["attempt"], told["steps"]) == ("failed", 1, completed.steps)
