@@ -94,16 +94,6 @@ def test_files_of_the_command_line_import_no_torch(where: str) -> None:
     assert wrong == []
 
 
-def test_modules_have_at_most_300_lines() -> None:
-    long = {
-        str(file.relative_to(ROOT)): count
-        for package in MAY_IMPORT
-        for file in python_files(package)
-        if (count := len(file.read_text(encoding="utf-8").splitlines())) > 300
-    }
-    assert long == {}
-
-
 UNPICKLING = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
 
 
