@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import DamagedError, UserError, doing
+from stages.records import read_bytes
 
 
 def write_text(path: Path, text: str) -> None:
@@ -57,13 +58,7 @@ def read_json(path: Path, *, newest_format: int) -> dict[str, Any]:
         DamagedError: it cannot be read, is not a JSON object, or has a `format` above `newest_format`.
     """
     try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise
-    except NotADirectoryError as error:
-        raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read ({error.strerror})") from error
+        content = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         # Also raised for numbers of thousands of digits and for deeply nested brackets.
         raise DamagedError(f"{path} is not JSON ({error})") from error

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from stages.records import DamagedError as DamagedError
+
 WRONG = 2
 """Exit code if the command, or what it works on, must be changed."""
 
@@ -27,10 +29,6 @@ FAILED = 1
 
 class UserError(Exception):
     """A mistake of the user: one line on standard error, exit code 2."""
-
-
-class DamagedError(Exception):
-    """A file of a run cannot be read: it is truncated, malformed, or written by a newer asyncpp."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,228 @@
+"""Records: JSON and YAML files that are declared as types, and the one codec that reads and writes them.
+
+A record is declared once, as a subclass of `Record`; its fields' types and `Meta` say what is accepted:
+
+    class Cell(Record, frozen=True, kw_only=True):
+        id: Annotated[str, Meta(pattern="[a-z]+", description="lower-case letters")]
+        steps: Count = 0
+
+    cell = read_record(file, Cell)
+    file.write_bytes(encoded(cell))
+
+Every refusal is a DamagedError that names the file, the key and what is accepted. Unknown keys are ignored: a
+later version may add some. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+from msgspec import inspect as types
+
+MOST_BYTES = 1 << 26
+"""Largest record that is read, in bytes, unless a reader says otherwise."""
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+"""A whole number that every reader of JSON represents exactly."""
+
+
+class DamagedError(Exception):
+    """A file cannot be read: it is truncated, malformed, or written by a newer asyncpp."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a file, or a part of it, holds."""
+
+
+class FileRecord(Record, frozen=True, kw_only=True):
+    """What a whole file holds, with the number of its format."""
+
+    format: Count = 1
+
+
+Kind = TypeVar("Kind")
+
+
+def open_file(file: Path, *, follow_links: bool = True) -> BufferedReader:
+    """Open a regular file for reading. Never waits, as a pipe without a writer would.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        DamagedError: it cannot be opened, or is a folder, pipe or device (or a link, unless followed).
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(file, flags)
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(file)) from error
+    except OSError as error:
+        raise DamagedError(f"{file} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise DamagedError(f"{str(file)!r} cannot be read ({error})") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedError(f"{file} cannot be read (it is not a regular file)")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(file: Path, *, most: int = MOST_BYTES, follow_links: bool = True) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        DamagedError: as `open_file`; or it cannot be read, or is larger.
+    """
+    with open_file(file, follow_links=follow_links) as opened:
+        try:
+            content = opened.read(most + 1)
+        except OSError as error:
+            raise DamagedError(f"{file} cannot be read ({error.strerror})") from error
+    if len(content) > most:
+        raise DamagedError(f"{file} is larger than {most:,} bytes")
+    return content
+
+
+def read_text(file: Path, *, most: int = MOST_BYTES) -> str:
+    """As `read_bytes`, for UTF-8 text."""
+    try:
+        return read_bytes(file, most=most).decode()
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"{file} is not UTF-8 text (byte {error.start})") from error
+
+
+def read_record(file: Path, kind: type[Kind], *, most: int = MOST_BYTES, newest_format: int = 1) -> Kind:
+    """The record in a JSON file.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        DamagedError: it cannot be read, or is no such record; or its `format` is above `newest_format`.
+    """
+    return decoded(read_bytes(file, most=most), kind, where=str(file), newest_format=newest_format)
+
+
+def decoded(content: bytes | str, kind: type[Kind], *, where: str, newest_format: int = 1) -> Kind:
+    """The record in a JSON text. NaN and Infinity are accepted, as Python writes them.
+
+    Args:
+        content: the text.
+        kind: the type declared for it.
+        where: names the text in errors: a file, or a line of one.
+        newest_format: largest accepted value of the key `format`.
+
+    Raises:
+        DamagedError: it is not JSON, or no such record.
+    """
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        # Also raised for numbers of thousands of digits and for deeply nested brackets.
+        raise DamagedError(f"{where} is not JSON ({str(error)[:200]})") from error
+    if isinstance(data, dict) and type(written := data.get("format")) is int and written > newest_format:
+        raise DamagedError(f"{where} has format {written}: a newer asyncpp wrote it")
+    return converted(data, kind, where=where)
+
+
+def converted(data: Any, kind: type[Kind], *, where: str) -> Kind:
+    """Plain data (from JSON or YAML) as a record; see `decoded`."""
+    try:
+        return msgspec.convert(data, kind)
+    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        raise DamagedError(f"{where}: {_refusal(str(error), data, kind)}") from error
+
+
+def encoded(record: object) -> bytes:
+    """A record as one line of JSON; NaN and Infinity as Python writes them."""
+    return (json.dumps(plain(record)) + "\n").encode()
+
+
+def plain(record: object) -> Any:
+    """A record as plain data: mappings, lists, text, numbers, true, false and null."""
+    return msgspec.to_builtins(record)
+
+
+_PLACE = re.compile(r"(.*?)(?: - at `(?:key` in `)?\$(.*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_PART = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+
+
+def _refusal(message: str, data: Any, kind: object) -> str:
+    """msgspec's message in words for people: the key, its value, and what is accepted."""
+    what, path = _PLACE.fullmatch(message).groups()  # type: ignore[union-attr]
+    path, missing = path or "", _FIELD.fullmatch(what)
+    if missing is not None:
+        path += f".{missing[2]}"
+    declared: types.Type | None = types.type_info(kind)
+    known = missing is None
+    for name, index in _PART.findall(path):
+        declared = _inside(declared, name)
+        if known and index == "...":
+            known = False  # a key of a mapping, which msgspec does not name
+        elif known:
+            data = data[name] if name else data[int(index)]
+    key = path.removeprefix(".") or "the file"
+    if missing is not None:
+        problem = "is missing" if missing[1].startswith("missing") else "is unknown"
+    elif known and not isinstance(data, dict | list):
+        problem = f"is {json.dumps(data):.60}"
+    else:
+        problem = "is not accepted"
+    return f"{key} {problem}; accepted: {_accepted(declared) if declared is not None else what}"
+
+
+def _inside(declared: types.Type | None, name: str) -> types.Type | None:
+    """The type declared for a key, or for the items of a list, of a mapping, or of either in a union."""
+    match declared:
+        case types.Metadata():
+            return _inside(declared.type, name)
+        case types.UnionType():
+            return next((found for each in declared.types if (found := _inside(each, name))), None)
+        case types.StructType() | types.DataclassType() if name:
+            return next((field.type for field in declared.fields if field.encode_name == name), None)
+        case types.DictType():
+            return declared.value_type
+        case types.ListType() | types.VarTupleType():
+            return declared.item_type
+    return None
+
+
+def _accepted(declared: types.Type) -> str:
+    """What a type accepts, for people."""
+    match declared:
+        case types.Metadata():
+            return str((declared.extra_json_schema or {}).get("description") or _accepted(declared.type))
+        case types.UnionType():
+            return " or ".join(_accepted(each) for each in declared.types)
+        case types.EnumType():
+            return ", ".join(str(each.value) for each in declared.cls)
+        case types.LiteralType():
+            return ", ".join(map(str, declared.values))
+        case types.IntType() | types.FloatType():
+            words = "a whole number" if isinstance(declared, types.IntType) else "a number"
+            bounds = {">": declared.gt, ">=": declared.ge, "<": declared.lt, "<=": declared.le}
+            return words + " and".join(
+                f" {sign} {bound}" for sign, bound in bounds.items() if bound is not None
+            )
+        case types.StrType():
+            length = f" of at most {declared.max_length} characters" if declared.max_length else ""
+            return f"text{length}" + (f" that matches {declared.pattern}" if declared.pattern else "")
+        case types.BoolType():
+            return "true or false"
+        case types.NoneType():
+            return "null"
+        case types.ListType() | types.VarTupleType() | types.TupleType():
+            return "a list"
+        case types.StructType() | types.DataclassType():
+            return "a mapping with " + ", ".join(
+                field.encode_name for field in declared.fields if field.required
+            )
+    return "a mapping" if isinstance(declared, types.DictType) else "another value"
