@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.doctor.checks import Check, good, wrong
+from asyncpp_cli.launch.import_path import import_path
 from asyncpp_cli.launch.resources import this_machine
 from stages.model.compiler import missing_for_compile
 
@@ -184,9 +185,7 @@ def _locks(folder: Path) -> bool:
 
 def _run_handshake() -> tuple[dict[str, Any] | None, str]:
     """Result of `stages.comm.handshake` in two processes, or None and the problem."""
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = dict(os.environ) | {"PYTHONPATH": path}
+    environment = dict(os.environ) | {"PYTHONPATH": import_path(str(Path(__file__).parents[2]))}
     command = [sys.executable, "-P", "-m", "stages.comm.handshake"]
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as folder:
         ranks = [

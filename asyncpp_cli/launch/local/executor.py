@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.launch.import_path import import_path
 from asyncpp_cli.launch.resources import Resources
 from asyncpp_cli.runs.attempts.attempt import Attempt
 
@@ -75,10 +76,7 @@ def _import_path() -> Iterator[None]:
     from submitit.core.utils import environment_variables
 
     root = str(Path(__file__).parents[3])
-    before = os.environ.get("PYTHONPATH")
-    with environment_variables(
-        PYTHONSAFEPATH="1", PYTHONPATH=root if before is None else f"{root}{os.pathsep}{before}"
-    ):
+    with environment_variables(PYTHONSAFEPATH="1", PYTHONPATH=import_path(root)):
         yield
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncpp_cli.launch.import_path import import_path_in_bash
 from asyncpp_cli.launch.job.early_signals import SIGNAL_VARIABLE
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm.client import SlurmError, clean_environment, error_text
@@ -187,7 +188,7 @@ def _setup(site: Site, *, code: str) -> list[str]:
         *site.setup,
         'cd -- "$asyncpp_folder" || exit 1',
         # Relative: an absolute path may contain a colon.
-        f"export PYTHONPATH=../../code/{code}${{PYTHONPATH:+:$PYTHONPATH}}",
+        *import_path_in_bash(f"../../code/{code}"),
         "export PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1",
     ]
 
