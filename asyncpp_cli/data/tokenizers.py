@@ -60,6 +60,25 @@ class Bytes:
         return bytes(tokens).decode(errors="replace")
 
 
+def byte_tokenizer_json() -> str:
+    """The tokenizer.json of `Bytes`: a token's id is its byte; `END` stands for the zero byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    # GPT-2 writes the other bytes as the characters from 256 on (its `bytes_to_unicode`).
+    others = [byte for byte in range(256) if byte not in printable]
+    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    names[Bytes.end_of_document] = END
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    content = {
+        "version": "1.0",
+        "added_tokens": [{"id": Bytes.end_of_document, "content": END, "special": True, **flags}],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": {names[byte]: byte for byte in range(256)}, "merges": []},
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
 class Library:
     """A tokenizer of the library `tokenizers`.
 

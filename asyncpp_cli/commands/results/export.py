@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -74,29 +76,50 @@ def export(
 
 
 def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
-    """Copy the tokenizer of prepared data beside the weights; returns the end-of-document token.
+    """Write the data's tokenizer beside the weights; returns the end-of-document token.
 
-    None if the data is not a prepared folder or not available.
+    None if documents have no end, as in plain text, or the data is not available. The tokenizer of another
+    project's token shards is unknown.
     """
-    import json
-    import shutil
-
     from asyncpp_cli.console import say
-    from stages.data.prepared import MANIFEST, read_prepared
+    from asyncpp_cli.data.tokenizers import Bytes, byte_tokenizer_json
+    from stages.data.dataset import is_prepared
+    from stages.data.foreign_formats import find_shards
+    from stages.data.prepared import read_prepared
     from stages.data.shards import DataError
 
-    if config.data.path is None or not (Path(config.data.path) / MANIFEST).is_file():
-        return None
+    path = None if config.data.path is None else Path(config.data.path)
     try:
-        prepared = read_prepared(Path(config.data.path))
-    except DataError as error:
+        prepared = read_prepared(path) if path is not None and is_prepared(path) else None
+        foreign = prepared is None and path is not None and bool(find_shards(path))
+        if path is not None and not path.exists():
+            raise DataError(f"{path} does not exist")
+        if prepared is not None and prepared.tokenizer_file is not None:
+            content = prepared.tokenizer_file.read_text(encoding="utf-8")
+        else:
+            content = byte_tokenizer_json()
+    except (DataError, OSError, ValueError) as error:
         say(f"The tokenizer is left out: {error}")
         return None
-    if prepared.tokenizer_file is not None:
-        shutil.copyfile(prepared.tokenizer_file, folder / "tokenizer.json")
-        tokenizer_config = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": config.data.context,
-        }
-        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
-    return prepared.end_of_document
+    if foreign:
+        say(f"The tokenizer is left out: {path} does not say which one made its tokens")
+        return None
+    end = Bytes.end_of_document if prepared is None else prepared.end_of_document
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.data.context,
+        # lm-eval pads with it, and starts every text with it.
+        "eos_token": _token(json.loads(content), end),
+    }
+    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+    return None if prepared is None else end
+
+
+def _token(tokenizer: Mapping[str, Any], number: int) -> str | None:
+    """The text of a token in the content of a tokenizer.json."""
+    added = {entry["id"]: entry["content"] for entry in tokenizer.get("added_tokens") or []}
+    vocabulary = tokenizer["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: pairs of token and score
+        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+    return added.get(number) or next((token for token, index in vocabulary.items() if index == number), None)

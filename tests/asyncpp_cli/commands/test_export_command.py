@@ -91,6 +91,39 @@ def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(tmp_
     )
     text = "def test_the_tokenizer(tmp_path: Path)"
     expected = Tokenizer.from_file(str(data / "tokenizer.json")).encode(text).ids
-    assert AutoTokenizer.from_pretrained(tmp_path / "hf")(text)["input_ids"] == expected
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert loaded(text)["input_ids"] == expected
+    assert (loaded.eos_token, loaded.eos_token_id) == ("<|endoftext|>", said["eos_token_id"])
+    check_that_lm_eval_scores(tmp_path / "hf")
     assert asyncpp("export", run.folder, "--format", "safetensors", "--out", tmp_path / "own").code == 0
     assert [file.name for file in (tmp_path / "own").iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.slow
+def test_an_export_of_a_model_of_bytes_has_a_tokenizer_of_bytes(run: Run, tmp_path: Path) -> None:
+    """Plain text as the data, as in the quickstart."""
+    from transformers import AutoTokenizer
+
+    assert asyncpp("export", run.folder, "--out", tmp_path / "hf").code == 0
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = "Tab\t, newline\n, Ā, ł, 漢, 🙂,  two spaces and <|endoftext|>"
+    tokens = loaded(text, split_special_tokens=True)["input_ids"]
+    assert tokens == list(text.encode())
+    assert loaded.decode(tokens) == text
+    assert (loaded.eos_token, loaded.eos_token_id, len(loaded)) == ("<|endoftext|>", 0, 256)
+    check_that_lm_eval_scores(tmp_path / "hf")
+
+
+def check_that_lm_eval_scores(folder: Path) -> None:
+    """Load an export with the evaluation harness, where that is installed, and score a text with it."""
+    try:
+        from lm_eval.api.instance import Instance
+        from lm_eval.models.huggingface import HFLM
+    except ImportError:
+        return
+    model = HFLM(pretrained=str(folder), device="cpu", batch_size=2)
+    requests = [
+        Instance(request_type="loglikelihood", doc={}, arguments=arguments, idx=0)
+        for arguments in (("", "def"), ("def ", "test"))
+    ]
+    assert all(likelihood < 0 for likelihood, _ in model.loglikelihood(requests))
