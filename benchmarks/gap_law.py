@@ -141,7 +141,7 @@ def _gap_table(gaps: Sequence[Gap], of_steps: Mapping[Length, Curve]) -> list[st
 def _laws(gaps: Iterable[Gap], *, targets: Sequence[Mapping[str, float]], with_rate: bool) -> list[str]:
     lines, too_few = [], []
     for (optimizer, arm), group in _grouped(gaps).items():
-        law = _law(group, with_rate=with_rate)
+        law = fitted(group, with_rate=with_rate)
         said = f"- {optimizer}, {arm}, {len(group)} gaps: "
         # Without several lengths it leads nowhere.
         if law is None or "steps" not in law.names:
@@ -172,7 +172,7 @@ def _bound(high: float) -> str:
     return f"{high:+.4f}" if high < 100 else "more than 100"
 
 
-def _law(gaps: Sequence[Gap], *, with_rate: bool) -> PowerLaw | None:
+def fitted(gaps: Sequence[Gap], *, with_rate: bool) -> PowerLaw | None:
     rows = [{**gap.length.factors, **({"lr": gap.lr} if with_rate else {})} for gap in gaps]
     return fit([gap.mean for gap in gaps], {name: [row[name] for row in rows] for name in rows[0]})
 
@@ -196,7 +196,7 @@ def draw(gaps: Sequence[Gap], file: Path) -> None:
     panels = figure.subplots(1, len(groups), sharex=True, sharey=True, squeeze=False)[0]
     sizes = sorted({replace(gap.length, optimizer="", steps=0) for gap in gaps})
     for axes, ((optimizer, arm), group) in zip(panels, groups.items(), strict=True):
-        law = _law(group, with_rate=False)
+        law = fitted(group, with_rate=False)
         for index, size in enumerate(sizes):
             line = [gap for gap in group if replace(gap.length, optimizer="", steps=0) == size]
             if not line:

@@ -1,10 +1,11 @@
 """Time to the loss that synchronous training ends at, for a delayed arm, from runs of several lengths.
 
-    python -m benchmarks.time_to_loss EXPERIMENT... --arm 'ARM' --step-times 1.87,1.88,1.87
-                                     [--synchronous OPTIMIZER]
+    python -m benchmarks.time_to_loss SOURCE... --arm 'ARM' --step-times 1.87,1.88,1.87
+                                     [--synchronous ARM] [--lengths 3200,4800]
 
-The experiments have `optimizer.lr` among their axes, and the delayed arm at several lengths, each run with a
-learning rate that falls to its own end. ARM is named as benchmarks/delay_candidates.py names it. The step
+Sources are experiments with `optimizer.lr` among their axes, or their raw numbers as CSV; the delayed arm has
+several lengths, each run with a learning rate that falls to its own end. ARM is named as
+benchmarks/delay_candidates.py names it. The step
 times are those of the synchronous schedule over those of the delayed one, one for each round of
 benchmarks/pipeline.py.
 
@@ -102,7 +103,7 @@ def page(
     name: str,
     times: Sequence[float],
     *,
-    optimizer: str,
+    synchronous_arm: str,
 ) -> str:
     """A table of the seeds, and the ratio. A length's losses are those at its best rate.
 
@@ -110,23 +111,27 @@ def page(
         losses: by arm, rate and seed.
         name: of the delayed arm.
         times: of a synchronous step over a delayed one, by round.
-        optimizer: of the synchronous arm.
+        synchronous_arm: its optimizer, or its name if several have that optimizer.
     """
     delayed: dict[int, dict[int, float]] = {}
     for arm, rates in losses.items():
         for seed, loss in best(rates).losses.items() if arm.name == name else ():
             delayed.setdefault(seed, {})[arm.steps] = loss
     lengths = sorted({steps for ends in delayed.values() for steps in ends})
-    baselines = [arm for arm in losses if arm.is_synchronous(optimizer) and arm.steps in lengths]
+    baselines = [
+        arm
+        for arm in losses
+        if arm.steps in lengths and (arm.name == synchronous_arm or arm.is_synchronous(synchronous_arm))
+    ]
     if not baselines:
-        raise SystemExit(f"no synchronous {optimizer} at a length of {name!r}")
+        raise SystemExit(f"no synchronous {synchronous_arm} at a length of {name!r}")
     # Of several, the one with the most seeds.
     baseline = max(baselines, key=lambda arm: len(best(losses[arm]).losses))
     synchronous = best(losses[baseline]).losses
     line = common_slope(delayed)
     heads = [f"delayed, {steps:,} steps" for steps in lengths]
     lines = [
-        f"Synchronous {optimizer}: {baseline.steps:,} steps. Delayed: {name}; its loss changes by "
+        f"Synchronous {synchronous_arm}: {baseline.steps:,} steps. Delayed: {name}; its loss changes by "
         f"{line.slope:.3f} +- {line.half_width:.3f} when the steps are e times as many.",
         "",
         "| seed | synchronous loss | " + " | ".join(heads) + " | steps to that loss | over the synchronous |",
@@ -158,13 +163,20 @@ def page(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("experiments", nargs="+")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE")
     parser.add_argument("--arm", required=True)
     parser.add_argument("--step-times", required=True)
-    parser.add_argument("--synchronous", default="adamw", metavar="OPTIMIZER")
+    parser.add_argument(
+        "--synchronous", default="adamw", metavar="ARM", help="an optimizer, or an arm's name"
+    )
+    parser.add_argument("--lengths", help="steps of the runs that count; default: all")
     options = parser.parse_args()
     times = [float(text) for text in options.step_times.split(",")]
-    print(page(read(options.experiments), options.arm, times, optimizer=options.synchronous))
+    losses = read(options.sources)
+    if options.lengths:
+        lengths = {int(text) for text in options.lengths.split(",")}
+        losses = {arm: rates for arm, rates in losses.items() if arm.steps in lengths}
+    print(page(losses, options.arm, times, synchronous_arm=options.synchronous))
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def test_a_page_of_three_lengths() -> None:
         },
         "2bw, muon",
         [2.0, 2.0],
-        optimizer="muon",
+        synchronous_arm="muon",
     )
     assert "by -0.144 +- 0.000 when the steps" in text
     assert "| 0 | 1.8500 | 2.0000 | 1.9000 | 1.8000 | 2,828 | 1.414 |" in text
@@ -82,4 +82,4 @@ def test_without_a_synchronous_run_of_a_length_there_is_nothing_to_reach() -> No
         arm("2bw", steps): {0.1: {0: 2.0 - steps / 1e4, 1: 1.9 - steps / 1e4}} for steps in (500, 1000, 2000)
     }
     with pytest.raises(SystemExit, match="no synchronous muon at a length"):
-        page({**runs, arm("1f1b", 3000): {0.1: {0: 1.9}}}, "2bw, muon", [2.0], optimizer="muon")
+        page({**runs, arm("1f1b", 3000): {0.1: {0: 1.9}}}, "2bw, muon", [2.0], synchronous_arm="muon")

@@ -1,0 +1,334 @@
+"""Recomputes tables of result pages, and sentences that rest on them, from the raw files beside the pages.
+
+    python -m benchmarks.recompute
+
+Prints each line that a document should contain and does not. A page whose raw numbers are in CSV files has a
+function here that yields its lines; documents that quote such a page have one, too.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+
+from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
+from asyncpp_cli.schedule_tools.options import Geometry
+from asyncpp_cli.schedule_tools.programs import CostOptions, comparison
+from benchmarks import delay_candidates, gap_law, gap_losses, sharpness_rows, time_to_loss
+from benchmarks.best_rates import best
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+Row = Mapping[str, str]
+DELAYED_ADAMW = "delayed-adamw-2026-11-22"
+GAP_MAP = "gap-map-2026-11-23"
+
+
+def missing(document: Path, expected: Iterator[str]) -> list[str]:
+    """The expected pieces of text that a document lacks; any run of white space counts as one space."""
+    text = _plain(document.read_text(encoding="utf-8"))
+    return [piece for part in expected for piece in part.splitlines() if _plain(piece) not in text]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("**", "").split())
+
+
+def rows_of(name: str) -> list[Row]:
+    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def delayed_adamw() -> Iterator[str]:
+    """Tables and rank correlations of the lengths that the page shows, and gaps that its text repeats."""
+    losses = delay_candidates.read([str(RESULTS / f"{DELAYED_ADAMW}.csv")])
+    for section in delay_candidates.page(losses).split("## ")[1:]:
+        steps, _, body = section.partition(" steps")
+        if steps in ("300", "1,200", "4,800", "19,200"):
+            yield from filter(str.strip, body.splitlines())
+    for steps in (4_800, 19_200):
+        yield _gap(losses, steps, QHADAMW)
+    for arm in (QHADAMW, {**QHADAMW, "optimizer.beta1": "0.975", "optimizer.momentum_weight": "0.55"}):
+        yield _gap(losses, 4_800, arm, {**arm, "schedule": "1f1b"})
+    yield from _times(losses)
+
+
+STEP_TIMES = [1.843, 1.867, 1.863, 1.863, 1.868]
+"""Measured steps of 1f1b over those of 2bw at m = p = 8, by round: from the page, without a raw file."""
+
+
+def _times(losses: delay_candidates.Losses) -> Iterator[str]:
+    """Time to the loss of synchronous training, under `1f1b` as measured and others as simulated."""
+    near = {arm: rates for arm, rates in losses.items() if arm.steps in (3_200, 4_800, 7_200)}
+    qhadamw = ", ".join(("1f1b, qhadamw", *(f"{name} {QHADAMW[name]}" for name in list(QHADAMW)[2:])))
+    of_steps = {}
+    for synchronous in ("adamw", qhadamw):
+        text = time_to_loss.page(
+            near, qhadamw.replace("1f1b", "2bw"), STEP_TIMES, synchronous_arm=synchronous
+        )
+        measured = [line for line in text.splitlines() if line.startswith(("Steps to", "Time to"))]
+        of_steps[synchronous], time = (_numbers(line) for line in measured)
+        if synchronous == "adamw":
+            yield text
+        else:
+            ratio, low, high = of_steps[synchronous]
+            yield f"{ratio:.3f} of its steps ({low:.3f} to {high:.3f})"
+            yield f"{time[0]:.3f} of its time (95 %: {time[1]:.3f} to {time[2]:.3f})"
+    for microbatches in (8, 32):
+        steps = {
+            row["schedule"]: row["step_time"]
+            for row in comparison(
+                ["1f1b", "zb-v", "2bw"], Geometry(stages=8, microbatches=microbatches), CostOptions()
+            )
+        }
+        for schedule in ("1f1b", "zb-v"):
+            yield f"{steps[schedule]:g} / {steps['2bw']:g} = {steps[schedule] / steps['2bw']:.3f}"
+        zb_v = steps["zb-v"] / steps["2bw"]
+        if microbatches == 8:
+            for optimizer in ("adamw", qhadamw):
+                ratio, low, high = (number / zb_v for number in of_steps[optimizer])
+                yield f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+        else:
+            adamw, own = of_steps["adamw"][0], of_steps[qhadamw][0]
+            flushed = steps["1f1b"] / steps["2bw"]
+            yield f"{adamw / zb_v:.2f} of AdamW's time and {own / zb_v:.2f} of `qhadamw`'s under `zb-v`"
+            yield f"{adamw / flushed:.2f} and {own / flushed:.2f} under `1f1b`"
+
+
+def _numbers(line: str) -> list[float]:
+    """The ratio and the bounds of its interval in a line of `time_to_loss`."""
+    return [float(number) for number in re.findall(r"\b\d+\.\d+\b", line)]
+
+
+QHADAMW = {
+    "schedule": "2bw",
+    "optimizer": "qhadamw",
+    "optimizer.beta1": "0.95",
+    "optimizer.momentum_weight": "0.75",
+}
+ADAMW = {"schedule": "1f1b", "optimizer": "adamw", "optimizer.beta1": "0.9"}
+
+
+def _gap(
+    losses: delay_candidates.Losses, steps: int, arm: Mapping[str, str], baseline: Mapping[str, str] = ADAMW
+) -> str:
+    """Mean difference of two arms, each at its best rate, paired by seed, with its interval."""
+    return _shown(_differences(losses, steps, arm, baseline))
+
+
+def _differences(
+    losses: delay_candidates.Losses, steps: int, arm: Mapping[str, str], baseline: Mapping[str, str]
+) -> list[float]:
+    ends, synchronous = (
+        next(
+            best(rates).losses
+            for of, rates in losses.items()
+            if (of.steps, dict(of.settings)) == (steps, key)
+        )
+        for key in (arm, baseline)
+    )
+    return [ends[seed] - synchronous[seed] for seed in sorted(ends.keys() & synchronous.keys())]
+
+
+def _shown(differences: Sequence[float]) -> str:
+    interval = paired(differences)
+    assert interval is not None
+    middle = (interval.low + interval.high) / 2
+    return f"{middle:+.3f} ({interval.low:+.3f} to {interval.high:+.3f}"
+
+
+def gap_map() -> Iterator[str]:
+    """All that the fit prints."""
+    losses = gap_losses.read([str(RESULTS / f"{GAP_MAP}.csv")], where={})
+    published = gap_losses.Length(optimizer="", parameters=360_000_000, tokens_per_step=262_144, steps=27_466)
+    target = {**published.factors, "lr": 1e-3}
+    yield from filter(str.strip, gap_law.page(losses, [target]).splitlines())
+    # Fitted to short runs, the law of AdamW misses the long ones.
+    own = [gap for gap in gap_law.gaps_at_best(losses) if (gap.length.optimizer, gap.arm) == ("adamw", "2bw")]
+    short = gap_law.fitted([gap for gap in own if gap.length.steps <= 1_200], with_rate=False)
+    assert short is not None
+    long = sorted((gap for gap in own if gap.length.steps > 1_200), key=lambda gap: gap.length.steps)
+    predicted = [f"{short.predict(gap.length.factors)[0]:+.3f}" for gap in long]
+    measured = [f"{fmean(gap.differences):+.3f}" for gap in long]
+    yield "{}, {} and {} for 4,800 steps (53 and 853 thousand parameters) and 19,200".format(*predicted)
+    yield "where {}, {} and {} were measured".format(*measured)
+    equal = [
+        gap for gap in gap_law.gaps_at_equal(losses) if (gap.length.optimizer, gap.arm) == ("adamw", "2bw")
+    ]
+    law = gap_law.fitted(equal, with_rate=True)
+    assert law is not None
+    at_rates = [law.predict({**published.factors, "lr": lr})[0] for lr in (2.5e-4, 5e-4, 1e-3, 2e-3)]
+    yield "{:+.2f}, {:+.2f}, {:+.2f} and {:+.2f} for rates of 2.5e-4, 5e-4, 1e-3 and 2e-3".format(*at_rates)
+
+
+def optimizers_document() -> Iterator[str]:
+    """The evidence table of docs/optimizers.md: gap to synchronous AdamW and, of `qhadamw`, to itself."""
+    losses = delay_candidates.read([str(RESULTS / f"{DELAYED_ADAMW}.csv")])
+    delayed = {**ADAMW, "schedule": "2bw"}
+    for name, arm in {
+        "adamw": delayed,
+        "adamw, error feedback of 1": {**delayed, "error_feedback": "1"},
+        "adamw, error feedback of 2": {**delayed, "optimizer.beta1": "0.95", "error_feedback": "2"},
+        "qhadamw (its defaults)": QHADAMW,
+    }.items():
+        gaps = (_differences(losses, steps, arm, ADAMW) for steps in (4_800, 19_200))
+        cells = (f"{_shown(differences)}), {len(differences)} seeds" for differences in gaps)
+        yield f"| {name} | {arm['optimizer.beta1']} | {' | '.join(cells)} |"
+    yield _gap(losses, 4_800, QHADAMW, {**QHADAMW, "schedule": "1f1b"})
+    yield from _muon_beside_adamw()
+
+
+def _muon_beside_adamw() -> Iterator[str]:
+    """Synchronous losses, each at its best rate; Muon's is the lower at every size, batch and length."""
+    ends: dict[tuple[int, int, int], dict[str, float]] = {}
+    for length, arms in gap_losses.read([str(RESULTS / f"{GAP_MAP}.csv")], where={}).items():
+        if "synchronous" in arms:
+            of = ends.setdefault((length.parameters, length.tokens_per_step, length.steps), {})
+            of[length.optimizer] = fmean(best(arms["synchronous"]).losses.values())
+    both = {key: of for key, of in ends.items() if {"adamw", "muon"} <= of.keys()}
+    assert all(of["muon"] < of["adamw"] for of in both.values())
+    for key in (
+        (53_536, 1_024, 1_200),
+        (53_536, 1_024, 4_800),
+        (853_120, 1_024, 4_800),
+        (3_279_104, 1_024, 300),
+    ):
+        yield f"{both[key]['muon']:.3f} against {both[key]['adamw']:.3f}"
+
+
+def one_step_delay() -> Iterator[str]:
+    """The tables of the experiments at `micro`: headline and batch size; the claims that quote them."""
+    for optimizer in ("adamw", "nadamw", "muon", "soap"):
+        yield _three_arms(_of(rows_of("one-step-delay-micro-2026-11-21"), optimizer=optimizer), optimizer)
+    for optimizer in ("adamw", "muon"):
+        for steps in ("1200", "600", "300", "150"):
+            own = _of(rows_of("batch-size-2026-11-21"), optimizer=optimizer, steps=steps)
+            size = int(own[0]["tokens_per_step"])
+            yield _three_arms(own, f"{int(steps):,} x {size:,}")
+
+
+def _of(rows: Sequence[Row], **settings: str) -> list[Row]:
+    return [row for row in rows if all(row[name] == value for name, value in settings.items())]
+
+
+def _three_arms(rows: Sequence[Row], title: str) -> str:
+    """A row of a table: synchronous, delayed, delayed with error feedback; Welch's intervals."""
+    [synchronous] = _of(rows, schedule="1f1b")
+    cells = [title, _spread(_spread_of(synchronous))]
+    gaps = []
+    for feedback in ("False", "True"):
+        [row] = _of(rows, schedule="2bw", error_feedback=feedback)
+        interval = welch(_spread_of(row), _spread_of(synchronous))
+        assert interval is not None
+        gaps.append((interval.low + interval.high) / 2)
+        cells += [_spread(_spread_of(row)), f"{gaps[-1]:+.3f} +- {interval.half_width:.3f}"]
+    return " | ".join([*cells, f"{100 * (1 - gaps[1] / gaps[0]):.0f} %"])
+
+
+def _spread_of(row: Row) -> Spread:
+    return Spread(mean=float(row["val_loss"]), std=float(row["val_loss_std"] or "nan"), n=int(row["n"]))
+
+
+def _spread(sample: Spread) -> str:
+    return f"{sample.mean:.3f} +- {sample.std:.3f}"
+
+
+def deep_pipelines() -> Iterator[str]:
+    """Losses and gaps by depth, and paci beside flushes."""
+    depth = rows_of("depth-sweep-2026-11-21")
+    for optimizer, correction in (
+        *(("adamw", "none"), ("adamw", "lr-discount"), ("nadamw", "none")),
+        *(("muon", "none"), ("basis-rotation", "none")),
+    ):
+        cells = [optimizer if correction == "none" else f"{optimizer}, {correction}"]
+        for stages in ("2", "4", "8", "16"):
+            own = _of(
+                depth, optimizer=optimizer, **{"parallel.stages": stages, "correction.name": correction}
+            )
+            [delayed] = _of(own, schedule="pipedream")
+            synchronous = _of(own, schedule="1f1b")
+            cells.append(f"{float(synchronous[0]['val_loss']):.3f}" if synchronous else "")
+            cells.append(f"{float(delayed['val_loss']):.3f} ({float(delayed['gap']):+.3f})")
+        yield "| " + " | ".join(cells) + " |"
+    for microbatches, size in (("4", "8"), ("8", "4"), ("16", "2")):
+        own = _of(rows_of("paci-vs-flush-2026-11-21"), **{"schedule.microbatches": microbatches})
+        [synchronous], [delayed] = _of(own, schedule="1f1b"), _of(own, schedule="paci")
+        half = (float(delayed["gap_high"]) - float(delayed["gap_low"])) / 2
+        bound = -(-7 // int(microbatches))  # ceil((p - 1) / a), p = 8
+        cells = [f"{microbatches} x {size}", _spread(_spread_of(synchronous)), _spread(_spread_of(delayed))]
+        yield "| " + " | ".join([*cells, str(bound), f"{float(delayed['gap']):+.3f} +- {half:.3f}"]) + " |"
+
+
+def routing() -> Iterator[str]:
+    """Gaps of the mixture and the dense model."""
+    for row in rows_of("routing-under-delay-2026-11-22"):
+        if row["gap"]:
+            half = (float(row["gap_high"]) - float(row["gap_low"])) / 2
+            yield f"{float(row['gap']):+.3f} ± {half:.3f}"
+
+
+def experts_beside_dense() -> Iterator[str]:
+    for row in rows_of("experts-beside-dense-2026-11-22"):
+        yield f"{float(row['val_loss']):.3f} ± {float(row['val_loss_std']):.3f}"
+
+
+SHARPNESS_ARMS = {
+    "AdamW": ("1f1b", "adamw", "0.0", "0.008"),
+    "QHAdamW": ("1f1b", "qhadamw", "0.0", "0.008"),
+    "NAdamW": ("1f1b", "nadamw", "0.0", "0.004"),
+    "QHAdamW, delay 1 | 0.95": ("2bw", "qhadamw", "0.0", "0.008"),
+    "AdamW, delay 1, EF": ("2bw", "adamw", "1.0", "0.004"),
+    "QHAdamW, delay 1 | 0.975": ("2bw", "qhadamw", "0.0", "0.004"),
+    "NAdamW, delay 1": ("2bw", "nadamw", "0.0", "0.004"),
+    "AdamW, delay 1": ("2bw", "adamw", "0.0", "0.002"),
+}
+
+
+def sharpness() -> Iterator[str]:
+    """Shares of the limit over the steps; medians of the second half; the ranks that the page discusses."""
+    rows = rows_of("sharpness-under-delay-2026-11-23")
+    medians: dict[str, float] = {}
+    for name, arm in SHARPNESS_ARMS.items():
+        own = [row for row in rows if tuple(row[key] for key in sharpness_rows.ARM) == arm]
+        shares: dict[int, list[float]] = {}
+        for row in own:
+            shares.setdefault(int(row["step"]), []).append(float(row["lr_sharpness"]) / float(row["limit"]))
+        yield " | ".join(f"{median(shares[step]):.2f}" for step in sorted(shares))
+        medians[name] = median(float(row["lr_sharpness"]) for row in own if int(row["step"]) > 300)
+    yield "of all eight arms, by limit from the highest: " + ", ".join(
+        f"{value:.2f}" for value in medians.values()
+    )
+    delayed = [medians[name] for name in reversed(SHARPNESS_ARMS) if "delay" in name]
+    assert all(low < high for low, high in pairwise(delayed))
+    yield ", ".join(f"{value:.2f}" for value in delayed) + " with a delay"
+
+
+PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
+    f"benchmarks/results/{DELAYED_ADAMW}.md": delayed_adamw,
+    f"benchmarks/results/{GAP_MAP}.md": gap_map,
+    "benchmarks/results/one-step-delay-2026-11-21.md": one_step_delay,
+    "benchmarks/results/deep-pipelines-2026-11-21.md": deep_pipelines,
+    "benchmarks/results/routing-under-delay-2026-11-22.md": routing,
+    "benchmarks/results/experts-beside-dense-2026-11-22.md": experts_beside_dense,
+    "benchmarks/results/sharpness-under-delay-2026-11-23.md": sharpness,
+    "docs/optimizers.md": optimizers_document,
+}
+"""By document: the text that its raw files say it should contain."""
+
+
+def main() -> int:
+    lacking = {name: found for name, lines in PAGES.items() if (found := missing(ROOT / name, lines()))}
+    for name, lines in lacking.items():
+        for line in lines:
+            print(f"{name}: its raw file says: {line}", file=sys.stderr)
+    return 1 if lacking else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
