@@ -1,12 +1,15 @@
-"""Writes files and folders atomically."""
+"""Writes files and folders atomically.
+
+Files and folders get the rights that any new ones get in their folder, by its setgid bit, its default ACL and
+the umask; those of Python's `tempfile` belong to their owner alone.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,25 +27,26 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """As `write_text`, for bytes."""
     with doing("written", path):
-        # Not the whole name: with a suffix it could be too long.
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
+        temporary = _temporary_name(path)
         try:
-            with os.fdopen(handle, "wb") as file:
+            with temporary.open("xb") as file:
                 file.write(content)
-            # mkstemp makes files that only their owner can read; experiments are shared.
-            Path(temporary).chmod(0o666 & ~usual_mask())
-            Path(temporary).replace(path)
+            temporary.replace(path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
 
-def usual_mask() -> int:
-    """The process's umask."""
-    # It can only be read by setting it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _temporary_name(path: Path) -> Path:
+    # Not the whole name: with a suffix it could be too long.
+    return path.parent / f".{path.name[:40]}.{secrets.token_hex(8)}"
+
+
+def temporary_folder(folder: Path) -> Path:
+    """Make a hidden folder beside `folder`, to be filled and renamed to it."""
+    temporary = _temporary_name(folder.absolute())
+    temporary.mkdir()
+    return temporary
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -94,12 +98,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already; name a new or empty folder")
-    parent = folder.absolute().parent
     with doing("made", folder):
-        parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name[:40]}.", dir=parent))
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_folder(folder)
     try:
-        temporary.chmod(0o777 & ~usual_mask())
         yield temporary
         temporary.replace(folder)
     except BaseException:

@@ -218,8 +218,11 @@ def _damage(run: Run, step: int) -> str | None:
 def _link(source: Path, target: Path) -> None:
     """Make a folder with the same files; a checkpoint's files are never written again."""
     target.mkdir(parents=True)
+    group = target.stat().st_gid
     for file in sorted(source.iterdir()):
         try:
+            if file.stat().st_gid != group:
+                raise PermissionError(f"{file} is another group's, and so would be a link to it")
             os.link(file, target / file.name)
         except OSError:
-            shutil.copy2(file, target / file.name)
+            shutil.copyfile(file, target / file.name)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import usual_mask, write_text
+from asyncpp_cli.atomic_files import temporary_folder, write_text
 from asyncpp_cli.errors import DamagedError, UserError, doing
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
@@ -89,12 +88,10 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
     Returns:
         False if another process has created something in its place meanwhile.
     """
-    parent = experiment.folder.absolute().parent
     with doing("made", experiment.folder):
-        parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{experiment.folder.name[:40]}.", dir=parent))
+        experiment.folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_folder(experiment.folder)
     try:
-        temporary.chmod(0o777 & ~usual_mask())
         staged = replace(experiment, folder=temporary)
         for resolved in cells:
             _write_run(staged.run(resolved.cell.id), resolved)

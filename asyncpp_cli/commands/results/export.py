@@ -48,7 +48,7 @@ def export(
     Another run can start from the folder (`model.init`); with --format hf, Hugging Face transformers loads it
     with AutoModelForCausalLM.from_pretrained.
     """
-    from asyncpp_cli.atomic_files import new_folder, usual_mask
+    from asyncpp_cli.atomic_files import new_folder
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.runs.run_folder import open_run
@@ -69,7 +69,7 @@ def export(
             count = write_weights(saved, config, folder, format=format, weights=which, end_of_document=end)
             # safetensors makes files that only their owner can read.
             for file in folder.iterdir():
-                file.chmod(0o666 & ~usual_mask())
+                file.chmod(0o666 & folder.stat().st_mode)
     except (DamagedError, CheckpointError) as error:
         raise UserError(str(error)) from error
     print(f"{out}: {which} weights of {run.id} after step {saved.step}, {count:,} parameters")

@@ -11,12 +11,11 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import usual_mask
+from asyncpp_cli.atomic_files import temporary_folder
 from asyncpp_cli.version import running_stamp, write_stamp
 
 _ROOT = Path(__file__).parents[3]
@@ -40,9 +39,8 @@ def copy_code(folder: Path) -> Path:
     if target.is_dir():
         return target
     folder.mkdir(exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
+    making = temporary_folder(target)
     try:
-        making.chmod(0o777 & ~usual_mask())
         for file in _files():
             copied = making / file.relative_to(_ROOT)
             copied.parent.mkdir(parents=True, exist_ok=True)

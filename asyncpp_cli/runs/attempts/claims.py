@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import usual_mask, write_json
+from asyncpp_cli.atomic_files import temporary_folder, write_json
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.job_record import Job, Scheduler
 from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, settle_locked
@@ -92,9 +90,8 @@ def claim(
 def _create(attempt: Attempt, description: Mapping[str, Any]) -> bool:
     """Create the attempt's folder with its description; False if the folder exists."""
     attempt.run.attempts.mkdir(exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".claim-", dir=attempt.run.attempts))
+    temporary = temporary_folder(attempt.folder)
     try:
-        temporary.chmod(0o777 & ~usual_mask())
         write_json(temporary / "attempt.json", description)
         # rename(2) replaces an empty folder at most, never one that has a description.
         os.rename(temporary, attempt.folder)  # noqa: PTH104 (Path.replace hides what this relies on)
