@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from stages.checkpoint.files import Owner
 from stages.comm.process import Process, choose_device
 from stages.comm.topology import connect, connect_in_process
 from stages.config import RunConfig
@@ -25,6 +26,7 @@ def train(
     recorder: Recorder,
     checkpoints: Path | None = None,
     continues_from: int = 0,
+    owners: Sequence[Owner] = (),
     until: int | None = None,
     text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
@@ -40,6 +42,7 @@ def train(
         recorder: keeps the measurements.
         checkpoints: folder to resume from and save into; None: start anew and save nothing.
         continues_from: step of the oldest checkpoint that it may start from; 0: also from the beginning.
+        owners: the run, and others whose checkpoints it may start from; empty: any that fits.
         until: step after which it evaluates, saves and pauses; None: it trains to the end.
         text_folder: where text is split if the user's cache folder is not writable.
         stop: whether a stop has been requested. If any process returns true, all stop after the same step,
@@ -50,9 +53,10 @@ def train(
 
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank has ended.
-        stages.checkpoint.files.LostCheckpointError: there is no valid checkpoint from `continues_from` on.
+        stages.checkpoint.files.LostCheckpointError: there is no valid checkpoint from `continues_from` on, or
+            none that is whole fits the run.
         stages.training_loop.SkippedTooOftenError: no gradient was finite for `train.max_skipped` updates.
-        stages.checkpoint.files.CheckpointError: a checkpoint cannot be written, or belongs to another run.
+        stages.checkpoint.files.CheckpointError: a checkpoint cannot be written, or is of another format.
         stages.data.dataset.DataError: the text cannot be trained on.
     """
     doing = ActivityTracker(config.site)
@@ -73,6 +77,7 @@ def train(
             recorder=recorder,
             checkpoints=checkpoints,
             continues_from=continues_from,
+            owners=owners,
             until=config.train.steps if until is None else until,
             text_folder=text_folder,
             stop=stop,
@@ -87,6 +92,7 @@ def replay(
     recorder: Recorder,
     checkpoints: Path | None = None,
     continues_from: int = 0,
+    owners: Sequence[Owner] = (),
     until: int | None = None,
     text_folder: Path | None = None,
     stop: Callable[[], bool] = never,
@@ -109,6 +115,7 @@ def replay(
             recorder=recorder,
             checkpoints=checkpoints,
             continues_from=continues_from,
+            owners=owners,
             until=config.train.steps if until is None else until,
             text_folder=text_folder,
             stop=stop,

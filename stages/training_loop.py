@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from schedules import Program, analyze
+from stages.checkpoint.files import Owner
 from stages.checkpoint.manager import Checkpoints, Progress
 from stages.comm.json_data import from_json
 from stages.comm.process import Process
@@ -53,6 +54,7 @@ class TrainingLoop:
         recorder: Recorder,
         checkpoints: Path | None,
         continues_from: int,
+        owners: Sequence[Owner],
         until: int,
         text_folder: Path | None,
         stop: Callable[[], bool],
@@ -89,6 +91,7 @@ class TrainingLoop:
                 process=process,
                 timeout=config.site.save_timeout,
                 oldest=continues_from,
+                owners=owners,
             )
         writer = (program.rank_of_stage[-1], 0)
         self._meetings = DrainMeetings(process, writing_process=writer[0] * config.parallel.data)

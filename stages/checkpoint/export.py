@@ -78,7 +78,7 @@ def _names(saved: SavedWeights, config: RunConfig, format: ExportFormat, weights
     spec = describe(config.model)
     parameters = {member.name: member for parameter in spec.whole() for member in parameter.members()}
     parameters |= {bias.name: bias for bias in spec.biases()}
-    saved_names = saved.names | saved.biases
+    saved_names = {*saved.names, *saved.biases}
     if format is ExportFormat.SAFETENSORS:
         ordered = [name for name in parameters if name in saved_names]
         return {name: name for name in [*ordered, *sorted(saved_names - parameters.keys())]}

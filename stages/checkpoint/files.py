@@ -1,8 +1,10 @@
-"""The files of a run's checkpoints: a folder per checkpoint, with a manifest of its files. Imports no torch.
+"""The files of a run's checkpoints: a folder per checkpoint, with an index and a manifest. Imports no torch.
 
-    checkpoints/step-K/              the state after K steps
-    checkpoints/step-K/manifest.json size and SHA-256 of every other file in it
-    checkpoints/.writing-step-K/     incomplete: being written, or left by a run that was killed
+    checkpoints/step-K/                     the state after K steps
+    checkpoints/step-K/rank-R.safetensors   the tensors that rank R wrote
+    checkpoints/step-K/index.json           whose it is, where each tensor is, and all state but tensors
+    checkpoints/step-K/manifest.json        size and SHA-256 of every other file in it
+    checkpoints/.writing-step-K/            incomplete: being written, or left by a run that was killed
 
 A checkpoint is renamed from its incomplete name when all of it is on the disk, so readers see all of it or
 nothing. A file that is damaged later does not match the manifest.
@@ -11,35 +13,135 @@ nothing. A file that is damaged later does not match the manifest.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
-import stat
-from collections.abc import Iterable, Mapping
-from io import BufferedReader
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, TypeVar
 
-FORMAT = 1
-"""Format of manifest.json and state.json; a reader refuses another."""
+from msgspec import Meta
+
+from stages.records import Count, DamagedError, Record, decoded, encoded, open_file, read_bytes
+
+FORMAT = 2
+"""Format of a checkpoint; a reader refuses another."""
 MANIFEST = "manifest.json"
-STATE = "state.json"
-DESCRIPTION = ".metadata"
-"""torch.distributed.checkpoint's description of the tensors."""
+INDEX = "index.json"
 MOST_BYTES_OF_TEXT = 1 << 28
 """Maximal size of a checkpoint's file that is read as a whole; at 4,096 ranks one has some ten million
 bytes."""
 _NAME = re.compile(r"step-([0-9]{1,18})")
 _UNFINISHED = ".writing-"
 
+Scalar = bool | int | float | str | None
+Dtype = Literal[
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
+]
+"""Types of the tensors that weights, optimizers and corrections have, by torch's names."""
+
+
+class FileEntry(Record, frozen=True, kw_only=True):
+    """A file in the manifest."""
+
+    bytes: Count
+    sha256: str
+
+
+class Manifest(Record, frozen=True, kw_only=True):
+    """Content of manifest.json."""
+
+    format: int
+    step: Count
+    files: dict[str, FileEntry]
+
+
+class Owner(Record, frozen=True, kw_only=True):
+    """The run that a checkpoint belongs to."""
+
+    run: str
+    """Its id."""
+    config_sha256: str
+    """Hash of its configuration."""
+
+    def __str__(self) -> str:
+        return f"run {self.run} (configuration {self.config_sha256[:8]})"
+
+
+class SavedTensor(Record, frozen=True, kw_only=True):
+    """Where a tensor is, and its form."""
+
+    file: str
+    dtype: Dtype
+    shape: Annotated[list[Count], Meta(max_length=64)]
+
+
+class Parts(Record, frozen=True, kw_only=True, tag=True):
+    """A mapping in a correction's state."""
+
+    parts: dict[str, Parts | Value | PerParameter]
+
+
+class Value(Record, frozen=True, kw_only=True, tag=True):
+    """A scalar in a correction's state."""
+
+    value: Scalar
+
+
+class PerParameter(Record, frozen=True, kw_only=True, tag=True):
+    """One tensor for each parameter in a correction's state; none while `present` is false."""
+
+    present: bool
+
+
+CorrectionState = Parts | Value | PerParameter
+
+
+class StageRecord(Record, frozen=True, kw_only=True):
+    """The state of a stage, or of a data rank's share of it, beside tensors."""
+
+    parameters: list[str]
+    """Names of the parameters that it updates."""
+    updates: Count
+    """Steps that its optimizer has taken."""
+    optimizer: dict[str, dict[str, Scalar]]
+    """Scalars of the optimizer's state, by parameter and key."""
+    correction: CorrectionState
+
+
+class Index(Record, frozen=True, kw_only=True):
+    """Content of index.json."""
+
+    format: int
+    step: Count
+    owner: Owner | None
+    """None: it was saved by a caller of `stages.trainer` that named no run."""
+    torch: str
+    """Version that wrote it."""
+    seconds: Annotated[float, Meta(ge=0, lt=1e15)]
+    """Training time so far."""
+    versions: Annotated[list[int], Meta(min_length=1)]
+    """Weight versions that the next segment starts with."""
+    tensors: dict[str, SavedTensor]
+    stages: list[StageRecord]
+
+
+class _Head(Record, frozen=True):
+    format: int
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written, or its content does not fit this run."""
 
 
+class FormatError(CheckpointError):
+    """A checkpoint is of another format."""
+
+
 class LostCheckpointError(CheckpointError):
-    """A run that continues another has no valid checkpoint to start from."""
+    """A run has checkpoints, or continues another, but none that it can start from."""
 
 
 def folder_of(checkpoints: Path, step: int) -> Path:
@@ -62,61 +164,75 @@ def saved_steps(checkpoints: Path) -> list[int]:
     return sorted((int(match[1]) for match in matches), reverse=True)
 
 
-def open_file(file: Path) -> BufferedReader:
-    """Open a file of a checkpoint for reading.
+def digest(file: Path) -> FileEntry:
+    """Size in bytes and SHA-256 of a file.
 
     Raises:
-        OSError: it cannot be opened, or is not a regular file (a link, device, pipe or folder).
+        CheckpointError: it is missing, cannot be opened, or is not a regular file.
     """
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "it is no file", str(file))
-    return os.fdopen(descriptor, "rb")
-
-
-def read_whole(file: Path) -> bytes:
-    """The content of a checkpoint's file that holds no tensors.
-
-    Raises:
-        OSError: see `open_file`; or the file is larger than MOST_BYTES_OF_TEXT.
-    """
-    with open_file(file) as opened:
-        content = opened.read(MOST_BYTES_OF_TEXT + 1)
-    if len(content) > MOST_BYTES_OF_TEXT:
-        raise OSError(0, f"it has more than {MOST_BYTES_OF_TEXT} bytes", str(file))
-    return content
-
-
-def digest(file: Path) -> dict[str, Any]:
-    """Size in bytes and SHA-256 of a file."""
-    with open_file(file) as opened:
+    with _naming(file), open_file(file, follow_links=False) as opened:
         size = os.fstat(opened.fileno()).st_size
-        return {"bytes": size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+        return FileEntry(bytes=size, sha256=hashlib.file_digest(opened, "sha256").hexdigest())
 
 
-def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+def read_manifest(folder: Path) -> dict[str, FileEntry]:
     """Size and SHA-256 of each file of a checkpoint, by name.
 
     Raises:
+        FormatError: the checkpoint is of another format.
         CheckpointError: the manifest is missing or damaged, or lists a file that no checkpoint has.
     """
     if folder.is_symlink():
         raise CheckpointError("it is a link")
-    content = _read_json(folder / MANIFEST)
-    if (content.get("format"), f"step-{content.get('step')}") != (FORMAT, folder.name):
-        raise CheckpointError(f"{MANIFEST} is of another form or another step")
-    files = content.get("files")
-    if not isinstance(files, dict):
-        raise CheckpointError(f"{MANIFEST} lists no files")
-    for missing in {STATE, DESCRIPTION} - files.keys():
-        raise CheckpointError(f"{MANIFEST} does not list {missing}")
-    for name, entry in files.items():
+    files = _read(folder / MANIFEST, Manifest).files
+    if INDEX not in files:
+        raise CheckpointError(f"{MANIFEST} does not list {INDEX}")
+    for name in files:
         if not _is_plain_name(name) or name == MANIFEST:
             raise CheckpointError(f"{MANIFEST} lists {_shown(name)}, which is no file of a checkpoint")
-        if not isinstance(entry, dict):
-            raise CheckpointError(f"{MANIFEST} says nothing of {name}")
     return files
+
+
+def read_index(folder: Path) -> Index:
+    """Content of index.json.
+
+    Raises:
+        FormatError: the checkpoint is of another format.
+        CheckpointError: it is missing or damaged, or contradicts itself or the manifest.
+    """
+    index, files = _read(folder / INDEX, Index), read_manifest(folder)
+    for key, tensor in index.tensors.items():
+        if tensor.file not in files or tensor.file == INDEX:
+            raise CheckpointError(f"{INDEX}: {_shown(key)} is in {_shown(tensor.file)}, not in {MANIFEST}")
+    for name in (name for stage in index.stages for name in stage.parameters):
+        for key in (f"master/{name}", *(f"version/{version}/{name}" for version in index.versions)):
+            if key not in index.tensors:
+                raise CheckpointError(f"{INDEX} lacks the tensor {_shown(key)}")
+    for stage in index.stages:
+        if stage.updates and not _is_started(stage.correction):
+            raise CheckpointError(f"{INDEX} lacks tensors of the correction after {stage.updates} updates")
+    return index
+
+
+def _is_started(state: CorrectionState) -> bool:
+    """Whether a correction's state has all of its tensors, as it has from the first update on."""
+    match state:
+        case Parts():
+            return all(map(_is_started, state.parts.values()))
+        case PerParameter():
+            return state.present
+    return True
+
+
+def check_owner(index: Index, owners: Sequence[Owner]) -> None:
+    """Check that a checkpoint belongs to one of these runs.
+
+    Raises:
+        CheckpointError: it is another's.
+    """
+    if owners and index.owner not in owners:
+        actual = "no known run" if index.owner is None else str(index.owner)
+        raise CheckpointError(f"it belongs to {actual}, this is {owners[0]}")
 
 
 def _is_plain_name(name: str) -> bool:
@@ -128,30 +244,46 @@ def _shown(name: object) -> str:
     return ascii(name)[:80]
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Within this context, what is wrong with a file is said of the checkpoint, by the file's name."""
     try:
-        content = json.loads(read_whole(file))
+        yield
     except FileNotFoundError:
         raise CheckpointError(f"{file.name} is missing") from None
     except OSError as error:
         raise CheckpointError(f"{file.name} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file.name} cannot be read ({str(error)[:200]})") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file.name} holds no JSON object")
+    except DamagedError as error:
+        raise CheckpointError(str(error).removeprefix(f"{file.parent}/")) from error
+
+
+_Content = TypeVar("_Content", Manifest, Index)
+
+
+def _read(file: Path, kind: type[_Content]) -> _Content:
+    with _naming(file):
+        text = read_bytes(file, most=MOST_BYTES_OF_TEXT, follow_links=False)
+        head = decoded(text, _Head, where=file.name, newest_format=sys.maxsize) if kind is Manifest else None
+        if head is not None and head.format != FORMAT:
+            raise FormatError(
+                f"it has format {head.format}, this asyncpp reads checkpoints of format {FORMAT}"
+            )
+        content = decoded(text, kind, where=file.name, newest_format=FORMAT)
+    if (content.format, f"step-{content.step}") != (FORMAT, file.parent.name):
+        raise CheckpointError(f"{file.name} is of another format or another step")
     return content
 
 
-def damage(folder: Path, files: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
+def damage(folder: Path, files: Iterable[tuple[str, FileEntry]]) -> str | None:
     """Describe the first damaged file of a checkpoint; None if all match their manifest entries."""
     for name, expected in files:
         try:
             actual = digest(folder / name)
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror})"
-        if actual["bytes"] != expected.get("bytes"):
-            return f"{name} has {actual['bytes']} bytes instead of {_shown(expected.get('bytes'))}"
-        if actual["sha256"] != expected.get("sha256"):
+        except CheckpointError as error:
+            return str(error)
+        if actual.bytes != expected.bytes:
+            return f"{name} has {actual.bytes} bytes instead of {expected.bytes}"
+        if actual.sha256 != expected.sha256:
             return f"{name} has changed since it was written (its SHA-256 differs)"
     return None
 
@@ -169,30 +301,23 @@ def remove_unfinished(checkpoints: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def commit(
-    checkpoints: Path,
-    step: int,
-    *,
-    state: Mapping[str, Any],
-    files: Mapping[str, Mapping[str, Any]],
-    keep: int,
-) -> None:
+def commit(checkpoints: Path, index: Index, files: Mapping[str, FileEntry], *, keep: int) -> None:
     """Complete a checkpoint whose tensors are written: rename it, and remove the oldest beyond `keep`.
 
     Args:
         checkpoints: the run's folder of checkpoints.
-        step: of this checkpoint.
-        state: content of state.json.
+        index: of this checkpoint.
         files: size and SHA-256 of every file written so far.
         keep: number of checkpoints to keep, including this one.
 
     Raises:
         OSError: a file could not be written; then nothing is removed.
     """
+    step = index.step
     unfinished, finished = unfinished_folder(checkpoints, step), folder_of(checkpoints, step)
-    _write(unfinished / STATE, {"format": FORMAT, "step": step, **state})
-    entries = {**files, STATE: digest(unfinished / STATE)}
-    _write(unfinished / MANIFEST, {"format": FORMAT, "step": step, "files": entries})
+    _write(unfinished / INDEX, index)
+    entries = {**files, INDEX: digest(unfinished / INDEX)}
+    _write(unfinished / MANIFEST, Manifest(format=FORMAT, step=step, files=entries))
     _sync_folder(unfinished)
     if finished.exists():
         # A damaged checkpoint of the same step, which an earlier attempt did not use.
@@ -205,56 +330,9 @@ def commit(
     remove_unfinished(checkpoints)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """The content of state.json.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
-    content = _read_json(folder / STATE)
-    if (content.get("format"), f"step-{content.get('step')}") != (FORMAT, folder.name):
-        raise CheckpointError(f"{STATE} is of another form or another step")
-    seconds, versions, stages = (content.get(key) for key in ("seconds", "versions", "stages"))
-    if type(seconds) not in (int, float) or not 0 <= seconds < 1e15:  # type: ignore[operator]
-        raise CheckpointError(f"{STATE}: seconds is {_shown(seconds)}, accepted: 0 or more")
-    if (
-        not isinstance(versions, list)
-        or not versions
-        or any(type(version) is not int for version in versions)
-    ):
-        raise CheckpointError(f"{STATE}: versions is {_shown(versions)}, accepted: a list of numbers")
-    if not isinstance(stages, list) or not all(map(_is_stage, stages)):
-        raise CheckpointError(f"{STATE}: stages is not a list of what stages keep beside tensors")
-    return content
-
-
-def _is_stage(stage: object) -> bool:
-    """Whether it has the form of the record of `stages.checkpoint.state.pack`."""
-    if not isinstance(stage, dict) or not {"parameters", "optimizer", "correction"} <= stage.keys():
-        return False
-    names, optimizer = stage["parameters"], stage["optimizer"]
-    return (
-        isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and isinstance(optimizer, dict)
-        and all(isinstance(kept, dict) for kept in optimizer.values())
-        and _is_correction(stage["correction"])
-    )
-
-
-def _is_correction(part: object) -> bool:
-    if not isinstance(part, dict) or len(part) != 1:
-        return False
-    [(kind, content)] = part.items()
-    if kind == "parts":
-        return isinstance(content, dict) and all(map(_is_correction, content.values()))
-    return kind == "value" or (kind == "tensors" and isinstance(content, bool))
-
-
-def _write(file: Path, content: Mapping[str, Any]) -> None:
-    with file.open("w", encoding="utf-8") as opened:
-        json.dump(content, opened)
-        opened.write("\n")
+def _write(file: Path, content: Record) -> None:
+    with file.open("wb") as opened:
+        opened.write(encoded(content))
         opened.flush()
         os.fsync(opened.fileno())
 

@@ -1,4 +1,4 @@
-"""Checkpoints at drains, written by all ranks in the format of torch.distributed.checkpoint.
+"""Checkpoints at drains, written by all ranks.
 
 State is saved by parameter name, so a run may resume with another number of stages or data ranks. The
 position in the data follows from the step, and nothing else in training is random.
@@ -17,21 +17,29 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from stages.checkpoint import files
-from stages.checkpoint.files import CheckpointError
+from stages.checkpoint.files import (
+    CheckpointError,
+    FileEntry,
+    FormatError,
+    Index,
+    LostCheckpointError,
+    Owner,
+    StageRecord,
+)
 from stages.checkpoint.reader import CheckpointReader
 from stages.checkpoint.state import Saved, pack
-from stages.checkpoint.writer import write_description, write_part
+from stages.checkpoint.writer import write_tensors
 from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json
 from stages.comm.rendezvous.client import Meetings
 from stages.pipeline.host_copies import HostCopies
-from stages.update.optimizer_step import StageState
+from stages.update.optimizer_step import STEPS_TO_FULL_STATE, StageState, UpdateState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +61,22 @@ class Checkpoints:
         process: this one; None if it is the only one (replay).
         timeout: limit of reading or writing a checkpoint, seconds.
         oldest: step of the first one, if the run continues another; 0: a run may start without any.
+        owners: the run, and others whose checkpoints it may continue from; none: it has no name, and takes
+            any that fits.
     """
 
     def __init__(
-        self, folder: Path, *, keep: int, process: Process | None, timeout: float, oldest: int
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        process: Process | None,
+        timeout: float,
+        oldest: int,
+        owners: Sequence[Owner],
     ) -> None:
         self._folder = folder
+        self._owners = owners
         self._oldest = oldest
         self._keep = keep
         self._rank = process.rank if process is not None else 0
@@ -118,7 +136,7 @@ class Checkpoints:
         self,
         progress: Progress,
         tensors: dict[str, Tensor],
-        records: list[dict[str, Any]],
+        records: list[StageRecord],
         versions: Sequence[int],
         *,
         first: Callable[[], None],
@@ -127,22 +145,27 @@ class Checkpoints:
         unfinished = files.unfinished_folder(self._folder, step)
 
         def write_own_part() -> Json:
-            written = write_part(unfinished, tensors, rank=self._rank)
+            file = unfinished / f"rank-{self._rank}.safetensors"
+            places, entry = write_tensors(file, tensors)
             first()
-            digests = {name: files.digest(unfinished / name) for name in {part["file"] for part in written}}
-            return {"written": written, "stages": records, "files": digests}
+            return msgspec.to_builtins({"tensors": places, "stages": records, "files": {file.name: entry}})
 
         def commit(parts: list[Json]) -> None:
-            write_description(unfinished, [tensor for part in parts for tensor in part["written"]])
+            index = msgspec.convert(
+                {
+                    "format": files.FORMAT,
+                    "step": step,
+                    "owner": self._owners[0] if self._owners else None,
+                    "torch": str(torch.__version__),
+                    "seconds": progress.seconds,
+                    "versions": list(versions),
+                    "tensors": {key: place for part in parts for key, place in part["tensors"].items()},
+                    "stages": [record for part in parts for record in part["stages"]],
+                },
+                Index,
+            )
             entries = {name: entry for part in parts for name, entry in part["files"].items()}
-            entries[".metadata"] = files.digest(unfinished / ".metadata")
-            state = {
-                "seconds": progress.seconds,
-                "versions": list(versions),
-                "torch": torch.__version__,
-                "stages": [record for part in parts for record in part["stages"]],
-            }
-            files.commit(self._folder, step, state=state, files=entries, keep=self._keep)
+            files.commit(self._folder, index, msgspec.convert(entries, dict[str, FileEntry]), keep=self._keep)
 
         try:
             self._on_rank_0(lambda: files.begin(self._folder, step))
@@ -159,62 +182,85 @@ class Checkpoints:
     def load(
         self, stages: Sequence[StageState], initial_versions: Callable[[int], Sequence[int]]
     ) -> Progress:
-        """Load the newest valid checkpoint; without one, start from step 0.
+        """Load the newest checkpoint that is whole and fits this run; without any, start from step 0.
 
-        A damaged one is skipped with a warning on standard error.
+        One that is damaged, or does not fit, is skipped with a warning on standard error.
 
         Args:
             stages: those of this process, newly built; their state is replaced.
             initial_versions: weight versions that a segment starts with, by its first step.
 
         Raises:
-            CheckpointError: it is valid, but its content does not fit this run.
-            LostCheckpointError: the run must not start from step 0, and no valid one is left.
+            FormatError: it is of another format.
+            LostCheckpointError: none fits, but one is whole; or the run must not start from step 0.
         """
+        misfit = None
+        expected = _ExpectedStates(stages)
         for step in self._on_rank_0(lambda: files.saved_steps(self._folder)):
             folder = files.folder_of(self._folder, step)
             wrong = self._damage(folder)
-            if wrong is not None:
-                if self._rank == 0:
-                    print(f"warning: checkpoint {folder} is not used: {wrong}", file=sys.stderr, flush=True)
-                continue
-            try:
-                progress = self._read(folder, step, stages, initial_versions(step))
-            except CheckpointError as error:
-                raise CheckpointError(f"checkpoint {folder}: {error}") from error
-            # All wait here until the slowest has read: other meetings have shorter limits.
-            self._first(None)
-            return progress
+            if wrong is None:
+                try:
+                    progress, wrong = self._read(folder, stages, initial_versions(step), expected), None
+                except CheckpointError as error:
+                    progress, wrong = None, str(error)
+                # All wait here until the slowest has read: other meetings have shorter limits.
+                [wrong] = self._first(wrong)
+                if wrong is None and progress is not None:
+                    return progress
+                misfit = misfit or f"{folder}: {wrong}"
+            if self._rank == 0:
+                print(f"warning: checkpoint {folder} is not used: {wrong}", file=sys.stderr, flush=True)
+        if misfit is not None:
+            raise LostCheckpointError(
+                f"no checkpoint fits this run ({misfit}); to start it from step 0, remove its checkpoints"
+            )
         if self._oldest:
-            raise files.LostCheckpointError(
+            raise LostCheckpointError(
                 f"the run continues another from step {self._oldest}, and has no valid checkpoint of that "
                 "step or a later one"
             )
         return Progress(step=0, seconds=0.0)
 
     def _read(
-        self, folder: Path, step: int, stages: Sequence[StageState], versions: Sequence[int]
+        self,
+        folder: Path,
+        stages: Sequence[StageState],
+        versions: Sequence[int],
+        expected: _ExpectedStates,
     ) -> Progress:
-        state = files.read_state(folder)
-        reader = CheckpointReader(folder)
-        saved = Saved(reader.sizes(), state["stages"])
-        targets = [saved.targets(stage, versions) for stage in stages]
+        index = files.read_index(folder)
+        files.check_owner(index, self._owners)
+        reader = CheckpointReader(folder, index)
+        saved = Saved(reader.forms(), index.stages)
+        states = [
+            expected.of(number, saved.updates(stage.weights.master.names))
+            for number, stage in enumerate(stages)
+        ]
+        targets = [saved.targets(stage, versions, state) for stage, state in zip(stages, states, strict=True)]
         for stage_targets in targets:
             reader.read(stage_targets)
-        for stage, stage_targets in zip(stages, targets, strict=True):
-            saved.take(stage, versions, stage_targets)
-        return Progress(step=step, seconds=float(state["seconds"]))
+        for stage, state, stage_targets in zip(stages, states, targets, strict=True):
+            for replica, version in zip(stage.weights.replicas, versions, strict=False):
+                replica.version = version
+            saved.take(stage, state, stage_targets)
+        return Progress(step=index.step, seconds=index.seconds)
 
     def _damage(self, folder: Path) -> str | None:
         """Describe the damage of a checkpoint, if any; each process checks its share of the files."""
 
         wrong: str | None
+        other_format = None
         try:
             entries = sorted(files.read_manifest(folder).items())
             wrong = files.damage(folder, entries[self._rank :: self._size])
+        except FormatError as error:
+            wrong = other_format = str(error)
         except CheckpointError as error:
             wrong = str(error)
-        [first_wrong] = self._first(wrong)
+        first_wrong, other_format = self._first(wrong, other_format)
+        if other_format is not None:
+            raise FormatError(f"checkpoint {folder} cannot be read: {other_format}")
         return None if first_wrong is None else str(first_wrong)
 
     def _first(self, *values: Json) -> list[Json]:
@@ -262,6 +308,22 @@ class Checkpoints:
     def _last_valid(self) -> str:
         steps = files.saved_steps(self._folder)
         return f"the last valid one is of step {steps[0]}" if steps else "there is no earlier one"
+
+
+class _ExpectedStates:
+    """The states of optimizers and corrections that a checkpoint must have; it is read into their
+    tensors."""
+
+    def __init__(self, stages: Sequence[StageState]) -> None:
+        self._stages = stages
+        self._known: dict[tuple[int, int], UpdateState] = {}
+
+    def of(self, number: int, updates: int) -> UpdateState:
+        """That of one of the stages after some updates."""
+        key = (number, min(updates, STEPS_TO_FULL_STATE))
+        if key not in self._known:
+            self._known[key] = self._stages[number].update.state_after(updates)
+        return self._known[key]
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:

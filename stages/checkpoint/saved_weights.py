@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,86 +13,110 @@ from optimizers.corrections.base import Correction, PlainUpdate
 from optimizers.corrections.error_feedback import build_error_feedback
 from stages.checkpoint import files
 from stages.checkpoint.export_options import Weights
-from stages.checkpoint.files import CheckpointError
-from stages.checkpoint.reader import CheckpointReader
-from stages.checkpoint.state import Saved
+from stages.checkpoint.files import CheckpointError, FormatError, Owner
+from stages.checkpoint.reader import CheckpointReader, Form
+from stages.checkpoint.state import STATE_ERRORS, Saved, shown
 from stages.config import RunConfig
-
-_STATE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-"""Exceptions that a correction may raise for the state of another correction."""
+from stages.model.families.catalogue import describe
+from stages.pipeline.build import dtypes
+from stages.pipeline.segments import segment_program
 
 
 class SavedWeights:
     """The weights of one checkpoint.
 
     Args:
-        folder: a valid checkpoint (see `newest_checkpoint`).
+        folder: a checkpoint whose files match its manifest.
         config: the run's configuration.
+        owners: the run, and others whose checkpoints it may have; empty: any that fits.
 
     Raises:
-        CheckpointError: `folder` is not a checkpoint.
+        CheckpointError: `folder` is not a checkpoint of this run.
     """
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        state = files.read_state(folder)
-        self.step = int(state["step"])
-        self._newest = max(state["versions"])
+    def __init__(self, folder: Path, config: RunConfig, *, owners: Sequence[Owner] = ()) -> None:
+        index = files.read_index(folder)
+        files.check_owner(index, owners)
+        self.step = index.step
+        self._newest = max(index.versions)
         self._config = config
-        self._reader = CheckpointReader(folder)
-        self._sizes = self._reader.sizes()
-        self._saved = Saved(self._sizes, state["stages"])
-
-    @property
-    def names(self) -> set[str]:
+        self._reader = CheckpointReader(folder, index)
+        self._forms = self._reader.forms()
+        self._saved = Saved(self._forms, index.stages)
+        if config.model.factory is None:
+            spec = describe(config.model)
+            members = {member.name: member.shape for whole in spec.whole() for member in whole.members()}
+            biases = {bias.name: bias.shape for bias in spec.biases()}
+        else:
+            saved = {name for stage in index.stages for name in stage.parameters}
+            members = {name: tuple(self._forms[f"master/{name}"][0]) for name in saved}
+            biases = {}
+        self.names = members.keys()
         """Names of the parameters."""
-        return self._names_under("master/")
-
-    @property
-    def biases(self) -> set[str]:
+        self.biases = biases.keys()
         """Names of the balance biases."""
-        return self._names_under(f"version/{self._newest}/") - self.names
+        self._check(index.versions, members, biases)
 
-    def _names_under(self, prefix: str) -> set[str]:
-        return {key.removeprefix(prefix) for key in self._sizes if key.startswith(prefix)}
+    def _check(
+        self,
+        saved_versions: Collection[int],
+        members: Mapping[str, tuple[int, ...]],
+        biases: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        """Compare versions, and each weight's name, shape and type, with those of the run."""
+        versions = segment_program(self._config, first_step=self.step, steps=1).initial_versions
+        if sorted(saved_versions) != sorted(versions):
+            raise CheckpointError(
+                f"it has weight versions {sorted(saved_versions)}, the run has {sorted(versions)} then"
+            )
+        types = dtypes(self._config)
+        expected = {f"master/{name}": (torch.Size(shape), types.master) for name, shape in members.items()}
+        for version in versions:
+            for shapes, dtype in ((members, types.replica), (biases, torch.float32)):
+                expected |= {
+                    f"version/{version}/{name}": (torch.Size(shape), dtype) for name, shape in shapes.items()
+                }
+        for key, form in expected.items():
+            if key not in self._forms:
+                raise CheckpointError(f"{key} is not in it")
+            if self._forms[key] != form:
+                raise CheckpointError(
+                    f"{key} was saved as {shown(self._forms[key])}, the run has {shown(form)}"
+                )
+        weights = {key for key in self._forms if key.startswith(("master/", "version/"))}
+        if unknown := weights - expected.keys():
+            raise CheckpointError(f"{min(unknown)} is in it, which the run's model does not have")
 
-    def size(self, name: str, weights: Weights) -> tuple[torch.Size, torch.dtype]:
-        """Shape and type of a parameter or balance bias.
-
-        Raises:
-            CheckpointError: the checkpoint has no parameter of that name.
-        """
-        key = self._key(name, weights)
-        if key not in self._sizes:
-            raise CheckpointError(f"{key} is not in it")
-        return self._sizes[key]
+    def size(self, name: str, weights: Weights) -> Form:
+        """Shape and type of a parameter or balance bias."""
+        return self._forms[self._key(name, weights)]
 
     def read(self, names: Iterable[str], weights: Weights) -> dict[str, Tensor]:
         """The values of some parameters and balance biases, by name.
 
         Raises:
-            CheckpointError: the checkpoint lacks one of the parameters.
+            CheckpointError: a file is not what the checkpoint's index says.
         """
         keys = {name: self._key(name, weights) for name in names}
         read = self._read(keys.values())
         tensors = {name: read[key] for name, key in keys.items()}
         if weights is Weights.WORKING:
             return tensors
-        biases = self.biases
         return {
-            name: tensor if name in biases else self._evaluated(name, tensor)
+            name: tensor if name in self.biases else self._evaluated(name, tensor)
             for name, tensor in tensors.items()
         }
 
     def _key(self, name: str, weights: Weights) -> str:
-        master = weights is Weights.MASTER and f"master/{name}" in self._sizes
+        master = weights is Weights.MASTER and name not in self.biases
         return f"master/{name}" if master else f"version/{self._newest}/{name}"
 
     def _read(self, keys: Iterable[str]) -> dict[str, Tensor]:
         into = {}
         for key in keys:
-            if key not in self._sizes:
+            if key not in self._forms:
                 raise CheckpointError(f"{key} is not in it")
-            shape, dtype = self._sizes[key]
+            shape, dtype = self._forms[key]
             into[key] = torch.empty(shape, dtype=dtype)
         self._reader.read(into)
         return into
@@ -106,23 +130,28 @@ class SavedWeights:
                 coefficient=feedback.coefficient, form=feedback.form, decay_at=feedback.decay_at
             )
             kept = self._read(self._saved.correction_keys([name]))
+            for key, tensor in kept.items():
+                if (tensor.shape, tensor.dtype) != (master.shape, master.dtype):
+                    raise CheckpointError(f"{key} is not of the form of {name}")
             try:
                 correction.load_state_dict(self._saved.correction_state([name], kept))
                 [evaluated] = correction.evaluation_weights([master])
-            except _STATE_ERRORS as error:
+            except STATE_ERRORS as error:
                 raise CheckpointError(f"what the correction keeps of {name} is not of its form") from error
             return evaluated
         [evaluated] = correction.evaluation_weights([master])
         return evaluated
 
 
-def newest_checkpoint(checkpoints: Path, *, step: int | None) -> Path:
-    """The folder of the newest valid checkpoint, or of the one of `step`.
+def newest_weights(
+    checkpoints: Path, config: RunConfig, *, step: int | None = None, owners: Sequence[Owner] = ()
+) -> SavedWeights:
+    """The weights of the newest checkpoint that is whole and of this run, or of the one of `step`.
 
-    Damaged checkpoints are skipped with a warning on standard error.
+    Others are skipped with a warning on standard error. `config` and `owners` as in `SavedWeights`.
 
     Raises:
-        CheckpointError: there is no valid checkpoint, or the one of `step` is damaged.
+        CheckpointError: there is no such checkpoint, or the one of `step` is not.
     """
     steps = files.saved_steps(checkpoints)
     if not steps:
@@ -136,11 +165,13 @@ def newest_checkpoint(checkpoints: Path, *, step: int | None) -> Path:
         folder = files.folder_of(checkpoints, saved)
         try:
             wrong = files.damage(folder, sorted(files.read_manifest(folder).items()))
+            if wrong is None:
+                return SavedWeights(folder, config, owners=owners)
+        except FormatError as error:
+            raise FormatError(f"checkpoint {folder} cannot be read: {error}") from error
         except CheckpointError as error:
             wrong = str(error)
-        if wrong is None:
-            return folder
         if step is not None:
             raise CheckpointError(f"checkpoint {folder} is damaged: {wrong}")
         print(f"warning: checkpoint {folder} is not used: {wrong}", file=sys.stderr, flush=True)
-    raise CheckpointError(f"{checkpoints} holds no checkpoint that is whole")
+    raise CheckpointError(f"{checkpoints} holds no checkpoint that is whole and of this run")

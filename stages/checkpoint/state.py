@@ -1,4 +1,4 @@
-"""The state of a stage as tensors by key, and the rest as JSON.
+"""The state of a stage as tensors by key, and a record of the rest.
 
     master/NAME                 the master copy
     version/V/NAME              a live weight version, its balance biases included
@@ -12,19 +12,32 @@ the state of its parameters; every data rank reads all weight versions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.checkpoint.files import CheckpointError
-from stages.update.optimizer_step import StageState
+from stages.checkpoint.files import (
+    CheckpointError,
+    CorrectionState,
+    Parts,
+    PerParameter,
+    Scalar,
+    StageRecord,
+    Value,
+)
+from stages.checkpoint.reader import Form
+from stages.checkpoint.writer import SAFETENSORS_DTYPES
+from stages.update.optimizer_step import StageState, UpdateState
 
+STATE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""Exceptions that a correction may raise for the state of another correction."""
 _SCALARS = (bool, int, float, str, type(None))
+_SAME_STAGES = "go on with as many stages as saved it"
 
 
-def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor], StageRecord]:
     """A stage's state at a drain.
 
     Args:
@@ -32,7 +45,7 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
         versions: weight versions that the next segment starts with.
 
     Returns:
-        Tensors by key, and a record of the rest for JSON.
+        Tensors by key, and a record of the rest.
 
     Raises:
         RuntimeError: gradients wait for an update, so this is no drain.
@@ -43,77 +56,84 @@ def pack(state: StageState, versions: Sequence[int]) -> tuple[dict[str, Tensor],
         raise RuntimeError("a checkpoint is wanted while gradients wait for an update")
     names, optimizer = weights.master.names, state.update.optimizer
     tensors: dict[str, Tensor] = {}
-    others: dict[str, dict[str, Any]] = {}
+    others: dict[str, dict[str, Scalar]] = {}
     for name, parameter in zip(names, weights.master.parameters, strict=True):
         tensors[f"master/{name}"] = parameter.detach()
         kept = {} if optimizer is None else optimizer.state.get(parameter, {})
         for key, value in kept.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and value.dtype in SAFETENSORS_DTYPES:
                 tensors[f"optimizer/{name}/{key}"] = value.detach()
             elif isinstance(value, _SCALARS):
                 others.setdefault(name, {})[key] = value
             else:
-                raise TypeError(f"the optimizer keeps {key}, a {type(value).__name__}, which cannot be saved")
+                raise TypeError(f"the optimizer keeps {key}, {_described(value)}, which cannot be saved")
     for version in versions:
         for name, member in zip(names, weights.owned_members(weights.replica_of(version)), strict=True):
             tensors[f"version/{version}/{name}"] = member.detach()
         for name, bias in weights.own_biases(weights.replica_of(version)).items():
             tensors[f"version/{version}/{name}"] = bias
     correction = _pack_correction(state.update.correction.state_dict(), "correction", names, tensors)
-    return tensors, {"parameters": names, "optimizer": others, "correction": correction}
+    record = StageRecord(
+        parameters=names, updates=state.update.taken, optimizer=others, correction=correction
+    )
+    return tensors, record
 
 
-def _pack_correction(value: Any, path: str, names: Sequence[str], tensors: dict[str, Tensor]) -> Any:
+def _described(value: object) -> str:
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _pack_correction(
+    value: Any, path: str, names: Sequence[str], tensors: dict[str, Tensor]
+) -> CorrectionState:
     if isinstance(value, Mapping):
-        return {
-            "parts": {
-                key: _pack_correction(part, f"{path}/{key}", names, tensors) for key, part in value.items()
-            }
-        }
+        parts = {key: _pack_correction(part, f"{path}/{key}", names, tensors) for key, part in value.items()}
+        return Parts(parts=parts)
     if isinstance(value, _SCALARS):
-        return {"value": value}
+        return Value(value=value)
     if (
         isinstance(value, list)
         and len(value) in (0, len(names))
         and all(isinstance(t, Tensor) for t in value)
     ):
         tensors.update({f"{path}/{name}": t for name, t in zip(names, value, strict=False)})
-        return {"tensors": bool(value)}
-    raise TypeError(f"{path}, a {type(value).__name__} of the correction, cannot be saved")
+        return PerParameter(present=bool(value))
+    raise TypeError(f"{path}, {_described(value)} of the correction, cannot be saved")
 
 
 class Saved:
     """The state in a checkpoint, from which each stage takes its part.
 
     Args:
-        sizes: shape and type of each saved tensor, by key.
+        forms: shape and type of each saved tensor, by key.
         stages: the records of `pack`, one for each stage that saved.
     """
 
-    def __init__(
-        self, sizes: Mapping[str, tuple[torch.Size, torch.dtype]], stages: Sequence[Mapping[str, Any]]
-    ) -> None:
-        self._sizes = sizes
+    def __init__(self, forms: Mapping[str, Form], stages: Sequence[StageRecord]) -> None:
+        self._forms = forms
         self._stages = stages
         self._optimizer_keys: dict[str, list[str]] = {}
-        for key in sizes:
+        for key in forms:
             kind, _, rest = key.partition("/")
             if kind == "optimizer":
-                self._optimizer_keys.setdefault(rest.rpartition("/")[0], []).append(key)
+                name, _, own_key = rest.rpartition("/")
+                self._optimizer_keys.setdefault(name, []).append(own_key)
 
-    def targets(self, state: StageState, versions: Sequence[int]) -> dict[str, Tensor]:
-        """The tensors to read the stage's state into, by key: its weights themselves, and new tensors for the
-        state of the optimizer and the correction.
+    def targets(self, state: StageState, versions: Sequence[int], expected: UpdateState) -> dict[str, Tensor]:
+        """The tensors to read the stage's state into, by key: its weights themselves, the tensors of the
+        expected state of its optimizer, and new ones for the correction.
+
+        Args:
+            state: of the stage.
+            versions: weight versions that its next segment starts with.
+            expected: state of its optimizer and its correction after `updates` steps.
 
         Raises:
-            CheckpointError: a tensor that the stage needs was not saved, or has another shape or type.
+            CheckpointError: the saved state is not what the stage has after as many steps: a tensor or a
+                scalar is missing, one too many, or has another shape or type.
         """
         weights = state.weights
         into: dict[str, Tensor] = {}
-        for name, parameter in zip(weights.master.names, weights.master.parameters, strict=True):
-            into[f"master/{name}"] = parameter.detach()
-            for key in self._optimizer_keys.get(name, ()):
-                into[key] = self._empty(key)
         for replica, version in zip(weights.replicas, versions, strict=False):
             for name, member in zip(weights.member_names, replica.members, strict=True):
                 into[f"version/{version}/{name}"] = member.detach()
@@ -121,42 +141,82 @@ class Saved:
                 into[f"version/{version}/{name}"] = bias
         if len(versions) > len(weights.replicas):
             raise CheckpointError(f"versions {list(versions)} were saved; this stage holds fewer replicas")
-        names = weights.master.names
+        names, parameters = weights.master.names, weights.master.parameters
+        for name, parameter, own in zip(names, parameters, expected.optimizer, strict=True):
+            into[f"master/{name}"] = parameter.detach()
+            into.update(self._optimizer_targets(name, own, closed=expected.closed))
         if names:
-            into.update({key: self._empty(key) for key in self.correction_keys(names)})
+            into.update(self._correction_targets(state, expected))
         for key, tensor in into.items():
-            saved, wanted = self._size(key), (tensor.shape, tensor.dtype)
+            saved, wanted = self._form(key), (tensor.shape, tensor.dtype)
             if saved != wanted:
-                raise CheckpointError(f"{key} was saved as {saved}, this run wants {wanted}")
+                raise CheckpointError(f"{key} was saved as {shown(saved)}, this run has {shown(wanted)}")
         return into
 
-    def take(self, state: StageState, versions: Sequence[int], read: Mapping[str, Tensor]) -> None:
-        """Restore the stage from the tensors of `targets`, which have been read."""
-        weights, optimizer = state.weights, state.update.optimizer
-        for replica, version in zip(weights.replicas, versions, strict=False):
-            replica.version = version
+    def _optimizer_targets(
+        self, name: str, expected: Mapping[str, Any], *, closed: bool
+    ) -> Iterator[tuple[str, Tensor]]:
+        tensors, scalars = set(self._optimizer_keys.get(name, ())), self._scalars(name)
+        for key, value in expected.items():
+            path = f"optimizer/{name}/{key}"
+            if isinstance(value, Tensor):
+                yield path, value
+            elif key not in scalars or type(scalars[key]) is not type(value):
+                raise CheckpointError(f"{path} is not in it as {_described(value)}")
+        for key in sorted((tensors | scalars.keys()) - expected.keys()):
+            path = f"optimizer/{name}/{key}"
+            if closed:
+                raise CheckpointError(f"{path} is in it, which the optimizer of this run does not keep")
+            if key in tensors:
+                shape, dtype = self._form(path)
+                yield path, torch.empty(shape, dtype=dtype)
+
+    def _correction_targets(self, state: StageState, expected: UpdateState) -> dict[str, Tensor]:
+        master = state.weights.master
+        saved = self._correction(master.names)
+        _check_correction(saved, expected.correction, "correction")
+        return {
+            f"{path}/{name}": torch.empty_like(parameter, device="cpu")
+            for path in _tensor_paths(saved, "correction")
+            for name, parameter in zip(master.names, master.parameters, strict=True)
+        }
+
+    def take(self, state: StageState, expected: UpdateState, read: Mapping[str, Tensor]) -> None:
+        """Restore optimizer and correction from the tensors of `targets`, which have been read.
+
+        Raises:
+            CheckpointError: the state is of another correction.
+        """
+        optimizer, master = state.update.optimizer, state.weights.master
         if optimizer is None:
             return
-        names, parameters = weights.master.names, weights.master.parameters
-        fused = {
-            parameter: bool(group.get("fused") or group.get("capturable"))
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
-        others = {name: kept for stage in self._stages for name, kept in stage["optimizer"].items()}
-        for name, parameter in zip(names, parameters, strict=True):
-            kept: dict[str, Any] = dict(others.get(name, {}))
+        names, parameters = master.names, master.parameters
+        for name, parameter, own in zip(names, parameters, expected.optimizer, strict=True):
+            kept: dict[str, Any] = dict(self._scalars(name))
             for key in self._optimizer_keys.get(name, ()):
-                # Step counts stay on the CPU, except in torch's optimizers that count on the device.
-                on_device = read[key].ndim > 0 or fused[parameter]
-                kept[key.rpartition("/")[2]] = read[key].to(parameter.device) if on_device else read[key]
+                tensor = read[f"optimizer/{name}/{key}"]
+                # Step counts that no step of this process has made stay on the CPU.
+                kept[key] = tensor if key in own or tensor.ndim == 0 else tensor.to(parameter.device)
             if kept:
                 optimizer.state[parameter] = kept
         device = parameters[0].device
-        on_device_tensors = {
-            key: tensor.to(device) for key, tensor in read.items() if key.startswith("correction/")
-        }
-        state.update.correction.load_state_dict(self.correction_state(names, on_device_tensors))
+        on_device = {key: tensor.to(device) for key, tensor in read.items() if key.startswith("correction/")}
+        try:
+            state.update.correction.load_state_dict(self.correction_state(names, on_device))
+        except STATE_ERRORS as error:
+            raise CheckpointError(f"the correction's state does not fit: {error}") from error
+        state.update.taken = self.updates(names)
+
+    def updates(self, names: Sequence[str]) -> int:
+        """Steps that the optimizer has taken on these parameters.
+
+        Raises:
+            CheckpointError: not as many on all.
+        """
+        updates = {stage.updates for stage in self._records(names)} if names else {0}
+        if len(updates) != 1:
+            raise CheckpointError("its stages have taken different numbers of steps; " + _SAME_STAGES)
+        return updates.pop()
 
     def correction_keys(self, names: Sequence[str]) -> list[str]:
         """Keys of the correction's tensors for these parameters."""
@@ -168,51 +228,77 @@ class Saved:
         state: Mapping[str, Any] = _unpack_correction(self._correction(names), "correction", names, read)
         return state
 
-    def _correction(self, names: Sequence[str]) -> Mapping[str, Any]:
+    def _correction(self, names: Sequence[str]) -> CorrectionState:
         """The correction's record of these parameters, on which the stages that saved them must agree."""
+        first, *others = [stage.correction for stage in self._records(names)]
+        if any(other != first for other in others):
+            raise CheckpointError(f"its stages kept different states of their corrections; {_SAME_STAGES}")
+        return first
+
+    def _records(self, names: Sequence[str]) -> list[StageRecord]:
+        """The records of the stages that saved these parameters."""
         wanted = set(names)
-        records = [stage["correction"] for stage in self._stages if wanted & set(stage["parameters"])]
-        if not records:
-            raise CheckpointError(f"parameters {names[0]} .. {names[-1]} are not in it")
-        if any(record != records[0] for record in records):
-            raise CheckpointError(
-                "its stages kept different states of their corrections, which one stage cannot go on from; "
-                "go on with as many stages as saved it"
-            )
-        return dict(records[0])
+        records = [stage for stage in self._stages if not wanted.isdisjoint(stage.parameters)]
+        if missing := wanted.difference(*(stage.parameters for stage in records)):
+            raise CheckpointError(f"the state of {min(missing)} is not in it")
+        return records
 
-    def _size(self, key: str) -> tuple[torch.Size, torch.dtype]:
-        if key not in self._sizes:
-            raise CheckpointError(f"{key} is not in it: it is of another model, optimizer or schedule")
-        return self._sizes[key]
+    def _scalars(self, name: str) -> dict[str, Scalar]:
+        return {key: value for stage in self._stages for key, value in stage.optimizer.get(name, {}).items()}
 
-    def _empty(self, key: str) -> Tensor:
-        size, dtype = self._size(key)
-        return torch.empty(size, dtype=dtype)
+    def _form(self, key: str) -> Form:
+        if key not in self._forms:
+            raise CheckpointError(f"{key} is not in it")
+        return self._forms[key]
+
+
+def shown(form: Form) -> str:
+    """Shape and type, for people."""
+    shape, dtype = form
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _check_correction(saved: CorrectionState, expected: Any, path: str) -> None:
+    """Compare the form of a correction's saved state with that of this run's correction after as many
+    updates."""
+    match saved:
+        case Parts() if isinstance(expected, Mapping) and saved.parts.keys() == expected.keys():
+            for key, part in saved.parts.items():
+                _check_correction(part, expected[key], f"{path}/{key}")
+        case Value() if type(saved.value) is type(expected):
+            # Flags and names follow from the run; counts and numbers differ.
+            if isinstance(expected, (bool, str)) and saved.value != expected:
+                raise CheckpointError(f"{path} was saved as {saved.value}, this run has {expected}")
+        case PerParameter() if isinstance(expected, list):
+            pass
+        case _:
+            raise CheckpointError(f"{path} is not what the correction of this run keeps")
 
 
 def _keys(path: str, names: Sequence[str]) -> list[str]:
     return [f"{path}/{name}" for name in names]
 
 
-def _tensor_paths(structure: Mapping[str, Any], path: str) -> list[str]:
-    if "parts" in structure:
-        return [
-            inner
-            for key, part in structure["parts"].items()
-            for inner in _tensor_paths(part, f"{path}/{key}")
-        ]
-    return [path] if structure.get("tensors") else []
+def _tensor_paths(state: CorrectionState, path: str) -> list[str]:
+    match state:
+        case Parts():
+            return [
+                inner for key, part in state.parts.items() for inner in _tensor_paths(part, f"{path}/{key}")
+            ]
+        case PerParameter(present=True):
+            return [path]
+    return []
 
 
 def _unpack_correction(
-    structure: Mapping[str, Any], path: str, names: Sequence[str], read: Mapping[str, Tensor]
+    state: CorrectionState, path: str, names: Sequence[str], read: Mapping[str, Tensor]
 ) -> Any:
-    if "parts" in structure:
-        return {
-            key: _unpack_correction(part, f"{path}/{key}", names, read)
-            for key, part in structure["parts"].items()
-        }
-    if "value" in structure:
-        return structure["value"]
-    return [read[key] for key in _keys(path, names)] if structure["tensors"] else []
+    match state:
+        case Parts():
+            return {
+                key: _unpack_correction(part, f"{path}/{key}", names, read)
+                for key, part in state.parts.items()
+            }
+        case Value():
+            return state.value
+    return [read[key] for key in _keys(path, names)] if state.present else []

@@ -1,80 +1,74 @@
-"""Writes a checkpoint's tensors in the format of torch.distributed.checkpoint.
-
-torch's own `save` exchanges pickles between processes. Here each process plans and writes its part alone,
-since no tensor belongs to two of them, and reports where its tensors are to rank 0, which writes `.metadata`.
-"""
+"""Writes the tensors of one process as a safetensors file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.storage import WriteResult
 
-from stages.comm.rendezvous.authenticated import Json
+from stages.checkpoint.files import FileEntry, SavedTensor
+
+SAFETENSORS_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of the types in the format (huggingface.co/docs/safetensors)."""
 
 
-def write_part(folder: Path, tensors: Mapping[str, Tensor], *, rank: int) -> list[Json]:
-    """Write the tensors of one process; returns their descriptions for `write_description`.
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, SavedTensor], FileEntry]:
+    """Write tensors in host memory to a new file, and flush it to the disk.
+
+    The library would copy them first, and would need another pass over the file for its SHA-256.
+
+    Returns:
+        Where each tensor is, by key, and the file's size and SHA-256.
 
     Raises:
-        OSError: they could not be written.
+        OSError: it could not be written.
     """
-    writer, planner = FileSystemWriter(folder), DefaultSavePlanner()
-    writer.set_up_storage_writer(rank == 0, rank=rank, use_collectives=False)
-    planner.set_up_planner(dict(tensors), writer.storage_meta(), rank == 0)
-    plans, _ = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
-    [plan] = writer.prepare_global_plan(plans)
-    try:
-        written = writer.write_data(planner.finish_plan(plan), planner).value()
-    except RuntimeError as error:
-        # torch reports a full disk as an error of its ZIP file; find the cause.
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__context__
-        raise (cause or OSError(f"torch's writer: {error}")) from None
-    return [
-        {
-            "name": result.index.fqn,
-            "size": list(tensors[result.index.fqn].shape),
-            "dtype": str(tensors[result.index.fqn].dtype).removeprefix("torch."),
-            "file": result.storage_data.relative_path,
-            "offset": result.storage_data.offset,
-            "length": result.storage_data.length,
+    # Each starts at a multiple of its number size.
+    keys = sorted(tensors, key=lambda key: (-tensors[key].itemsize, key))
+    header: dict[str, object] = {}
+    end = 0
+    for key in keys:
+        start, end = end, end + tensors[key].nbytes
+        header[key] = {
+            "dtype": SAFETENSORS_DTYPES[tensors[key].dtype],
+            "shape": list(tensors[key].shape),
+            "data_offsets": [start, end],
         }
-        for result in written
-    ]
-
-
-def write_description(folder: Path, parts: Iterable[Json]) -> None:
-    """Write `.metadata`, which describes all tensors and where they are."""
-    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    results = []
-    for part in parts:
-        size, offsets = torch.Size(part["size"]), torch.Size([0] * len(part["size"]))
-        tensors[part["name"]] = TensorStorageMetadata(
-            properties=TensorProperties(dtype=getattr(torch, part["dtype"])),
-            size=size,
-            chunks=[ChunkStorageMetadata(offsets=offsets, sizes=size)],
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    sha256 = hashlib.sha256()
+    with file.open("xb", buffering=0) as opened:
+        pieces: list[Any] = [len(text).to_bytes(8, "little"), text]
+        pieces += [tensors[key].reshape(-1).view(torch.uint8).numpy() for key in keys]
+        for piece in pieces:
+            left = memoryview(piece)
+            sha256.update(left)
+            while left:
+                left = left[opened.write(left) :]
+        os.fsync(opened.fileno())
+    places = {
+        key: SavedTensor(
+            file=file.name,
+            dtype=str(tensors[key].dtype).removeprefix("torch."),  # type: ignore[arg-type]
+            shape=list(tensors[key].shape),
         )
-        results.append(
-            WriteResult(
-                index=MetadataIndex(part["name"], offsets),
-                size_in_bytes=part["length"],
-                storage_data=_StorageInfo(part["file"], part["offset"], part["length"]),
-            )
-        )
-    planner_data = {name: (name,) for name in tensors}
-    FileSystemWriter(folder).finish(Metadata(tensors, planner_data), [results])
+        for key in keys
+    }
+    return places, FileEntry(bytes=8 + len(text) + end, sha256=sha256.hexdigest())

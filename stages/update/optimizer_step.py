@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from optimizers.corrections.catalogue import check_correction
 from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.corrections.error_feedback import build_error_feedback
+from optimizers.named import is_custom
 from stages.config import RunConfig, correction_options, optimizer_options
 from stages.diagnostics.recorded_updates import RecordedUpdates
 from stages.model.families.catalogue import parameter_roles
@@ -31,6 +33,8 @@ from stages.update.lr_schedule import learning_rate_factor
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does."""
+STEPS_TO_FULL_STATE = 2
+"""Steps after which no optimizer of the catalogue adds to its state: SOAP's first one only sets its bases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,17 @@ class UpdateResult:
     """Norm before clipping; None if it is not computed (`clip: none`)."""
     skipped: bool
     """Whether the gradient was not finite, so that the weights did not change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateState:
+    """State of a stage's optimizer and correction."""
+
+    optimizer: list[dict[str, Any]]
+    """For each parameter that this data rank owns."""
+    correction: Mapping[str, Any]
+    closed: bool
+    """Whether it is complete: a user's own optimizer may add to its state at any step."""
 
 
 def squared_norm(gradient: GradientBuffer) -> Tensor:
@@ -90,6 +105,8 @@ class StageUpdate:
         )
         if weights.master.parameters:
             self.optimizer = self._new_optimizer()
+        self.taken = 0
+        """Steps that the optimizer has taken: updates that were not skipped."""
         settings = correction_options(config.correction)
         mixture = mixture_of(config.model)
         self._balance_rate = mixture.balance_rate if mixture and mixture.balance == "bias" else 0.0
@@ -100,23 +117,28 @@ class StageUpdate:
         self._strength = 0.0
         if config.correction.name == "delay-compensation":
             self._strength = float(check_correction(config.correction.name, settings)["strength"])
-        self.correction: Correction
+        self._delay, self._mismatch = delays[stage], mismatch
+        correction = self._new_correction()
+        self._discrepancy = correction if isinstance(correction, DiscrepancyCorrection) else None
+        self.correction = self._recorded(correction)
+
+    def _new_correction(self) -> Correction:
+        config = self._config
         if config.correction.name == "none":
-            self.correction = build_error_feedback(
+            return build_error_feedback(
                 coefficient=config.error_feedback.coefficient,
                 form=config.error_feedback.form,
                 decay_at=config.error_feedback.decay_at,
             )
-        else:
-            self.correction = build_stage_correction(
-                config.correction.name,
-                options=settings,
-                delay=delays[stage],
-                mismatch=mismatch,
-            )
-        self._discrepancy = self.correction if isinstance(self.correction, DiscrepancyCorrection) else None
-        if config.train.diagnostics:
-            self.correction = RecordedUpdates(self.correction)
+        return build_stage_correction(
+            config.correction.name,
+            options=correction_options(config.correction),
+            delay=self._delay,
+            mismatch=self._mismatch,
+        )
+
+    def _recorded(self, correction: Correction) -> Correction:
+        return RecordedUpdates(correction) if self._config.train.diagnostics else correction
 
     def rehearse(self) -> None:
         """Take a step with a temporary optimizer, and restore the weights.
@@ -125,16 +147,46 @@ class StageUpdate:
         """
         if self.optimizer is None:
             return
-        master, gradient = self._weights.master.parameters, self._weights.gradient_buffer
+        master = self._weights.master.parameters
         kept = [parameter.detach().to("cpu", copy=True) for parameter in master]
+        with self._made_up_gradients(), torch.no_grad():
+            self._new_optimizer().step()
+        with torch.no_grad():
+            for parameter, weights in zip(master, kept, strict=True):
+                parameter.copy_(weights)
+
+    def state_after(self, updates: int) -> UpdateState:
+        """The state that a new optimizer and a new correction have after some updates; only keys, shapes,
+        types, devices and flags mean something. The weights are lost: they are about to be read.
+        """
+        custom = is_custom(self._config.optimizer.name)
+        if self.optimizer is None:
+            return UpdateState(optimizer=[], correction={}, closed=not custom)
+        weights = self._weights
+        master = weights.master.parameters
+        optimizer, correction = self._new_optimizer(), self._recorded(self._new_correction())
+        with self._made_up_gradients(), torch.no_grad():
+            for _ in range(min(updates, STEPS_TO_FULL_STATE)):
+                correction.update(
+                    optimizer=optimizer, master=master, replica=weights.owned_members(weights.replicas[0])
+                )
+        return UpdateState(
+            optimizer=[dict(optimizer.state.get(parameter, {})) for parameter in master],
+            correction=correction.state_dict(),
+            closed=not custom,
+        )
+
+    @contextmanager
+    def _made_up_gradients(self) -> Iterator[None]:
+        """Within this context parameters have gradients. Any of full rank that are the same in every run will
+        do."""
+        master, gradient = self._weights.master.parameters, self._weights.gradient_buffer
         with torch.no_grad():
             for parameter, view in zip(master, gradient.owned_views, strict=True):
-                # Any gradient of full rank that is the same in every run will do.
                 parameter.grad = view.copy_(parameter)
-            self._new_optimizer().step()
-            for parameter, weights in zip(master, kept, strict=True):
-                parameter.grad = None
-                parameter.copy_(weights)
+        yield
+        for parameter in master:
+            parameter.grad = None
         gradient.flat.zero_()
 
     def prepare(self, gradient: GradientBuffer) -> None:
@@ -204,6 +256,7 @@ class StageUpdate:
                     group["lr"] = group["peak_lr"] * factor
                 if finite:
                     self.correction.update(optimizer=self.optimizer, master=master, replica=replica)
+                    self.taken += 1
                 else:
                     self.correction.skip(master=master, replica=replica)
         gradient.clear()

@@ -62,9 +62,9 @@ def export(
         with new_folder(out) as folder:
             with importing_torch():
                 from stages.checkpoint.export import write_weights
-                from stages.checkpoint.saved_weights import SavedWeights, newest_checkpoint
+                from stages.checkpoint.saved_weights import newest_weights
 
-            saved = SavedWeights(newest_checkpoint(run.checkpoints, step=step), config)
+            saved = newest_weights(run.checkpoints, config, step=step)
             end = _write_tokenizer(config, folder) if format is ExportFormat.HF else None
             count = write_weights(saved, config, folder, format=format, weights=which, end_of_document=end)
             # safetensors makes files that only their owner can read.

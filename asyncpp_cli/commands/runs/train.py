@@ -102,7 +102,7 @@ def _train(
     with recorded_energy(attempt, rank_env.rank), listening(patient=rank_env.supervised) as stop:
         with importing_torch():
             from stages import trainer
-            from stages.checkpoint.files import LostCheckpointError
+            from stages.checkpoint.files import FormatError, LostCheckpointError
             from stages.comm.device_settings import DeviceSettingError
             from stages.comm.process import connected
 
@@ -139,7 +139,7 @@ def _train(
             raise RuntimeError(
                 f"the run's own code ended the process (SystemExit: {leaving.code})"
             ) from leaving
-        except (DeviceSettingError, LostCheckpointError) as error:
+        except (DeviceSettingError, FormatError, LostCheckpointError) as error:
             raise UserError(str(error)) from error
         finally:
             recorder.close()

@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_a_running_run_and_a_used_folder_are_refused(
     made = api.open(trained / "short").extend("2bw", out=tmp_path / "made", steps=6)
     [run] = open_experiment(made.folder).runs
     # Linked to its parent's: another file in its place changes this run alone.
-    state = run.checkpoints / "step-4" / "state.json"
+    state = run.checkpoints / "step-4" / "index.json"
     state.unlink()
     state.write_text("{}")
     refused = asyncpp("extend", made.folder, "--steps", "7", "--out", tmp_path / "new")

@@ -130,9 +130,9 @@ def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
     assert f"saved after step {run.saved_step}" in errors
     assert run.status().state == State.INTERRUPTED
 
-    newest = run.checkpoints / f"step-{run.saved_step}" / "__0_0.distcp"
+    newest = run.checkpoints / f"step-{run.saved_step}" / "rank-0.safetensors"
     newest.write_bytes(newest.read_bytes()[:1000])
     done = asyncpp("train", run.folder, "--replay")
     assert done.code == 0, done.errors
-    assert "is not used: __0_0.distcp has 1000 bytes instead of" in done.errors
+    assert "is not used: rank-0.safetensors has 1000 bytes instead of" in done.errors
     check_same(run, undisturbed)

@@ -50,7 +50,7 @@ def with_a_doubled_row(lines: list[str]) -> list[str]:
 
 
 def flip(run: Run) -> None:
-    file = next(run.checkpoints.glob("step-*/__0_0.distcp"))
+    file = next(run.checkpoints.glob("step-*/rank-0.safetensors"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

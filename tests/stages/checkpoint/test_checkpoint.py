@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.resumed import check_resumed, go_back, saving, wait_for_saving
+from support.resumed import check_resumed, go_back, saving, seal, wait_for_saving
 from support.small_runs import Rows, in_processes, small_config
 from support.training_cases import measured
 
@@ -57,7 +57,7 @@ def saved(
     return config, tmp_path / "c", rows
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "state.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "index.json", "manifest.json"])
 @pytest.mark.parametrize("harm", [flip, cut_short, Path.unlink])
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(
@@ -92,7 +92,7 @@ def test_without_a_valid_checkpoint_a_run_starts_anew(
 ) -> None:
     config, folder, whole = saved
     for step in (2, 4):
-        cut_short(folder / f"step-{step}" / "__0_0.distcp")
+        cut_short(folder / f"step-{step}" / "rank-0.safetensors")
     rows = Rows()
     replay(config, recorder=rows, checkpoints=folder)
     assert measured(rows)[1:] == whole[1:]
@@ -104,21 +104,32 @@ class Harmful:
         return Path.touch, (Path("harm-was-done"),)
 
 
+@pytest.mark.parametrize("name", ["index.json", "rank-0.safetensors"])
 def test_a_checkpoint_is_data(
-    saved: tuple[RunConfig, Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    saved: tuple[RunConfig, Path, list[dict[str, Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A description that would run code is refused, with a manifest that matches it."""
+    """A file that would run code where it is unpickled is refused, with a manifest that matches it."""
     config, folder, _ = saved
     monkeypatch.chdir(tmp_path)
-    description = folder / "step-4" / ".metadata"
-    description.write_bytes(pickle.dumps(Harmful()))
-    manifest = folder / "step-4" / "manifest.json"
-    content = json.loads(manifest.read_bytes())
-    content["files"][".metadata"] = files.digest(description)
-    manifest.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match="which no checkpoint needs"):
+    for step in (2, 4):
+        (folder / f"step-{step}" / name).write_bytes(pickle.dumps(Harmful()))
+        seal(folder / f"step-{step}")
+    with pytest.raises(CheckpointError, match=f"no checkpoint fits this run .*{name} "):
         replay(config, recorder=Rows(), checkpoints=folder)
     assert not Path("harm-was-done").exists()
+
+
+def test_a_checkpoint_of_another_format_is_refused(
+    saved: tuple[RunConfig, Path, list[dict[str, Any]]],
+) -> None:
+    config, folder, _ = saved
+    manifest = folder / "step-4" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | {"format": 1}))
+    with pytest.raises(CheckpointError, match=r"step-4 .* has format 1, this asyncpp reads"):
+        replay(config, recorder=Rows(), checkpoints=folder)
 
 
 def test_a_checkpoint_of_another_run_is_refused(
@@ -137,7 +148,7 @@ def test_the_newest_are_kept_and_leftovers_removed(text: Path, tmp_path: Path) -
     folder = tmp_path / "c"
     leftover = files.unfinished_folder(folder, 1)
     leftover.mkdir(parents=True)
-    (leftover / "__0_0.distcp").write_bytes(b"half of one")
+    (leftover / "rank-0.safetensors").write_bytes(b"half of one")
     replay(saving(small_config(text=text, steps=7), interval=2, keep=3), recorder=Rows(), checkpoints=folder)
     assert {entry.name for entry in folder.iterdir()} == {"step-4", "step-6", "step-7"}
     replay(saving(small_config(text=text, steps=7), interval=0), recorder=Rows(), checkpoints=tmp_path / "d")

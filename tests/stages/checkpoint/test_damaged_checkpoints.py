@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.resumed import seal
 from support.small_runs import Rows, small_config
 
-from stages.checkpoint import files
 from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
-from stages.checkpoint.saved_weights import SavedWeights, newest_checkpoint
+from stages.checkpoint.saved_weights import newest_weights
 from stages.config import RunConfig
 from stages.trainer import replay
 
@@ -47,18 +45,9 @@ def copy_of(checkpoints: Path) -> Iterator[Path]:
         yield copy
 
 
-def seal(folder: Path, manifest: dict[str, Any] | None = None) -> None:
-    """Make the manifest agree with the files."""
-    content = manifest or json.loads((folder / "manifest.json").read_bytes())
-    content["files"] = {
-        file.name: files.digest(file) for file in folder.iterdir() if file.name != "manifest.json"
-    }
-    (folder / "manifest.json").write_text(json.dumps(content))
-
-
 def use(config: RunConfig, checkpoints: Path) -> None:
     """What `export` does."""
-    saved = SavedWeights(newest_checkpoint(checkpoints, step=None), config)
+    saved = newest_weights(checkpoints, config)
     with tempfile.TemporaryDirectory() as folder:
         for weights in Weights:
             write_weights(saved, config, Path(folder), format=ExportFormat.HF, weights=weights)
@@ -139,7 +128,7 @@ def folder(file: Path) -> None:
     file.mkdir()
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "state.json", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("name", ["manifest.json", "index.json", "rank-0.safetensors"])
 @pytest.mark.parametrize("harm", [queue, device, link, folder])
 def test_special_files_are_not_read(
     harm: Callable[[Path], None],
@@ -162,34 +151,6 @@ def test_a_folder_that_is_a_link_is_not_read(trained: tuple[RunConfig, Path]) ->
         assert "holds no checkpoint that is whole" in one_line(config, copy)
 
 
-class Changes:
-    """Pickles to an instruction that sets an attribute of a class."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path, ("x",), (None, {"exists": 1})
-
-
-def harmful_descriptions() -> Iterator[tuple[str, bytes]]:
-    yield "sets an attribute of what is no description", pickle.dumps(Changes())
-    path = pickle.dumps(Path)[:-1]  # without the end
-    yield "sets one of a class", path + pickle.dumps((None, {"exists": 1}))[2:-1] + b"b."
-    yield "a memory of 64 GB", b"\x80\x02N" + b"r\xff\xff\xff\xff" + b"."
-    yield "deep", b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b"."
-    yield "empty", b""
-    yield "another object", pickle.dumps([1, 2])
-
-
-@pytest.mark.parametrize(("_what", "content"), list(harmful_descriptions()))
-def test_a_description_changes_nothing(_what: str, content: bytes, trained: tuple[RunConfig, Path]) -> None:
-    config, checkpoints = trained
-    exists = Path.exists
-    with copy_of(checkpoints) as copy:
-        (copy / f"step-{STEP}" / ".metadata").write_bytes(content)
-        seal(copy / f"step-{STEP}")
-        assert ".metadata " in one_line(config, copy)
-    assert Path.exists is exists
-
-
 ODD = st.one_of(
     st.none(),
     st.booleans(),
@@ -197,7 +158,7 @@ ODD = st.one_of(
     st.sampled_from([2**63, 10**400, -1, 0, 1]),
     st.floats(),
     st.text(max_size=5),
-    st.sampled_from(["../x", "/dev/zero", "__0_0.distcp"]),
+    st.sampled_from(["../x", "/dev/zero", "rank-0.safetensors"]),
     st.lists(st.integers(), max_size=3),
     st.dictionaries(st.text(max_size=3), st.integers(), max_size=3),
 )
@@ -231,7 +192,7 @@ many = settings(max_examples=25, deadline=None, suppress_health_check=list(Healt
 
 
 @many
-@given(data=st.data(), name=st.sampled_from(["manifest.json", "state.json"]))
+@given(data=st.data(), name=st.sampled_from(["manifest.json", "index.json"]))
 @pytest.mark.slow
 def test_any_part_of_the_json_may_be_anything(trained: tuple[RunConfig, Path], data: Any, name: str) -> None:
     config, checkpoints = trained
@@ -241,19 +202,19 @@ def test_any_part_of_the_json_may_be_anything(trained: tuple[RunConfig, Path], d
         path = data.draw(st.sampled_from(list(places(content))))
         replaced(content, path, data.draw(ODD), remove=data.draw(st.booleans()))
         file.write_text(json.dumps(content))
-        if name == "state.json":
+        if name == "index.json":
             seal(copy / f"step-{STEP}")
         one_line(config, copy)
 
 
 @many
 @given(
-    name=st.sampled_from([".metadata", "__0_0.distcp"]),
+    name=st.sampled_from(["index.json", "rank-0.safetensors"]),
     place=st.floats(0, 1),
     instead=st.binary(max_size=6),
     gone=st.integers(0, 6),
 )
-@example(name="__0_0.distcp", place=1.0, instead=b"", gone=0)
+@example(name="rank-0.safetensors", place=1.0, instead=b"", gone=0)
 @pytest.mark.slow
 def test_any_bytes_may_be_others(
     trained: tuple[RunConfig, Path], name: str, place: float, instead: bytes, gone: int
@@ -265,36 +226,5 @@ def test_any_bytes_may_be_others(
         start = int(place * len(content))
         content[start : start + gone] = instead
         file.write_bytes(content)
-        seal(copy / f"step-{STEP}")
-        one_line(config, copy)
-
-
-@many
-@given(data=st.data())
-@pytest.mark.slow
-def test_any_part_of_the_description_may_be_anything(trained: tuple[RunConfig, Path], data: Any) -> None:
-    """Of tensors, sizes and places that torch itself would take."""
-    config, checkpoints = trained
-    with copy_of(checkpoints) as copy:
-        file = copy / f"step-{STEP}" / ".metadata"
-        metadata = pickle.loads(file.read_bytes())
-        key = data.draw(st.sampled_from(sorted(metadata.state_dict_metadata)))
-        entry = metadata.state_dict_metadata[key]
-        [place] = [place for index, place in metadata.storage_data.items() if index.fqn == key]
-        which = data.draw(
-            st.sampled_from(["size", "dtype", "offset", "length", "relative_path", "chunks", "key"])
-        )
-        if which == "size":
-            sizes = st.lists(st.sampled_from([0, 1, 7, 2**40, 2**62]), max_size=4)
-            entry.size = data.draw(st.one_of(ODD, st.builds(torch.Size, sizes)))
-        elif which == "dtype":
-            entry.properties.dtype = data.draw(st.sampled_from([torch.int8, torch.float64, torch.complex128]))
-        elif which == "chunks":
-            entry.chunks = data.draw(ODD)
-        elif which == "key":
-            metadata.state_dict_metadata[data.draw(ODD.filter(lambda odd: odd.__hash__ is not None))] = entry
-        else:
-            setattr(place, which, data.draw(ODD))
-        file.write_bytes(pickle.dumps(metadata))
         seal(copy / f"step-{STEP}")
         one_line(config, copy)

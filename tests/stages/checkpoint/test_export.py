@@ -19,7 +19,7 @@ from stages.checkpoint import files
 from stages.checkpoint.export import INDEX_FILE, write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
-from stages.checkpoint.saved_weights import SavedWeights, newest_checkpoint
+from stages.checkpoint.saved_weights import SavedWeights, newest_weights
 from stages.config import CorrectionConfig, RunConfig
 from stages.model.families.catalogue import describe
 from stages.model.hf_config import hf_config
@@ -29,7 +29,7 @@ from stages.training_result import TrainingResult
 
 def trained(config: RunConfig, folder: Path) -> tuple[TrainingResult, SavedWeights]:
     result = replay(saving(config), recorder=Rows(), checkpoints=folder)
-    return result, SavedWeights(newest_checkpoint(folder, step=None), config)
+    return result, newest_weights(folder, config)
 
 
 def exported(saved: SavedWeights, config: RunConfig, folder: Path, **options: object) -> dict[str, Tensor]:
@@ -202,18 +202,18 @@ def test_a_damaged_checkpoint_is_skipped_unless_requested(
     folder = tmp_path / "c"
     trained(config, folder)
     newest, before = files.saved_steps(folder)
-    [first, *_] = sorted(files.folder_of(folder, newest).glob("*.distcp"))
+    [first, *_] = sorted(files.folder_of(folder, newest).glob("*.safetensors"))
     content = bytearray(first.read_bytes())
     content[len(content) // 2] ^= 1
     first.write_bytes(content)
-    assert SavedWeights(newest_checkpoint(folder, step=None), config).step == before
+    assert newest_weights(folder, config).step == before
     assert "SHA-256" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="SHA-256"):
-        newest_checkpoint(folder, step=newest)
+        newest_weights(folder, config, step=newest)
     with pytest.raises(
         CheckpointError, match=f"no checkpoint of step 99; there are those of {before}, {newest}"
     ):
-        newest_checkpoint(folder, step=99)
+        newest_weights(folder, config, step=99)
     shutil.rmtree(files.folder_of(folder, before))
     with pytest.raises(CheckpointError, match="no checkpoint that is whole"):
-        newest_checkpoint(folder, step=None)
+        newest_weights(folder, config, step=None)

@@ -19,7 +19,7 @@ from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.initial_weights import InitError, check_init
-from stages.checkpoint.saved_weights import SavedWeights, newest_checkpoint
+from stages.checkpoint.saved_weights import SavedWeights, newest_weights
 from stages.config import RunConfig
 from stages.model.moe.routing import Routing
 from stages.model.stacks import member_names
@@ -31,7 +31,7 @@ QWEN = {"router_score": "softmax", "balance": "none", "dense_layers": 1}
 
 def trained(config: RunConfig, folder: Path) -> tuple[dict[str, Tensor], SavedWeights]:
     result = replay(saving(config), recorder=Rows(), checkpoints=folder)
-    return result.weights, SavedWeights(newest_checkpoint(folder, step=None), config)
+    return result.weights, newest_weights(folder, config)
 
 
 def config_of(text: Path, family: str, experts: Mapping[str, Any]) -> RunConfig:
