@@ -92,7 +92,7 @@ def _attempt(
         attempt.write("refused", {"reason": reason})
     else:
         code = _run_ranks(attempt, manifest, job)
-    status = _corrected(settle(run, none_to_come=True, all_over=True), attempt, manifest, job, code)
+    status = _corrected(settle(run, all_over=attempt.number), attempt, manifest, job, code)
     _say(f"attempt {attempt.number}: {status.state} {status.reason}")
     if status.attempt != attempt.number:
         return 1  # SLURM lost contact with this job and has started the run elsewhere
@@ -123,7 +123,7 @@ def _settle_earlier_start(experiment: Experiment, run: Run, job: Job) -> None:
     reason = f"SLURM took its nodes away ({before.nodes}) and started the job again"
     if status.state == State.RUNNING:
         attempt.stop(reason, cause=Cause.RESTARTED)
-        settle(run, none_to_come=True, all_over=True)
+        settle(run, all_over=attempt.number)
     elif status.state == State.FAILED and before.restart < job.restart:
         # Ranks vanished together with this process, which would have recorded why.
         reason = f"{reason}; {status.reason}"

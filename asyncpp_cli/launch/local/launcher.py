@@ -137,8 +137,8 @@ class Launcher:
         for task, (run, status) in zip(self._tasks, statuses, strict=True):
             if status.state == State.RUNNING:
                 self._suspended.check(run, status, silence=longest_silence(task.site))
-            else:
-                self._own.pop(run.id, None)
+            if run.id in self._own and not self._is_own(status, run):
+                del self._own[run.id]
             if status.state == State.RUNNING and run.id not in self._own:
                 # Another launch runs it, and starts it again should it fail.
                 self._tried.add(run.id)
@@ -147,8 +147,12 @@ class Launcher:
 
     def _status(self, run: Run) -> Status:
         own = self._own.get(run.id)
-        ended = own is not None and self._jobs.has_ended(own[0])
+        ended = own[0].number if own is not None and self._jobs.has_ended(own[0]) else None
         return current_status(run, none_to_come=ended, scheduler=self._scheduler)
+
+    def _is_own(self, status: Status, run: Run) -> bool:
+        """Whether the attempt that this launcher started is still running; another may follow it at once."""
+        return status.state == State.RUNNING and status.attempt == self._own[run.id][0].number
 
     def _next(self, statuses: Sequence[tuple[Run, Status]]) -> Task | None:
         """The next task to start, if resources for it are free."""
@@ -180,7 +184,7 @@ class Launcher:
             if attempt is not None and run.id in self._cancelled:
                 # Cancelled between the check and the claim; `cancel` waits for this.
                 attempt.stop("cancelled as it began", cause=Cause.CANCELLED)
-                settle(run, none_to_come=True, all_over=True)
+                settle(run, all_over=attempt.number)
             elif attempt is not None:
                 devices = self._free_gpus()[: task.resources.gpus]
                 self._own[run.id] = (attempt, task, devices)

@@ -32,14 +32,20 @@ _SECONDS_BETWEEN_HEARTBEATS = 30.0
 
 
 def settle(
-    run: Run, *, none_to_come: bool = False, all_over: bool = False, scheduler: Scheduler | None = None
+    run: Run,
+    *,
+    none_to_come: int | None = None,
+    all_over: int | None = None,
+    scheduler: Scheduler | None = None,
 ) -> Status:
     """Return the run's status, after recording the outcome of an attempt that has ended.
 
+    A caller knows about its own attempt only; another process may have claimed the next one meanwhile.
+
     Args:
         run: the run.
-        none_to_come: ranks that have not started never will.
-        all_over: no rank is running any more.
+        none_to_come: number of an attempt whose ranks that have not started never will.
+        all_over: number of an attempt of which no rank is running any more.
         scheduler: asked about processes on other machines.
 
     Raises:
@@ -50,13 +56,17 @@ def settle(
     if status.state != State.RUNNING:
         return status
     # Checked without the lock, so that readers do not wait for each other.
-    if not all_over and not _has_ended(status, run, none_to_come=none_to_come, scheduler=scheduler):
+    if all_over != status.attempt and not _has_ended(
+        status, run, none_to_come=none_to_come, scheduler=scheduler
+    ):
         return status
     with run.locked():
         return settle_locked(run, none_to_come=none_to_come, all_over=all_over, scheduler=scheduler)
 
 
-def current_status(run: Run, *, none_to_come: bool = False, scheduler: Scheduler | None = None) -> Status:
+def current_status(
+    run: Run, *, none_to_come: int | None = None, scheduler: Scheduler | None = None
+) -> Status:
     """As `settle`, but without errors: a run whose files cannot be read has state `damaged`.
 
     If the status cannot be written (another user's run, a full or read-only disk), returns what would have
@@ -77,8 +87,8 @@ def current_status(run: Run, *, none_to_come: bool = False, scheduler: Scheduler
 def settle_locked(
     run: Run,
     *,
-    none_to_come: bool = False,
-    all_over: bool = False,
+    none_to_come: int | None = None,
+    all_over: int | None = None,
     scheduler: Scheduler | None = None,
 ) -> Status:
     """As `settle`, for a caller that holds the run's lock."""
@@ -120,8 +130,8 @@ def _settled(
     status: Status,
     run: Run,
     *,
-    none_to_come: bool,
-    all_over: bool = False,
+    none_to_come: int | None,
+    all_over: int | None = None,
     scheduler: Scheduler | None,
 ) -> tuple[Status, float | None]:
     """The status after the attempt's end, and when the attempt last showed that it runs. Writes nothing.
@@ -133,7 +143,9 @@ def _settled(
     """
     if status.state != State.RUNNING:
         return status, None
-    if not all_over and not _has_ended(status, run, none_to_come=none_to_come, scheduler=scheduler):
+    if all_over != status.attempt and not _has_ended(
+        status, run, none_to_come=none_to_come, scheduler=scheduler
+    ):
         return status, None
     attempt = Attempt(run, status.attempt)
     ends = attempt.ends(attempt.description()["processes"])
@@ -151,11 +163,11 @@ def _settled(
     return settled, max(signs, default=None)
 
 
-def _has_ended(status: Status, run: Run, *, none_to_come: bool, scheduler: Scheduler | None) -> bool:
+def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler: Scheduler | None) -> bool:
     """Whether the run's attempt has ended, by its own files or else by the scheduler."""
     attempt = Attempt(run, status.attempt)
     description = attempt.description()
-    never_starts = none_to_come or _launcher_is_gone(status, description)
+    never_starts = none_to_come == status.attempt or _launcher_is_gone(status, description)
     open_ranks = set(range(description["processes"])) - attempt.ended_ranks()
     if all(_rank_is_gone(attempt, rank, never_starts=never_starts) for rank in open_ranks):
         return True

@@ -114,7 +114,7 @@ attempt = claim(run, processes=1, replay=True, steps=4)
 site.start(attempt, resources=Resources(ranks=2, processes=1, threads=1, gpus=0), devices=())
 while not site.has_ended(attempt):
     time.sleep(0.05)
-print(current_status(run, none_to_come=True).reason)
+print(current_status(run, none_to_come=attempt.number).reason)
 """
 
 

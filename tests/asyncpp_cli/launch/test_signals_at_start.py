@@ -77,7 +77,7 @@ def test_a_trainer_that_is_ended_since_another_failed_was_not_told(tmp_path: Pat
 
 
 def settled(attempt: Attempt) -> Status:
-    return settle(attempt.run, none_to_come=True, all_over=True)
+    return settle(attempt.run, all_over=attempt.number)
 
 
 def end_of(

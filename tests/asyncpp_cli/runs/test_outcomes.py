@@ -173,10 +173,22 @@ def test_a_run_whose_processes_vanished_is_settled_by_whoever_looks(run: Run) ->
 
 
 def test_a_rank_that_never_started_ends_the_attempt_once_nobody_can_start_it(run: Run) -> None:
-    assert claim(run, processes=2, replay=False, steps=5) is not None
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
     assert settle(run).state == State.RUNNING
-    status = settle(run, none_to_come=True)
+    status = settle(run, none_to_come=attempt.number)
     assert (status.state, status.reason) == (State.FAILED, "rank 0 never started")
+
+
+def test_the_end_of_an_attempt_is_not_taken_for_that_of_the_next(run: Run) -> None:
+    """A job that SLURM had lost learns of its end when the run has long been started elsewhere."""
+    first = claim(run, processes=1, replay=True, steps=5)
+    assert first is not None
+    assert settle(run, all_over=first.number).state == State.FAILED
+    second = claim(run, processes=1, replay=True, steps=5)
+    assert second is not None
+    for status in (settle(run, none_to_come=first.number), settle(run, all_over=first.number)):
+        assert (status.state, status.attempt) == (State.RUNNING, second.number)
 
 
 @pytest.mark.parametrize(("save_timeout", "state"), [(1800.0, State.FAILED), (7200.0, State.RUNNING)])
