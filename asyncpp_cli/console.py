@@ -31,6 +31,11 @@ def say(message: str, *, one_line: bool = False) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def tell(line: str) -> None:
+    """Print a line of results on standard output; control characters of untrusted text are replaced."""
+    print(printable_lines(line))
+
+
 def agreed(question: str, *, refused: str) -> bool:
     """Ask a question on the terminal; returns whether the answer is yes.
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from schedules.actions import Op, Program
 from schedules.errors import ScheduleError
 
+MOST_JITTER = 100.0
+"""Largest standard deviation of a computation's time, as a share of it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -93,6 +96,8 @@ def uniform_costs(
     ):
         if not math.isfinite(time) or time < 0:
             raise ScheduleError(f"{label} takes {time}; accepted: a finite time of 0 or more")
+    if jitter > MOST_JITTER:
+        raise ScheduleError(f"jitter is {jitter:g}; accepted: {MOST_JITTER:g} at most")
     share = program.num_ranks / program.num_stages
     return Costs(
         forward=_each(program, forward * share),

@@ -11,8 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from schedules.actions import Action, Op, Program
 from schedules.deadlock import find_deadlock
@@ -39,21 +40,51 @@ def verify(program: Program, *, channel_capacity: int | None = None) -> None:
 def find_problems(program: Program, *, channel_capacity: int | None = None) -> list[str]:
     """Every problem of `program`, one sentence each; empty if it is valid.
 
-    Later checks rely on earlier ones: where ranks do not fit the stages, only that is reported, and deadlocks
-    are looked for only in a program that is valid otherwise.
+    Problems of one kind share a sentence. Later checks rely on earlier ones: where ranks do not fit the
+    stages, only that is reported, and deadlocks are looked for only in a program that is valid otherwise.
     """
-    problems = list(_outline_problems(program)) or list(_place_problems(program))
-    if problems:
+    if problems := list(_outline_problems(program)):
         return problems
-    for stage, actions in enumerate(program.actions_by_stage()):
-        problems.extend(_stage_problems(program, stage, actions))
-    if problems:
-        return problems
-    problems = list(_order_problems(program))
-    if problems:
-        return problems
+    for problems_of in (_place_problems, _problems_of_stages, _order_problems):
+        if problems := _grouped(problems_of(program)):
+            return problems
     deadlock = find_deadlock(program, channel_capacity=channel_capacity)
     return [] if deadlock is None else [deadlock]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """What is wrong at one place."""
+
+    kind: str
+    """What problems like it have in common: they are reported as one."""
+    where: tuple[str, object]
+    """What it belongs to: ("stage", 3) or ("rank", 0)."""
+    first: str
+    """The action, micro-batch or version concerned."""
+    sentence: str
+    """The whole of it, where no other problem is like it."""
+    count: int = 1
+
+
+def _grouped(problems: Iterable[_Problem]) -> list[str]:
+    """A sentence for each kind of problem, in the order in which the kinds first occur."""
+    kinds: dict[str, list[_Problem]] = {}
+    for problem in problems:
+        kinds.setdefault(problem.kind, []).append(problem)
+    sentences = []
+    for kind, alike in kinds.items():
+        if len(alike) == 1:
+            sentences.append(alike[0].sentence)
+            continue
+        what = alike[0].where[0]
+        where = list(dict.fromkeys(str(problem.where[1]) for problem in alike))
+        count = sum(problem.count for problem in alike)
+        sentences.append(
+            f"{what}{'s' if len(where) > 1 else ''} {_listed(where, last=' and ')}: {kind}; "
+            f"first {alike[0].first}; {count} in all"
+        )
+    return sentences
 
 
 def _outline_problems(program: Program) -> Iterator[str]:
@@ -88,25 +119,34 @@ def _outline_problems(program: Program) -> Iterator[str]:
                 f"an update interval of {program.update_interval} does not fit the {label} of the segment, "
                 f"which stands at micro-batch {microbatch}"
             )
+    if end - first > (actions := sum(len(rank_actions) for rank_actions in program.actions)):
+        yield (
+            f"the segment has {end - first:,} micro-batches (steps {program.steps}, microbatches "
+            f"{program.microbatches}), and the program {actions:,} actions"
+        )
 
 
-def _place_problems(program: Program) -> Iterator[str]:
+def _place_problems(program: Program) -> Iterator[_Problem]:
     first, end = _microbatch_range(program)
     update = Op.UPDATE
     for rank, actions in enumerate(program.actions):
         for place, action in enumerate(actions):
             stage, op, microbatch, _ = action
             if not 0 <= stage < program.num_stages:
-                yield f"{_where(rank, place, action)}: there is no stage {stage}"
+                kind, problem = "actions of stages that there are not", f"there is no stage {stage}"
             elif program.rank_of_stage[stage] != rank:
-                holder = program.rank_of_stage[stage]
-                yield f"{_where(rank, place, action)}: stage {stage} is on rank {holder}"
+                kind = "actions of other ranks' stages"
+                problem = f"stage {stage} is on rank {program.rank_of_stage[stage]}"
             elif op is not update and not first <= microbatch < end:
-                yield f"{_where(rank, place, action)}: the segment has micro-batches {first} to {end - 1}"
-
-
-def _where(rank: int, place: int, action: Action) -> str:
-    return f"rank {rank}, action {place} ({action})"
+                kind, problem = "micro-batches of another segment", f"the segment has {first} to {end - 1}"
+            else:
+                continue
+            yield _Problem(
+                kind=kind,
+                where=("rank", rank),
+                first=f"action {place} of rank {rank} ({action}: {problem})",
+                sentence=f"rank {rank}, action {place} ({action}): {problem}",
+            )
 
 
 def _microbatch_range(program: Program) -> tuple[int, int]:
@@ -127,80 +167,153 @@ class _StageState:
     since_update: list[int] = field(default_factory=list)
 
 
-def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iterator[str]:
+def _problems_of_stages(program: Program) -> Iterator[_Problem]:
+    for stage, actions in enumerate(program.actions_by_stage()):
+        yield from _stage_problems(program, stage, actions)
+
+
+def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iterator[_Problem]:
     forward, backward, input_half, update = Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.UPDATE
     first, end = _microbatch_range(program)
     initial, interval = program.initial_versions, program.update_interval
     state = _StageState(newest=initial[-1])
     held_at_start = set(initial)
+
+    def problem(kind: str, at: object, sentence: str, *, count: int = 1) -> _Problem:
+        return _Problem(kind=kind, where=("stage", stage), first=str(at), sentence=sentence, count=count)
+
+    def twice(action: Action) -> _Problem:
+        sentence = f"{action}: stage {stage} backwards micro-batch {action.microbatch} twice"
+        return problem("micro-batches have two backwards", action, sentence)
+
     for action in actions:
         _, op, microbatch, version = action
         if op is update:
-            yield from _update_problems(action, state, interval)
+            for kind, sentence in _update_problems(action, state, interval):
+                yield problem(kind, action, sentence)
             state.newest = version
             state.since_update = []
             continue
         if version > state.newest:
-            yield f"{action} reads version {version} while the newest of stage {stage} is {state.newest}"
+            yield problem(
+                f"version k + {version - state.newest} is read before it is written, where k is the newest",
+                action,
+                f"{action} reads version {version} while the newest of stage {stage} is {state.newest}",
+            )
         elif version <= initial[-1] and version not in held_at_start:
-            yield f"{action} reads version {version}; stage {stage} starts with {_listed(initial)} only"
+            yield problem(
+                f"versions are read that a stage does not start with (it has {_listed(initial)})",
+                action,
+                f"{action} reads version {version}; stage {stage} starts with {_listed(initial)} only",
+            )
         if op is forward:
             if microbatch in state.forwards:
-                yield f"{action}: stage {stage} forwards micro-batch {microbatch} twice"
+                yield problem(
+                    "micro-batches have two forwards",
+                    action,
+                    f"{action}: stage {stage} forwards micro-batch {microbatch} twice",
+                )
             state.forwards[microbatch] = version
             continue
         if microbatch not in state.forwards:
-            yield f"{action}: micro-batch {microbatch} has no forward before this backward"
+            yield problem(
+                "backwards come before their forward",
+                action,
+                f"{action}: micro-batch {microbatch} has no forward before this backward",
+            )
         elif version not in (state.forwards[microbatch], state.newest):
-            yield (
+            yield problem(
+                "backwards read neither the version of their forward nor the newest",
+                action,
                 f"{action} must read the version of its forward ({state.forwards[microbatch]}) or the newest "
-                f"({state.newest})"
+                f"({state.newest})",
             )
         if op is input_half:
             if microbatch in state.input_halves or microbatch in state.gathered:
-                yield f"{action}: stage {stage} backwards micro-batch {microbatch} twice"
+                yield twice(action)
             state.input_halves.add(microbatch)
             continue
         if microbatch in state.gathered or (op is backward and microbatch in state.input_halves):
-            yield f"{action}: stage {stage} backwards micro-batch {microbatch} twice"
+            yield twice(action)
         elif op is not backward and microbatch not in state.input_halves:
-            yield f"{action}: there is no input half {stage}I{microbatch} before this weight half"
+            yield problem(
+                "weight halves come before their input half",
+                action,
+                f"{action}: there is no input half {stage}I{microbatch} before this weight half",
+            )
         state.gathered.add(microbatch)
         state.since_update.append(microbatch)
-    for microbatch in range(first, end):
-        if microbatch not in state.forwards:
-            yield f"stage {stage} never forwards micro-batch {microbatch}"
-        elif microbatch not in state.gathered:
-            missing = "weight half of the backward of" if microbatch in state.input_halves else "backward of"
-            yield f"stage {stage} never performs the {missing} micro-batch {microbatch}"
+    unfinished = [] if state.gathered == state.forwards.keys() else state.forwards.keys() - state.gathered
+    for half, what, count, missing in (
+        (
+            "forward",
+            "forwards",
+            end - first - len(state.forwards),
+            (microbatch for microbatch in range(first, end) if microbatch not in state.forwards),
+        ),
+        (
+            "weight half",
+            "performs the weight half of the backward of",
+            len(halves := state.input_halves.intersection(unfinished)),
+            sorted(halves),
+        ),
+        ("backward", "performs the backward of", len(none := set(unfinished) - halves), sorted(none)),
+    ):
+        if count:
+            some = list(islice(missing, _MOST_LISTED))
+            yield problem(
+                f"micro-batches have no {half}",
+                f"micro-batch {some[0]} of stage {stage}",
+                f"stage {stage} never {what} micro-batch{'es' if count > 1 else ''} "
+                f"{_listed(some, count=count)}",
+                count=count,
+            )
     if state.since_update:
-        yield (
+        yield problem(
+            "gradients are left at the end, and no update applies them",
+            f"micro-batch {state.since_update[0]} of stage {stage}",
             f"stage {stage} ends with the gradient of micro-batches {_listed(state.since_update)} gathered "
-            "and no update to apply it"
+            "and no update to apply it",
         )
     if state.newest != program.final_versions[-1]:
-        yield f"stage {stage} ends with version {state.newest}, not with {program.final_versions[-1]}"
+        yield problem(
+            f"the last version is not {program.final_versions[-1]}",
+            f"version {state.newest} of stage {stage}",
+            f"stage {stage} ends with version {state.newest}, not with {program.final_versions[-1]}",
+        )
     for version in program.final_versions:
         if version <= initial[-1] and version not in held_at_start:
-            yield f"stage {stage} must end with version {version}, which it neither starts with nor writes"
+            yield problem(
+                f"version {version} is to be held at the end, and is neither there at the start nor written",
+                f"stage {stage}",
+                f"stage {stage} must end with version {version}, which it neither starts with nor writes",
+            )
 
 
-def _update_problems(action: Action, state: _StageState, interval: int) -> Iterator[str]:
+def _update_problems(action: Action, state: _StageState, interval: int) -> Iterator[tuple[str, str]]:
+    """Kind and sentence of each problem of an update."""
     version = action.version
     if version != state.newest + 1:
-        yield f"{action} writes version {version} where {state.newest + 1} is due"
+        yield (
+            "updates write another version than the next",
+            f"{action} writes version {version} where {state.newest + 1} is due",
+        )
         return
     due = range((version - 1) * interval, version * interval)
     gathered = set(state.since_update)
-    missing = [microbatch for microbatch in due if microbatch not in gathered]
-    if missing:
-        yield f"{action} comes before the gradient of micro-batches {_listed(missing)} is gathered"
-    foreign = [microbatch for microbatch in state.since_update if microbatch not in due]
-    if foreign:
-        yield f"{action} would apply the gradient of micro-batches {_listed(foreign)} of other updates"
+    if missing := [microbatch for microbatch in due if microbatch not in gathered]:
+        yield (
+            "updates come before their gradient is gathered",
+            f"{action} comes before the gradient of micro-batches {_listed(missing)} is gathered",
+        )
+    if foreign := [microbatch for microbatch in state.since_update if microbatch not in due]:
+        yield (
+            "updates would apply the gradient of other updates",
+            f"{action} would apply the gradient of micro-batches {_listed(foreign)} of other updates",
+        )
 
 
-def _order_problems(program: Program) -> Iterator[str]:
+def _order_problems(program: Program) -> Iterator[_Problem]:
     num_stages = program.num_stages
     sent_by: dict[tuple[int, int], list[int]] = {}
     received_by: dict[tuple[int, int], list[int]] = {}
@@ -217,13 +330,22 @@ def _order_problems(program: Program) -> Iterator[str]:
         for place, (given, taken) in enumerate(zip(in_order, received_by[sender, receiver], strict=True)):
             if given != taken:
                 what = "activations" if receiver > sender else "gradients"
-                yield (
-                    f"stage {sender} sends the {what} of micro-batch {given} as number {place} to stage "
-                    f"{receiver}, which takes those of micro-batch {taken} then"
+                yield _Problem(
+                    kind=f"{what} are sent in another order than the neighbour takes them",
+                    where=("stage", sender),
+                    first=f"micro-batch {given} to stage {receiver}",
+                    sentence=f"stage {sender} sends the {what} of micro-batch {given} as number {place} to "
+                    f"stage {receiver}, which takes those of micro-batch {taken} then",
                 )
                 break
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(str(number) for number in numbers[:8])
-    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
+_MOST_LISTED = 8
+
+
+def _listed(items: Sequence[object], *, count: int | None = None, last: str = ", ") -> str:
+    """The first of the items with commas between, and how many more there are (`count` in all)."""
+    shown = [str(item) for item in items[:_MOST_LISTED]]
+    if more := (len(items) if count is None else count) - len(shown):
+        return f"{', '.join(shown)} and {more} more"
+    return last.join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from asyncpp_cli.experiment.settings import (
     get,
     unset_keys,
 )
-from asyncpp_cli.experiment.shipped import recommended_settings
+from asyncpp_cli.experiment.shipped import recommended_settings, template_names
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
 from stages.config import RunConfig
@@ -62,7 +62,11 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
     checksums: dict[tuple[Any, ...], str] = {}
     for config in _configs(template):
         if missing := unset_keys(config):
-            raise UserError(f"{template.source}: {missing[0]} is not set")
+            section = missing[0].partition(".")[0]
+            accepted = ""
+            if section == "model":
+                accepted = f"; accepted: {', '.join(template_names('models'))}, or the path of a YAML file"
+            raise UserError(f"{template.source}: {section if accepted else missing[0]} is not set{accepted}")
         if pinned:
             _pin_data(config, template, checksums)
         axes = {
@@ -88,38 +92,55 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
     """Check that every cell of the template can be trained.
 
     Raises:
-        UserError: one cannot; names the file, the key and the first such cell.
+        UserError: some cannot; names the file, the key and the first such cell. Cells that are refused for
+            one reason share a line; of several reasons all but the last are printed.
     """
     from stages.checkpoint.initial_weights import InitError, check_init
     from stages.validation import ConfigError, check
 
-    checked: set[str] = set()
+    checked: dict[str, list[str]] = {}
     seen: dict[tuple[Any, ...], Any] = {}
+
+    def reasons(config: RunConfig) -> list[str]:
+        try:
+            check(config, seen=seen)
+            if config.model.init is not None:
+                if config.model.factory is not None:
+                    raise InitError("is for the built-in decoder; model.factory builds another model")
+                # Not a check of the run: one that resumes from a checkpoint does not need them.
+                check_init(config.model)
+        except ConfigError as error:
+            return [f"{error.key}: {problem}" for problem in error.message.splitlines()]
+        except InitError as error:
+            return [f"model.init: {error}"]
+        return []
+
+    refused: dict[str, list[ResolvedCell]] = {}
     for resolved in cells:
         # The seed does not decide whether a run can be trained.
         text = repr(replace(resolved.config, seed=0))
-        if text in checked:
-            continue
-        checked.add(text)
-        try:
-            check(resolved.config, seen=seen)
-            if resolved.config.model.init is not None:
-                if resolved.config.model.factory is not None:
-                    raise InitError("is for the built-in decoder; model.factory builds another model")
-                # Not a check of the run: one that resumes from a checkpoint does not need them.
-                check_init(resolved.config.model)
-        except ConfigError as error:
-            cell = describe(resolved.cell.axes)
-            *others, last = (
-                f"{template.source}: {error.key}: {problem} (cell {cell})"
-                for problem in error.message.splitlines()
-            )
-            for problem in others:
-                say(f"asyncpp: error: {problem}", one_line=True)
-            raise UserError(last) from error
-        except InitError as error:
-            cell = describe(resolved.cell.axes)
-            raise UserError(f"{template.source}: model.init: {error} (cell {cell})") from error
+        if text not in checked:
+            checked[text] = reasons(resolved.config)
+        for reason in checked[text]:
+            refused.setdefault(reason, []).append(resolved)
+    if refused:
+        *others, last = (
+            f"{template.source}: {reason} ({_counted(alike)})" for reason, alike in refused.items()
+        )
+        for problem in others[:_MOST_REASONS]:
+            say(f"asyncpp: error: {problem}", one_line=True)
+        if more := len(others[_MOST_REASONS:]):
+            say(f"asyncpp: error: {template.source}: {more} further reasons", one_line=True)
+        raise UserError(last)
+
+
+_MOST_REASONS = 20
+
+
+def _counted(cells: Sequence[ResolvedCell]) -> str:
+    """Which cells, for messages."""
+    first = describe(cells[0].cell.axes)
+    return f"cell {first}" if len(cells) == 1 else f"{len(cells)} cells; first {first}"
 
 
 def describe(axes: Mapping[str, Any]) -> str:

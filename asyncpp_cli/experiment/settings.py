@@ -223,13 +223,16 @@ def items(config: RunConfig) -> Iterator[tuple[str, Any]]:
 def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
     """Nested sections as dotted keys: `{train: {steps: 3}}` is `{train.steps: 3}`.
 
+    An empty section gives no key; an empty mapping elsewhere stays a value, which `typed` refuses.
+
     Raises:
         SettingError: a key is given both with dots and in its section.
     """
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
-        entries = flatten(value, prefix=f"{dotted}.") if isinstance(value, Mapping) else {dotted: value}
+        is_section = isinstance(value, Mapping) and (value or dotted in (*SECTIONS, OWN_OPTIONS[:-1]))
+        entries = flatten(value, prefix=f"{dotted}.") if is_section else {dotted: value}
         if duplicates := sorted(flat.keys() & entries.keys()):
             raise SettingError(duplicates[0], "is given twice, with dots and in its section")
         flat |= entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -13,8 +14,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asyncpp_cli.errors import UserError
+from stages.records import read_text
 
 _LARGEST = 4 * 2**20
+
+# omegaconf 2.4 bounds the nodes of a text, against aliases that multiply. Here aliases are refused, and the
+# size is bounded.
+_ANY_NUMBER_OF_NODES: dict[str, Any] = (
+    {"max_yaml_expanded_nodes": None}
+    if "max_yaml_expanded_nodes" in inspect.signature(OmegaConf.create).parameters
+    else {}
+)
 
 _HASH = "\ufffd"
 """Replaces # to parse a text as if it had no comments."""
@@ -26,14 +36,13 @@ def read_mapping(file: Path) -> dict[str, Any]:
     Parsed by OmegaConf, which reads 2e-3 as a number (PyYAML reads text) and refuses repeated keys.
 
     Raises:
-        UserError: the file cannot be read, is not YAML, or holds more than data.
+        UserError: the file does not exist, is not YAML, or holds more than data.
+        DamagedError: it cannot be read, or is too large for a template.
     """
     try:
-        if file.stat().st_size > _LARGEST:
-            raise UserError(f"{file} is too large to be a template ({file.stat().st_size} bytes)")
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as text ({error})") from error
+        text = read_text(file, most=_LARGEST)
+    except FileNotFoundError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror})") from error
     content = _parse(text, where=str(file))
     if not isinstance(content, dict):
         raise UserError(f"{file} holds no mapping of keys to values")
@@ -72,7 +81,7 @@ def _parse(text: str, *, where: str) -> Any:
                 _refuse_odd_number(event.value, where=f"{where}, line {line}")
             if isinstance(event, yaml.AliasEvent):
                 raise UserError(f"{where}, line {line}: aliases (*{event.anchor}) are not accepted")
-        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        content = OmegaConf.to_container(OmegaConf.create(text, **_ANY_NUMBER_OF_NODES), resolve=False)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark is not None else ""

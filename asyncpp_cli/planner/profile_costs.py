@@ -15,8 +15,10 @@ from stages.config_keys import facts
 from stages.model.families.catalogue import describe
 from stages.model.moe.settings import block_part
 from stages.model.spec import ModelPart, Parameter
+from stages.records import DamagedError, read_bytes
 
 FORMAT = 3
+_MOST_BYTES = 1 << 24
 _NOT_TIMED = frozenset({"name", "layers", "rope_base", "norm_eps", "factory", "init", "init_sha256"}) | {
     "dense_layers",
     "route_scale",
@@ -137,7 +139,7 @@ def read_profile(file: Path) -> Measured:
         UserError: the file cannot be read or has another format.
     """
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_bytes(file, most=_MOST_BYTES))
         measured = Measured(file, content)
         if content["format"] != FORMAT:
             raise UserError(f"--profile {file}: has format {content['format']}, accepted: {FORMAT}")
@@ -146,8 +148,10 @@ def read_profile(file: Path) -> Measured:
         float(content["message_seconds"])
         str(content["device"]), int(content["threads"])
         dict(content["conditions"])
-    except OSError as error:
+    except FileNotFoundError as error:
         raise UserError(f"--profile {file}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except DamagedError as error:
+        raise UserError(f"--profile {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"--profile {file}: is not a file of `asyncpp profile` ({error!r})") from error
     return measured

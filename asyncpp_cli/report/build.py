@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_bytes
+from asyncpp_cli.console import say
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.formats.latex import to_latex
@@ -156,7 +157,7 @@ def _write(options: ReportOptions, report: Report) -> None:
         from asyncpp_cli.report.formats.figures import write_figures
 
         write_figures(report, folder=options.figures, width=options.figure_width)
-        print(f"Wrote the figures into {options.figures}", file=sys.stderr)
+        say(f"Wrote the figures into {options.figures}")
     if options.out is None and options.output_format == "table" and sys.stdout.isatty():
         from asyncpp_cli.console import console
 
@@ -209,4 +210,4 @@ def _write_page_and_steps(report: Report, file: Path) -> None:
 
 def _write_file(file: Path, content: bytes) -> None:
     write_bytes(file, content)
-    print(f"Wrote {file}", file=sys.stderr)
+    say(f"Wrote {file}")

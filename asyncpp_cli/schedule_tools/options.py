@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from asyncpp_cli.numbers import finite
+
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Schedule (see `list`), program file or CSV file.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Schedules (see `list`) or files.")]
 Stages = Annotated[int | None, typer.Option("--stages", metavar="P", help="Pipeline ranks.")]
@@ -23,7 +25,9 @@ Chunks = Annotated[
 ]
 Delay = Annotated[
     int | None,
-    typer.Option("--delay", metavar="D", help="Delay of 2bw and 2bw-v (default: the smallest possible)."),
+    typer.Option(
+        "--delay", metavar="D", max=10_000, help="Delay of 2bw and 2bw-v (default: the smallest possible)."
+    ),
 ]
 Ahead = Annotated[
     int | None,
@@ -42,33 +46,53 @@ EvenSteps = Annotated[
     typer.Option("--steps", metavar="N", min=1, help="Steps to simulate (default: as many as needed)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
-Forward = Annotated[float, typer.Option("--forward", metavar="T", help="Time of a forward.")]
-Backward = Annotated[float, typer.Option("--backward", metavar="T", help="Time of a whole backward.")]
+Forward = Annotated[float, typer.Option("--forward", parser=finite, metavar="T", help="Time of a forward.")]
+Backward = Annotated[
+    float, typer.Option("--backward", parser=finite, metavar="T", help="Time of a whole backward.")
+]
 Input = Annotated[
     float | None,
-    typer.Option("--input", metavar="T", help="Its input half; with --weight, instead of --backward."),
+    typer.Option(
+        "--input", parser=finite, metavar="T", help="Its input half; with --weight, instead of --backward."
+    ),
 ]
-Weight = Annotated[float | None, typer.Option("--weight", metavar="T", help="Its weight half.")]
-UpdateTime = Annotated[float, typer.Option("--update", metavar="T", help="Time of an optimizer step.")]
+Weight = Annotated[
+    float | None, typer.Option("--weight", parser=finite, metavar="T", help="Its weight half.")
+]
+UpdateTime = Annotated[
+    float, typer.Option("--update", parser=finite, metavar="T", help="Time of an optimizer step.")
+]
 Reduction = Annotated[
-    float, typer.Option("--reduction", metavar="T", help="Time of the data-parallel gradient all-reduce.")
+    float,
+    typer.Option(
+        "--reduction", parser=finite, metavar="T", help="Time of the data-parallel gradient all-reduce."
+    ),
 ]
 Norm = Annotated[
     float | None,
-    typer.Option("--norm", metavar="T", help="Time of the global gradient norm (default: no norm)."),
+    typer.Option(
+        "--norm", parser=finite, metavar="T", help="Time of the global gradient norm (default: no norm)."
+    ),
 ]
 Latency = Annotated[
-    float, typer.Option("--latency", metavar="T", help="Latency of a message between stages.")
+    float, typer.Option("--latency", parser=finite, metavar="T", help="Latency of a message between stages.")
 ]
-MessageSize = Annotated[float, typer.Option("--message-size", metavar="S", help="Size of a message.")]
+MessageSize = Annotated[
+    float, typer.Option("--message-size", parser=finite, metavar="S", help="Size of a message.")
+]
 Bandwidth = Annotated[
     float | None,
-    typer.Option("--bandwidth", metavar="B", help="Size sent per unit of time (default: unlimited)."),
+    typer.Option(
+        "--bandwidth", parser=finite, metavar="B", help="Size sent per unit of time (default: unlimited)."
+    ),
 ]
 Jitter = Annotated[
-    float, typer.Option("--jitter", metavar="S", help="Standard deviation of each time, as a share of it.")
+    float,
+    typer.Option(
+        "--jitter", parser=finite, metavar="S", help="Standard deviation of each time, as a share of it."
+    ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the jitter.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the jitter.")]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="FILE", help="Write to FILE (default: standard output).")
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncpp_cli.console import say
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.output import comparison_row
@@ -17,6 +17,7 @@ from schedules.io.program_file import from_text
 from schedules.io.torch_lists import from_csv
 from schedules.library.v_block import EVEN_COSTS, BlockCosts, whole_costs
 from schedules.simulate import Timeline, simulate, steps_to_measure
+from stages.records import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +63,43 @@ def is_file(name: str) -> bool:
     return name not in FAMILY and not is_custom(name) and ("/" in name or "." in name or Path(name).is_file())
 
 
+MOST_ACTIONS = 2_000_000
+"""Actions of a program at most: building and simulating as many takes a quarter of a minute."""
+
+_MOST_BYTES = 1 << 25
+"""Size of a program file at most; an action takes about 8 bytes."""
+
+
+def refuse_huge(name: str, *, stages: int, microbatches: int, steps: int) -> None:
+    """Refuse a program that would take minutes, and gigabytes, to build.
+
+    Args:
+        name: of the schedule or file.
+        stages: of the program, all chunks counted.
+        microbatches: per step.
+        steps: of the program.
+
+    Raises:
+        UserError: a forward and a backward of each are more than `MOST_ACTIONS`.
+    """
+    actions = 2 * stages * microbatches * steps
+    if min(stages, microbatches) > 0 and actions > MOST_ACTIONS:
+        raise UserError(
+            f"{name}: {stages:,} stages, {microbatches:,} micro-batches per step and {steps:,} steps are "
+            f"{actions:,} actions; accepted: {MOST_ACTIONS:,} at most, so fewer stages, micro-batches or "
+            "--steps"
+        )
+
+
 def read_program(file: Path, *, steps: int) -> Program:
     """Read a program file (not verified), or a CSV file in torch's format, repeated for `steps`."""
+    text = read_text(file, most=_MOST_BYTES)
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: is not text") from error
-    try:
-        if file.suffix == ".csv":
-            return from_csv(text, name=str(file), steps=steps)
-        return from_text(text, file=str(file))
+        if file.suffix != ".csv":
+            return from_text(text, file=str(file))
+        one_step = from_csv(text, name=str(file), steps=1)
+        refuse_huge(str(file), stages=one_step.num_stages, microbatches=one_step.microbatches, steps=steps)
+        return one_step if steps == 1 else from_csv(text, name=str(file), steps=steps)
     except ScheduleError as error:
         raise UserError(_first_line(str(error))) from error
 
@@ -102,9 +128,17 @@ def program(
         for option, value in (("--stages", geometry.stages), ("--microbatches", geometry.microbatches)):
             if value is None:
                 raise UserError(f"{option} is missing: {name} needs --stages and --microbatches")
+        stages = _stages(name, geometry, costs)
+        refuse_huge(name, stages=stages, microbatches=geometry.microbatches or 0, steps=steps)
         return build(name, steps=steps, first_step=first_step, **_taken(name, geometry, costs))
     except ScheduleError as error:
         raise UserError(str(error)) from error
+
+
+def _stages(name: str, geometry: Geometry, costs: BlockCosts) -> int:
+    """Stages of a schedule, all chunks counted; for one of the user's own: those it has at least."""
+    chunks = FAMILY[name].stages_per_rank if name in FAMILY else 1
+    return (geometry.stages or 0) * int(_taken(name, geometry, costs).get("chunks", chunks))
 
 
 def _taken(name: str, geometry: Geometry, costs: BlockCosts) -> dict[str, Any]:
@@ -134,10 +168,9 @@ def note_delay(names: Sequence[str], geometry: Geometry, costs: BlockCosts = EVE
         least = lead(ranks=stages, ahead=ahead, split=bool(geometry.split), costs=costs)
         delay = -(-least // microbatches)
         if delay > 1:
-            print(
+            say(
                 f"{name}: a delay of 1 needs {least} micro-batches per step on {stages} ranks; "
-                f"the smallest delay with {microbatches} is {delay}, which is taken",
-                file=sys.stderr,
+                f"the smallest delay with {microbatches} is {delay}, which is taken"
             )
 
 
@@ -153,13 +186,18 @@ def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:
 def measurable_program(name: str, geometry: Geometry, costs: CostOptions, *, steps: int | None) -> Program:
     """As `program`, with `steps` or with enough steps to measure the steady state."""
     block = costs.block
-    one_step = program(name, geometry, steps=1, costs=block)
     if steps is None:
+        if name in FAMILY and geometry.stages is not None and geometry.microbatches is not None:
+            # Not from a program: one step may be too large already. `build` refuses less than 1.
+            stages, microbatches = _stages(name, geometry, block), max(1, geometry.microbatches)
+        else:
+            one_step = program(name, geometry, steps=1, costs=block)
+            stages, microbatches = one_step.num_stages, one_step.microbatches
         ahead = 1 if geometry.ahead is None else geometry.ahead
-        steps = steps_to_measure(stages=one_step.num_stages, microbatches=one_step.microbatches, ahead=ahead)
+        steps = steps_to_measure(stages=stages, microbatches=microbatches, ahead=ahead)
         steps += 0 if geometry.delay is None else geometry.delay
         # Random times need more: some hundreds of micro-batches.
-        steps += -(-256 // one_step.microbatches) if costs.jitter else 0
+        steps += -(-256 // microbatches) if costs.jitter else 0
     return program(name, geometry, steps=steps, costs=block)
 
 

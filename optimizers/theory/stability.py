@@ -22,6 +22,12 @@ from numpy.polynomial import chebyshev, polynomial
 FORMS = ("none", "ema", "nesterov-ema")
 """Forms of momentum."""
 
+MOST_DELAY = 100
+"""Largest delay: the time taken grows with its third power."""
+
+MOST_COEFFICIENT = 100.0
+"""Largest c of error feedback that rounding leaves room for."""
+
 _ON_THE_CIRCLE = 1e-9
 """Tolerance, for rounding, of roots in cos(theta) outside [-1, 1] or off the real line."""
 
@@ -62,10 +68,10 @@ def characteristic(
         raise ValueError(f"unknown form of momentum {form!r}; accepted: {', '.join(FORMS)}")
     if not 0 <= beta < 1:
         raise ValueError(f"beta is {beta:g}, accepted: at least 0 and below 1")
-    if delay < 0:
-        raise ValueError(f"delay is {delay}, accepted: at least 0")
-    if coefficient < 0:
-        raise ValueError(f"coefficient is {coefficient:g}, accepted: at least 0")
+    if not 0 <= delay <= MOST_DELAY:
+        raise ValueError(f"delay is {delay}, accepted: 0 to {MOST_DELAY}")
+    if not 0 <= coefficient <= MOST_COEFFICIENT:
+        raise ValueError(f"coefficient is {coefficient:g}, accepted: 0 to {MOST_COEFFICIENT:g}")
     weight = {"none": 0.0, "ema": 1.0, "nesterov-ema": beta}[form]
     return polynomials(
         beta=0.0 if form == "none" else beta, weight=weight, coefficient=coefficient, delay=delay

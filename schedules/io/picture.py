@@ -43,7 +43,7 @@ def draw(
         until: Where to cut off; None: at the end of the longest.
 
     Raises:
-        ScheduleError: The suffix is another one.
+        ScheduleError: The suffix is another one, or no time is to be shown.
     """
     if file.suffix not in SUFFIXES:
         raise ScheduleError(f"{file}: a picture is a file of {', '.join(SUFFIXES)}")
@@ -54,6 +54,8 @@ def draw(
 
     length = max(timeline.makespan for timeline in timelines)
     length = length if until is None else min(until, length)
+    if length <= 0:
+        raise ScheduleError(f"a picture of time 0 to {length:g} is empty; accepted: times and an end above 0")
     rows = [timeline.program.num_ranks for timeline in timelines]
     # Fixed names inside an SVG, so that drawing the same picture again writes the same file.
     with mpl.rc_context({"svg.hashsalt": "asyncpp", "svg.fonttype": "path"}):

@@ -12,6 +12,7 @@ is the cyclic order of its actions; from order to order only the least waiting p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,8 +52,10 @@ def block_costs(costs: Sequence[int]) -> BlockCosts:
 
 def whole_costs(forward: float, input_half: float, weight_half: float) -> BlockCosts:
     """The smallest costs in about these proportions: within 2 % of a micro-batch's time, or as near as
-    `MOST_COST` allows."""
+    `MOST_COST` allows; even ones if the times have no proportions. `uniform_costs` refuses negative times."""
     times = (forward, input_half, weight_half)
+    if min(times) < 0 or not 0 < sum(times) < math.inf:
+        return BlockCosts(*EVEN_COSTS)
     candidates = []
     for largest in range(1, MOST_COST + 1):
         unit = max(times) / largest

@@ -39,7 +39,7 @@ def with_rank(program: Program, rank: int, text: str) -> Program:
         ("1F0@0 1B0@0 1F1@1 1B1@0 1U1", "1F1@1 reads version 1 while the newest of stage 1 is 0"),
         ("1F0@0 1B0@0 1F1@0 0B1@0 1U1", "rank 1, action 3 (0B1@0): stage 0 is on rank 0"),
         ("1F0@0 1B0@0 1F1@0 2B1@0 1U1", "rank 1, action 3 (2B1@0): there is no stage 2"),
-        ("1F0@0 1B0@0 1F1@0 1B2@0 1U1", "rank 1, action 3 (1B2@0): the segment has micro-batches 0 to 1"),
+        ("1F0@0 1B0@0 1F1@0 1B2@0 1U1", "rank 1, action 3 (1B2@0): the segment has 0 to 1"),
         (
             "1F1@0 1B1@0 1F0@0 1B0@0 1U1",
             "stage 0 sends the activations of micro-batch 0 as number 0 to stage 1",
@@ -72,9 +72,39 @@ def test_a_backward_may_not_read_a_version_between_its_forwards_and_the_newest()
 def test_a_version_that_the_stage_does_not_start_with_cannot_be_read():
     program = build("2bw", stages=2, microbatches=2, steps=1, first_step=3)
     wrong = replace(program, initial_versions=(3,), final_versions=(4,))
-    assert any(
-        "0F6@2 reads version 2; stage 0 starts with 3 only" in problem for problem in find_problems(wrong)
+    assert find_problems(wrong) == [
+        "stages 0 and 1: versions are read that a stage does not start with (it has 3); first 0F6@2; 8 in all"
+    ]
+
+
+def test_problems_of_one_kind_share_a_sentence():
+    program = build("1f1b", stages=2, microbatches=4, steps=3)
+    future = tuple(
+        tuple(
+            action if action.op is Op.UPDATE else action._replace(version=action.version + 1)
+            for action in actions
+        )
+        for actions in program.actions
     )
+    assert find_problems(replace(program, actions=future)) == [
+        "stages 0 and 1: version k + 1 is read before it is written, where k is the newest; "
+        "first 0F0@1; 48 in all"
+    ]
+    assert find_problems(replace(program, steps=4, final_versions=(4,)))[0] == (
+        "stages 0 and 1: micro-batches have no forward; first micro-batch 12 of stage 0; 8 in all"
+    )
+    assert find_problems(replace(program, actions=program.actions[::-1])) == [
+        "ranks 0 and 1: actions of other ranks' stages; "
+        "first action 0 of rank 0 (1F0@0: stage 1 is on rank 1); 54 in all"
+    ]
+
+
+def test_a_segment_with_more_micro_batches_than_actions_is_refused_at_once():
+    huge = replace(PROGRAM, steps=10**12, final_versions=(10**12,))
+    assert find_problems(huge) == [
+        "the segment has 2,000,000,000,000 micro-batches (steps 1000000000000, microbatches 2), "
+        "and the program 10 actions"
+    ]
 
 
 def test_a_deadlock_is_told_as_the_chain_of_waits():
@@ -119,7 +149,10 @@ def test_full_channels_can_be_a_deadlock_where_unbounded_ones_are_none():
         ({"actions": (*PROGRAM.actions, ())}, "rank 2 has no stage"),
         ({"initial_versions": (1, 0)}, "the initial versions must be ascending"),
         ({"final_versions": ()}, "the final versions must be ascending and at least one"),
-        ({"final_versions": (2,)}, "stage 0 ends with version 1, not with 2"),
+        (
+            {"final_versions": (2,)},
+            "stages 0 and 1: the last version is not 2; first version 1 of stage 0; 2 in all",
+        ),
         ({"update_interval": 3}, "an update interval of 3 does not fit the end of the segment"),
     ],
 )

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.console import tell
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.numbers import finite
 
 app = typer.Typer(no_args_is_help=True, help="Turn text into token shards that training reads.")
 
@@ -43,7 +45,10 @@ def prepare(
         ),
     ] = "<|endoftext|>",
     validation_share: Annotated[
-        float, typer.Option("--validation-share", metavar="SHARE", help="Share of documents to hold out.")
+        float,
+        typer.Option(
+            "--validation-share", parser=finite, metavar="SHARE", help="Share of documents to hold out."
+        ),
     ] = 0.005,
     end_of_document: Annotated[
         str | None,
@@ -89,7 +94,7 @@ def prepare(
     if not written:
         say(f"{out} is complete already")
     tokens = {split: count(shards) for split, shards in prepared.splits.items()}
-    print(
+    tell(
         f"{out}: {tokens['train']:,} tokens for training, {tokens['validation']:,} held out; "
         f"{prepared.bytes_per_token:.2f} bytes per token, model.vocab_size: {prepared.vocab_size} or more"
     )

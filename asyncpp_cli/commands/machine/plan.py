@@ -11,6 +11,7 @@ import typer
 
 from asyncpp_cli.completion import models_and_templates, settings, sites
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.numbers import finite
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.estimate import CostModel, Estimate
@@ -37,7 +38,12 @@ def plan(
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="Total number of GPUs.")] = 1,
     memory: Annotated[
         float | None,
-        typer.Option("--memory", metavar="GB", help="Memory of a GPU, 10^9 bytes; default: the device's."),
+        typer.Option(
+            "--memory",
+            parser=finite,
+            metavar="GB",
+            help="Memory of a GPU, 10^9 bytes; default: the device's.",
+        ),
     ] = None,
     site: Annotated[
         str | None,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.console import tell
 from asyncpp_cli.errors import UserError
 from stages.torch_process import importing_torch
 
@@ -76,7 +77,7 @@ def profile(
         "torch": torch.__version__,
     }
     write_json(out, content)
-    print(f"{out}: a block takes {_milliseconds(parts, 'block')} on {content['device']}")
+    tell(f"{out}: a block takes {_milliseconds(parts, 'block')} on {content['device']}")
 
 
 def _milliseconds(parts: dict[str, dict[str, dict[str, dict[str, float]]]], name: str) -> str:

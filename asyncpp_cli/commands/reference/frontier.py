@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from asyncpp_cli.console import say
+from asyncpp_cli.numbers import finite
 
 if TYPE_CHECKING:
     from optimizers.theory.frontier import Point
@@ -25,9 +27,11 @@ def frontier(
     lags: Annotated[
         str, typer.Option(help="Lags of the frontier's points, in updates, with commas between.")
     ] = "2,5,10,20,40,80",
-    step: Annotated[float, typer.Option(help="Learning rate x curvature of the column `variance`.")] = 0.5,
+    step: Annotated[
+        float, typer.Option(parser=finite, help="Learning rate x curvature of the column `variance`.")
+    ] = 0.5,
     small_step: Annotated[
-        float, typer.Option(help="Learning rate x curvature of the column `settling`.")
+        float, typer.Option(parser=finite, help="Learning rate x curvature of the column `settling`.")
     ] = 0.01,
     as_json: Annotated[bool, typer.Option("--json", help="Optimizers and frontier as JSON.")] = False,
     out: Annotated[
@@ -58,7 +62,7 @@ def frontier(
             f"--lags is {lags!r}, accepted: numbers up to {_LONGEST}, with commas between"
         ) from None
     for option, value in (("--step", step), ("--small-step", small_step)):
-        if not 0 < value < float("inf"):
+        if value <= 0:
             raise UserError(f"{option} is {value:g}, accepted: above 0")
     named = {name: theory.point(found, delay=delay) for name, found in theory.NAMED.items()}
     pairs = theory.frontier(delay=delay, lags=wanted, share=_QUIET)
@@ -131,4 +135,4 @@ def _draw(named: Mapping[str, Point], best: Sequence[Point], *, delay: int, file
         raise UserError(str(error)) from None
     except ModuleNotFoundError as error:
         raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from None
-    print(f"Wrote {file}", file=sys.stderr)
+    say(f"Wrote {file}")

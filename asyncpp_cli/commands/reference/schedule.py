@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.commands.reference import schedule_files
+from asyncpp_cli.console import say, tell
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_tools.options import (
     Bandwidth,
@@ -62,7 +62,7 @@ def list_(
         except UserError as error:
             if name == next(iter(FAMILY)):
                 raise
-            print(f"{name} is left out: {error}", file=sys.stderr)
+            say(f"{name} is left out: {error}")
     schedule_input.note_delay(list(FAMILY), geometry)
     for row in rows:
         schedule = FAMILY[row["schedule"]]
@@ -118,7 +118,7 @@ def show(
         return
     last_step = program.first_step + program.steps - 1
     console = schedule_output.out()
-    console.print(
+    tell(
         f"{program.schedule}: {program.num_stages} stages on {program.num_ranks} ranks, "
         f"{program.microbatches} micro-batches per step, steps {program.first_step} to {last_step}"
     )

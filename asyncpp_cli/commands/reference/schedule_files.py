@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.console import say, tell
 from asyncpp_cli.errors import UserError, doing
+from asyncpp_cli.numbers import finite
 from asyncpp_cli.schedule_tools.options import (
     Geometry,
     Microbatches,
@@ -50,11 +52,11 @@ def check(
     program = read_program(file, steps=1)
     problems = find_problems(program, channel_capacity=channel_capacity)
     for problem in problems:
-        print(f"{file}: {problem}", file=sys.stderr)
+        say(f"{file}: {problem}")
     if problems:
         raise typer.Exit(2)
     steps = f"{program.steps} step{'s' if program.steps > 1 else ''}"
-    typer.echo(
+    tell(
         f"{file}: valid ({program.schedule}, {program.num_stages} stages on {program.num_ranks} ranks, "
         f"{program.microbatches} micro-batches per step, {steps})"
     )
@@ -68,7 +70,8 @@ def draw(
     times: Times,
     steps: Steps = 3,
     until: Annotated[
-        float | None, typer.Option("--until", metavar="T", help="End the picture at this time.")
+        float | None,
+        typer.Option("--until", parser=finite, metavar="T", help="End the picture at this time."),
     ] = None,
 ) -> None:
     """Draw schedules one below the other, coloured by weight version. Needs the extra `plot`."""
@@ -93,7 +96,7 @@ def draw(
         raise UserError(str(error)) from error
     except ModuleNotFoundError as error:
         raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from error
-    print(f"Wrote {out}", file=sys.stderr)
+    say(f"Wrote {out}")
 
 
 def import_(
@@ -115,7 +118,7 @@ def import_(
     out: Out = None,
 ) -> None:
     """Write a schedule of torch.distributed.pipelining as a program file."""
-    from asyncpp_cli.schedule_tools.programs import is_file, read_program
+    from asyncpp_cli.schedule_tools.programs import is_file, read_program, refuse_huge
     from schedules import ScheduleError
     from schedules.io.program_file import to_text
     from schedules.io.torch_lists import from_torch
@@ -131,6 +134,7 @@ def import_(
         raise UserError(f"--stages and --microbatches are missing: torch's {source} needs both")
     if steps is None:
         steps = steps_to_measure(stages=stages * chunks, microbatches=microbatches)
+    refuse_huge(source, stages=stages * chunks, microbatches=microbatches, steps=steps)
     try:
         program = from_torch(source, stages=stages, microbatches=microbatches, chunks=chunks, steps=steps)
     except ScheduleError as error:
@@ -178,4 +182,4 @@ def _write(text: str, file: Path | None) -> None:
     from asyncpp_cli.atomic_files import write_text
 
     write_text(file, text)
-    print(f"Wrote {file}", file=sys.stderr)
+    say(f"Wrote {file}")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.commands.reference.frontier import frontier
+from asyncpp_cli.numbers import finite
 
 app = typer.Typer(no_args_is_help=True, help="Stability and convergence under delay, without a model.")
 app.command("frontier")(frontier)
@@ -29,9 +30,9 @@ def stability(
     momentum: Annotated[
         Momentum | None, typer.Option(help="Form of momentum; without it, a table of several.")
     ] = None,
-    beta: Annotated[float, typer.Option(help="Decay rate of the momentum.")] = 0.9,
+    beta: Annotated[float, typer.Option(parser=finite, help="Decay rate of the momentum.")] = 0.9,
     delay: Annotated[int, typer.Option(help="Updates between a gradient's weights and its update.")] = 1,
-    coefficient: Annotated[float, typer.Option(help="c of error feedback; 0 for none.")] = 0.0,
+    coefficient: Annotated[float, typer.Option(parser=finite, help="c of error feedback; 0 for none.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="The limit as JSON.")] = False,
 ) -> None:
     """Largest stable learning rate times curvature on a quadratic.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpp_cli.completion import run_folders
+from asyncpp_cli.console import tell
 
 if TYPE_CHECKING:
     from asyncpp_cli.report.analysis.difference import CellPair, Difference, NumberPair, Values
@@ -65,7 +66,7 @@ def diff(
         }
         print(json.dumps(sides | compared.record(), indent=1, default=str))
         return
-    print(f"A: {a.name} ({_count(len(a.runs), 'run')})\nB: {b.name} ({_count(len(b.runs), 'run')})\n")
+    tell(f"A: {a.name} ({_count(len(a.runs), 'run')})\nB: {b.name} ({_count(len(b.runs), 'run')})\n")
     _show(compared)
 
 
@@ -83,7 +84,7 @@ def _show(compared: Difference) -> None:
     for side, ids in (("A", compared.only_a), ("B", compared.only_b)):
         if ids:
             more = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
-            print(f"Only in {side}: {', '.join(ids[:_MOST_IDS])}{more}")
+            tell(f"Only in {side}: {', '.join(ids[:_MOST_IDS])}{more}")
 
 
 def _show_values(values: Mapping[str, Values], *, name: str) -> None:

@@ -49,6 +49,7 @@ def export(
     with AutoModelForCausalLM.from_pretrained.
     """
     from asyncpp_cli.atomic_files import new_folder
+    from asyncpp_cli.console import tell
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.runs.run_folder import open_run
@@ -72,7 +73,7 @@ def export(
                 file.chmod(0o666 & folder.stat().st_mode)
     except (DamagedError, CheckpointError) as error:
         raise UserError(str(error)) from error
-    print(f"{out}: {which} weights of {run.id} after step {saved.step}, {count:,} parameters")
+    tell(f"{out}: {which} weights of {run.id} after step {saved.step}, {count:,} parameters")
 
 
 def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:

@@ -12,6 +12,7 @@ import typer
 
 from asyncpp_cli.completion import experiments
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.numbers import finite
 
 _NARROWEST, _WIDEST = 2.0, 14.0
 
@@ -66,7 +67,12 @@ def report(
     ] = "val_loss",
     target: Annotated[
         float | None,
-        typer.Option("--target", metavar="LOSS", help="Show steps, tokens and time to this validation loss."),
+        typer.Option(
+            "--target",
+            parser=finite,
+            metavar="LOSS",
+            help="Show steps, tokens and time to this validation loss.",
+        ),
     ] = None,
     best_over: Annotated[
         str | None,
@@ -80,6 +86,7 @@ def report(
         float,
         typer.Option(
             "--figure-width",
+            parser=finite,
             metavar="INCHES",
             help="Width of the plots; a column of a two-column page is about 3.3.",
         ),

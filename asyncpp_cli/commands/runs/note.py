@@ -34,9 +34,8 @@ def note(
 
     They are kept in the run's folder and shown by `status` and `report`. They are not part of its id.
     """
-    from asyncpp_cli.console import say
+    from asyncpp_cli.console import say, tell
     from asyncpp_cli.errors import UserError
-    from asyncpp_cli.plain_text import printable_lines
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.runs.notes import add_note, notes_of
 
@@ -54,6 +53,6 @@ def note(
     for each in notes:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))
         tags = "".join(f" [{name}]" for name in each.tags)
-        print(f"{when} {each.by}:{tags} {printable_lines(each.text)}".rstrip())
+        tell(f"{when} {each.by}:{tags} {each.text}".rstrip())
     if not notes:
         say(f"{named.id} has no notes.")

@@ -62,7 +62,7 @@ def read_metrics(run: Run) -> Metrics:
         return Metrics()
     try:
         return _read_in_columns(text) if text else Metrics()
-    except (pl.exceptions.PolarsError, ValueError):
+    except (pl.exceptions.PolarsError, ValueError, RecursionError):
         # A truncated line, or rows of another form: reading line by line is ten times slower.
         rows, torn = run.metrics_and_torn_lines()
         return from_rows(rows, torn=torn)

@@ -127,3 +127,15 @@ def check_that_lm_eval_scores(folder: Path) -> None:
         for arguments in (("", "def"), ("def ", "test"))
     ]
     assert all(likelihood < 0 for likelihood, _ in model.loglikelihood(requests))
+
+
+def test_names_of_files_cannot_steer_a_terminal_nor_what_is_piped(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "w\x1b]0;title\x07"
+    done = asyncpp("export", run.folder, "--out", folder)
+    assert (done.code, "w\ufffd]0;title\ufffd: master weights" in done.output) == (0, True)
+    program = folder / "2bw\x1b[2J.program"
+    wrote = asyncpp("schedule", "export", "2bw", "--stages", "2", "--microbatches", "2", "--out", program)
+    text = program.read_text().replace("schedule: 2bw", "schedule: evil\x1b[31m")
+    program.write_text(text)
+    for ended in (wrote, asyncpp("schedule", "check", program), asyncpp("schedule", "show", program)):
+        assert (ended.code, set(ended.output + ended.errors) & set("\x1b\x07")) == (0, set()), ended

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import typer
+from support.command_line import asyncpp
 
+from asyncpp_cli.main import app
+from asyncpp_cli.numbers import finite
 from asyncpp_cli.version import asyncpp_version
 
 SLOW = {
@@ -107,3 +112,24 @@ def test_the_version_is_that_of_the_package() -> None:
     asked = [sys.executable, "-m", "asyncpp_cli", "--version"]
     printed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     assert printed == f"asyncpp {asyncpp_version()}\n"
+
+
+def options_that_take_numbers(app: typer.Typer) -> Iterator[tuple[str, Any]]:
+    """Name and parser of every option whose value is a float, of all commands."""
+    for group in app.registered_groups:
+        yield from options_that_take_numbers(group.typer_instance)
+    for command in app.registered_commands:
+        for parameter in inspect.signature(command.callback, eval_str=True).parameters.values():
+            kind, *details = get_args(parameter.annotation) or [None]
+            if kind is float or float in get_args(kind):
+                yield f"{command.callback.__name__} {parameter.name}", details[0].parser
+
+
+def test_every_option_that_takes_a_number_refuses_infinity_and_nan() -> None:
+    parsers = dict(options_that_take_numbers(app))
+    assert len(parsers) > 15
+    assert set(parsers.values()) == {finite}, parsers
+    for text in ("nan", "inf", "-inf", "1e999", "ten"):
+        ended = asyncpp("schedule", "draw", "1f1b", "--stages", "2", "--backward", text, "--out", "x.svg")
+        assert (ended.code, ended.output, ended.errors.count("\n")) == (2, "", 1)
+        assert f"'--backward': '{text}', accepted: a finite number" in ended.errors

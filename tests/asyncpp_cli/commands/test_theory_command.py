@@ -106,7 +106,7 @@ def test_frontier_table_says_what_is_unstable() -> None:
         (["--lags", "ten"], "--lags is 'ten', accepted: numbers up to"),
         (["--lags", "nan"], "--lags is 'nan', accepted: numbers up to"),
         (["--step", "0"], "--step is 0, accepted: above 0"),
-        (["--step", "nan"], "--step is nan, accepted: above 0"),
+        (["--step", "nan"], "'--step': 'nan', accepted: a finite number"),
         (["--small-step", "-1"], "--small-step is -1, accepted: above 0"),
         (["--out", "frontier.gif"], "frontier.gif: a picture is a file of .svg, .png, .pdf"),
     ],

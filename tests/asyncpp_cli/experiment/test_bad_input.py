@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
 
-from asyncpp_cli.experiment.yaml_data import parse_value
+from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
+from stages.records import DamagedError
 
 GOOD = """
 matrix: {schedule: 2bw, optimizer: adamw}
@@ -36,6 +38,7 @@ def refused(*arguments: str | Path) -> str:
         ("model.hheads: 4", ["model.hheads", "did you mean model.heads"]),
         ("train.microbatches: 4", ["did you mean"]),
         ("frobnicate: 3", ["frobnicate", "accepted", "parallel", "overrides"]),
+        ("optimizer: {lr: {}}", ["optimizer.lr: takes one value, not {}"]),
         ("optimizer.lr: fast", ["optimizer.lr", "must be a number", "fast"]),
         ("train.eval_interval: 2.5", ["train.eval_interval", "must be an integer"]),
         ("train.eval_interval: true", ["train.eval_interval", "must be an integer"]),
@@ -242,3 +245,38 @@ def test_a_correction_that_changes_nothing_is_told(tmp_path: Path) -> None:
     assert "and 2 more: correction lr-discount divides" in done.errors
     told = asyncpp("sweep", file, "--list", "matrix.schedule=[pipedream]", "matrix.parallel.stages=[3]")
     assert "lr-discount" not in told.errors
+
+
+def test_cells_that_are_refused_for_one_reason_share_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "{model: micro, train: {steps: 3}, parallel: {stages: 2}, schedule.microbatches: 4, matrix: "
+        "{schedule: [1f1b, 2bw], optimizer: [adamw, muon], seed: [0, 1, 2], "
+        "train.microbatch_size: [4, 100000000]}}"
+    )
+    ended = asyncpp("sweep", file, "--list")
+    assert (ended.code, ended.errors.count("\n")) == (2, 1), ended.errors
+    assert "train.microbatch_size: is 100,000,000" in ended.errors
+    assert "(12 cells; first schedule=1f1b, optimizer=adamw" in ended.errors
+
+
+def test_a_template_may_have_more_values_than_omegaconf_accepts_by_default(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{{model: micro, matrix: {{schedule: [1f1b], seed: {list(range(12_000))}}}}}")
+    assert len(read_mapping(file)["matrix"]["seed"]) == 12_000
+
+
+def test_a_model_that_is_missing_is_told_as_it_is_set(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(GOOD.replace("model: micro\n", ""))
+    said = refused("sweep", file, "--list")
+    assert "model is not set; accepted: " in said
+    assert "micro" in said
+    assert asyncpp("sweep", file, "model=micro", "--list").code == 0
+
+
+def test_a_pipe_is_no_template(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert "unknown experiment template" in refused("sweep", tmp_path / "pipe.yaml", "--list")
+    with pytest.raises(DamagedError, match="not a regular file"):
+        read_mapping(tmp_path / "pipe.yaml")

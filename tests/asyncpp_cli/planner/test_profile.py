@@ -133,6 +133,14 @@ def test_files_that_hold_something_else_are_refused(
     assert message in refused.errors
 
 
+def test_a_device_is_no_file_of_measured_times(model: Path) -> None:
+    refused = asyncpp("plan", model, *COMMON, "--gpus", "2", "--profile", "/dev/zero")
+    assert (refused.code, "/dev/zero cannot be read (it is not a regular file)" in refused.errors) == (
+        2,
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     "other", ["data.context=32", "train.precision=bfloat16", "optimizer=muon", "model.width=64"]
 )

@@ -130,3 +130,14 @@ def test_a_step_row_of_another_form_is_an_error(tmp_path: Path, name: str, value
 
 def test_the_columns_are_the_fields_of_a_step_row() -> None:
     assert set(STEP_SCHEMA) == set(metrics()[1]) - {"kind"}
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"a":' * 100_000, '{"kind": "eval", "step": ' + "9" * 5000 + "}"]
+)
+def test_a_line_that_no_reader_can_parse_is_a_torn_line(line: str, tmp_path: Path) -> None:
+    rows = metrics()
+    whole = read_metrics(written(tmp_path, lines(rows)))
+    found = read_metrics(written(tmp_path, lines(rows) + line + "\n"))
+    assert (whole.torn, found.torn) == (0, 1)
+    assert_same(Metrics(steps=found.steps, others=found.others), whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from support.paths import ROOT
 from typer.testing import CliRunner
 
-from asyncpp_cli.errors import UserError, refusal_of
+from asyncpp_cli.errors import DamagedError, UserError, refusal_of
 from asyncpp_cli.main import app
 from schedules import NAMES, build, verify
 from schedules.io.program_file import from_text, to_text
@@ -41,7 +42,7 @@ def run(*words: str) -> str:
 
 def refusal(*words: str) -> str:
     """The message with which `asyncpp schedule WORDS` is refused."""
-    with pytest.raises((UserError, OSError)) as caught:
+    with pytest.raises((UserError, DamagedError, OSError)) as caught:
         run(*words)
     refused = refusal_of(caught.value)
     assert refused is not None
@@ -267,7 +268,7 @@ def test_the_program_on_the_page_is_right():
         (("compare", "2bw", *geometry(4, 4), "--input", "1"), "are given together"),
         (("compare", "2bw", *geometry(4, 4), "--bandwidth", "0"), "--bandwidth 0.0: accepted: more than 0"),
         (("compare", "2bw", *geometry(4, 4), "--steps", "3"), "2bw: 3 steps are too few to measure"),
-        (("check", "no/such/file"), "no/such/file: cannot be read (No such file or directory)"),
+        (("check", "no/such/file"), "no/such/file cannot be read (No such file or directory)"),
         (("export", "2bw", *geometry(2, 2), "--steps", "2", "--format", "csv"), "synchronous schedules only"),
         (("import", "ZBX", *geometry(2, 2)), "Unknown schedule name 'ZBX'"),
         (("import", "DualPipeV"), "--stages and --microbatches are missing"),
@@ -298,3 +299,48 @@ def test_the_commands_need_no_torch_and_a_mistake_ends_with_2():
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("asyncpp: error: unknown schedule 'x'")
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> list[Path]:
+    """Files whose reading does not end, or ends after gigabytes."""
+    os.mkfifo(tmp_path / "pipe.csv")
+    with (tmp_path / "huge.csv").open("wb") as huge:
+        huge.truncate(1 << 40)
+    return [Path("/dev/zero"), tmp_path / "pipe.csv", tmp_path / "huge.csv"]
+
+
+@pytest.mark.parametrize("command", ["show", "check", "import", "compare"])
+def test_files_without_end_are_refused(command: str, endless: list[Path]) -> None:
+    *unreadable, huge = (refusal(command, str(file)) for file in endless)
+    assert all("not a regular file" in said for said in unreadable)
+    assert "larger than 33,554,432 bytes" in huge
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("show", "2bw", *geometry(3000, 6000)), "108,000,000 actions; accepted: 2,000,000 at most"),
+        (("compare", "1f1b", *geometry(1000, 1000)), "12,000,000 actions; accepted: 2,000,000 at most"),
+        (("list", *geometry(3000, 3000)), "gpipe: 3,000 stages"),
+        (("compare", "1f1b", *geometry(2, 2), "--steps", "1000000000000"), "1,000,000,000,000 steps"),
+        (("import", "1F1B", *geometry(10**5, 10**5)), "1F1B: 100,000 stages"),
+        (
+            ("compare", "1f1b", *geometry(2, 4), "--jitter", "1e300"),
+            "accepted: 100 at most",
+        ),
+        (("draw", "1f1b", *geometry(2, 4), "--until", "-1", "--out", "x.svg"), "a picture of time 0 to -1"),
+        (("draw", "1f1b", *geometry(2, 4), "--forward", "0", "--backward", "0", "--out", "x.svg"), "0 to 0"),
+    ],
+)
+def test_what_would_take_for_ever_or_show_nothing_is_refused(words: tuple[str, ...], said: str) -> None:
+    assert said in refusal(*words)
+
+
+def test_a_list_repeated_too_often_and_a_header_too_large_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("0F0,0B0\n")
+    said = refusal("import", str(tmp_path / "one.csv"), "--steps", str(10**12))
+    assert "one.csv: 1 stages, 1 micro-batches per step and 1,000,000,000,000 steps" in said
+    text = run("export", "1f1b", *geometry(2, 2)).replace("steps: 1\n", f"steps: {10**12}\n")
+    (tmp_path / "long.program").write_text(text)
+    assert "2,000,000,000,000 micro-batches" in refusal("show", str(tmp_path / "long.program"))
