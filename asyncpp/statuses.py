@@ -54,10 +54,10 @@ def _notes(run_status: RunStatus) -> dict[str, list[str]]:
 def _continues(run_status: RunStatus) -> dict[str, Any] | None:
     """The run that it continues (`asyncpp extend`); None for a run from the beginning."""
     from asyncpp_cli.errors import DamagedError
-    from asyncpp_cli.runs.lineage import lineage_of
+    from stages.records import plain
 
     try:
-        lineage = lineage_of(run_status.run)
+        lineage = run_status.run.lineage()
     except DamagedError:
         return None
-    return None if lineage is None else asdict(lineage)
+    return None if lineage is None else plain(lineage)

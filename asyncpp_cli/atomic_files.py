@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import DamagedError, UserError, doing
-from stages.records import read_bytes
+from stages.records import encoded, loaded, read_bytes, with_checksum
 
 
 def write_text(path: Path, text: str) -> None:
@@ -50,8 +50,13 @@ def temporary_folder(folder: Path) -> Path:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """As `write_text`, for a JSON object."""
-    write_text(path, json.dumps(content, allow_nan=True) + "\n")
+    """As `write_text`, for a JSON object, with a checksum (`stages.records`)."""
+    write_bytes(path, with_checksum(json.dumps(content)))
+
+
+def write_record(path: Path, record: object) -> None:
+    """As `write_text`, for a record (`stages.records`)."""
+    write_bytes(path, encoded(record))
 
 
 def read_json(path: Path, *, newest_format: int) -> dict[str, Any]:
@@ -59,21 +64,13 @@ def read_json(path: Path, *, newest_format: int) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        DamagedError: it cannot be read, is not a JSON object, or has a `format` above `newest_format`.
+        DamagedError: it cannot be read, is not a JSON object, does not match its checksum, or has a `format`
+            above `newest_format`.
     """
-    try:
-        content = json.loads(read_bytes(path))
-    except (ValueError, RecursionError) as error:
-        # Also raised for numbers of thousands of digits and for deeply nested brackets.
-        raise DamagedError(f"{path} is not JSON ({error})") from error
+    content = loaded(read_bytes(path), where=str(path), newest_format=newest_format)
     if not isinstance(content, dict):
         raise DamagedError(f"{path} holds no JSON object")
-    written = content.get("format", 0)
-    if not isinstance(written, int) or isinstance(written, bool):
-        raise DamagedError(f"{path} has format {written!r}, accepted: whole numbers up to {newest_format}")
-    if written > newest_format:
-        raise DamagedError(f"{path} has format {written}: a newer asyncpp wrote it")
-    return content
+    return dict(content)
 
 
 @contextmanager

@@ -9,12 +9,16 @@ A record is declared once, as a subclass of `Record`; its fields' types and `Met
     cell = read_record(file, Cell)
     file.write_bytes(encoded(cell))
 
+A file's record ends in a checksum of the text before it, so that a flipped digit is seen when it is read. A
+file without one is accepted: people and tools may write records.
+
 Every refusal is a DamagedError that names the file, the key and what is accepted. Unknown keys are ignored: a
 later version may add some. Imports no torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -24,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta as Meta
 from msgspec import inspect as types
 
 MOST_BYTES = 1 << 26
@@ -120,16 +124,27 @@ def decoded(content: bytes | str, kind: type[Kind], *, where: str, newest_format
         newest_format: largest accepted value of the key `format`.
 
     Raises:
-        DamagedError: it is not JSON, or no such record.
+        DamagedError: it is not JSON, or no such record, or does not match its checksum.
     """
+    return converted(loaded(content, where=where, newest_format=newest_format), kind, where=where)
+
+
+def loaded(content: bytes | str, *, where: str, newest_format: int = 1) -> Any:
+    """The plain data in a JSON text, before it is a record; see `decoded`."""
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
         # Also raised for numbers of thousands of digits and for deeply nested brackets.
         raise DamagedError(f"{where} is not JSON ({str(error)[:200]})") from error
-    if isinstance(data, dict) and type(written := data.get("format")) is int and written > newest_format:
-        raise DamagedError(f"{where} has format {written}: a newer asyncpp wrote it")
-    return converted(data, kind, where=where)
+    if isinstance(data, dict):
+        if type(written := data.get("format", 0)) is not int:
+            accepted = f"whole numbers up to {newest_format}"
+            raise DamagedError(f"{where} has format {written!r:.60}, accepted: {accepted}")
+        if written > newest_format:
+            raise DamagedError(f"{where} has format {written}: a newer asyncpp wrote it")
+        if data.pop(CHECKSUM, None) is not None and not is_intact(content):
+            raise DamagedError(f"{where} does not match its checksum: it was changed after it was written")
+    return data
 
 
 def converted(data: Any, kind: type[Kind], *, where: str) -> Kind:
@@ -141,8 +156,32 @@ def converted(data: Any, kind: type[Kind], *, where: str) -> Kind:
 
 
 def encoded(record: object) -> bytes:
-    """A record as one line of JSON; NaN and Infinity as Python writes them."""
-    return (json.dumps(plain(record)) + "\n").encode()
+    """A record as a file's one line of JSON with its checksum; NaN and Infinity as Python writes them."""
+    return with_checksum(json.dumps(plain(record)))
+
+
+CHECKSUM = "checksum"
+"""Last key of a record in a file."""
+_CHECKED = re.compile(rb'(.*), "checksum": "([0-9a-f]{64})"\}\s*', re.DOTALL)
+
+
+def with_checksum(text: str, *, before: Any = None) -> bytes:
+    """A JSON object as a line whose last key is the SHA-256 of the text before it.
+
+    Args:
+        text: the object, not empty.
+        before: hash of what precedes the line (a `hashlib` object); None: it stands alone.
+    """
+    start = text.encode().removesuffix(b"}")
+    digest = hashlib.sha256() if before is None else before.copy()
+    digest.update(start)
+    return start + f', "{CHECKSUM}": "{digest.hexdigest()}"}}\n'.encode()
+
+
+def is_intact(content: bytes | str) -> bool:
+    """Whether a text ends in the checksum of what precedes it."""
+    match = _CHECKED.fullmatch(content.encode() if isinstance(content, str) else content)
+    return match is not None and hashlib.sha256(match[1]).hexdigest().encode() == match[2]
 
 
 def plain(record: object) -> Any:

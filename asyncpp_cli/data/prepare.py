@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from asyncpp_cli.atomic_files import write_json, write_text
+from asyncpp_cli.atomic_files import read_json, write_json, write_text
 from asyncpp_cli.data.documents import documents, is_held_out
 from asyncpp_cli.data.manifest import manifest
 from asyncpp_cli.data.parts import InputPart, part_size, parts
@@ -31,10 +31,10 @@ from asyncpp_cli.data.worker import (
     start_worker,
     tokenize_in_worker,
 )
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.errors import DamagedError, UserError
 from stages.data.dataset import cache_folder
 from stages.data.integrity import ShardFacts, cache_facts
-from stages.data.prepared import MANIFEST, UNFINISHED, Prepared, read_prepared
+from stages.data.prepared import FORMAT, MANIFEST, UNFINISHED, Prepared, read_prepared
 from stages.data.shards import dtype_for
 
 TOKENIZER = "tokenizer.json"
@@ -131,11 +131,11 @@ def _started_plan(out: Path) -> dict[str, Any] | None:
         return None
     for file in (out / MANIFEST, out / UNFINISHED / PLAN):
         try:
-            content: dict[str, Any] = json.loads(file.read_bytes())
+            content = read_json(file, newest_format=FORMAT)
             return content["made_from"] if file.name == MANIFEST else content
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (DamagedError, KeyError) as error:
             raise UserError(f"{file} is damaged ({error}); remove {out} and begin again") from error
     return None
 

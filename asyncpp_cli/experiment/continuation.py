@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import schedules
-from asyncpp_cli.atomic_files import new_folder, write_text
+from asyncpp_cli.atomic_files import new_folder, write_record, write_text
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.matrix import run_id
@@ -19,7 +19,8 @@ from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.experiment.settings import SettingError, assign, config_hash, copy_of, get
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, write_experiment
-from asyncpp_cli.runs.lineage import Lineage, write_lineage
+from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
+from asyncpp_cli.runs.lineage import Lineage
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.checkpoint.files import CheckpointError, damage, folder_of, read_manifest
@@ -108,7 +109,7 @@ def write_continuations(
             run = staged.run(each.cell.id)
             run.folder.mkdir(parents=True)
             write_text(run.config_file, config_text(each.config))
-            write_lineage(run, each.lineage)
+            write_record(run.folder / LINEAGE_FILE, each.lineage)
             source = folder_of(each.parent.checkpoints, each.lineage.step)
             _link(source, folder_of(run.checkpoints, each.lineage.step))
             if (problem := _damage(run, each.lineage.step)) is not None:

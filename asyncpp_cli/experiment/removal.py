@@ -44,9 +44,11 @@ def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
     """What would be lost with these runs. Writes nothing, but for the end of runs whose processes vanished.
 
     Raises:
-        UserError: a run is running or may be queued, or no run would be left.
+        UserError: a run is running or may be queued, or is elsewhere, or no run would be left.
     """
     ids = {run.id for run in runs}
+    for run in runs:
+        _check_inside(experiment, run)
     _check_some_left(experiment, ids)
     chosen = [each for each in _statuses(experiment) if each.run.id in ids]
     for each in chosen:
@@ -65,6 +67,8 @@ def remove_runs(experiment: Experiment, runs: Sequence[Run]) -> None:
         experiment = open_experiment(experiment.folder)
         _check_some_left(experiment, ids)
         removed = []
+        for run in runs:
+            _check_inside(experiment, run)
         try:
             for run in runs:
                 if run.folder.is_dir():
@@ -88,6 +92,16 @@ def remove_runs(experiment: Experiment, runs: Sequence[Run]) -> None:
 def _check_some_left(experiment: Experiment, ids: set[str]) -> None:
     if ids >= {cell.id for cell in experiment.cells}:
         raise UserError(f"{experiment.folder} has no other runs; to remove all of it, remove the folder")
+
+
+def _check_inside(experiment: Experiment, run: Run) -> None:
+    """Check that a run's files are in the experiment's folder: what a link leads to is never removed."""
+    inside = experiment.folder.resolve() / "runs" / run.id
+    if run.folder.resolve() != inside:
+        raise UserError(
+            f"{run.folder} is a link, or lies below one, to {run.folder.resolve()}: nothing was removed; "
+            "remove the link yourself, then the run"
+        )
 
 
 def _statuses(experiment: Experiment) -> list[RunStatus]:

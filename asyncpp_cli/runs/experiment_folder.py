@@ -14,27 +14,35 @@ EXPERIMENT/runs/ID/                one folder per run (`runs.run_folder`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError, UserError
-from asyncpp_cli.runs.run_folder import FORMAT, Run
+from asyncpp_cli.runs.lineage import RunId
+from asyncpp_cli.runs.run_folder import Run
+from stages.records import FileRecord, Record, read_record
 
 EXPERIMENT_FILE = "experiment.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(Record, frozen=True, kw_only=True):
     """A cell of the matrix: the run's id and its coordinates.
 
     `axes` always has `schedule, optimizer, error_feedback` (the coefficient), `model` and `seed`, followed by
     further axes under their dotted configuration keys.
     """
 
-    id: str
-    axes: dict[str, Any]
+    id: RunId
+    axes: dict[str, str | int | float | bool | None]
+
+
+class _Description(FileRecord, frozen=True, kw_only=True):
+    """The content of experiment.json; see `Experiment`."""
+
+    name: str
+    template: str
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,29 +85,24 @@ def open_experiment(folder: Path) -> Experiment:
     """
     file = folder / EXPERIMENT_FILE
     try:
-        content = read_json(file, newest_format=FORMAT)
-        cells = tuple(Cell(id=cell["id"], axes=dict(cell["axes"])) for cell in content["cells"])
-        return Experiment(folder=folder, name=content["name"], template=content["template"], cells=cells)
+        read = read_record(file, _Description)
     except FileNotFoundError:
         message = f"{folder} is not an experiment: it has no {EXPERIMENT_FILE} (`asyncpp sweep` makes one)"
         raise UserError(message) from None
     except DamagedError as error:
         raise UserError(str(error)) from error
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{file} is not a description of an experiment ({error!r})") from error
+    seen: set[str] = set()
+    for index, cell in enumerate(read.cells):
+        if cell.id in seen:
+            raise UserError(f"{file}: cells[{index}].id is {cell.id}, which is an earlier cell's")
+        seen.add(cell.id)
+    return Experiment(folder=folder, name=read.name, template=read.template, cells=read.cells)
 
 
 def write_experiment(experiment: Experiment) -> None:
     """Write experiment.json."""
-    write_json(
-        experiment.folder / EXPERIMENT_FILE,
-        {
-            "format": FORMAT,
-            "name": experiment.name,
-            "template": experiment.template,
-            "cells": [asdict(cell) for cell in experiment.cells],
-        },
-    )
+    description = _Description(name=experiment.name, template=experiment.template, cells=experiment.cells)
+    write_record(experiment.folder / EXPERIMENT_FILE, description)
 
 
 def runs_at(path: Path) -> tuple[Experiment, tuple[Cell, ...]]:
@@ -121,12 +124,16 @@ def runs_at(path: Path) -> tuple[Experiment, tuple[Cell, ...]]:
             "DIR/runs/ID, or DIR/BEGINNING for all its runs whose ids begin so"
         )
     experiment = open_experiment(folder)
-    named = tuple(cell for cell in experiment.cells if cell.id == path.name) or tuple(
-        cell for cell in experiment.cells if cell.id.startswith(path.name)
-    )
+    named = _named(experiment, path.name)
     if not named:
         raise UserError(f"{path}: no run of {folder} has an id that begins with {path.name}")
     return experiment, named
+
+
+def _named(experiment: Experiment, name: str) -> tuple[Cell, ...]:
+    """The cell of this id, or else those whose ids begin so; none for an empty name."""
+    same = tuple(cell for cell in experiment.cells if cell.id == name)
+    return same or tuple(cell for cell in experiment.cells if name and cell.id.startswith(name))
 
 
 def run_at(path: Path) -> Run:
@@ -151,12 +158,10 @@ def select_runs(experiment: Experiment, names: Sequence[str]) -> list[Run]:
         return experiment.runs
     selected = []
     for name in names:
-        matches = [cell.id for cell in experiment.cells if cell.id == name] or [
-            cell.id for cell in experiment.cells if cell.id.startswith(name)
-        ]
+        matches = _named(experiment, name)
         if len(matches) != 1:
             problem = f"{len(matches)} runs begin with it" if matches else "no such run"
             accepted = "an id that `asyncpp status` shows, or a unique prefix"
             raise UserError(f"{name}: {problem}; accepted: {accepted}")
-        selected.append(experiment.run(matches[0]))
+        selected.append(experiment.run(matches[0].id))
     return selected

@@ -1,34 +1,36 @@
-"""Which run another continues.
+"""Which run a run is: its id, and the run that it continues.
 
 EXPERIMENT/runs/ID/parent.json   the run and step whose checkpoint a run starts from, and what was changed
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from asyncpp_cli.atomic_files import read_json, write_json
-from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.runs.run_folder import FORMAT, Run
+from stages.records import Count, FileRecord, Meta
 
 FILE = "parent.json"
 
+_PLAIN_NAME = r"\A[A-Za-z0-9_=][A-Za-z0-9._=-]{0,199}\Z"
+"""Of one file that is not hidden: no separators, no "..", not empty."""
+_NAME_TEXT = "of up to 200 letters, digits, dots, dashes, = and _ that begins with no dot or dash"
 
-@dataclass(frozen=True, kw_only=True)
-class Lineage:
+RunId = Annotated[str, Meta(pattern=_PLAIN_NAME, description=f"a run's id {_NAME_TEXT}")]
+FolderName = Annotated[str, Meta(pattern=_PLAIN_NAME, description=f"a name {_NAME_TEXT}")]
+"""Of a file or folder in a known place."""
+
+
+class Lineage(FileRecord, frozen=True, kw_only=True):
     """The run that a run continues."""
 
     experiment: str
     """Its experiment's folder, absolute, at the time."""
-    run: str
-    """Its id."""
-    step: int
+    run: RunId
+    step: Count
     """Step of the checkpoint that is continued."""
-    steps: int
+    steps: Count
     """Its number of steps in all."""
-    changed: Mapping[str, Any]
+    changed: dict[str, tuple[Any, Any]]
     """Old and new value of each configuration key that was changed, as a list of two."""
 
     @property
@@ -41,32 +43,3 @@ class Lineage:
     def label(self) -> str:
         """The part that all seeds of a cell have in common: a value of the axis `continues`."""
         return f"step {self.step} of {self.steps}"
-
-
-def write_lineage(run: Run, lineage: Lineage) -> None:
-    """Write parent.json."""
-    write_json(run.folder / FILE, {"format": FORMAT} | asdict(lineage))
-
-
-def lineage_of(run: Run) -> Lineage | None:
-    """The run that this one continues; None for a run from the beginning.
-
-    Raises:
-        DamagedError: parent.json cannot be read.
-    """
-    file = run.folder / FILE
-    try:
-        content = read_json(file, newest_format=FORMAT)
-    except FileNotFoundError:
-        return None
-    try:
-        changed = {str(key): (old, new) for key, (old, new) in content["changed"].items()}
-        return Lineage(
-            experiment=str(content["experiment"]),
-            run=str(content["run"]),
-            step=int(content["step"]),
-            steps=int(content["steps"]),
-            changed=changed,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"{file} is damaged ({error!r})") from error

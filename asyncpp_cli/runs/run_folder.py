@@ -22,9 +22,12 @@ from typing import Any
 
 from asyncpp_cli.atomic_files import locked, read_json, write_json
 from asyncpp_cli.errors import DamagedError, UserError
-from asyncpp_cli.runs.status import Status, status_from
+from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
+from asyncpp_cli.runs.lineage import Lineage
+from asyncpp_cli.runs.status import State, Status
 from stages.checkpoint.files import saved_steps
 from stages.config import RunConfig
+from stages.records import read_record
 
 FORMAT = 1
 """Format number of the JSON files of an experiment; readers refuse a later one."""
@@ -105,15 +108,25 @@ class Run:
             DamagedError: the file cannot be read, or the run's folder is gone.
         """
         try:
-            content = read_json(self.status_file, newest_format=FORMAT)
+            status = read_record(self.status_file, Status)
         except FileNotFoundError:
             if not self.folder.is_dir():
                 raise DamagedError(f"{self.folder} is gone") from None
-            return Status()
+            return Status(state=State.PENDING)
+        if status.state == State.DAMAGED:
+            raise DamagedError(f"{self.status_file}: state is {State.DAMAGED}, which is never written")
+        return status
+
+    def lineage(self) -> Lineage | None:
+        """The run that this one continues; None for a run from the beginning.
+
+        Raises:
+            DamagedError: parent.json cannot be read.
+        """
         try:
-            return status_from(content)
-        except ValueError as error:
-            raise DamagedError(f"{self.status_file} is damaged ({error})") from error
+            return read_record(self.folder / LINEAGE_FILE, Lineage)
+        except FileNotFoundError:
+            return None
 
     def write_status(self, status: Status) -> None:
         """Replace status.json atomically."""

@@ -11,14 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.atomic_files import write_json
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.template import Settings, Template
 from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.lineage import RunId
 from asyncpp_cli.runs.run_folder import FORMAT
 from asyncpp_cli.tune.search import Point
 from stages.pipeline.segments import pauses_exactly
+from stages.records import read_record
 
 PLAN_FILE = "tune.json"
 
@@ -44,7 +46,7 @@ class Candidate:
     """A point to try in an arm: the runs that have it, one for each seed."""
 
     values: Point
-    runs: tuple[str, ...]
+    runs: tuple[RunId, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,27 +217,9 @@ def read_plan(folder: Path) -> Plan | None:
     Raises:
         UserError: it cannot be read.
     """
-    file = folder / PLAN_FILE
     try:
-        content = read_json(file, newest_format=FORMAT)
-        question = content["question"]
-        arms = [
-            Arm(
-                axes=arm["axes"],
-                rungs=tuple(arm["rungs"]),
-                candidates=tuple(
-                    Candidate(values=each["values"], runs=tuple(each["runs"])) for each in arm["candidates"]
-                ),
-            )
-            for arm in content["arms"]
-        ]
-        question = Question(
-            **question | {name: tuple(question[name]) for name in ("changes", "over", "rungs")}
-        )
-        return Plan(question=question, keys=tuple(content["keys"]), arms=tuple(arms))
+        return read_record(folder / PLAN_FILE, Plan)
     except FileNotFoundError:
         return None
     except DamagedError as error:
         raise UserError(str(error)) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is not the plan of a tuning ({error!r})") from error

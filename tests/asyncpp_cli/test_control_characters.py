@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import asyncpp
+from support.edited import edit
 from support.report_experiment import ExperimentFolder, report_of, settings
 
 from asyncpp_cli.plain_text import printable, printable_lines
@@ -69,8 +70,7 @@ def experiment(tmp_path: Path) -> Path:
     run.logs.mkdir()
     run.log_file(attempt=1, rank=0).write_text(f"loss {EVIL}\n", errors="surrogateescape")
     description = made.folder / "experiment.json"
-    content = json.loads(description.read_text())
-    description.write_text(json.dumps(content | {"name": f"evil {EVIL}"}))
+    edit(description, name=f"evil {EVIL}")
     return made.folder
 
 

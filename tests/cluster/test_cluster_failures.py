@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, status_of, sweep, wait_for
 from support.command_line import asyncpp
+from support.edited import edit
 from support.slurm_queue import squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -114,8 +114,7 @@ def test_an_attempt_on_another_machine_is_over_when_its_job_is(slurm_conf: Path,
     attempt.write("rank-0", processes)
     attempt.write("attempt", description)
     (attempt.folder / "rank-0.end.json").unlink()
-    going_on = json.loads(run.status_file.read_text()) | {"state": "running"}
-    run.status_file.write_text(json.dumps(going_on))
+    edit(run.status_file, state="running")
     assert run.status().state == State.RUNNING
     # The accounts come after the queue.
     wait_for(lambda: status_of(experiment.folder)[0]["state"] != "running", seconds=100, why=squeue)

@@ -42,7 +42,6 @@ def train(
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.launch.rank_env import attempt_of_rank, read_rank_env
     from asyncpp_cli.launch.resources import ranks_of
-    from asyncpp_cli.runs.lineage import lineage_of
     from asyncpp_cli.runs.run_folder import open_run
     from stages.liveness.stop_signal import RESUMABLE
     from stages.validation import ConfigError, check
@@ -51,7 +50,7 @@ def train(
     try:
         config = config_to_train(run)
         check(config)
-        lineage = lineage_of(run)
+        lineage = run.lineage()
     except DamagedError as error:
         raise UserError(str(error)) from error
     except ConfigError as error:

@@ -22,7 +22,9 @@ from typing import Any
 from asyncpp_cli.atomic_files import locked, read_json, write_json
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.lineage import FolderName, RunId
 from asyncpp_cli.runs.run_folder import FORMAT
+from stages.records import converted
 
 _FILE = "submission.json"
 
@@ -33,9 +35,9 @@ class SubmittedArray:
 
     name: str
     """Job name, unique among all arrays."""
-    file: str
+    file: FolderName
     """Name of its manifest in the submission's folder."""
-    runs: tuple[str, ...]
+    runs: tuple[RunId, ...]
     shape: str
     """Shape of its jobs, for people."""
     after: str = ""
@@ -59,7 +61,7 @@ class Submission:
     """`submitting`, `submitted` or `withdrawn`."""
     interpreter: str
     software: dict[str, str]
-    code: str
+    code: FolderName
     """Folder under EXPERIMENT/code."""
     arrays: tuple[SubmittedArray, ...]
     report: str = ""
@@ -116,15 +118,10 @@ def read_submissions(experiment: Experiment) -> Submissions:
     submissions = []
     for file in sorted(experiment.submissions.glob(f"*/{_FILE}")):
         try:
-            content = read_json(file, newest_format=FORMAT)
-            content.pop("format")
-            arrays = tuple(
-                SubmittedArray(**array | {"runs": tuple(array["runs"])}) for array in content.pop("arrays")
-            )
-            submission = Submission(folder=file.parent, arrays=arrays, **content)
-        except (DamagedError, KeyError, TypeError):
-            continue  # damaged; the runs' own files remain
-        submissions.append(submission)
+            content = read_json(file, newest_format=FORMAT) | {"folder": file.parent}
+            submissions.append(converted(content, Submission, where=str(file)))
+        except DamagedError:
+            continue  # the runs' own files remain
     return Submissions(submissions)
 
 

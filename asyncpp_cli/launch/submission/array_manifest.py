@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.launch.containers import Container
 from asyncpp_cli.launch.submission.job_shape import JobShape
-from asyncpp_cli.runs.run_folder import FORMAT
+from asyncpp_cli.runs.lineage import FolderName, RunId
+from stages.records import Count, FileRecord, Record, read_record
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManifestRow:
+class ManifestRow(Record, frozen=True, kw_only=True):
     """A run of an array."""
 
-    id: str
+    id: RunId
     config_sha256: str
-    steps: int
-    until: int | None = None
+    steps: Count
+    until: Count | None = None
     """Step after which it pauses; None: it trains to the end."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArrayManifest:
+class ArrayManifest(FileRecord, frozen=True, kw_only=True):
     """Content of array-K.json."""
 
     name: str
     """Job name."""
-    submission: str
+    submission: FolderName
     cluster: str
     replay: bool
     retries: int
@@ -53,18 +51,14 @@ class ArrayManifest:
 
 def write_manifest(file: Path, manifest: ArrayManifest) -> None:
     """Write array-K.json."""
-    write_json(file, {"format": FORMAT} | asdict(manifest))
+    write_record(file, manifest)
 
 
 def read_manifest(file: Path) -> ArrayManifest:
-    """The table in a file.
+    """The manifest in a file.
 
     Raises:
-        DamagedError: it is none.
+        FileNotFoundError: there is none.
+        DamagedError: it is damaged.
     """
-    content = read_json(file, newest_format=FORMAT)
-    content.pop("format")
-    shape = JobShape(**content.pop("shape"))
-    rows = [ManifestRow(**row) for row in content.pop("rows")]
-    container = content.pop("container", None)
-    return ArrayManifest(shape=shape, rows=rows, container=container and Container(**container), **content)
+    return read_record(file, ArrayManifest)

@@ -19,7 +19,6 @@ from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.runs.attempts.cost import cost_of_run
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
-from asyncpp_cli.runs.lineage import lineage_of
 from asyncpp_cli.runs.notes import FILE as NOTES_FILE
 from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
@@ -75,7 +74,7 @@ class Loader:
                 # All values are checked by one shared object.
                 run_config = run.config()
             config = dict(items(run_config))
-            if (lineage := lineage_of(run)) is not None:
+            if (lineage := run.lineage()) is not None:
                 # Not the same as a run of this configuration from its beginning.
                 config = {**config, "continues": lineage.label}
             status = _status(run, queue)

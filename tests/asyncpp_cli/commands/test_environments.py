@@ -105,7 +105,7 @@ def run_all(environments: Sequence[str], outer: Path, *, results: Path) -> dict[
 def filled(there: Path) -> Path:
     there.mkdir()
     made = ExperimentFolder(there / "e")
-    begun(made.add(settings("1f1b", "muon"), status=Status()))
+    begun(made.add(settings("1f1b", "muon"), status=Status(state=State.PENDING)))
     failed = Status(state=State.FAILED, attempt=1, step=2, steps=4, reason="rank 0 vanished")
     made.add(settings("2bw", "muon"), status=failed)
     # A text that is not there: where it could be launched, it is refused before anything trains.
@@ -114,7 +114,7 @@ def filled(there: Path) -> Path:
         config.write_text(config.read_text().replace("path: null", "path: /no/such/text"))
     waiting = ExperimentFolder(there / "c")
     for seed in (0, 1):
-        waiting.add(settings("1f1b", "adamw", seed=seed), status=Status())
+        waiting.add(settings("1f1b", "adamw", seed=seed), status=Status(state=State.PENDING))
     (there / "text.txt").write_text("a line of text\n" * 2000)
     for path in (there, *there.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)

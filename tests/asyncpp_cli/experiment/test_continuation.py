@@ -12,7 +12,6 @@ from support.folder_contents import contents
 import asyncpp as api
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.lineage import lineage_of
 from asyncpp_cli.runs.run_folder import Run
 
 TINY = """\
@@ -169,7 +168,7 @@ def test_a_damaged_checkpoint_a_running_run_and_a_used_folder_are_refused(
     assert "has no valid checkpoint of that step or a later one" in failed.errors
     assert [row for row in run.metrics() if row["kind"] == "step"] == []
     (run.checkpoints / "step-4").rename(run.checkpoints / "gone")
-    lineage = lineage_of(run)
+    lineage = run.lineage()
     assert lineage is not None
     refused = asyncpp("train", run.folder, "--replay")
     assert (refused.code, lineage.text in refused.errors) == (2, True)

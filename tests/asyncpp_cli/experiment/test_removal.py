@@ -15,7 +15,7 @@ import asyncpp as api
 from asyncpp_cli.experiment import removal
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.status import Status
+from asyncpp_cli.runs.status import State, Status
 
 
 class Terminal(io.StringIO):
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     experiment = ExperimentFolder(tmp_path / "e")
     experiment.add(settings("1f1b", "muon"))
     experiment.add(settings("2bw", "muon"))
-    experiment.add(settings("paci", "muon"), status=Status())
+    experiment.add(settings("paci", "muon"), status=Status(state=State.PENDING))
     return tmp_path / "e"
 
 

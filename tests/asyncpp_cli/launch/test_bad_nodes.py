@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.edited import edit
 
 from asyncpp_cli.launch.sites import find_site
 from asyncpp_cli.launch.slurm import bad_nodes
@@ -114,8 +114,7 @@ def test_a_note_says_why_and_how_to_lift_it_and_ends_after_a_day(experiment: Exp
     assert "rank 1: ECC (a, attempt 1)" in remark
     assert remark.endswith(f"rm {file}")
     assert bad_nodes.recent_bad_nodes(experiment, cluster="another") == []
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps(content | {"time": time.time() - 24 * 3600 - 1}))
+    edit(file, time=time.time() - 24 * 3600 - 1)
     assert bad_nodes.recent_bad_nodes(experiment) == []
     file.unlink()
     file.parent.rmdir()

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     experiment = ExperimentFolder(tmp_path / "e")
     long = {"train.steps": 10_000_000}
     for seed in range(2):
-        experiment.add(settings("2bw", "muon", seed=seed, **long), status=Status())
+        experiment.add(settings("2bw", "muon", seed=seed, **long), status=Status(state=State.PENDING))
     experiment.add(settings("1f1b", "muon", **long))
     return tmp_path / "e"
 
@@ -130,11 +130,11 @@ def test_on_cpus_the_cost_is_that_of_completed_runs_of_the_same_size(
 ) -> None:
     trial = ExperimentFolder(tmp_path / "e")
     on_cpu = {"site.device": "cpu", "train.steps": 100}
-    before = trial.add(settings("2bw", "muon", **on_cpu), status=Status())
+    before = trial.add(settings("2bw", "muon", **on_cpu), status=Status(state=State.PENDING))
     # Another seed and rate, twice the steps; and one of another schedule.
     same = on_cpu | {"optimizer.lr": 0.5, "train.steps": 200}
-    trial.add(settings("2bw", "muon", seed=1, **same), status=Status())
-    trial.add(settings("1f1b", "muon", **on_cpu), status=Status())
+    trial.add(settings("2bw", "muon", seed=1, **same), status=Status(state=State.PENDING))
+    trial.add(settings("1f1b", "muon", **on_cpu), status=Status(state=State.PENDING))
     profile = find_site(str(site(trial.folder, 100, gpu="")))
     nothing = expected_cost(open_experiment(trial.folder), profile)
     assert (nothing.core_hours, nothing.unknown, cost_line(nothing)) == (0.0, 3, "")

@@ -39,7 +39,10 @@ class Unseen:
 def runs_without_text(folder: Path, number: int) -> list[Run]:
     """Runs that end as soon as they begin."""
     experiment = ExperimentFolder(folder)
-    runs = [experiment.add(settings("1f1b", "adamw", seed=seed), status=Status()) for seed in range(number)]
+    runs = [
+        experiment.add(settings("1f1b", "adamw", seed=seed), status=Status(state=State.PENDING))
+        for seed in range(number)
+    ]
     for run in runs:
         text = run.config_file.read_text()
         run.config_file.write_text(text.replace("path: null", "path: /no/such/text"))

@@ -21,7 +21,7 @@ def test_how_many_of_all_runs_are_done_and_how_long_the_others_take() -> None:
     whole = _Total(done_before=6)
     completed = Status(state=State.COMPLETED, attempt=1, step=100, steps=100)
     half = Status(state=State.RUNNING, attempt=1, step=50, steps=100)
-    waiting = Status()
+    waiting = Status(state=State.PENDING)
     begun = [completed, waiting, waiting]
     assert whole.remaining(begun, now=10.0) is None
     assert whole.remaining([completed, half, waiting], now=40.0) == pytest.approx(90.0)

@@ -55,7 +55,7 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     """Of one process, just claimed."""
-    run = ExperimentFolder(tmp_path / "e").add(settings("1f1b", "adamw"), status=Status())
+    run = ExperimentFolder(tmp_path / "e").add(settings("1f1b", "adamw"), status=Status(state=State.PENDING))
     claimed = claim(run, processes=1, replay=True, steps=4)
     assert claimed is not None
     return claimed

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from support.command_line import asyncpp
+from support.edited import edit
 from support.report_experiment import (
     ExperimentFolder,
     cells_of,
@@ -48,11 +49,11 @@ def test_every_cell_is_shown_whatever_became_of_it(tmp_path: Path) -> None:
     experiment.add(settings("1f1b", "muon"))
     killed = Status(state=State.FAILED, attempt=1, step=2, steps=4, reason="rank 1 was killed by SIGKILL")
     experiment.add(settings("2bw", "muon"), status=killed)
-    going_on = experiment.add(settings("2bw", "adamw"), status=Status())
+    going_on = experiment.add(settings("2bw", "adamw"), status=Status(state=State.PENDING))
     attempt = claim(going_on, processes=1, replay=True, steps=4)
     assert attempt is not None
     attempt.record_start(0, this_process())
-    experiment.add(settings("gpipe", "muon"), status=Status())
+    experiment.add(settings("gpipe", "muon"), status=Status(state=State.PENDING))
     gone = experiment.add(settings("gpipe", "adamw"))
     for file in gone.folder.iterdir():
         file.unlink()
@@ -67,7 +68,7 @@ def test_every_cell_is_shown_whatever_became_of_it(tmp_path: Path) -> None:
 
 def test_a_run_whose_process_has_vanished_is_not_called_running(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "experiment")
-    run = experiment.add(settings("2bw", "adamw"), status=Status())
+    run = experiment.add(settings("2bw", "adamw"), status=Status(state=State.PENDING))
     code = (
         "import sys; from pathlib import Path; from asyncpp_cli.runs.attempts.claims import claim; "
         "from asyncpp_cli.runs.processes import this_process; "
@@ -103,8 +104,7 @@ def spoil_status(run: Path) -> None:
 
 
 def make_status_newer(run: Path) -> None:
-    content = json.loads((run / "status.json").read_text())
-    (run / "status.json").write_text(json.dumps(content | {"format": 99}))
+    edit(run / "status.json", format=99)
 
 
 def spoil_a_row(run: Path) -> None:

@@ -29,7 +29,7 @@ def waiting(folder: Path) -> ExperimentFolder:
     """One run completed, one that has not begun."""
     experiment = ExperimentFolder(folder)
     experiment.add(settings("1f1b", "muon"))
-    experiment.add(settings("2bw", "muon"), rows=metrics()[:1], status=Status())
+    experiment.add(settings("2bw", "muon"), rows=metrics()[:1], status=Status(state=State.PENDING))
     return experiment
 
 

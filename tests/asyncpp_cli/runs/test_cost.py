@@ -43,7 +43,7 @@ def experiment(tmp_path: Path) -> ExperimentFolder:
 
 
 def pending(experiment: ExperimentFolder, seed: int) -> Run:
-    return experiment.add(settings("1f1b", "muon", seed=seed), status=Status())
+    return experiment.add(settings("1f1b", "muon", seed=seed), status=Status(state=State.PENDING))
 
 
 def test_all_attempts_of_a_run_count(experiment: ExperimentFolder) -> None:
@@ -93,7 +93,7 @@ def test_attempts_of_earlier_versions_have_no_cost(experiment: ExperimentFolder)
 
 def test_status_and_report_show_the_cost_per_cell_and_in_all(experiment: ExperimentFolder) -> None:
     for seed, hours in enumerate((1.0, 2.0)):
-        run = experiment.add(settings("1f1b", "muon", seed=seed), status=Status())
+        run = experiment.add(settings("1f1b", "muon", seed=seed), status=Status(state=State.PENDING))
         attempted(run, hours=hours, processes=2, gpus=2, threads=1, failed=False)
     experiment.add(settings("2bw", "muon"), rows=metrics())
     shown = asyncpp("status", experiment.folder).output

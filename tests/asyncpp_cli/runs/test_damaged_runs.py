@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from support.command_line import asyncpp
+from support.edited import edit
 from support.report_experiment import ExperimentFolder, begun, settings
 
 from asyncpp_cli.errors import UserError
@@ -37,19 +38,18 @@ def made_in(folder: Path, *, runs: int = 2) -> ExperimentFolder:
     for number in range(runs):
         # Each a cell of its own.
         rate = {"optimizer.lr": 1e-3 * (number + 1)}
-        begun(made.add(settings("1f1b", "muon", **rate), status=Status(), axes=rate))
+        begun(made.add(settings("1f1b", "muon", **rate), status=Status(state=State.PENDING), axes=rate))
     return made
 
 
 def going_on(run: Run) -> None:
     """Make it an attempt of which nothing says how it ended."""
-    content = json.loads(run.status_file.read_text())
-    run.status_file.write_text(json.dumps(content | {"state": "running"}))
+    edit(run.status_file, state="running")
     for file in ("rank-0.end.json", "outcome.json"):
         (run.attempts / "1" / file).unlink()
-    rank = json.loads((run.attempts / "1" / "rank-0.json").read_text())
-    rank["processes"][0]["start"] += 1  # it has ended since
-    (run.attempts / "1" / "rank-0.json").write_text(json.dumps(rank))
+    file = run.attempts / "1" / "rank-0.json"
+    [process] = json.loads(file.read_text())["processes"]
+    edit(file, processes=[process | {"start": process["start"] + 1}])  # it has ended since
 
 
 def status_of(text: str) -> Callable[[Run], None]:
@@ -57,11 +57,7 @@ def status_of(text: str) -> Callable[[Run], None]:
 
 
 def changed(**fields: Any) -> Callable[[Run], None]:
-    def change(run: Run) -> None:
-        content = json.loads(run.status_file.read_text())
-        run.status_file.write_text(json.dumps(content | fields))
-
-    return change
+    return lambda run: edit(run.status_file, **fields)
 
 
 def without_attempts(run: Run) -> None:

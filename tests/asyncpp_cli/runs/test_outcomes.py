@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from support.edited import edit
 from support.metrics_rows import step_row
 from support.small_runs import small_config
 
@@ -202,7 +203,6 @@ def test_a_silent_run_elsewhere_is_over_after_its_own_limits(
     assert attempt is not None
     elsewhere = replace(this_process(), host="elsewhere")
     attempt.record_start(0, elsewhere)
-    description = json.loads(attempt.file("attempt").read_text())
-    attempt.file("attempt").write_text(json.dumps(description | {"by": asdict(elsewhere)}))
+    edit(attempt.file("attempt"), by=asdict(elsewhere))
     run.write_status(replace(run.status(), updated=time.time() - 2 * 3600))
     assert settle(run).state == state

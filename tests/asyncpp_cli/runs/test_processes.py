@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from support.edited import edit
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -86,7 +87,7 @@ def test_malformed_process_records_are_refused(record: object) -> None:
 def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Path) -> None:
     """The host has the same name there, and the pid is nobody's here, or another's."""
     experiment = ExperimentFolder(tmp_path / "e")
-    run = experiment.add(settings("2bw", "adamw"), status=Status())
+    run = experiment.add(settings("2bw", "adamw"), status=Status(state=State.PENDING))
     attempt = claim(run, processes=1, replay=True, steps=4)
     assert attempt is not None
     code = NAME + "import sys; print(json.dumps(vars(this_process())), flush=True); sys.stdin.read()"
@@ -98,8 +99,7 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
         assert there.host == this_process().host
         assert there.namespace != this_process().namespace
         attempt.record_start(0, there)
-        content = json.loads((attempt.folder / "attempt.json").read_text())
-        (attempt.folder / "attempt.json").write_text(json.dumps(content | {"by": asdict(there)}))
+        edit(attempt.file("attempt"), by=asdict(there))
         assert not is_local(there)
         # By host, pid and start alone it is gone, and the run would have been trained twice.
         assert is_gone(replace(there, boot="", namespace="", start=1))
