@@ -53,11 +53,16 @@ def _notes(run_status: RunStatus) -> dict[str, list[str]]:
 
 def _continues(run_status: RunStatus) -> dict[str, Any] | None:
     """The run that it continues (`asyncpp extend`); None for a run from the beginning."""
+    from msgspec import structs
+
     from asyncpp_cli.errors import DamagedError
-    from stages.records import plain
 
     try:
         lineage = run_status.run.lineage()
     except DamagedError:
         return None
-    return None if lineage is None else plain(lineage)
+    return (
+        None
+        if lineage is None
+        else {key: value for key, value in structs.asdict(lineage).items() if key != "format"}
+    )
