@@ -61,8 +61,6 @@ def _continues(run_status: RunStatus) -> dict[str, Any] | None:
         lineage = run_status.run.lineage()
     except DamagedError:
         return None
-    return (
-        None
-        if lineage is None
-        else {key: value for key, value in structs.asdict(lineage).items() if key != "format"}
-    )
+    if lineage is None:
+        return None
+    return {key: value for key, value in structs.asdict(lineage).items() if key != "format"}

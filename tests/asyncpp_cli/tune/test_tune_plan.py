@@ -141,5 +141,5 @@ def test_another_tuning_in_the_same_folder_is_refused_in_one_line(tmp_path: Path
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tune.json").write_text('{"format": 1, "question": {}}')
-    with pytest.raises(UserError, match="question.template is missing"):
+    with pytest.raises(UserError, match=r"question\.template is missing"):
         read_plan(tmp_path)
