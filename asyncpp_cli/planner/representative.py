@@ -28,6 +28,7 @@ class Shape(NamedTuple):
     chunks: int
     update_interval: int | None
     data: int
+    on_gpu: bool
 
     @classmethod
     def of(cls, config: RunConfig) -> Shape:
@@ -55,6 +56,7 @@ class Shape(NamedTuple):
             schedule.chunks,
             schedule.update_interval,
             config.parallel.data,
+            config.site.device != "cpu",
         )
 
 
@@ -98,7 +100,7 @@ def represented(shape: Shape) -> Represented:
         rank_of_stage=program.rank_of_stage,
         delay=max(analyze(program).delay_max),
         course=course_of([program]),
-        buffers=tuple(gradient_buffers([program], data_ranks=shape.data)),
+        buffers=tuple(gradient_buffers([program], data_ranks=shape.data, on_gpu=shape.on_gpu)),
         sends=tuple(most_unacknowledged(program, rank) for rank in range(program.num_ranks)),
         can_tie=tied_problem(program) is None,
     )

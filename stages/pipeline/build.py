@@ -27,7 +27,7 @@ from stages.pipeline.tied_head import TiedHead
 from stages.pipeline.weight_versions import WeightVersions
 from stages.update.optimizer_step import StageState, StageUpdate
 from stages.update.step_decision import UpdateRules
-from stages.update.update_stream import streams_of
+from stages.update.update_stream import OneStream, streams_of
 
 MOST_ACTIONS = 1_000_000
 """Approximate maximum of actions in a segment: about 200 MB, and a second or two to build."""
@@ -129,7 +129,7 @@ def build_ranks(
         common_step=schedule_facts(config).updates_together,
         max_skipped=config.train.max_skipped,
     )
-    buffers = gradient_buffers(programs, data_ranks=config.parallel.data)
+    buffers = gradient_buffers(programs, data_ranks=config.parallel.data, on_gpu=device.type == "cuda")
     built = []
     for connection in connections:
         data = connection.data
@@ -169,7 +169,9 @@ def build_ranks(
             batches=batches,
             rules=rules,
             clock=clock_of(device),
-            streams=streams_of(device),
+            # Ranks that take turns in one process hand tensors to each other without events, so all work runs
+            # in the order of the calls.
+            streams=streams_of(device) if connection.links.waits else OneStream(),
             on_step=on_step if data.rank == 0 else _ignore_step,
             stop=stop,
         )

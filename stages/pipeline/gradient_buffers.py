@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from schedules import Op, Program
 
 
-def gradient_buffers(programs: Sequence[Program], *, data_ranks: int) -> list[int]:
+def gradient_buffers(programs: Sequence[Program], *, data_ranks: int, on_gpu: bool) -> list[int]:
     """For each stage: 2 where backwards run before the previous gradient has been applied, else 1.
 
-    An update is postponed only where it waits for other ranks: for gradients of data ranks, or for the norm.
+    An update is postponed where it waits for gradients of data ranks, for the norm of other ranks, or, on a
+    GPU, for the copy of the verdict to the host.
 
     Args:
         programs: of the run's segments, one of each kind.
         data_ranks: number of data ranks.
+        on_gpu: whether the run computes on GPUs.
     """
     updates_together = all(program.updates_together for program in programs)
-    waits_for_others = data_ranks > 1 or (updates_together and programs[0].num_ranks > 1)
-    return [1 + (waits_for_others and _overlaps(programs, stage)) for stage in range(programs[0].num_stages)]
+    postponed = on_gpu or data_ranks > 1 or (updates_together and programs[0].num_ranks > 1)
+    return [1 + (postponed and _overlaps(programs, stage)) for stage in range(programs[0].num_stages)]
 
 
 def _overlaps(programs: Sequence[Program], stage: int) -> bool:

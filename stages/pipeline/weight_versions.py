@@ -74,7 +74,7 @@ class WeightVersions:
         context: tokens in a sequence.
         seed: of the initial weights.
         replicas: number of weight versions that the program needs at this stage.
-        gradient_buffers: 2 where backwards of the next step run before an update has been applied, else 1.
+        gradient_buffers: 1, or 2 where backwards of the next step run before an update has been applied.
         master_dtype: of the master copy and of the gradients.
         replica_dtype: of the weights that forward and backward compute with.
         version: version number of the initial weights. With several data ranks each draws the members it

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from schedules.actions import Action, Program
+from schedules.actions import Action, Op, Program
 from stages.comm.collectives import Exchange, Reduction
 from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.rank_stats import RankTrace
@@ -34,11 +34,14 @@ class _Pending:
     unit: Sequence[Gathered]
     """Kept until the update is done: on a GPU its memory must not be reused before."""
     phases: Generator[Exchange[Any], None, None]
+    sole_buffers: frozenset[int]
+    """Stages of the unit whose next backward adds into the gradient that the update reads and clears."""
     awaited: Exchange[Any] | None = None
 
     def is_needed(self, action: Action) -> bool:
         stages = [gathered.stage for gathered in self.unit]
-        return needs_update(action, stages=stages, version=self.unit[0].version)
+        adds_into_it = action.op is not Op.FORWARD and action.stage in self.sole_buffers
+        return adds_into_it or needs_update(action, stages=stages, version=self.unit[0].version)
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,14 @@ class RankUpdates:
             return
         unit = sorted(self._gathered, key=lambda gathered: gathered.stage)
         self._gathered = []
-        self._pending = _Pending(unit=unit, phases=self._phases.run(unit, reduced=self._after_reduction))
+        stages = [gathered.stage for gathered in unit]
+        self._pending = _Pending(
+            unit=unit,
+            phases=self._phases.run(unit, reduced=self._after_reduction),
+            sole_buffers=frozenset(
+                stage for stage in stages if len(self._stages[stage].weights.gradients) == 1
+            ),
+        )
         self._resume(self._pending)
         self._resume_without_waiting()
 

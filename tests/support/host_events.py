@@ -61,7 +61,29 @@ class Begin(NamedTuple):
     """A segment begins."""
 
 
-Event = Operation | Wait | Mark | WaitForMark | HostWait | At | Begin
+class Use(NamedTuple):
+    """A stream, or a communicator, reads or writes a part of a block of memory."""
+
+    stream: str
+    """The stream; the name of the communicator for its latest operation."""
+    block: int
+    start: int
+    """Bytes from the start of the block."""
+    end: int
+    writes: bool
+    by: str
+    """Name of the operator."""
+
+
+class Freed(NamedTuple):
+    """The host drops its last reference to a block: later work of its stream may reuse the memory."""
+
+    block: int
+    stream: str
+    """Stream that it was allocated on."""
+
+
+Event = Use | Freed | Operation | Wait | Mark | WaitForMark | HostWait | At | Begin
 
 ACTIONS, UPDATES = "actions", "updates"
 """The streams of a rank."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 from typing import Any, cast
 
 import pytest
 import torch
 from support.host_events import (
+    UPDATES,
     At,
     Begin,
     Event,
@@ -21,7 +24,8 @@ from support.host_events import (
     Recording,
     Wait,
 )
-from support.recorded_process import RecordedProcess, RecordedStreams
+from support.recorded_process import RecordedProcess, RecordedStreams, RecordedUses
+from support.small_runs import Rows
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
@@ -34,9 +38,10 @@ from stages.comm.collectives import Exchange
 from stages.comm.topology import Connection, connect
 from stages.config import ModelConfig, RunConfig
 from stages.data.dataset import prepare
-from stages.pipeline.build import Rank, build_ranks
+from stages.pipeline.build import Rank, activation_shape, build_ranks
 from stages.pipeline.replay import drive
 from stages.pipeline.segments import schedule_facts, segment_program
+from stages.trainer import replay
 
 
 class _RecordedLinks:
@@ -86,25 +91,32 @@ def tiny(config: ModelConfig, context: int) -> tuple[nn.Module, list[nn.Module],
     return nn.Embedding(config.vocab_size, 2), blocks, nn.Linear(2, config.vocab_size, bias=False)
 
 
-def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Recording:
+def tiny_run(config: RunConfig) -> RunConfig:
+    """The same run with a model of negligible cost."""
+    model = ModelConfig(name="tiny", layers=config.model.layers, width=2, heads=1, kv_heads=1, mlp_width=2)
+    model.factory = f"{__name__}:tiny"
+    data = replace(config.data, context=2)
+    return replace(config, model=model, data=data, train=replace(config.train, microbatch_size=1))
+
+
+def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = False) -> Recording:
     """Events of every process in one segment, including the connections before it.
 
     No exchange is complete before the host waits for it.
 
     Args:
-        config: configuration of a run of one segment; its model is replaced by a tiny one.
+        config: configuration of a run of one segment; without `uses`, its model is replaced by a tiny one.
         monkeypatch: installs the recorded parts.
+        uses: whether to record which memory the operators use.
     """
-    config.model = ModelConfig(
-        name="tiny", layers=config.model.layers, width=2, heads=1, kv_heads=1, mlp_width=2
-    )
-    config.model.factory = f"{__name__}:tiny"
-    config.data.context, config.train.microbatch_size = 2, 1
+    if not uses:
+        config = tiny_run(config)
     program = segment_program(config, first_step=0, steps=config.train.steps)
     data_ranks = config.parallel.data
     size = program.num_ranks * data_ranks
     recording = Recording(events=[[] for _ in range(size)], receives=[{} for _ in range(size)])
     connections: list[Connection] = []
+    processes: list[RecordedProcess] = []
     streams = [RecordedStreams(events) for events in recording.events]
     for number in range(size):
         process = RecordedProcess(
@@ -123,12 +135,14 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Recording:
             host_staged=False,
             recording=recording,
             streams=streams[number],
+            uses=RecordedUses(recording.events[number], [streams[number]]) if uses else None,
         )
+        processes.append(process)
         connection = connect(
             process,
             rank_of_stage=program.rank_of_stage,
             data_ranks=data_ranks,
-            shape=(1, 2, 2),
+            shape=activation_shape(config),
             dtype=torch.float32,
             common_step=schedule_facts(config).updates_together,
         )
@@ -148,11 +162,54 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> Recording:
         for state in (state for rank in ranks for state in rank.stages.values()):
             with state.weights.receiving_initial():
                 pass  # the recording has no values
-        for events, rank_streams, rank in zip(recording.events, streams, ranks, strict=True):
+        for process, rank in zip(processes, ranks, strict=True):
             for module in (stages.update.step_decision, stages.update.agreed_end):
-                patch.setattr(module, "to_host", _copies_of(events, rank_streams))
-            _perform(rank, program)
+                patch.setattr(module, "to_host", _copies_of(process.events, process.streams))
+            with process.uses or nullcontext():
+                _perform(rank, program)
     return recording
+
+
+def record_replay(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, late: int
+) -> tuple[list[Event], str]:
+    """Events of a replay's host, with the memory that its operators use, and the digest of its weights.
+
+    Args:
+        config: of the run.
+        monkeypatch: installs the recorded parts.
+        late: how often the host looks at a copy of a verdict before it has arrived.
+    """
+    events: list[Event] = []
+    marks = count()
+    streams = [RecordedStreams(events, marks=marks)]
+
+    def streams_of(device: torch.device) -> RecordedStreams:
+        streams.append(RecordedStreams(events, marks=marks, updates=f"{UPDATES} {len(streams)}"))
+        return streams[-1]
+
+    uses = RecordedUses(events, streams)
+
+    def to_host(numbers: Tensor) -> Exchange[list[float]]:
+        mark = uses.current.mark(uses.current.current)
+        looks = iter(range(late))
+
+        def ready() -> bool:
+            if next(looks, None) is not None:
+                return False
+            events.append(HostWait(mark))
+            return True
+
+        return Exchange(ready=ready, wait=lambda: None, take=numbers.clone().tolist)
+
+    rows = Rows()
+    with monkeypatch.context() as patch, uses:
+        patch.setattr(stages.pipeline.build, "streams_of", streams_of)
+        for module in (stages.update.step_decision, stages.update.agreed_end):
+            patch.setattr(module, "to_host", to_host)
+        replay(config, recorder=rows)
+    (end,) = rows.of_kind("end")
+    return events, end["weights_sha256"]
 
 
 def _perform(rank: Rank, program: Program) -> None:

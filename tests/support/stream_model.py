@@ -22,10 +22,12 @@ from support.host_events import (
     At,
     Begin,
     Event,
+    Freed,
     HostWait,
     Mark,
     Operation,
     Recording,
+    Use,
     Wait,
     WaitForMark,
 )
@@ -237,3 +239,64 @@ def lead_of_receives(recording: Recording) -> list[int]:
             elif isinstance(event, Operation) and event.number in actions:
                 leads.append(actions[event.number] - (place + 1) // 2)
     return leads
+
+
+Clock = dict[str, int]
+_HOST = "host"
+
+
+def unordered(events: Sequence[Event]) -> list[str]:
+    """The uses of memory that no event, wait or host orders after an earlier use by another stream, of which
+    one writes, or after which memory is reused. By vector clocks of the host, streams and communicators."""
+    clocks: dict[str, Clock] = defaultdict(lambda: defaultdict(int))
+    marks: dict[int, Clock] = {}
+    operations: dict[int, Clock] = {}
+    communicators = {event.communicator for event in events if isinstance(event, Operation)}
+    uses: dict[int, dict[tuple[str, int, int, bool], tuple[int, str]]] = defaultdict(dict)
+    found: dict[str, None] = {}
+
+    def launch(stream: str) -> Clock:
+        return _join(clocks[stream], clocks[_HOST])
+
+    for event in events:
+        if isinstance(event, Mark):
+            marks[event.number] = _snapshot(launch(event.stream), event.stream)
+        elif isinstance(event, WaitForMark):
+            _join(launch(event.stream), marks[event.number])
+        elif isinstance(event, HostWait):
+            _join(clocks[_HOST], marks[event.number])
+        elif isinstance(event, Operation):
+            name = event.communicator
+            queue = _join(clocks[name], _snapshot(launch(event.stream), event.stream))
+            queue[name] += 1
+            # Whoever waits for it is after the uses that follow, which are the operation's.
+            operations[event.number] = dict(queue) | {name: queue[name] + 1}
+        elif isinstance(event, Wait):
+            _join(launch(event.stream), operations[event.number])
+        elif isinstance(event, Use):
+            stream = event.stream
+            clock = clocks[stream] if stream in communicators else launch(stream)
+            of_block = uses[event.block]
+            for (other, start, end, writes), (at, by) in of_block.items():
+                overlap = start < event.end and event.start < end and (writes or event.writes)
+                if other != stream and overlap and at >= clock[other]:
+                    found[f"{event.by} on {stream} is not ordered after {by} on {other}"] = None
+            of_block[stream, event.start, event.end, event.writes] = clock[stream], event.by
+        elif isinstance(event, Freed):
+            clock = launch(event.stream)
+            for (other, *_), (at, by) in uses.pop(event.block, {}).items():
+                if other != event.stream and at >= clock[other]:
+                    found[f"memory of {event.stream} is freed while {by} on {other} may use it"] = None
+    return list(found)
+
+
+def _join(clock: Clock, other: Clock) -> Clock:
+    for stream, at in other.items():
+        clock[stream] = max(clock[stream], at)
+    return clock
+
+
+def _snapshot(clock: Clock, stream: str) -> Clock:
+    """The clock of a stream, which then goes on: whoever has this clock is after all uses so far."""
+    clock[stream] += 1
+    return dict(clock)

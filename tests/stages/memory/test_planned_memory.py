@@ -38,6 +38,7 @@ def cases(text: Path) -> list[RunConfig]:
 
 
 def planned(config: RunConfig) -> Estimate:
+    config.site.device = "cpu"
     return estimate(config, COSTS, limit_gb=None)
 
 
@@ -114,3 +115,16 @@ def test_memory_of_deeper_and_wider_layouts(
     memory = rows.of_kind("segment")[-1]["memory"]
     for stage, of_stage in enumerate(planned(config).memory):
         assert {kind: of_stage[kind] for kind in KINDS} == {kind: memory[kind][stage] for kind in KINDS}
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "2bw-v"])
+def test_a_gpu_has_a_second_gradient_buffer_where_backwards_overtake_the_verdict(
+    schedule: str, text: Path
+) -> None:
+    config = small_config(schedule, text=text, stages=1, microbatches=4, steps=4, eval_interval=9)
+    on_cpu = planned(config)
+    config.site.device = "cuda"
+    on_gpu = estimate(config, COSTS, limit_gb=None)
+    assert [kinds["gradients"] for kinds in on_gpu.memory] == [
+        2 * kinds["gradients"] for kinds in on_cpu.memory
+    ]

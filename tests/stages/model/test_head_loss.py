@@ -137,7 +137,7 @@ def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path,
     replay(config, recorder=rows)
     measured = rows.of_kind("segment")[-1]["memory"]
     programs = representative_programs(config)
-    buffers = gradient_buffers(programs, data_ranks=1)
+    buffers = gradient_buffers(programs, data_ranks=1, on_gpu=False)
     planned = stage_memory(config, course_of(programs), gradient_buffers=buffers)
     for kind in asdict(planned[0]):
         assert measured[kind] == [getattr(stage, kind) for stage in planned], kind

@@ -148,7 +148,7 @@ def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path)
     memory = rows.of_kind("segment")[-1]["memory"]
     programs = representative_programs(config)
     planned = stage_memory(
-        config, course_of(programs), gradient_buffers=gradient_buffers(programs, data_ranks=1)
+        config, course_of(programs), gradient_buffers=gradient_buffers(programs, data_ranks=1, on_gpu=False)
     )
     for kind in asdict(planned[0]):
         assert memory[kind] == [getattr(stage, kind) for stage in planned], kind

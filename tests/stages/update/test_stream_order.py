@@ -1,0 +1,108 @@
+"""Streams and late copies change no numbers: what one stream, communicator or rank writes, another one reads
+only after an event, a wait or the host. Checked by vector clocks of a recorded run."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.recorded_host import record, record_replay, tiny_run
+from support.recorded_process import RecordedStreams
+from support.small_runs import Rows, small_config, with_experts
+from support.stream_model import unordered
+from support.training_cases import SCHEDULES, TWO_STAGES_A_RANK
+
+import stages.pipeline.build
+from stages.config import RunConfig
+from stages.pipeline.gradient_buffers import gradient_buffers
+from stages.trainer import replay
+from stages.update.update_stream import Streams
+
+ALL: dict[str, dict[str, Any]] = SCHEDULES | TWO_STAGES_A_RANK
+LAYOUTS = [(1, 1), (1, 2), (2, 1), (2, 2)]
+LATE = 3
+"""How often a host looks at a copy before it has arrived."""
+
+
+def config_of(schedule: str, text: Path, *, stages: int = 2, data: int = 1) -> RunConfig:
+    return small_config(
+        schedule,
+        text=text,
+        stages=stages,
+        data=data,
+        microbatches=2 * max(stages, 2),
+        layers=2 * stages,
+        steps=3,
+        eval_interval=3,
+        **ALL[schedule],
+    )
+
+
+def weights_of(config: RunConfig) -> str:
+    rows = Rows()
+    replay(config, recorder=rows)
+    return str(rows.of_kind("end")[0]["weights_sha256"])
+
+
+@pytest.fixture(params=[False, True], ids=["as on a CPU", "as on a GPU"])
+def buffers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient buffers of either device."""
+    as_planned = partial(gradient_buffers, on_gpu=request.param)
+    monkeypatch.setattr(
+        stages.pipeline.build,
+        "gradient_buffers",
+        lambda programs, *, data_ranks, on_gpu: as_planned(programs, data_ranks=data_ranks),
+    )
+
+
+@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.usefixtures("buffers")
+def test_a_replay_with_late_verdicts_is_ordered_and_has_the_same_bits(
+    schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stages_, data in LAYOUTS:
+        config = tiny_run(config_of(schedule, text, stages=stages_, data=data))
+        events, digest = record_replay(config, monkeypatch, late=LATE)
+        assert unordered(events) == [], (stages_, data)
+        assert digest == weights_of(config), (stages_, data)
+
+
+@pytest.mark.parametrize("schedule", ALL)
+@pytest.mark.usefixtures("buffers")
+def test_every_rank_of_a_run_is_ordered(schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stages_, data in LAYOUTS:
+        config = tiny_run(config_of(schedule, text, stages=stages_, data=data))
+        for events in record(config, monkeypatch, uses=True).events:
+            assert unordered(events) == [], (stages_, data)
+
+
+@pytest.mark.slow
+def test_so_is_a_model_with_experts(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for schedule in ("2bw", "pipedream-unstashed"):
+        config = with_experts(config_of(schedule, text, data=2), balance_rate=0.02)
+        for events in record(config, monkeypatch, uses=True).events:
+            assert unordered(events) == []
+        events, digest = record_replay(config, monkeypatch, late=LATE)
+        assert unordered(events) == []
+        assert digest == weights_of(config)
+
+
+def test_a_stream_for_each_rank_of_a_replay_would_be_found(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_its_own() -> Streams:
+        return stages.pipeline.build.streams_of(torch.device("cuda"))
+
+    monkeypatch.setattr(stages.pipeline.build, "OneStream", of_its_own)
+    events, _ = record_replay(tiny_run(config_of("2bw", text)), monkeypatch, late=0)
+    assert unordered(events)
+
+
+@pytest.mark.parametrize("forgotten", ["fork", "join"])
+def test_a_missing_wait_would_be_found(forgotten: str, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordedStreams, forgotten, lambda streams, *given: None)
+    config = tiny_run(config_of("2bw", text, data=2))
+    assert any(unordered(events) for events in record(config, monkeypatch, uses=True).events)
