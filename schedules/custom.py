@@ -8,7 +8,9 @@ what it returns is verified each time.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +35,7 @@ def custom_function(name: str) -> Callable[..., Program]:
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ScheduleError(f"{name!r} is no function's name; accepted: package.module:function")
     try:
-        function: Callable[..., Program] = getattr(importlib.import_module(module), attribute)
+        function: Callable[..., Program] = _imported(module, attribute)
     except (Exception, SystemExit) as error:
         raise ScheduleError(
             f"{name} cannot be imported ({_described(error)}); install it, or name its folder in PYTHONPATH"
@@ -41,6 +43,30 @@ def custom_function(name: str) -> Callable[..., Program]:
     if not callable(function):
         raise ScheduleError(f"{name} is not a function")
     return function
+
+
+def _imported(module_name: str, attribute: str) -> Any:
+    """As `optimizers.named.import_named`, which this package does not import."""
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # Not for a module that the user's own one imports.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        package, _, missing = error.name.rpartition(".")
+        path = getattr(importlib.import_module(package), "__path__", ()) if package else None
+        names = [each.name for each in pkgutil.iter_modules(path)]
+        near = difflib.get_close_matches(missing, names, n=1, cutoff=0.7)
+        near = [".".join(filter(None, (package, name))) for name in near]
+        raise ModuleNotFoundError(f"no module {error.name!r}{_meant(near)}") from None
+    if not hasattr(module, attribute):
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        raise AttributeError(f"{module_name} has no {attribute!r}{_meant(near)}")
+    return getattr(module, attribute)
+
+
+def _meant(near: list[str]) -> str:
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def custom_program(name: str, segment: Segment, options: Mapping[str, Any]) -> Program:

@@ -5,12 +5,12 @@ The function is imported and called; a configuration contains no code.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from optimizers.named import import_named
 from stages.config import ModelConfig
 from stages.model.decoder import RunBlock, Stage, run_as_it_stands
 from stages.model.head_loss import next_token_loss
@@ -113,9 +113,8 @@ def make_stage(config: ModelConfig, cut: StageCut, *, context: int) -> Stage:
 
 
 def _factory(named: str) -> Factory:
-    module_name, _, function_name = named.partition(":")
     try:
-        factory: Factory = getattr(importlib.import_module(module_name), function_name)
+        factory: Factory = import_named(named)
     except (ImportError, AttributeError) as error:
         raise FactoryError(f"{named} cannot be imported ({error})") from error
     return factory

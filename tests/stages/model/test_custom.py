@@ -183,6 +183,7 @@ def test_buffers_have_the_values_that_the_function_computes(own: RunConfig) -> N
         ("bad_models:list_of", r"must return \(embedding, blocks, head\), not list"),
         ("bad_models:no_module", "head is function, must be a torch.nn.Module"),
         ("bad_models:missing", "cannot be imported"),
+        ("bad_model:wrong_count", "no module 'bad_model'; did you mean bad_models"),
     ],
 )
 def test_the_model_of_a_factory_is_checked(factory: str, says: str, own: RunConfig) -> None:

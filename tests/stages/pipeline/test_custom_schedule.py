@@ -143,6 +143,7 @@ def test_processes_compute_the_bits_of_replay_and_go_on_to_them(text: Path, tmp_
     ("name", "says"),
     [
         ("further:missing", "cannot be imported"),
+        ("furthr:gpipe", "no module 'furthr'; did you mean further"),
         ("nowhere.at_all:gpipe", "cannot be imported .* name its folder in PYTHONPATH"),
         ("my_schedules:", "accepted: package.module:function"),
         ("my schedules:gpipe", "accepted: package.module:function"),
@@ -152,7 +153,7 @@ def test_processes_compute_the_bits_of_replay_and_go_on_to_them(text: Path, tmp_
         ("further:leaving", "SystemExit: 3"),
         ("further:shorter", "the program's steps is 1, must be 3"),
         ("further:forgetful", r"ends with versions \[3\], and the next begins with \[2, 3\]"),
-        ("further:without_last_backward", "stage 0 never performs the backward of micro-batch 0"),
+        ("further:without_last_backward", "have no backward; first micro-batch 0 of stage 0; 12 in all"),
     ],
 )
 def test_untrainable_settings_are_refused_by_key(name: str, says: str, text: Path) -> None:

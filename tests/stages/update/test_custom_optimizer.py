@@ -154,6 +154,9 @@ def test_its_groups_have_roles_and_their_own_peaks(own: RunConfig) -> None:
     [
         ("no_such_package.module:make", "cannot be imported .*PYTHONPATH"),
         ("my_optimizers:Nothing", "cannot be imported"),
+        ("my_optimisers:make", "no module 'my_optimisers'; did you mean my_optimizers"),
+        ("torch.optm:SGD", "no module 'torch.optm'; did you mean torch.optim"),
+        ("torch.optim:Muonn", "torch.optim has no 'Muonn'; did you mean Muon"),
         ("bad_optimizers:number", "is int, must be a function or a class"),
         ("bad_optimizers:no_optimizer", "returns list, must return a torch.optim.Optimizer"),
         ("bad_optimizers:half", "of 1 parameters, must be of the 5 given"),
