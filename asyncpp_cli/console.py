@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.plain_text import printable, printable_lines
 from asyncpp_cli.standard_streams import steering
-from asyncpp_cli.tables import Narrow, compact, ruled_width
+from asyncpp_cli.tables import Fit, table_of, wrapped
 
 
 def say(message: str, *, one_line: bool = False) -> None:
@@ -72,49 +71,43 @@ def quoted(word: str | Path) -> str:
 
 
 def show_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str, narrow: Narrow | None = None
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str, fit: Fit | None = None
 ) -> None:
-    """Print a table: ruled on a terminal, in plain columns otherwise.
+    """Print a table: fitted to a terminal, with all columns elsewhere.
 
     Args:
         columns: headings.
         rows: one text for each column.
         title: printed above the table.
-        narrow: what to leave out on a terminal that is too narrow; None: fold cells.
+        fit: how columns give way on a narrow terminal.
     """
     output = console()
-    title = printable(title)
-    rows = [[printable(cell) for cell in row] for row in rows]
-    if not output.is_terminal:
-        widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            for row in [columns, *rows]
-        ]
-        print("\n".join([title, *(line.rstrip() for line in lines)]))
-        return
-    output.print(table_of(columns, rows, title=title, width=output.width, narrow=narrow))
+    if output.is_terminal:
+        output.print(
+            shown_table(columns, rows, title=title, width=output.width, fit=fit), no_wrap=True, crop=False
+        )
+    else:
+        print(shown_table(columns, rows, title=title, width=None, fit=fit).plain)
 
 
-def table_of(
+def show_line(text: str) -> None:
+    """Print a line of a result: broken between words on a terminal, whole elsewhere."""
+    output = console()
+    print("\n".join(wrapped(printable(text), output.width if output.is_terminal else None)))
+
+
+def shown_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
     title: str,
-    width: int,
-    narrow: Narrow | None = None,
-) -> Table | Text:
-    """The table for a terminal: ruled, or compact if that is wider than `width` characters."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    if narrow is not None and ruled_width(columns, rows) > width:
-        return Text(compact(columns, rows, width=width, title=printable(title), narrow=narrow), no_wrap=True)
-    table = Table(title=Text(printable(title)), title_justify="left")
-    for column in columns:
-        table.add_column(Text(column), overflow="fold")
-    for row in rows:
-        # As Text, so that brackets are not read as markup.
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+    width: int | None,
+    fit: Fit | None = None,
+) -> Text:
+    """The table with its title, in lines of `width` characters; None: of any length, one for each row."""
+    table = table_of(columns, [[printable(cell) for cell in row] for row in rows], fit=fit)
+    lines = [Text(line) for line in wrapped(printable(title), width)]
+    return Text("\n").join([*lines, table.fitted(width).text(width, rule=width is not None)])
 
 
 def duration(seconds: float) -> str:

@@ -30,8 +30,10 @@ class Base:
     tokens_per_step: int
     token_budget: float
     """Tokens of the whole run: the experiment template's, or 20 per parameter (arXiv 2203.15556)."""
-    note: str
+    note: str = ""
     """Note for the reader on the choice of the model; may be empty."""
+    is_model: bool = False
+    """Whether a model alone is planned, not an experiment with its own machine."""
 
 
 def base_of(what: str, changes: Sequence[str]) -> Base:
@@ -104,5 +106,5 @@ def _of_model(name: str, changes: Sequence[str]) -> Base:
         config=config,
         tokens_per_step=TOKENS_PER_STEP,
         token_budget=20.0 * describe(config.model).active_count,
-        note="",
+        is_model=True,
     )

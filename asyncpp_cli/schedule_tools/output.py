@@ -6,11 +6,9 @@ import sys
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from asyncpp_cli.console import console
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.console import console, show_table
 from schedules import Analysis, Program, analyze
 from schedules.io.text_gantt import LEGEND, Piece, gantt
 from schedules.simulate import Timeline, throughput
@@ -56,20 +54,15 @@ def activations_of_a_rank(program: Program, analysis: Analysis) -> float:
     return int(most) if most == int(most) else most
 
 
-def comparison_table(rows: list[dict[str, Any]]) -> Table:
-    """The table of `rows`, each from `comparison_row`."""
+def show_comparison(rows: list[dict[str, Any]]) -> None:
+    """Print the table of `rows`, each from `comparison_row`."""
     first = rows[0]
     chunks = max(row["chunks"] for row in rows)
-    table = _table(
-        f"{first['stages']} ranks, {first['microbatches']} micro-batches per step"
-        + (f", {chunks} chunks per rank where schedules take them" if chunks > 1 else "")
-    )
-    table.add_column("schedule", no_wrap=True)
-    for column in ("bubble", "step", "delay", "mismatch", "versions", "in flight", "drain"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            printable(row["schedule"]),
+    title = f"{first['stages']} ranks, {first['microbatches']} micro-batches per step"
+    title += f", {chunks} chunks per rank where schedules take them" if chunks > 1 else ""
+    table = [
+        [
+            row["schedule"],
             f"{100 * row['bubble']:.1f} %",
             f"{row['step_time']:.4g}",
             str(row["delay_max"]),
@@ -77,12 +70,11 @@ def comparison_table(rows: list[dict[str, Any]]) -> Table:
             str(row["versions_max"]),
             f"{row['activations_max']:g}",
             f"{row['drain_time']:.4g}",
-        )
-    return table
-
-
-def _table(title: str | None) -> Table:
-    return Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
+        ]
+        for row in rows
+    ]
+    columns = ["schedule", "bubble", "step", "delay", "mismatch", "versions", "in flight", "drain"]
+    show_table(columns, table, title=title)
 
 
 def analysis_data(analysis: Analysis) -> dict[str, list[int | None]]:
@@ -90,24 +82,25 @@ def analysis_data(analysis: Analysis) -> dict[str, list[int | None]]:
     return {key: list(values) for key, values in vars(analysis).items()}
 
 
-def analysis_table(program: Program, analysis: Analysis) -> Table:
-    """The table of every stage's properties."""
-    table = _table(None)
-    for column in ("stage", "rank", "delay", "mismatch", "versions", "in flight", "slack"):
-        table.add_column(column, justify="right")
+def show_analysis(program: Program, analysis: Analysis) -> None:
+    """Print the table of every stage's properties."""
+    rows = []
     for stage, rank in enumerate(program.rank_of_stage):
         least, most = analysis.delay_min[stage], analysis.delay_max[stage]
         slack = analysis.slack[stage]
-        table.add_row(
-            str(stage),
-            str(rank),
-            f"{least}" if least == most else f"{least} to {most}",
-            str(analysis.mismatch_max[stage]),
-            str(analysis.versions[stage]),
-            str(analysis.activations[stage]),
-            "-" if slack is None else str(slack),
+        rows.append(
+            [
+                str(stage),
+                str(rank),
+                f"{least}" if least == most else f"{least} to {most}",
+                str(analysis.mismatch_max[stage]),
+                str(analysis.versions[stage]),
+                str(analysis.activations[stage]),
+                "-" if slack is None else str(slack),
+            ]
         )
-    return table
+    columns = ["stage", "rank", "delay", "mismatch", "versions", "in flight", "slack"]
+    show_table(columns, rows, title="slack: micro-batches from an update to the first reader of its version")
 
 
 def print_chart(timeline: Timeline) -> None:

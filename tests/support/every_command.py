@@ -95,10 +95,10 @@ def in_file(number: int, file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def on_terminal(number: int, file: Path) -> Iterator[None]:
-    """Redirect a file descriptor to a terminal of 80 columns, and write its output to a file."""
+def on_terminal(number: int, file: Path, *, columns: int = 80) -> Iterator[None]:
+    """Redirect a file descriptor to a terminal of that many columns, and write its output to a file."""
     output, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     end_mark = b"\0over\0"
     text = bytearray()
 

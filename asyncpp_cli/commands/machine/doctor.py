@@ -78,10 +78,12 @@ def _checks(site: Site, folder: Path, *, job: bool) -> Iterator[Check]:
 
 def _show(checks: list[Check], *, title: str) -> None:
     from asyncpp_cli.console import show_table
+    from asyncpp_cli.tables import Fit
 
     rows = [[check.check, check.verdict, check.detail, check.advice] for check in checks]
     counts = {
         verdict: sum(check.verdict == verdict for check in checks) for verdict in ("ok", "note", "wrong")
     }
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
-    show_table(["check", "", "found", "what to change"], rows, title=f"{title}: {said}")
+    fit = Fit(fold=["found"], below=["what to change"])
+    show_table(["check", "", "found", "what to change"], rows, title=f"{title}: {said}", fit=fit)

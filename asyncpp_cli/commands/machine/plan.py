@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.numbers import finite
 
 if TYPE_CHECKING:
+    from asyncpp_cli.planner.base_config import Base
     from asyncpp_cli.planner.estimate import CostModel, Estimate
     from stages.config import ScheduleConfig
 
@@ -53,7 +55,9 @@ def plan(
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option("--device", metavar="NAME", help="GPU for the estimated times; default: h100."),
+        typer.Option(
+            "--device", metavar="NAME", help="GPU for the estimated times; a model's default: h100."
+        ),
     ] = None,
     profile: Annotated[
         Path | None,
@@ -85,6 +89,7 @@ def plan(
     import schedules
     from asyncpp_cli.console import say
     from asyncpp_cli.planner.base_config import base_of
+    from asyncpp_cli.planner.devices import DEVICES
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
 
@@ -96,7 +101,9 @@ def plan(
         raise UserError(
             f"{what}: model.factory: the costs of a user's own model are unknown; train it to measure them"
         )
-    costs, limit = _costs_and_limit(site=site, device=device, profile=profile, memory=memory)
+    costs, limit, times_known = _costs_and_limit(
+        base, site=site, device=device, profile=profile, memory=memory
+    )
     tokens = tokens_per_step if tokens_per_step is not None else base.tokens_per_step
     estimates = ranked(
         base.config,
@@ -126,20 +133,27 @@ def plan(
         print()
         return
     _show(
-        estimates[:rows],
-        total=len(estimates),
+        estimates,
+        rows=rows,
         limit_gb=limit,
         budget=base.token_budget,
         gpus=gpus,
         tokens=tokens,
-        source=costs.source,
+        source=costs.source if times_known else None,
         threads=costs.threads,
     )
+    if not times_known:
+        say(
+            f"No times are shown, since {what} names no GPU: --device {'|'.join(DEVICES)} estimates them, "
+            f"and --profile FILE takes those of this machine (asyncpp profile). The order is that of "
+            f"{costs.source}."
+        )
 
 
 def _costs_and_limit(
-    *, site: str | None, device: str | None, profile: Path | None, memory: float | None
-) -> tuple[CostModel, float]:
+    base: Base, *, site: str | None, device: str | None, profile: Path | None, memory: float | None
+) -> tuple[CostModel, float, bool]:
+    """The costs, the memory of a rank in 10^9 bytes, and whether the costs are those of the run's machine."""
     from asyncpp_cli.launch.sites import find_site
     from asyncpp_cli.planner.cells import device_of
     from asyncpp_cli.planner.devices import USABLE, find_device
@@ -147,14 +161,17 @@ def _costs_and_limit(
     from asyncpp_cli.planner.roofline import Roofline
 
     site_device = {} if site is None else device_of(find_site(site))
-    gpu = find_device(
-        device or site_device.get("gpu") or "h100", key="--device" if device else f"--site {site}: gpu"
-    )
+    named = device or site_device.get("gpu") or base.config.site.gpu
+    key = "--device" if device else f"--site {site}: gpu" if "gpu" in site_device else "site.gpu"
+    gpu = find_device(named or "h100", key=key)
     costs: CostModel = Roofline(gpu) if profile is None else read_profile(profile)
-    limit = memory if memory is not None else site_device.get("memory_gb", gpu.memory_gb * USABLE)
+    on_gpus = named is not None or base.is_model
+    limit = memory if memory is not None else site_device.get("memory_gb")
+    if limit is None:
+        limit = gpu.memory_gb * USABLE if on_gpus else math.inf
     if not limit > 0:
         raise UserError(f"--memory {limit:g}: accepted: a positive number, 10^9 bytes")
-    return costs, float(limit)
+    return costs, float(limit), on_gpus or profile is not None
 
 
 def _record(
@@ -200,66 +217,107 @@ def _named(schedule: ScheduleConfig) -> str:
 def _show(
     estimates: list[Estimate],
     *,
-    total: int,
+    rows: int,
     limit_gb: float,
     budget: float,
     gpus: int,
     tokens: int,
-    source: str,
+    source: str | None,
     threads: int | None,
 ) -> None:
-    from asyncpp_cli.console import say, show_table
+    """Print the best layouts, and the memory of the first by stage.
 
-    columns = [
-        "schedule",
-        "stages",
-        "pipelines",
-        "micro-batches",
-        "size",
-        "recompute",
-        "fits",
-        "GB",
-        "step s",
-    ]
-    columns += ["tokens/s", "bubble", "delay", "days", "GPU-hours" if threads is None else "core-hours"]
-    table = [
-        [
-            _named(estimate.config.schedule),
-            str(estimate.config.parallel.stages),
-            str(estimate.config.parallel.data),
-            str(estimate.config.schedule.microbatches),
-            str(estimate.config.train.microbatch_size),
-            estimate.config.train.recompute,
-            "yes" if estimate.memory_gb <= limit_gb else f"no ({estimate.memory_gb:.1f} > {limit_gb:.1f})",
-            f"{min(estimate.rank_gb):.1f} - {max(estimate.rank_gb):.1f}",
-            f"{estimate.step.seconds:.3g}",
-            f"{estimate.tokens_per_second:,.0f}",
-            f"{estimate.step.bubble:.1%}",
+    Args:
+        estimates: all layouts, best first.
+        rows: layouts to print.
+        limit_gb: memory of a rank, 10^9 bytes.
+        budget: tokens of the whole run.
+        gpus: number of ranks.
+        tokens: per step.
+        source: what the times are of; None: they are unknown.
+        threads: cores of a rank; None: the times are those of a GPU.
+    """
+    from asyncpp_cli.console import say, show_table
+    from asyncpp_cli.runs.attempts.cost import amount
+    from asyncpp_cli.tables import Fit
+
+    different = _different(estimates)
+    shown = different[:rows]
+    unit, size, form = ("MB", 1e-3, "{:,.0f}") if max(each.memory_gb for each in shown) < 1 else _GB
+    hours = "GPU-hours" if threads is None else "core-hours"
+    columns = ["schedule", "stages", "pipelines", "micro-batches x size", "recompute", "fits"]
+    columns += [f"{unit} per rank", "delay"]
+    columns += [] if source is None else ["tokens/s", "bubble", "training", "step s", hours]
+    table = []
+    for estimate in shown:
+        config, seconds = estimate.config, budget / estimate.tokens_per_second
+        least, most = (form.format(bound(estimate.rank_gb) / size) for bound in (min, max))
+        fits = estimate.memory_gb <= limit_gb
+        row = [
+            _named(config.schedule),
+            str(config.parallel.stages),
+            str(config.parallel.data),
+            f"{config.schedule.microbatches} x {config.train.microbatch_size}",
+            config.train.recompute,
+            "yes" if fits else f"no ({estimate.memory_gb:.1f} > {limit_gb:.1f} GB)",
+            least if least == most else f"{least} to {most}",
             str(estimate.delay),
-            f"{budget / estimate.tokens_per_second / 86400:.3g}",
-            f"{budget / estimate.tokens_per_second / 3600 * gpus * (threads or 1):,.4g}",
         ]
-        for estimate in estimates
-    ]
-    model = estimates[0].config.model.name
-    kind = "GPUs" if threads is None else "ranks"
-    title = (
-        f"{model} on {gpus} {kind}, times of {source}, {tokens:,} tokens per step: "
-        f"{len(estimates)} of {total} layouts, best first"
-    )
-    show_table(columns, table, title=title)
-    best = estimates[0]
+        if source is not None:
+            row += [f"{estimate.tokens_per_second:,.0f}", f"{estimate.step.bubble:.1%}", _span(seconds)]
+            row += [f"{estimate.step.seconds:.3g}", amount(seconds / 3600 * gpus * (threads or 1))]
+        table.append(row)
+    kind = "rank" if threads is not None or source is None else "GPU"
+    title = f"{estimates[0].config.model.name} on {gpus} {kind}{'' if gpus == 1 else 's'}, "
+    title += "" if source is None else f"times of {source}, "
+    title += f"{tokens:,} tokens per step: {len(shown)} of {len(estimates)} layouts, best first"
+    fit = Fit(share=columns[1:], hide=[hours, "step s", "bubble", "training"])
+    show_table(columns, table, title=title, fit=fit)
+    if alike := len(estimates) - len(different):
+        say(
+            f"{alike} layouts that take as long as one of these and differ from it in micro-batches and size "
+            "alone are left out (--json has them)."
+        )
+    best = shown[0]
     if not best.own_cut:
         say(f"The first needs parallel.cut: {list(best.cut)}")
-    kinds = list(best.memory[0])
-    rows = [
-        [str(stage), str(size), *(f"{stage_bytes[kind] / 1e9:.2f}" for kind in kinds), f"{total_gb:.2f}"]
-        for stage, (size, stage_bytes, total_gb) in enumerate(
-            zip(best.cut, best.memory, best.stage_gb, strict=True)
-        )
-    ]
+    print()
+    limit = f" (limit {limit_gb:.1f} GB)" if math.isfinite(limit_gb) else ""
+    kinds = [name for name in best.memory[0] if any(stage_bytes[name] for stage_bytes in best.memory)]
     show_table(
-        ["stage", "blocks", *kinds, "all"],
-        rows,
-        title=f"The first of them, GB per stage (limit {limit_gb:.1f})",
+        ["stage", "blocks", "all", *kinds],
+        [
+            [
+                str(stage),
+                str(blocks),
+                form.format(total / size),
+                *(form.format(held[name] / 1e9 / size) for name in kinds),
+            ]
+            for stage, (blocks, held, total) in enumerate(
+                zip(best.cut, best.memory, best.stage_gb, strict=True)
+            )
+        ],
+        title=f"The first of them, {unit} per stage{limit}",
     )
+
+
+_GB = ("GB", 1.0, "{:,.2f}")
+
+
+def _different(estimates: list[Estimate]) -> list[Estimate]:
+    """Of layouts that differ in micro-batches and size alone and take as long, the one with least memory."""
+    alike: dict[tuple[Any, ...], list[Estimate]] = {}
+    for estimate in estimates:
+        config = estimate.config
+        key = (_named(config.schedule), config.parallel.stages, config.parallel.data, config.train.recompute)
+        time = (f"{estimate.step.seconds:.3g}", f"{estimate.step.bubble:.1%}", estimate.delay)
+        alike.setdefault((*key, *time), []).append(estimate)
+    return [min(group, key=lambda each: each.memory_gb) for group in alike.values()]
+
+
+def _span(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72)):
+        if seconds < most * size:
+            return f"{seconds / size:.3g} {unit}" if seconds >= 0.01 else "< 0.01 s"
+    return f"{seconds / 86400:,.3g} days" if seconds < 1e3 * 86400 else f"{seconds / 86400:,.0f} days"

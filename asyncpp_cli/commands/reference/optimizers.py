@@ -22,6 +22,7 @@ def list_optimizers(
     import json
 
     from asyncpp_cli.console import say, show_table
+    from asyncpp_cli.tables import Fit
     from optimizers import CORRECTIONS, METHODS
 
     if as_json:
@@ -51,6 +52,7 @@ def list_optimizers(
             for method in METHODS.values()
         ],
         title="Optimizers (optimizer.name); bytes kept for each parameter",
+        fit=Fit(hide=["defaults", "paper"], fold=["what it is"]),
     )
     print()
     show_table(
@@ -66,6 +68,7 @@ def list_optimizers(
             for entry in CORRECTIONS.values()
         ],
         title="Corrections; bytes kept beyond the optimizer's",
+        fit=Fit(hide=["paper", "wants"], fold=["what it is"]),
     )
     say("What the settings of one of them mean: asyncpp optimizers show NAME")
 
@@ -78,25 +81,27 @@ def show(
 ) -> None:
     """Show one optimizer or correction: what it keeps, by which rules it works, and its settings with
     defaults."""
-    from asyncpp_cli.console import show_table
+    from asyncpp_cli.console import show_line, show_table
     from asyncpp_cli.errors import UserError
+    from asyncpp_cli.tables import Fit
     from optimizers import CORRECTIONS, METHODS
     from optimizers.grouping import DECAYED, Role
 
     if name in METHODS:
         method = METHODS[name]
-        print(f"{name}: {method.summary} ({method.reference})")
+        show_line(f"{name}: {method.summary} ({method.reference})")
         print(f"Keeps for a matrix: {method.matrix_state} values\n")
         show_table(
             ["parameters", "rule", "weight decay"],
             [[role.value, method.rules[role.value], "yes" if role in DECAYED else "no"] for role in Role],
             title="Rules",
+            fit=Fit(fold=["rule"]),
         )
         print()
         options = method.options
     elif name in CORRECTIONS:
         correction = CORRECTIONS[name]
-        print(f"{name}: {correction.summary} ({correction.reference})")
+        show_line(f"{name}: {correction.summary} ({correction.reference})")
         print(f"Keeps for each parameter: {correction.values_per_parameter} values\n")
         options = correction.options
     else:
@@ -105,6 +110,7 @@ def show(
         ["setting", "default", "accepted", "meaning"],
         [[key, _shown(option.default), option.accepts(), option.meaning] for key, option in options.items()],
         title="Settings",
+        fit=Fit(fold=["accepted", "meaning"]),
     )
 
 

@@ -70,12 +70,12 @@ def list_(
     if as_json:
         _print_json(rows)
         return
-    from asyncpp_cli.schedule_tools.output import comparison_table, out
+    from asyncpp_cli.console import show_line
+    from asyncpp_cli.schedule_tools.output import show_comparison
 
-    console = out()
-    console.print(comparison_table(rows))
+    show_comparison(rows)
     for row in rows:
-        console.print(f"{row['schedule']}: {row['description']}", soft_wrap=True)
+        show_line(f"{row['schedule']}: {row['description']}")
 
 
 @app.command()
@@ -124,8 +124,7 @@ def show(
     )
     schedule_output.print_chart(schedule_input.timeline(program, CostOptions()))
     console.print()
-    console.print(schedule_output.analysis_table(program, analysis))
-    console.print("slack: micro-batches from an update to the first reader of its version")
+    schedule_output.show_analysis(program, analysis)
 
 
 @app.command()
@@ -185,9 +184,9 @@ def compare(
     if as_json:
         _print_json(rows)
         return
-    from asyncpp_cli.schedule_tools.output import comparison_table, out
+    from asyncpp_cli.schedule_tools.output import show_comparison
 
-    out().print(comparison_table(rows))
+    show_comparison(rows)
 
 
 def _print_json(content: object) -> None:

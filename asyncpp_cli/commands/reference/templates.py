@@ -22,6 +22,7 @@ def list_templates() -> None:
         template_names,
     )
     from asyncpp_cli.experiment.yaml_data import read_mapping
+    from asyncpp_cli.tables import Fit
 
     rows = []
     for folder, kind in TEMPLATE_KINDS.items():
@@ -31,7 +32,8 @@ def list_templates() -> None:
                 f"{key} {value}" for key, value in content.items() if key != RECOMMENDED
             )
             rows.append([kind, name, " ".join(about.split())])
-    show_table(["kind", "name", "about"], rows, title=f"{len(rows)} templates in {TEMPLATES_FOLDER}")
+    title = f"{len(rows)} templates in {TEMPLATES_FOLDER}"
+    show_table(["kind", "name", "about"], rows, title=title, fit=Fit(fold=["about"]))
 
 
 @app.command("show")

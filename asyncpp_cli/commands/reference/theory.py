@@ -70,7 +70,7 @@ def stability(
     except ValueError as error:
         raise UserError(str(error)) from None
     show_table(
-        ["momentum", "beta", "synchronous", f"delay {delay}", f"delay {delay}, c = 1", "best c"],
+        ["momentum", "beta", "synchronous", f"delay {delay}", f"delay {delay},\nc = 1", "best c"],
         rows,
         title="Largest stable learning rate x curvature on a quadratic",
     )

@@ -89,12 +89,13 @@ def _show(compared: Difference) -> None:
 
 def _show_values(values: Mapping[str, Values], *, name: str) -> None:
     from asyncpp_cli.console import show_table
+    from asyncpp_cli.tables import Fit
 
     if not values:
         print(f"The same {name}.\n")
         return
     rows = [[key, _listed(a), _listed(b)] for key, (a, b) in values.items()]
-    show_table(["key", "A", "B"], rows, title=f"Different {name}")
+    show_table(["key", "A", "B"], rows, title=f"Different {name}", fit=Fit(fold=["A", "B"]))
     print()
 
 
@@ -121,7 +122,7 @@ def _show_cells(pairs: Sequence[CellPair]) -> None:
     axes = [axis for axis in pairs[0].axes if len({repr(pair.axes[axis]) for pair in pairs}) > 1]
     columns = [*axes, "runs A", "runs B"]
     for name in _OF_CELLS:
-        columns += [f"{name} A", f"{name} B", "B - A"]
+        columns += [f"{name} A", f"{name} B", f"{name} B - A"]
     rows = [
         [
             *(_listed([pair.axes[axis]]) for axis in axes),

@@ -16,7 +16,7 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.attempts.cost import Cost, amount, cost_of_run, cost_text, total
 from asyncpp_cli.runs.notes import notes_of, tags_of
 from asyncpp_cli.runs.status import State
-from asyncpp_cli.tables import Narrow, printed
+from asyncpp_cli.tables import Fit, printed
 
 if TYPE_CHECKING:
     from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 2.0
 _INTERRUPTED_CODE = 130
-_NARROW = Narrow(
-    optional=["cost", "tags", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
-    beneath="reason",
+_FIT = Fit(
+    hide=["cost", "tags", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
+    below=["reason"],
 )
 
 
@@ -70,7 +70,7 @@ def status(
         print(json.dumps(status_records(experiment, shown), indent=1))
         return
     title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
-    show_table(columns, rows, title=title, narrow=_NARROW)
+    show_table(columns, rows, title=title, fit=_FIT)
     for note in exclusion_notes(experiment):
         say(note)
     if queue.no_answer:
@@ -84,7 +84,7 @@ def _no_answer(queue: SlurmQueue) -> str:
 def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
     from rich.live import Live
 
-    from asyncpp_cli.console import console, show_table, table_of
+    from asyncpp_cli.console import console, show_table, shown_table
 
     if not console().is_terminal:
         try:
@@ -99,7 +99,7 @@ def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
         try:
             while True:
                 title, columns, rows = _current_table(experiment, cells=cells, failed=failed)
-                table = table_of(columns, rows, title=title, width=terminal.width, narrow=_NARROW)
+                table = shown_table(columns, rows, title=title, width=terminal.width, fit=_FIT)
                 live.update(table, refresh=True)
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:

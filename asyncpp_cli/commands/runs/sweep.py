@@ -122,7 +122,7 @@ def _hours(cells: Sequence[ResolvedCell], costs: Sequence[Expected], name: str) 
 def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) -> None:
     """Print the cells as a table with the memory and step time expected of each."""
     from asyncpp_cli.console import show_table
-    from asyncpp_cli.tables import Narrow, printed
+    from asyncpp_cli.tables import Fit, printed
 
     axes = list(cells[0].cell.axes)
     estimates = {
@@ -138,5 +138,5 @@ def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) 
         rows.append([*row, *("" if value is None else f"{value:.3g}" for value in values)])
     columns = ["run", *axes, "GB per rank", *known]
     # Axes can be left out, since the id contains them.
-    narrow = Narrow(optional=[*known, *reversed(axes), "GB per rank"], shared=columns[1:])
-    show_table(columns, rows, title=f"{title}: {len(cells)} cells", narrow=narrow)
+    fit = Fit(share=columns[1:], hide=[*known, *reversed(axes), "GB per rank"])
+    show_table(columns, rows, title=f"{title}: {len(cells)} cells", fit=fit)

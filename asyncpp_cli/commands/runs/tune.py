@@ -180,6 +180,7 @@ def _show_result(folder: Path, *, as_json: bool) -> None:
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.launch.slurm.run_status import SlurmQueue
     from asyncpp_cli.runs.experiment_folder import open_experiment
+    from asyncpp_cli.tables import Fit
     from asyncpp_cli.tune.result import records, sentences, table
     from asyncpp_cli.tune.standing import standings
 
@@ -189,6 +190,7 @@ def _show_result(folder: Path, *, as_json: bool) -> None:
         print(json.dumps(records(plan, arms), indent=1))
         return
     columns, rows = table(plan, arms)
-    show_table(columns, rows, title=f"{experiment.name}: {len(arms)} arms")
+    fit = Fit(fold=["state"], hide=["steps of the grid's"])
+    show_table(columns, rows, title=f"{experiment.name}: {len(arms)} arms", fit=fit)
     for line in sentences(plan, arms):
         say(line)

@@ -25,6 +25,7 @@ from asyncpp_cli.launch.resources import ranks_of, resources_of, this_machine
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.tables import Fit
 from stages.config import ModelConfig, RunConfig
 from stages.pipeline.segments import schedule_facts
 from stages.validation import ConfigError, check
@@ -137,7 +138,8 @@ def _show_jobs(experiment: Experiment, cells: list[_DryRunCell], *, replay: bool
         for cell in cells
     ]
     columns = ["run", "ranks", "processes", "threads each", "command of each process"]
-    show_table(columns, rows, title=f"{experiment.name}: {len(rows)} cells, all valid")
+    fit = Fit(share=columns[1:4], below=["command of each process"])
+    show_table(columns, rows, title=f"{experiment.name}: {len(rows)} cells, all valid", fit=fit)
 
 
 def _show_outcomes(experiment: Experiment, cells: list[_DryRunCell], outcomes: dict[str, str]) -> None:
@@ -145,7 +147,7 @@ def _show_outcomes(experiment: Experiment, cells: list[_DryRunCell], outcomes: d
     rows = [[twin, str(counts[twin]), reason or "ok"] for twin, reason in outcomes.items()]
     failed = sum(counts[twin] for twin, reason in outcomes.items() if reason)
     title = f"{experiment.name}: dry run, {len(cells) - failed} of {len(cells)} cells ok"
-    show_table(["twin", "cells", "outcome"], rows, title=title)
+    show_table(["twin", "cells", "outcome"], rows, title=title, fit=Fit(below=["outcome"]))
 
 
 def _checked_cell(run: Run, seen: dict[tuple[Any, ...], Any]) -> _DryRunCell:

@@ -123,9 +123,7 @@ def _optimizer_changes(cells: Sequence[CellResult]) -> str:
             continue
         share = ""
         if cell.recovered is not None:
-            share = (
-                f" ({cell.recovered:.0%} of the gap recovered)" if cell.recovered >= 0 else " (a wider gap)"
-            )
+            share = f" ({cell.recovered:.0%} of the gap closed)" if cell.recovered >= 0 else " (a wider gap)"
         parts.append(f"with {_correction(cell)} by {cell.gap:+.3f}{_updates(cell)}{share}")
     return f"of {cells[0].optimizer} {', '.join(parts)}"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.tables.column import NOTHING
 from asyncpp_cli.report.tables.document import Report
-from asyncpp_cli.report.tables.table import Heading
+from asyncpp_cli.tables import Heading
 
 PAGE_WIDTH = 84
 """Characters of a line in small type; a wider table has columns removed."""

@@ -79,7 +79,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("n", "n", text=runs_text, always=True, move_order=8),
         averaged("val_loss", "val loss\nnats/tok.", form="{:.3f}", show_std=True, always=True),
         averaged("bits_per_byte", "bits/\nbyte", form="{:.3f}", drop_order=16),
-        single("unigram_bits_per_byte", "unigram\nb./byte", form="{:.3f}", move_order=3, drop_order=11),
+        single("unigram_bits_per_byte", "unigram\nbits/byte", form="{:.3f}", move_order=3, drop_order=11),
         averaged(
             "perplexity", "perplexity", attrgetter("perplexity"), form="{:.2f}", show_std=True, drop_order=4
         ),
@@ -94,7 +94,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         ),
         _update_ratio_column(cells),
         single("baseline", value=lambda cell: cell.baseline.schedule if cell.baseline else None),
-        single("recovered", "gap\nreco-\nvered", form="{:.0%}", drop_order=17),
+        single("recovered", "gap\nclosed", form="{:.0%}", drop_order=17),
         *_target_columns(cells),
         averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", secondary=True),
         averaged(
@@ -120,7 +120,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         averaged("first_step_seconds", form="{:.3g}"),
         *_diagnostics_columns(),
         single("skipped_steps", "skipped\nsteps", move_order=1, drop_order=12),
-        single("restarts", "re-\nstarts", move_order=2, drop_order=13),
+        single("restarts", "restarts", move_order=2, drop_order=13),
         _cost_column("gpu_hours", "GPU-h", drop_order=-2),
         _cost_column("core_hours", "core-h", drop_order=-1),
         _cost_column("energy_kwh", "kWh", drop_order=0),
@@ -157,7 +157,7 @@ def _diagnostics_columns() -> list[Column]:
         return averaged(name, title, lambda cell: cell.diagnosed(name), form="{:.3g}", **options)
 
     return [
-        diagnosed("lr_sharpness", "lr ×\nsharp-\nness", show_std=True, drop_order=20),
+        diagnosed("lr_sharpness", "lr ×\nsharpness", show_std=True, drop_order=20),
         diagnosed("stability_limit", "limit", drop_order=21),
         diagnosed("lr_sharpness_along_update"),
         diagnosed("update_cosine"),

@@ -10,7 +10,8 @@ from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.tables.columns import value_columns
 from asyncpp_cli.report.tables.pivot import pivot
-from asyncpp_cli.report.tables.table import Table, table_of_cells
+from asyncpp_cli.report.tables.table import table_of_cells
+from asyncpp_cli.tables import Table
 from asyncpp_cli.tune.result import Tuning
 
 
@@ -38,12 +39,14 @@ class Report:
         """The table to show.
 
         Args:
-            width: characters of a line to fit into; None: any.
+            width: characters of a line to fit into, as far as the main columns allow; None: any.
         """
         if self.cols:
             values = value_columns(self.values, self.cells)
-            return pivot(self.cells, rows=self.rows, cols=self.cols, values=values)
-        return table_of_cells(self.cells, width=width, leading=self.rows)
+            table = pivot(self.cells, rows=self.rows, cols=self.cols, values=values)
+        else:
+            table = table_of_cells(self.cells, leading=self.rows)
+        return table.fitted(width, essential=False)
 
     @property
     def summary(self) -> list[str]:

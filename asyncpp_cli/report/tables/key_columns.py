@@ -40,9 +40,7 @@ def _axis(key: str, *, only_used: bool) -> Column:
             NOTHING if value is None or (only_used and not cell.uses(key)) else printable(value_text(value))
         )
 
-    section, _, name = printable(key).rpartition(".")
-    title = f"{section}.\n{name}" if section else name
-    return single(key, title, lambda cell: cell.axes[key], text=text, right=False)
+    return single(key, printable(key), lambda cell: cell.axes[key], text=text, right=False)
 
 
 def _on_or_off(coefficient: float) -> str:

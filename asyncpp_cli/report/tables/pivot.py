@@ -13,7 +13,7 @@ from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.tables.column import NOTHING, Column
 from asyncpp_cli.report.tables.columns import runs_text, status_text, value_columns
 from asyncpp_cli.report.tables.key_columns import key_columns
-from asyncpp_cli.report.tables.table import Heading, Table, one_line
+from asyncpp_cli.tables import Heading, Table, one_line
 
 ABSENT = ""
 """Text where the matrix has no such cell."""
@@ -130,7 +130,7 @@ def _point(cell: CellResult, columns: Sequence[Column]) -> Point:
 
 def _titles(cells: Sequence[CellResult], keys: Sequence[str], point: Point) -> list[str]:
     """The values of a point, with the key's title where the value alone does not say what it is."""
-    titles = {column.key: column.title.replace("\n", "") for column in key_columns(cells)}
+    titles = {column.key: column.title for column in key_columns(cells)}
     plain = ("schedule", "optimizer", "model")
     return [text if key in plain else f"{titles[key]} {text}" for key, text in zip(keys, point, strict=True)]
 

@@ -53,14 +53,14 @@ def test_costs_of_each_optimizer_and_what_error_feedback_recovers() -> None:
         run("2bw", "muon", loss=1.625),
         run("2bw", "muon", 0.5, loss=1.75),
     )
-    assert "of adamw by +0.500, with error feedback by +0.125 (75% of the gap recovered);" in said
+    assert "of adamw by +0.500, with error feedback by +0.125 (75% of the gap closed);" in said
     assert "of muon by +0.125, with error feedback (c = 0.5) by +0.250 (a wider gap)" in said
 
 
 def test_a_better_delayed_cell_is_not_said_to_cost() -> None:
     said = words_of(run("1f1b", loss=2.0), run("2bw", loss=1.9), run("2bw", "muon", 1.0, loss=1.95))
     assert "of muon by -0.100, with error feedback by -0.050 nats" in said
-    assert "recovered" not in said
+    assert "closed" not in said
 
 
 def test_speed_gives_the_range_over_the_pairs_and_the_waiting() -> None:

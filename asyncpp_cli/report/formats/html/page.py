@@ -124,7 +124,7 @@ def _summary(cells: Sequence[CellResult]) -> str:
 
 
 def _tables(report: Report) -> str:
-    cells = html_table(table_of_cells(report.cells, width=None, leading=report.rows))
+    cells = html_table(table_of_cells(report.cells, leading=report.rows))
     pivot = html_table(report.table(width=None)) if report.cols else ""
     problems = f'<div class="problems">{_list(report.problems)}</div>' if report.problems else ""
     conditions = "".join(f'<p class="conditions">{escaped(line)}</p>' for line in report.conditions)

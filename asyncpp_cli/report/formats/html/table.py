@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from asyncpp_cli.plain_text import printable
-from asyncpp_cli.report.tables.table import Heading, Table
+from asyncpp_cli.tables import Heading, Table
 
 
 def html_table(table: Table) -> str:
