@@ -88,7 +88,7 @@ def test_one_synchronous_cell_stands_beside_every_delay() -> None:
     [said] = [line for line in summary_lines(cells) if line.startswith("Loss")]
     assert "against 1f1b, at schedule.delay = 1, 2, 3, 4, 5, 6, 7, 8, 2bw changes" in said
     assert f"of adamw by {gaps}; of muon by" in said
-    table = table_of_cells(cells, width=None)
+    table = table_of_cells(cells)
     column = [heading.key for heading in table.headings].index("schedule.delay")
     shown = {(row[0], row[column]) for row in table.rows}
     assert shown == {("1f1b", "-"), *(("2bw", str(delay)) for delay in range(1, 9))}
@@ -101,7 +101,7 @@ def test_a_setting_without_a_use_is_shown_where_it_alone_tells_cells_apart() -> 
         for delay in (1, 2)
     ]
     cells, _ = aggregate(runs)
-    rows = table_of_cells(cells, width=None).rows
+    rows = table_of_cells(cells).rows
     assert len({tuple(row[:5]) for row in rows}) == 4
 
 
