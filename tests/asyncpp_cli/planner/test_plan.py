@@ -257,7 +257,7 @@ def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
     table = asyncpp("plan", "quickstart", "--gpus", "2", "--memory", "1", "--rows", "3")
     assert table.code == 0
     assert f"3 of {len(found)} layouts" in table.output
-    assert "GB per stage (limit 1.0)" in table.output
+    assert "MB per stage (limit 1.0 GB)" in table.output
 
 
 @pytest.mark.slow
