@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from stages.config import ModelConfig
 from stages.model.families.catalogue import describe
-from stages.model.hf_config import config_differences
+from stages.model.hf_config import config_differences, family_difference
 from stages.model.moe.hugging_face import NoClassError
 from stages.model.moe.settings import BIAS
 from stages.model.spec import Parameter
+from stages.records import DamagedError, read_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,8 +53,8 @@ def _files(path: Path) -> list[Path]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+        content = json.loads(read_bytes(file))
+    except (OSError, DamagedError, ValueError, RecursionError) as error:
         raise InitError(f"{file} cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise InitError(f"{file} holds no JSON object")
@@ -89,6 +90,17 @@ def check_init(config: ModelConfig) -> None:
         InitError: says which weight or setting does not fit.
     """
     path = Path(str(config.init))
+    description = (path if path.is_dir() else path.parent) / CONFIG_FILE
+    differences: list[str] = []
+    if description.is_file():
+        content = _json(description)
+        try:
+            # The family first: another one's weights have other names and shapes, which explain nothing.
+            if difference := family_difference(config, content):
+                raise InitError(f"{description}: {difference}")
+            differences = config_differences(config, content)
+        except NoClassError as error:
+            raise InitError(f"{description}: {error}") from error
     shapes = _shapes(path)
     names = _names_in(config, shapes)
     for parameter in _tensors(config):
@@ -108,13 +120,6 @@ def check_init(config: ModelConfig) -> None:
     )
     if unknown:
         raise InitError(f"{path} has {unknown[0]}, which the model {config.name} has no place for")
-    description = (path if path.is_dir() else path.parent) / CONFIG_FILE
-    if not description.is_file():
-        return
-    try:
-        differences = config_differences(config, _json(description))
-    except NoClassError as error:
-        raise InitError(f"{description}: {error}") from error
     if differences:
         raise InitError(f"{description}: {differences[0]}")
 

@@ -73,8 +73,34 @@ def hugging_face_of(config: ModelConfig) -> HuggingFace:
     return mixture_class(config, normalized=family.normalized)
 
 
-_DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
-"""Values that the configuration classes of transformers take where a config.json leaves them out."""
+_DEFAULTS = {
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "rope_theta": 10000.0,
+}
+"""Values that the configuration classes of transformers take where a config.json leaves them out, unless
+`HuggingFace.defaults` has another one."""
+
+
+def family_difference(config: ModelConfig, content: Mapping[str, Any]) -> str | None:
+    """What a config.json says of its class of models, in words, if it is another one than this decoder's.
+
+    Raises:
+        NoClassError: transformers has no class for this mixture of experts.
+    """
+    stated, expected = content.get("model_type"), hugging_face_of(config).model_type
+    if stated in (None, expected):
+        return None
+    experts = " with experts" if config.experts else ""
+    return f"model_type is {stated}, and model.family: {config.family}{experts} is {expected}"
+
+
+def default_settings(hugging_face: HuggingFace, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that the computation depends on, as transformers' class has them where `content` has none."""
+    heads = content.get("num_attention_heads", hugging_face.defaults.get("num_attention_heads", 32))
+    return {**_DEFAULTS, "num_key_value_heads": heads, **hugging_face.defaults}
 
 
 def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[str]:
@@ -88,7 +114,6 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
     hugging_face = hugging_face_of(config)
     rope = content.get("rope_parameters") or {}
     expected: dict[str, Any] = {
-        "model_type": hugging_face.model_type,
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads,
         "rms_norm_eps": config.norm_eps,
@@ -98,19 +123,18 @@ def config_differences(config: ModelConfig, content: Mapping[str, Any]) -> list[
     if config.tied and not content.get("tie_word_embeddings", True):
         return ["tie_word_embeddings is False, here True"]
     given = {key: value for key, value in content.items() if value is not None}
-    stated = {
-        key: value
-        for key, value in {**_DEFAULTS, **hugging_face.defaults, **given}.items()
-        if key in expected
-    }
-    expected["rope_theta"] = config.rope_base
-    stated["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", _DEFAULTS["rope_theta"]))
-    expected["partial_rotary_factor"] = 1.0
-    stated["partial_rotary_factor"] = rope.get(
-        "partial_rotary_factor", given.get("partial_rotary_factor", hugging_face.rotary_share)
-    )
+    expected |= {"rope_theta": config.rope_base, "partial_rotary_factor": 1.0}
+    given |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+    defaults = default_settings(hugging_face, given) | {"partial_rotary_factor": hugging_face.rotary_share}
+    stated = {key: value for key, value in {**defaults, **given}.items() if key in expected}
     scaling = content.get("rope_scaling") or rope
     rope_type = scaling.get("rope_type", scaling.get("type"))
     if rope_type is not None:
-        expected["rope_type"], stated["rope_type"] = "default", rope_type
-    return [f"{key} is {stated[key]}, here {expected[key]}" for key in stated if stated[key] != expected[key]]
+        expected["rope_type"], stated["rope_type"], given["rope_type"] = "default", rope_type, rope_type
+    return [
+        f"{key} is {value}, here {expected[key]}"
+        if key in given
+        else f"{key} is left out, which is {value} in {hugging_face.architecture}, here {expected[key]}"
+        for key, value in stated.items()
+        if value != expected[key]
+    ]

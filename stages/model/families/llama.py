@@ -48,6 +48,7 @@ LLAMA = Family(
         model_type="llama",
         architecture="LlamaForCausalLM",
         settings={"attention_bias": False, "mlp_bias": False},
+        defaults={"mlp_bias": False},
         metadata={"pretraining_tp": 1},
     ),
 )

@@ -43,5 +43,6 @@ QWEN3 = Family(
         model_type="qwen3",
         architecture="Qwen3ForCausalLM",
         settings={"attention_bias": False, "use_sliding_window": False},
+        defaults={"num_key_value_heads": 32, "use_sliding_window": False},
     ),
 )

@@ -55,6 +55,8 @@ def mixture_class(config: ModelConfig, *, normalized: bool) -> HuggingFace:
             "router_aux_loss_coef": 0.0,
         },
         defaults={
+            "num_key_value_heads": 4,
+            "use_sliding_window": False,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
             "num_experts_per_tok": 8,
@@ -84,6 +86,9 @@ def _glm(mixture: Mixture, *, normalized: bool) -> HuggingFace:
             "num_nextn_predict_layers": 0,
         },
         defaults={
+            "num_attention_heads": 96,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
             "use_qk_norm": False,
             "num_experts_per_tok": 8,
             "norm_topk_prob": True,

@@ -6,6 +6,7 @@ import json
 import struct
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.initial_weights import InitError, check_init, read_initial
 from stages.config import ModelConfig
 from stages.model.families.catalogue import FAMILIES
-from stages.model.hf_config import config_differences
+from stages.model.hf_config import config_differences, default_settings, hugging_face_of
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +114,20 @@ def changed(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
         (lambda folder: rewritten(folder, num_attention_heads=8), "num_attention_heads is 8, here 4"),
         (lambda folder: rewritten(folder, rms_norm_eps=1e-6), "rms_norm_eps is 1e-06, here 1e-05"),
         # What transformers takes where the file does not say.
-        (lambda folder: rewritten(folder, rms_norm_eps=None), "rms_norm_eps is 1e-06, here 1e-05"),
+        (
+            lambda folder: rewritten(folder, rms_norm_eps=None),
+            "rms_norm_eps is left out, which is 1e-06 in LlamaForCausalLM, here 1e-05",
+        ),
+        (
+            lambda folder: rewritten(folder, model_type="qwen3"),
+            "model_type is qwen3, and model.family: llama is llama",
+        ),
         (
             lambda folder: rewritten(folder, rope_scaling={"rope_type": "llama3", "factor": 8.0}),
             "rope_type is llama3, here default",
         ),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
     damage: object, message: str, run: Run, text: Path, tmp_path: Path
@@ -198,14 +206,33 @@ def test_an_untied_head_is_no_start_of_a_tied_one(run: Run, tmp_path: Path) -> N
     check_init(tied)
 
 
-def test_keys_missing_in_a_config_have_the_defaults_of_transformers() -> None:
-    from transformers import LlamaConfig
+@pytest.mark.parametrize(
+    ("family", "experts"),
+    [
+        ("llama", {}),
+        ("qwen3", {}),
+        ("llama", {"router_score": "sigmoid"}),
+        ("qwen3", {"router_score": "sigmoid"}),
+        ("qwen3", {"router_score": "softmax", "balance": "none"}),
+    ],
+)
+def test_keys_missing_in_a_config_have_the_defaults_of_transformers(
+    family: str, experts: dict[str, Any]
+) -> None:
+    from transformers import AutoConfig
 
-    taken = LlamaConfig(num_attention_heads=4, hidden_size=16)
-    given = ModelConfig(name="m", layers=2, width=16, heads=4, kv_heads=4, mlp_width=24)
-    assert config_differences(replace(given, norm_eps=taken.rms_norm_eps), {}) == []
-    base = taken.rope_parameters["rope_theta"]
-    assert config_differences(given, {"rms_norm_eps": 1e-5}) == []
-    assert config_differences(replace(given, rope_base=5e5), {"rms_norm_eps": 1e-5}) == [
-        f"rope_theta is {base:.1f}, here 500000.0"
-    ]
+    given = ModelConfig(name="m", layers=2, width=16, heads=4, kv_heads=4, mlp_width=24, family=family)
+    if experts:
+        given = replace(given, experts=4, active_experts=2, expert_width=8, **experts)
+    ours = hugging_face_of(given)
+    theirs = AutoConfig.for_model(ours.model_type)
+    defaults = default_settings(ours, {})
+    for key in ("num_attention_heads", "num_key_value_heads", "rms_norm_eps", "hidden_act", *ours.settings):
+        assert defaults[key] == getattr(theirs, key), key
+    assert defaults["rope_theta"] == theirs.rope_parameters["rope_theta"]
+    assert ours.rotary_share == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
+    differing = config_differences(given, {})
+    assert all(" is left out, which is " in difference for difference in differing)
+    assert any(difference.startswith("rms_norm_eps") for difference in differing) == (
+        theirs.rms_norm_eps != given.norm_eps
+    )
