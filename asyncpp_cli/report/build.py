@@ -46,6 +46,10 @@ class ReportOptions:
     figure_width: float
     hardware: str | None = None
     """What the runs ran on, in words, for a submission."""
+    caption: str | None = None
+    """Caption of a LaTeX table; None: one that says what is compared."""
+    label: str | None = None
+    """Label of a LaTeX table; None: made of the experiment's name."""
 
     @property
     def curves(self) -> bool:
@@ -166,7 +170,7 @@ def _write(options: ReportOptions, report: Report) -> None:
         assert options.out is not None
         _write_page_and_steps(report, options.out)
     elif options.out is None:
-        sys.stdout.write(_TEXTS[options.output_format](report))
+        sys.stdout.write(_text(options, report))
     elif options.output_format == "parquet":
         _write_file(options.out, to_parquet(report.cells))
     elif options.output_format == "steps":
@@ -174,7 +178,13 @@ def _write(options: ReportOptions, report: Report) -> None:
 
         _write_file(options.out, to_step_table(report.cells))
     else:
-        _write_file(options.out, _TEXTS[options.output_format](report).encode())
+        _write_file(options.out, _text(options, report).encode())
+
+
+def _text(options: ReportOptions, report: Report) -> str:
+    if options.output_format == "latex":
+        return to_latex(report, caption=options.caption, label=options.label)
+    return _TEXTS[options.output_format](report)
 
 
 def _csv(report: Report) -> str:
@@ -187,7 +197,6 @@ def _csv(report: Report) -> str:
 _TEXTS: dict[str, Callable[[Report], str]] = {
     "table": to_text,
     "markdown": to_markdown,
-    "latex": to_latex,
     "csv": _csv,
     "json": lambda report: to_json(report.cells, report.tunings),
 }

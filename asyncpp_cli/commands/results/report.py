@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -95,6 +96,14 @@ def report(
         str | None,
         typer.Option("--hardware", metavar="TEXT", help="What the runs ran on, for --format submission."),
     ] = None,
+    caption: Annotated[
+        str | None,
+        typer.Option("--caption", metavar="TEXT", help="Caption of --format latex, in LaTeX."),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", metavar="NAME", help="Label of --format latex; default: tab:EXPERIMENT."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh while runs go on, until Ctrl-C.")] = False,
 ) -> None:
     """Show loss, gap to synchronous training, and throughput.
@@ -115,6 +124,13 @@ def report(
         raise UserError(f"--format {output_format} needs a file: --out FILE")
     if not _NARROWEST <= figure_width <= _WIDEST:
         raise UserError(f"--figure-width {figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)")
+    for option, text in (("--caption", caption), ("--label", label)):
+        if text is not None and output_format != ReportFormat.LATEX:
+            raise UserError(f"{option} is for --format latex")
+    if label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", label):
+        raise UserError(f"--label {label}: accepted: letters, digits and : . _ -")
+    if caption is not None and caption.count("{") != caption.count("}"):
+        raise UserError("--caption: its braces do not match")
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target}: must be a finite number, nats per token")
     options = ReportOptions(
@@ -129,6 +145,8 @@ def report(
         figures=figures,
         figure_width=figure_width,
         hardware=hardware,
+        caption=caption,
+        label=label,
     )
     if output_format == ReportFormat.SUBMISSION and watch:
         raise UserError("--watch cannot be combined with --format submission, which has completed runs only")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from asyncpp_cli.plain_text import printable
+from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.tables.column import NOTHING
 from asyncpp_cli.report.tables.document import Report
-from asyncpp_cli.tables import Heading
+from asyncpp_cli.tables import Heading, Table
 
 PAGE_WIDTH = 84
 """Characters of a line in small type; a wider table has columns removed."""
@@ -36,19 +38,25 @@ _SPECIAL = {
 }
 
 
-def to_latex(report: Report) -> str:
-    """A `table` environment with caption and label. Summary, problems and conditions follow as comments."""
+def to_latex(report: Report, *, caption: str | None = None, label: str | None = None) -> str:
+    """A `table` environment; the table's remarks, summary, problems and conditions follow as comments.
+
+    Args:
+        report: its content.
+        caption: LaTeX; None: what is compared, and how to read the numbers.
+        label: of the table; None: made of the report's name.
+    """
     table = report.table(width=PAGE_WIDTH)
     depth = max((len(heading.title.split("\n")) for heading in table.headings), default=1)
-    caption = " ".join(f"{escaped(line).rstrip('.')}." for line in [report.name, *table.remarks])
-    below = [*report.summary, *report.problems, *report.conditions]
+    remarks = replace(table, legend="").remarks
+    below = [report.name, *remarks, *report.summary, *report.problems, *report.conditions]
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
         r"  \footnotesize\setlength{\tabcolsep}{3pt}",
-        rf"  \caption{{{caption}}}",
-        rf"  \label{{tab:{_label(report.name)}}}",
+        rf"  \caption{{{_caption(report, table) if caption is None else caption}}}",
+        rf"  \label{{{label or f'tab:{_label(report.name)}'}}}",
         rf"  \begin{{tabular}}{{{''.join('r' if heading.right else 'l' for heading in table.headings)}}}",
         r"    \toprule",
         *(f"    {_row(line)}" for line in _title_lines(table.headings, depth)),
@@ -60,6 +68,50 @@ def to_latex(report: Report) -> str:
         *(f"% {escaped(line)}" for line in below),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _caption(report: Report, table: Table) -> str:
+    """What is compared, on how many seeds, and what the numbers after ± and the gap are."""
+    cells = report.cells
+    schedules, optimizers, models = (
+        _listed([getattr(cell, name) for cell in cells], name) for name in ("schedule", "optimizer", "model")
+    )
+    keys = {heading.key for heading in table.headings}
+    measured = [name for key, name in _QUANTITIES.items() if key in keys]
+    sentences = [
+        f"{' and '.join(measured) or 'Runs'} of {schedules} with {optimizers}, {models}".capitalize()
+    ]
+    known = conditions(run for cell in cells for run in cell.runs)
+    steps, tokens = known["steps"], known["tokens_per_step"]
+    if len(steps) == len(tokens) == 1:
+        sentences[0] += f", {steps[0]:,} steps of {tokens[0]:,} tokens"
+    text = " ".join(cell for row in table.rows for cell in row)
+    seeds = sorted({cell.n for cell in cells if cell.n})
+    if seeds and seeds[-1] > 1:
+        over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        spread = " ± standard deviation" if "±" in text else ""
+        sentences.append(f"Mean{spread} over {over} seeds")
+    if "gap" in keys:
+        interval = "; ± is half of its 95% interval" if any(cell.gap_interval for cell in cells) else ""
+        sentences.append(f"Gap: loss minus that of the synchronous counterpart, nats per token{interval}")
+    if table.legend:
+        sentences.append(table.legend.rstrip("."))
+    return " ".join(f"{escaped(sentence)}." for sentence in sentences)
+
+
+_QUANTITIES = {"val_loss": "validation loss", "tokens_per_second": "throughput"}
+"""Names of columns that open a caption."""
+
+_MOST_NAMES = 5
+
+
+def _listed(names: Sequence[str], noun: str) -> str:
+    """The different names, or their number if they are many."""
+    different = list(dict.fromkeys(names))
+    if len(different) > _MOST_NAMES:
+        return f"{len(different)} {noun}s"
+    *first, last = different or ["?"]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _label(name: str) -> str:

@@ -205,8 +205,29 @@ def test_the_latex_float_holds_the_table_alone_and_has_a_label(tmp_path: Path) -
     assert end
     assert re.search(r"\\caption\{.*\}\n  \\label\{tab:[a-z0-9-]+\}\n", inside)
     assert "\\par" not in inside
-    assert len(after.splitlines()) == len([*report.summary, *report.problems, *report.conditions]) > 0
+    assert len(after.splitlines()) > len([*report.summary, *report.problems, *report.conditions]) > 0
     assert all(line.startswith("% ") for line in after.splitlines())
+
+
+def test_the_latex_caption_is_that_of_a_paper_and_details_are_comments(tmp_path: Path) -> None:
+    experiment = quickstart_folder(tmp_path / "experiment", seeds=3)
+    rate = {"optimizer.lr": 0.002}
+    experiment.add(settings("2bw", "soap", **rate), rows=metrics(), axes=rate)
+    inside, _, after = to_latex(report_of(experiment.folder)).partition("\\end{table}\n")
+    [caption] = re.findall(r"\\caption\{(.*)\}", inside)
+    assert caption == (
+        "Validation loss and throughput of 1f1b and 2bw with adamw, muon and soap, nano, 4 steps of 2,048 tokens. "
+        r"Mean $\pm$ standard deviation over 1 to 3 seeds. "
+        r"Gap: loss minus that of the synchronous counterpart, nats per token; $\pm$ is half of its 95\% interval."
+    )
+    assert " & optimizer.lr & " in inside
+    assert "% Same in all rows: " in after
+    assert "% Columns hidden at this width: " in after
+    own = ["--caption", r"Delays \emph{cost}.", "--label", "tab:own"]
+    printed = asyncpp("report", experiment.folder, "--format", "latex", *own)
+    assert "  \\caption{Delays \\emph{cost}.}\n  \\label{tab:own}\n" in printed.output
+    assert asyncpp("report", experiment.folder, "--caption", "x").code == 2
+    assert asyncpp("report", experiment.folder, "--format", "latex", "--label", "}").code == 2
 
 
 def test_the_curves_of_many_runs_fit_into_what_they_may_take(tmp_path: Path) -> None:
