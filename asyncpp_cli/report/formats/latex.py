@@ -78,9 +78,8 @@ def _caption(report: Report, table: Table) -> str:
     )
     keys = {heading.key for heading in table.headings}
     measured = [name for key, name in _QUANTITIES.items() if key in keys]
-    sentences = [
-        f"{' and '.join(measured) or 'Runs'} of {schedules} with {optimizers}, {models}".capitalize()
-    ]
+    subject = " and ".join(measured) or "runs"
+    sentences = [f"{subject[0].upper()}{subject[1:]} of {schedules} with {optimizers}, {models}"]
     known = conditions(run for cell in cells for run in cell.runs)
     steps, tokens = known["steps"], known["tokens_per_step"]
     if len(steps) == len(tokens) == 1:

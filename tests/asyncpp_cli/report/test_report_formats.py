@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
+from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
 from asyncpp_cli.report.formats.html.page import to_page
@@ -216,9 +217,11 @@ def test_the_latex_caption_is_that_of_a_paper_and_details_are_comments(tmp_path:
     inside, _, after = to_latex(report_of(experiment.folder)).partition("\\end{table}\n")
     [caption] = re.findall(r"\\caption\{(.*)\}", inside)
     assert caption == (
-        "Validation loss and throughput of 1f1b and 2bw with adamw, muon and soap, nano, 4 steps of 2,048 tokens. "
+        "Validation loss and throughput of 1f1b and 2bw with adamw, muon and soap, nano, "
+        "4 steps of 2,048 tokens. "
         r"Mean $\pm$ standard deviation over 1 to 3 seeds. "
-        r"Gap: loss minus that of the synchronous counterpart, nats per token; $\pm$ is half of its 95\% interval."
+        r"Gap: loss minus that of the synchronous counterpart, nats per token; "
+        r"$\pm$ is half of its 95\% interval."
     )
     assert " & optimizer.lr & " in inside
     assert "% Same in all rows: " in after
