@@ -53,7 +53,7 @@ def _notes(run_status: RunStatus) -> dict[str, list[str]]:
 
 def _continues(run_status: RunStatus) -> dict[str, Any] | None:
     """The run that it continues (`asyncpp extend`); None for a run from the beginning."""
-    from msgspec import structs
+    from msgspec import to_builtins
 
     from asyncpp_cli.errors import DamagedError
 
@@ -63,4 +63,4 @@ def _continues(run_status: RunStatus) -> dict[str, Any] | None:
         return None
     if lineage is None:
         return None
-    return {key: value for key, value in structs.asdict(lineage).items() if key != "format"}
+    return {key: value for key, value in to_builtins(lineage).items() if key != "format"}

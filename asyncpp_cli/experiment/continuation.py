@@ -15,7 +15,7 @@ from asyncpp_cli.atomic_files import new_folder, write_record, write_text
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.matrix import run_id
-from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.experiment.run_data import config_to_train, owners_of
 from asyncpp_cli.experiment.settings import SettingError, assign, config_hash, copy_of, get
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, write_experiment
@@ -23,7 +23,15 @@ from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
 from asyncpp_cli.runs.lineage import Lineage
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
-from stages.checkpoint.files import CheckpointError, damage, folder_of, read_manifest
+from stages.checkpoint.files import (
+    CheckpointError,
+    Owner,
+    check_owner,
+    damage,
+    folder_of,
+    read_index,
+    read_manifest,
+)
 from stages.config import RunConfig
 from stages.update.lr_schedule import learning_rate_factor
 from stages.validation import ConfigError, check
@@ -133,6 +141,7 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
         raise UserError(f"{run.id} has no checkpoint to continue from: {run.checkpoints}")
     if (problem := _damage(run, step)) is not None:
         raise UserError(f"{run.id}: {problem}")
+    saved_by = _saved_by(run, step)
     config = _changed(run, old, changes)
     if config.train.steps <= step:
         raise UserError(
@@ -150,6 +159,7 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
         step=step,
         steps=old.train.steps,
         changed=changed,
+        saved_by=saved_by,
     )
     axes = {key: changed[key][1] if key in changed else value for key, value in cell.axes.items()}
     axes |= {key: new for key, (_, new) in changed.items() if key.startswith("parallel.")}
@@ -214,6 +224,21 @@ def _damage(run: Run, step: int) -> str | None:
     except (CheckpointError, OSError, ValueError) as error:
         found = str(error)
     return None if found is None else f"{folder} is damaged: {found}"
+
+
+def _saved_by(run: Run, step: int) -> Owner:
+    """The run that a checkpoint names: this one, or the one whose checkpoint this one continues.
+
+    Raises:
+        UserError: it is another run's.
+    """
+    folder, owners = folder_of(run.checkpoints, step), owners_of(run)
+    try:
+        owner = check_owner(read_index(folder), owners)
+    except CheckpointError as error:
+        raise UserError(f"{run.id}: {folder}: {error}") from error
+    assert owner is not None
+    return owner
 
 
 def _link(source: Path, target: Path) -> None:

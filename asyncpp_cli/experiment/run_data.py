@@ -1,4 +1,5 @@
-"""Where a run's data is now, and its checksum, which is the same for all attempts and seeds of a cell.
+"""Where a run's data is now, its checksum, which is the same for all attempts and seeds of a cell, and whose
+checkpoints a run takes.
 
 EXPERIMENT/data.json   new paths of data that has moved since config.yaml was written
 """
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import read_json, write_json
 from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.experiment.settings import config_hash
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
+from stages.checkpoint.files import Owner
 from stages.config import DataConfig, RunConfig
 
 FORMAT = 1
@@ -36,6 +39,17 @@ def config_to_train(run: Run) -> RunConfig:
     if config.data.path is not None and experiment is not None:
         config.data.path = locations(experiment).get(config.data.path, config.data.path)
     return config
+
+
+def owners_of(run: Run) -> list[Owner]:
+    """The run as its checkpoints name it; then the one that saved the checkpoint it continues, if any.
+
+    Raises:
+        DamagedError: a file of the run cannot be read.
+    """
+    lineage = run.lineage()
+    own = Owner(run=run.id, config_sha256=config_hash(run.config()))
+    return [own] if lineage is None else [own, lineage.saved_by]
 
 
 def locations(experiment: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from stages.checkpoint.files import Owner
 from stages.records import Count, FileRecord, Meta
 
 FILE = "parent.json"
@@ -30,6 +31,8 @@ class Lineage(FileRecord, frozen=True, kw_only=True):
     """Step of the checkpoint that is continued."""
     steps: Count
     """Its number of steps in all."""
+    saved_by: Owner
+    """The run that the checkpoint names: this one, or one that this one continues itself."""
     changed: dict[str, tuple[Any, Any]]
     """Old and new value of each configuration key that was changed, as a list of two."""
 

@@ -224,8 +224,8 @@ def _is_started(state: CorrectionState) -> bool:
     return True
 
 
-def check_owner(index: Index, owners: Sequence[Owner]) -> None:
-    """Check that a checkpoint belongs to one of these runs.
+def check_owner(index: Index, owners: Sequence[Owner]) -> Owner | None:
+    """The run that a checkpoint belongs to, one of these.
 
     Raises:
         CheckpointError: it is another's.
@@ -233,6 +233,7 @@ def check_owner(index: Index, owners: Sequence[Owner]) -> None:
     if owners and index.owner not in owners:
         actual = "no known run" if index.owner is None else str(index.owner)
         raise CheckpointError(f"it belongs to {actual}, this is {owners[0]}")
+    return index.owner
 
 
 def _is_plain_name(name: str) -> bool:

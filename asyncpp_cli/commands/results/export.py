@@ -51,7 +51,7 @@ def export(
     from asyncpp_cli.atomic_files import new_folder
     from asyncpp_cli.console import tell
     from asyncpp_cli.errors import DamagedError
-    from asyncpp_cli.experiment.run_data import config_to_train
+    from asyncpp_cli.experiment.run_data import config_to_train, owners_of
     from asyncpp_cli.runs.run_folder import open_run
     from stages.checkpoint.files import CheckpointError
 
@@ -65,7 +65,7 @@ def export(
                 from stages.checkpoint.export import write_weights
                 from stages.checkpoint.saved_weights import newest_weights
 
-            saved = newest_weights(run.checkpoints, config, step=step)
+            saved = newest_weights(run.checkpoints, config, step=step, owners=owners_of(run))
             end = _write_tokenizer(config, folder) if format is ExportFormat.HF else None
             count = write_weights(saved, config, folder, format=format, weights=which, end_of_document=end)
             # safetensors makes files that only their owner can read.

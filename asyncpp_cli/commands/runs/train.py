@@ -39,7 +39,7 @@ def train(
     With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train RUN_DIR.
     """
     from asyncpp_cli.errors import DamagedError
-    from asyncpp_cli.experiment.run_data import config_to_train
+    from asyncpp_cli.experiment.run_data import config_to_train, owners_of
     from asyncpp_cli.launch.rank_env import attempt_of_rank, read_rank_env
     from asyncpp_cli.launch.resources import ranks_of
     from asyncpp_cli.runs.run_folder import open_run
@@ -50,7 +50,7 @@ def train(
     try:
         config = config_to_train(run)
         check(config)
-        lineage = run.lineage()
+        lineage, owners = run.lineage(), owners_of(run)
     except DamagedError as error:
         raise UserError(str(error)) from error
     except ConfigError as error:
@@ -64,8 +64,12 @@ def train(
     code = 0
     try:
         with attempt_of_rank(run, rank_env, replay=replay, config=config) as attempt:
-            first = 0 if lineage is None else lineage.step
-            _train(run, config, attempt, rank_env, replay=replay, continues_from=first)
+            checkpoints = {
+                "checkpoints": run.checkpoints,
+                "continues_from": 0 if lineage is None else lineage.step,
+                "owners": owners,
+            }
+            _train(run, config, attempt, rank_env, replay=replay, checkpoints=checkpoints)
     except SystemExit as leaving:
         if leaving.code != RESUMABLE:
             raise
@@ -76,7 +80,13 @@ def train(
 
 
 def _train(
-    run: Run, config: RunConfig, attempt: Attempt, rank_env: RankEnv, *, replay: bool, continues_from: int
+    run: Run,
+    config: RunConfig,
+    attempt: Attempt,
+    rank_env: RankEnv,
+    *,
+    replay: bool,
+    checkpoints: dict[str, Any],
 ) -> None:
     """Train as one process of an attempt.
 
@@ -108,8 +118,7 @@ def _train(
         recorder = RunRecorder(run, attempt=attempt.number, lines=StepLines(steps=config.train.steps))
         settings: dict[str, Any] = {
             "recorder": recorder,
-            "checkpoints": run.checkpoints,
-            "continues_from": continues_from,
+            **checkpoints,
             "until": attempt.until,
             "text_folder": run.folder / "text",
             "stop": stop,

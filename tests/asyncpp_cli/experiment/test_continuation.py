@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,60 @@ def test_a_damaged_checkpoint_a_running_run_and_a_used_folder_are_refused(
     refused = asyncpp("train", run.folder, "--replay")
     assert (refused.code, lineage.text in refused.errors) == (2, True)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_of_another_run_is_passed_over_or_refused(trained: Path, tmp_path: Path) -> None:
+    """Two runs that differ in their seed: nothing but the name tells their checkpoints apart."""
+    settings = ["matrix.schedule=[2bw]", "train.steps=6", "train.checkpoint_interval=2"]
+    own, other = (train(trained, f"seed-{seed}", f"seed={seed}", *settings)[0] for seed in (5, 6))
+    weights = exported(own, tmp_path / "own")
+    assert weights != exported(other, tmp_path / "other")
+    experiment = tmp_path / "paused"
+    swept = asyncpp("sweep", trained / "tiny.yaml", "seed=5", *settings, "--out", experiment)
+    assert swept.code == 0, swept.errors
+    assert asyncpp("launch", experiment, "--replay", "--until", "4").code == 0
+    [run] = open_experiment(experiment).runs
+    shutil.rmtree(run.checkpoints / "step-4")
+    shutil.copytree(other.checkpoints / "step-4", run.checkpoints / "step-4")
+    belongs = f"belongs to run {other.id} (configuration "
+    # Export takes the one before; extend, and a step that is asked for, are refused.
+    ended = asyncpp("export", run.folder, "--format", "safetensors", "--out", tmp_path / "x")
+    assert (ended.code, belongs in ended.errors, "after step 2" in ended.output) == (0, True, True)
+    refused = asyncpp("export", run.folder, "--step", "4", "--out", tmp_path / "y")
+    assert (refused.code, belongs in refused.errors) == (2, True)
+    refused = asyncpp("extend", experiment, "--steps", "8", "--out", tmp_path / "z")
+    assert (refused.code, belongs in refused.errors) == (2, True)
+    # Where there is no other, training is refused in one line.
+    shutil.move(run.checkpoints / "step-2", tmp_path / "step-2")
+    refused = asyncpp("train", run.folder, "--replay")
+    assert refused.code == 2
+    assert "no checkpoint fits this run" in refused.errors.splitlines()[-1]
+    assert "Traceback" not in refused.errors
+    # With the one before it ends with the same weights.
+    shutil.move(tmp_path / "step-2", run.checkpoints / "step-2")
+    ended = asyncpp("train", run.folder, "--replay")
+    assert (ended.code, belongs in ended.errors) == (0, True), ended.errors
+    assert [row["step"] for row in run.metrics() if row["kind"] == "start"] == [0, 2]
+    assert exported(run, tmp_path / "again") == weights
+
+
+def exported(run: Run, folder: Path) -> bytes:
+    ended = asyncpp("export", run.folder, "--format", "safetensors", "--out", folder)
+    assert ended.code == 0, ended.errors
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_a_checkpoint_names_its_run_through_two_continuations(trained: Path, tmp_path: Path) -> None:
+    """A run that has not trained yet has its parent's checkpoint, and hands it on."""
+    first = api.open(trained / "short").extend("2bw", out=tmp_path / "first", steps=6)
+    second = asyncpp("extend", first.folder, "--steps", "7", "--out", tmp_path / "second")
+    assert second.code == 0, second.errors
+    [run] = open_experiment(tmp_path / "second").runs
+    lineage = run.lineage()
+    assert lineage is not None
+    assert lineage.run == open_experiment(first.folder).runs[0].id
+    assert lineage.saved_by.run == open_experiment(trained / "short").runs[1].id
+    ended = asyncpp("train", run.folder, "--replay")
+    assert ended.code == 0, ended.errors
+    assert "is not used" not in ended.errors
+    assert [row["step"] for row in run.metrics() if row["kind"] == "start"] == [4]
