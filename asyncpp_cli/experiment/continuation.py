@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from asyncpp_cli.experiment.settings import SettingError, assign, config_hash, c
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, write_experiment
 from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
-from asyncpp_cli.runs.lineage import Lineage
+from asyncpp_cli.runs.lineage import Lineage, run_hash
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.checkpoint.files import (
@@ -164,7 +163,7 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
     axes = {key: changed[key][1] if key in changed else value for key, value in cell.axes.items()}
     axes |= {key: new for key, (_, new) in changed.items() if key.startswith("parallel.")}
     axes["continues"] = lineage.label
-    digest = hashlib.sha256(f"{config_hash(config)} {run.id} {step}".encode()).hexdigest()
+    digest = run_hash(config_hash(config), continues=(run.id, step))
     new_cell = Cell(id=run_id(axes, digest), axes=axes)
     return Continuation(parent=run, cell=new_cell, config=config, old=old, lineage=lineage)
 

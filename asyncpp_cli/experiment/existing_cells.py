@@ -10,9 +10,7 @@ from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import locations, recorded_sha256, set_locations
 from asyncpp_cli.experiment.settings import config_hash, copy_of
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
-
-_DIGITS = 8
-"""Digits of the hash at the end of an id."""
+from asyncpp_cli.runs.lineage import DIGITS
 
 
 def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> list[ResolvedCell]:
@@ -24,7 +22,7 @@ def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> li
         UserError: the folder has the same runs with other data.
     """
     by_id = {cell.id: cell for cell in existing.cells}
-    by_digest = {cell.id[-_DIGITS:]: cell for cell in existing.cells}
+    by_digest = {cell.id[-DIGITS:]: cell for cell in existing.cells}
     moved = locations(existing.folder)
     matched: list[ResolvedCell] = []
     for resolved in cells:
@@ -105,7 +103,7 @@ def _digests(resolved: ResolvedCell, moved: dict[str, str]) -> list[str]:
         config = copy_of(resolved.config)
         config.data.path, config.data.sha256 = earlier, None
         digests.append(config_hash(config))
-    return [digest[:_DIGITS] for digest in digests]
+    return [digest[:DIGITS] for digest in digests]
 
 
 def _axes_without_path(cell: Cell) -> dict[str, object]:

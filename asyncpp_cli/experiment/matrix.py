@@ -27,6 +27,7 @@ from asyncpp_cli.experiment.settings import (
 from asyncpp_cli.experiment.shipped import recommended_settings, template_names
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
+from asyncpp_cli.runs.lineage import DIGITS
 from stages.config import RunConfig
 
 MOST_CELLS = 100_000
@@ -265,7 +266,7 @@ def _matches_key(config: RunConfig, key: str, accepted: Any, template: Template)
 
 
 def run_id(axes: Mapping[str, Any], digest: str) -> str:
-    """A run's id: its axes in readable form and the first 8 digits of its hash."""
+    """A run's id: its axes in readable form and the first digits of its hash (`runs.lineage.run_hash`)."""
     parts = [
         axes["schedule"],
         axes["optimizer"],
@@ -279,7 +280,7 @@ def run_id(axes: Mapping[str, Any], digest: str) -> str:
         ),
     ]
     readable = re.sub(r"[^A-Za-z0-9._=-]+", "_", "-".join(str(part) for part in parts)).lstrip(".-")
-    return f"{readable[:120]}-{digest[:8]}"
+    return f"{readable[:120]}-{digest[:DIGITS]}"
 
 
 def _short(value: Any) -> str:

@@ -13,15 +13,19 @@ EXPERIMENT/runs/ID/                one folder per run (`runs.run_folder`)
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.lineage import RunId
 from asyncpp_cli.runs.run_folder import Run
-from stages.records import FileRecord, Record, read_record
+from stages.records import FileRecord, Record, read_bytes, read_record
 
 EXPERIMENT_FILE = "experiment.json"
 
@@ -35,6 +39,8 @@ class Cell(Record, frozen=True, kw_only=True):
 
     id: RunId
     axes: dict[str, str | int | float | bool | None]
+    config_sha256: str = ""
+    """SHA-256 of config.yaml's bytes as it was written; empty if unknown."""
 
 
 class _Description(FileRecord, frozen=True, kw_only=True):
@@ -100,9 +106,33 @@ def open_experiment(folder: Path) -> Experiment:
 
 
 def write_experiment(experiment: Experiment) -> None:
-    """Write experiment.json."""
-    description = _Description(name=experiment.name, template=experiment.template, cells=experiment.cells)
+    """Write experiment.json, with the hashes of the configurations as they are."""
+    cells = tuple(_with_hash(cell, experiment.run(cell.id)) for cell in experiment.cells)
+    description = _Description(name=experiment.name, template=experiment.template, cells=cells)
     write_record(experiment.folder / EXPERIMENT_FILE, description)
+
+
+def _with_hash(cell: Cell, run: Run) -> Cell:
+    if cell.config_sha256 or not run.config_file.is_file():
+        return cell
+    return structs.replace(cell, config_sha256=hashlib.sha256(read_bytes(run.config_file)).hexdigest())
+
+
+def config_problem(experiment: Experiment, cell: Cell) -> str | None:
+    """What is wrong with the configuration of a cell's run; None if it is the run's, or is missing.
+
+    Quick: it is parsed only where it is not as it was written.
+    """
+    run = experiment.run(cell.id)
+    try:
+        content = read_bytes(run.config_file)
+        if hashlib.sha256(content).hexdigest() != cell.config_sha256:
+            run.config()
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        return printable(error)
+    return None
 
 
 def runs_at(path: Path) -> tuple[Experiment, tuple[Cell, ...]]:

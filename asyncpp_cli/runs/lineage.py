@@ -5,6 +5,7 @@ EXPERIMENT/runs/ID/parent.json   the run and step whose checkpoint a run starts 
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Any
 
 from stages.checkpoint.files import Owner
@@ -46,3 +47,20 @@ class Lineage(FileRecord, frozen=True, kw_only=True):
     def label(self) -> str:
         """The part that all seeds of a cell have in common: a value of the axis `continues`."""
         return f"step {self.step} of {self.steps}"
+
+
+DIGITS = 8
+"""Digits of its hash at the end of a run's id."""
+
+
+def run_hash(config_sha256: str, *, continues: tuple[str, int] | None = None) -> str:
+    """The hash whose first digits end a run's id.
+
+    Args:
+        config_sha256: of its configuration (`config_hash`).
+        continues: id and step of the run that it continues; None: it starts from the beginning.
+    """
+    if continues is None:
+        return config_sha256
+    parent, step = continues
+    return hashlib.sha256(f"{config_sha256} {parent} {step}".encode()).hexdigest()

@@ -14,6 +14,7 @@ EXPERIMENT/runs/ID/attempts/N/     see `runs.attempts.attempt`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -22,8 +23,8 @@ from typing import Any
 
 from asyncpp_cli.atomic_files import locked, read_json, write_json
 from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.runs.lineage import DIGITS, Lineage, run_hash
 from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
-from asyncpp_cli.runs.lineage import Lineage
 from asyncpp_cli.runs.status import State, Status
 from stages.checkpoint.files import saved_steps
 from stages.config import RunConfig
@@ -31,6 +32,9 @@ from stages.records import read_record
 
 FORMAT = 1
 """Format number of the JSON files of an experiment; readers refuse a later one."""
+
+
+_HASH_IN_ID = re.compile(rf"-([0-9a-f]{{{DIGITS}}})$")
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,22 @@ class Run:
         """The run's resolved configuration.
 
         Raises:
-            DamagedError: the file is missing or is not a run configuration.
+            DamagedError: the file is missing, is not a run configuration, or is another run's.
         """
         from asyncpp_cli.experiment.config_file import read_config
+        from asyncpp_cli.experiment.settings import config_hash
 
-        return read_config(self.config_file)
+        config = read_config(self.config_file)
+        if (named := _HASH_IN_ID.search(self.id)) is not None:
+            lineage = self.lineage()
+            continues = None if lineage is None else (lineage.run, lineage.step)
+            found = run_hash(config_hash(config), continues=continues)[:DIGITS]
+            if found != named[1]:
+                raise DamagedError(
+                    f"{self.config_file} is another run's: its settings make the hash {found}, and the id "
+                    f"ends in {named[1]}"
+                )
+        return config
 
     def status(self) -> Status:
         """Content of status.json; `pending` if there is none yet.

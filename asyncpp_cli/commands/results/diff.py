@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpp_cli.completion import run_folders
-from asyncpp_cli.console import tell
+from asyncpp_cli.console import say, tell
 
 if TYPE_CHECKING:
     from asyncpp_cli.report.analysis.difference import CellPair, Difference, NumberPair, Values
@@ -59,6 +59,9 @@ def diff(
 
     a, b = load_selection(first), load_selection(second)
     compared = difference(a.runs, b.runs)
+    for run in (*a.runs, *b.runs):
+        if run.state == "damaged":
+            say(f"{run.id} is damaged and left out of the means: {run.reason}", one_line=True)
     if as_json:
         sides = {
             side: {"name": selection.name, "runs": [run.id for run in selection.runs]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm.client import AccountedJob, NoSlurmError, QueuedJob, SlurmError
@@ -16,7 +16,7 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.job_record import Job
 from asyncpp_cli.runs.attempts.outcome import last_lines, tail
 from asyncpp_cli.runs.attempts.settle import current_status
-from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 
@@ -181,8 +181,18 @@ class SlurmQueue:
         )
 
     def run_statuses(self, *, with_accounting: bool) -> list[RunStatus]:
-        """Status of every run, in the order of the cells."""
-        return [self.run_status(run, with_accounting=with_accounting) for run in self._experiment.runs]
+        """Status of every run, in the order of the cells; `damaged` where its files are not its own."""
+        found = []
+        for cell in self._experiment.cells:
+            each = self.run_status(self._experiment.run(cell.id), with_accounting=with_accounting)
+            # One that is running stays so: it can be cancelled, and is not removed.
+            if each.status.state not in (State.RUNNING, State.DAMAGED):
+                problem = config_problem(self._experiment, cell)
+                if problem is not None:
+                    damaged = replace(each.status, state=State.DAMAGED, reason=problem)
+                    each = replace(each, status=damaged)
+            found.append(each)
+        return found
 
 
 def run_statuses(experiment: Experiment, *, with_accounting: bool = False) -> list[RunStatus]:
