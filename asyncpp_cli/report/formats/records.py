@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.verdict import verdicts
 from asyncpp_cli.report.tables.columns import records
 from asyncpp_cli.tune.result import Tuning
 from asyncpp_cli.tune.result import records as tuning_records
@@ -23,8 +24,12 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 def to_json(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> str:
-    """A list of records; each holds the ids of its runs and their conditions, of a tuned arm `tuning`."""
+    """A list of records; each holds the ids of its runs and their conditions, of a tuned arm `tuning`, and of
+    an arm's longest cell `verdicts`."""
     listed = records(cells)
+    found = verdicts(cells)
+    for cell, record in zip(cells, listed, strict=True):
+        record["verdicts"] = [verdict.record() for verdict in found if verdict.delayed is cell]
     arms = {
         run: record
         for tuning in tunings

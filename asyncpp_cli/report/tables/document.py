@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
+from asyncpp_cli.report.analysis.verdict import verdict_lines
 from asyncpp_cli.report.tables.columns import value_columns
 from asyncpp_cli.report.tables.pivot import pivot
 from asyncpp_cli.report.tables.table import table_of_cells
@@ -52,7 +53,7 @@ class Report:
     def summary(self) -> list[str]:
         """The results in sentences."""
         tuned = [sentence for tuning in self.tunings for sentence in tuning.sentences]
-        return [*tuned, *self.choices, *summary_lines(self.cells)]
+        return [*verdict_lines(self.cells), *tuned, *self.choices, *summary_lines(self.cells)]
 
     @property
     def problems(self) -> list[str]:

@@ -1,0 +1,332 @@
+"""Does asynchrony pay: time to the loss of the best synchronous arm, over that arm's time.
+
+All synchronous schedules of an optimizer have the same loss, so one of them gives the loss, and the fastest
+of them the time. A delayed arm needs k times the steps to that loss and makes r times as many tokens per
+second: its time is k / r of the synchronous time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired
+from asyncpp_cli.report.analysis.t_distribution import t_quantile
+from asyncpp_cli.report.load.run import NAMED_KEYS
+
+if TYPE_CHECKING:
+    from asyncpp_cli.report.analysis.steps_to_loss import StepsRatio
+
+PAYS, DOES_NOT_PAY, UNDECIDED = "pays", "does not pay", "undecided"
+
+_LENGTH = ("train.steps", "train.eval_interval", "train.checkpoint_interval")
+"""Keys in which the runs of an arm differ from length to length."""
+
+_LAYOUT = ("schedule.", "parallel.", "train.microbatch_size")
+"""Prefixes of keys in which synchronous arms may differ: the loss follows from the tokens per step alone."""
+
+_CORRECTION = ("error_feedback.", "correction.")
+
+_MOST_SENTENCES = 4
+
+_MOST_SEEDS = 64
+"""Limit of the search for the number of seeds that would decide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Tokens per second of a delayed arm over those of a synchronous one."""
+
+    ratio: float
+    logarithm: Interval | None
+    """Interval of the ratio's logarithm, from pairs of runs with one seed; None for fewer than two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A delayed arm beside a synchronous one."""
+
+    delayed: CellResult
+    """The arm's longest cell."""
+    delayed_name: str
+    synchronous: CellResult
+    """The cell whose loss is to be reached."""
+    fastest: CellResult | None
+    """The fastest synchronous cell of that optimizer; None if no throughput was measured."""
+    steps: StepsRatio | None = None
+    speed: Speed | None = None
+    reason: str | None = None
+    """What is missing for an answer; None if nothing is."""
+
+    @property
+    def time(self) -> float | None:
+        """Time to the loss over the synchronous time; None if steps or speed are unknown."""
+        return None if self.steps is None or self.speed is None else self.steps.ratio / self.speed.ratio
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of `time`, at level `CONFIDENCE`; None if one side is open.
+
+        The errors of the logarithms of steps and speed are independent and add as squares.
+        """
+        if self.time is None or self.steps is None or self.speed is None:
+            return None
+        low, high = self.steps.low, self.steps.high
+        if low is None or high is None or self.speed.logarithm is None:
+            return None
+        speed, middle = self.speed.logarithm.half_width, math.log(self.time)
+        below = math.hypot(math.log(self.steps.ratio / low), speed)
+        above = math.hypot(math.log(high / self.steps.ratio), speed)
+        return math.exp(middle - below), math.exp(middle + above)
+
+    @property
+    def answer(self) -> str:
+        """`pays`, `does not pay` or `undecided`."""
+        if self.interval is None or self.reason is not None:
+            return UNDECIDED
+        low, high = self.interval
+        return PAYS if high < 1 else DOES_NOT_PAY if low > 1 else UNDECIDED
+
+    @property
+    def seeds_to_decide(self) -> int | None:
+        """Number of seeds at which the interval would leave 1 out, were its middle and spread the same."""
+        if self.interval is None or self.steps is None or self.time is None:
+            return None
+        n = len(self.steps.seeds)
+        half_width = math.log(self.interval[1] / self.interval[0]) / 2
+        spread = half_width * math.sqrt(n) / t_quantile((1 + CONFIDENCE) / 2, n - 1)
+        for seeds in range(n + 1, _MOST_SEEDS + 1):
+            reach = t_quantile((1 + CONFIDENCE) / 2, seeds - 1) * spread / math.sqrt(seeds)
+            if reach < abs(math.log(self.time)):
+                return seeds
+        return None
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        reached = f"the loss of {_named(self.synchronous)} ({_steps(self.synchronous):,} steps)"
+        if self.reason is not None:
+            return f"Undecided: {self.delayed_name} against {reached}: {self.reason}."
+        assert self.steps is not None
+        assert self.speed is not None
+        assert self.time is not None
+        assert self.fastest is not None
+        bounds = f" ({self.interval[0]:.2f} to {self.interval[1]:.2f})" if self.interval else ""
+        ends = [
+            f"{'?' if bound is None else format(bound, '.2f')}" for bound in (self.steps.low, self.steps.high)
+        ]
+        text = (
+            f"{self.delayed_name} reaches {reached} in {self.time:.2f}{bounds} of the time of the fastest "
+            f"synchronous schedule that was run, {self.fastest.schedule}: {self.steps.ratio:.2f} "
+            f"({' to '.join(ends)}) times the tokens, {self.speed.ratio:.2f} times as many per second; "
+            f"{len(self.steps.seeds)} seeds"
+        )
+        if self.answer != UNDECIDED:
+            return f"{self.answer.capitalize()}: {text}."
+        return f"Undecided: {text}. {self._remedy}"
+
+    @property
+    def _remedy(self) -> str:
+        assert self.steps is not None
+        assert self.speed is not None
+        if self.steps.low is None or self.steps.high is None:
+            side = "shorter" if self.steps.low is None else "longer"
+            return (
+                f"The interval reaches beyond the lengths of the runs: {side} ones or more seeds would tell."
+            )
+        if self.speed.logarithm is None:
+            return "The speed has one pair of runs: more seeds would tell."
+        seeds = self.seeds_to_decide
+        if seeds is None:
+            return f"The time is about the same: {_MOST_SEEDS} seeds would not decide."
+        return f"About {seeds} seeds would decide, if the spread stays."
+
+    def record(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        return {
+            "answer": self.answer,
+            "sentence": self.sentence,
+            "time_ratio": self.time,
+            "time_interval": list(self.interval) if self.interval else None,
+            "steps_ratio": self.steps.ratio if self.steps else None,
+            "steps_interval": [self.steps.low, self.steps.high] if self.steps else None,
+            "speed_ratio": self.speed.ratio if self.speed else None,
+            "synchronous": _named(self.synchronous),
+            "synchronous_steps": _steps(self.synchronous),
+            "fastest_synchronous": self.fastest.schedule if self.fastest else None,
+            "seeds_to_decide": self.seeds_to_decide if self.answer == UNDECIDED else None,
+        }
+
+
+def verdicts(cells: Sequence[CellResult]) -> list[Verdict]:
+    """Verdicts on each delayed arm and each synchronous arm of another batch, the shortest time first.
+
+    An arm is compared with the synchronous arm of its own optimizer, and with the one that ends lowest if
+    that is another. All have the same model, data and number of ranks. The lengths of an arm are cells that
+    differ in `train.steps` (and the intervals of evaluations and checkpoints) alone.
+    """
+    known = [cell for cell in cells if _config(cell) and cell.losses]
+    found = []
+    for group in _grouped(known, _comparable):
+        synchronous = _grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
+        delayed = _grouped([cell for cell in group if not cell.synchronous], _delayed_arm)
+        batches = {_batch(arm[0]) for arm in delayed}
+        for arm in delayed:
+            baselines = [base for base in synchronous if _batch(base[0]) == _batch(arm[0])]
+            if baselines:
+                own = [base for base in baselines if _optimizer(base[0]) == _optimizer(arm[0])]
+                best = _best(baselines)
+                found += [_verdict(arm, base) for base in [*own, *([] if best in own else [best])]]
+        for arm in synchronous:
+            baselines = [base for base in synchronous if _batch(base[0]) in batches - {_batch(arm[0])}]
+            if _batch(arm[0]) not in batches and baselines:
+                found.append(_verdict(arm, _best(baselines)))
+    return sorted(found, key=lambda verdict: verdict.time or math.inf)
+
+
+def verdict_lines(cells: Sequence[CellResult]) -> list[str]:
+    """The verdicts in sentences: one if none has an answer."""
+    found = verdicts(cells)
+    timed = [verdict for verdict in found if verdict.time is not None]
+    return [verdict.sentence for verdict in (timed or found[:1])[:_MOST_SENTENCES]]
+
+
+def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashable]) -> list[list[CellResult]]:
+    groups: dict[Hashable, list[CellResult]] = {}
+    for cell in cells:
+        groups.setdefault(key_of(cell), []).append(cell)
+    return list(groups.values())
+
+
+def _comparable(cell: CellResult) -> Hashable:
+    """Model, data and number of ranks."""
+    left_out = ("seed", "site.", "optimizer.", *_LENGTH, *_LAYOUT, *_CORRECTION)
+    return (cell.runs[0].ranks, _settings(cell, lambda key: not key.startswith(left_out)))
+
+
+def _batch(cell: CellResult) -> int:
+    """Sequences per step."""
+    config = _config(cell)
+    factors = ("schedule.microbatches", "train.microbatch_size", "parallel.data")
+    return math.prod(int(config.get(key) or 1) for key in factors)
+
+
+def _optimizer(cell: CellResult) -> Hashable:
+    chosen = {NAMED_KEYS.get(key, key) for key in cell.chosen}
+    return _settings(cell, lambda key: key.startswith("optimizer.") and key not in chosen)
+
+
+def _synchronous_arm(cell: CellResult) -> Hashable:
+    return (_batch(cell), _optimizer(cell))
+
+
+def _delayed_arm(cell: CellResult) -> Hashable:
+    own = (*_LAYOUT, *_CORRECTION)
+    return (_optimizer(cell), _settings(cell, lambda key: key.startswith(own)))
+
+
+def _settings(cell: CellResult, included: Callable[[str], bool]) -> Hashable:
+    return frozenset((key, repr(value)) for key, value in _config(cell).items() if included(key))
+
+
+def _best(arms: Sequence[Sequence[CellResult]]) -> Sequence[CellResult]:
+    """The arm with the lowest mean loss, of those with the greatest length."""
+    tokens = max(_tokens(cell) for arm in arms for cell in arm)
+    longest = [[cell for cell in arm if _tokens(cell) == tokens] for arm in arms]
+    ends = {place: min(map(_mean, ends)) for place, ends in enumerate(longest) if ends}
+    return arms[min(ends, key=lambda place: ends[place])]
+
+
+def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdict:
+    from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
+
+    delayed: dict[int, dict[Any, float]] = {}
+    for cell in arm:
+        # The layouts of a synchronous arm share their losses: a seed of any will do.
+        delayed.setdefault(_tokens(cell), {}).update(cell.losses)
+    longest = max(arm, key=_tokens)
+    name = arm_names([longest])[0]
+    fastest = _fastest(baseline)
+    reason = None
+    # The longest synchronous runs whose loss the delayed ones bracket.
+    by_length = sorted(baseline, key=lambda cell: (_tokens(cell), len(cell.losses)), reverse=True)
+    for cell in by_length:
+        try:
+            steps = steps_ratio(steps=_tokens(cell), loss=cell.losses, delayed=delayed)
+        except NoRatioError as error:
+            reason = reason or str(error)
+            continue
+        speed = _speed(arm, fastest)
+        return Verdict(
+            delayed=longest,
+            delayed_name=name,
+            synchronous=cell,
+            fastest=fastest,
+            steps=steps,
+            speed=speed,
+            reason=None if speed is not None else _without_speed([*arm, *baseline]),
+        )
+    return Verdict(
+        delayed=longest, delayed_name=name, synchronous=by_length[0], fastest=fastest, reason=reason
+    )
+
+
+def _without_speed(cells: Iterable[CellResult]) -> str:
+    replayed = any(run.measurement.replayed for cell in cells for run in cell.completed)
+    why = "replayed runs have no throughput" if replayed else "no throughput was measured"
+    return f"{why}"
+
+
+def _fastest(arm: Sequence[CellResult]) -> CellResult | None:
+    measured = [cell for cell in arm if cell.tokens_per_second is not None]
+    speeds = {place: fmean(_speeds([cell]).values()) for place, cell in enumerate(measured)}
+    return measured[max(speeds, key=lambda place: speeds[place])] if speeds else None
+
+
+def _speed(arm: Sequence[CellResult], fastest: CellResult | None) -> Speed | None:
+    if fastest is None:
+        return None
+    own, base = _speeds(arm), _speeds([fastest])
+    if not own or not base:
+        return None
+    both = own.keys() & base.keys()
+    if not both:
+        return Speed(ratio=fmean(own.values()) / fmean(base.values()), logarithm=None)
+    ratios = [math.log(own[seed] / base[seed]) for seed in sorted(both, key=str)]
+    return Speed(ratio=math.exp(fmean(ratios)), logarithm=paired(ratios))
+
+
+def _speeds(cells: Iterable[CellResult]) -> dict[Any, float]:
+    """Tokens per second by seed, the mean over the lengths."""
+    speeds: dict[Any, list[float]] = {}
+    for cell in cells:
+        for run in cell.completed:
+            if run.measurement.tokens_per_second:
+                speeds.setdefault(run.value("seed"), []).append(run.measurement.tokens_per_second)
+    return {seed: fmean(values) for seed, values in speeds.items()}
+
+
+def _named(cell: CellResult) -> str:
+    return arm_names([cell])[0]
+
+
+def _steps(cell: CellResult) -> int:
+    return int(_config(cell).get("train.steps") or 0)
+
+
+def _tokens(cell: CellResult) -> int:
+    """Of a run, in sequences."""
+    return _steps(cell) * _batch(cell)
+
+
+def _mean(cell: CellResult) -> float:
+    return fmean(cell.losses.values())
+
+
+def _config(cell: CellResult) -> Mapping[str, Any]:
+    return next((run.config for run in cell.runs if run.config is not None), {})

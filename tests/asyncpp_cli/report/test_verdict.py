@@ -1,0 +1,163 @@
+"""Steps to a loss, and the verdict on time: known curves, coverage of the interval, and what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from support.report_runs import run
+
+from asyncpp_cli.report.analysis.aggregate import aggregate_best
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
+from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, verdict_lines, verdicts
+
+
+def curve(steps: float) -> float:
+    """A loss that falls as a power of the steps."""
+    return float(1.4 + 9 * steps**-0.35)
+
+
+def test_the_ratio_of_a_curve_without_noise_is_found() -> None:
+    seeds = {0: 0.0, 1: 0.02, 2: -0.01}
+    for ratio in (0.9, 1.0, 1.23, 1.6):
+        found = steps_ratio(
+            steps=1200,
+            loss={seed: curve(1200) + shift for seed, shift in seeds.items()},
+            delayed={
+                length: {seed: curve(length / ratio) + shift for seed, shift in seeds.items()}
+                for length in (900, 1300, 1700, 2400)
+            },
+        )
+        # What a parabola leaves of this curve between lengths a factor of 1.4 apart.
+        assert found.ratio == pytest.approx(ratio, abs=2e-3)
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 8])
+@pytest.mark.parametrize("ratio", [1.1, 1.3])
+def test_the_interval_covers_the_ratio_in_95_of_100_draws(seeds: int, ratio: float) -> None:
+    draw, lengths, covered = np.random.default_rng(seeds), (900, 1500, 2400), 0
+    for _ in range(1000):
+        shifts = draw.normal(0, 0.02, seeds)
+        noise = draw.normal(0, 0.01, (4, seeds))
+        found = steps_ratio(
+            steps=1200,
+            loss={seed: curve(1200) + shifts[seed] + noise[3, seed] for seed in range(seeds)},
+            delayed={
+                length: {
+                    seed: curve(length / ratio) + shifts[seed] + noise[place, seed] for seed in range(seeds)
+                }
+                for place, length in enumerate(lengths)
+            },
+        )
+        covered += (found.low or 0) <= ratio <= (found.high or math.inf)
+    # Four standard deviations of a binomial of 1,000 at 0.95 are 2.8 %.
+    assert 930 <= covered <= 970
+
+
+@pytest.mark.parametrize(
+    ("delayed", "message"),
+    [
+        ({1200: {0: 2.0, 1: 2.0}}, "one length"),
+        ({900: {0: 2.1}, 2400: {0: 1.9}}, "two seeds"),
+        ({600: {0: 2.6, 1: 2.6}, 900: {0: 2.4, 1: 2.5}}, "longest runs end 0.4"),
+        ({1200: {0: 1.8, 1: 1.7}, 2400: {0: 1.6, 1: 1.5}}, "shortest runs end 0.2"),
+    ],
+)
+def test_what_is_missing_is_said(delayed: Mapping[int, Mapping[int, float]], message: str) -> None:
+    with pytest.raises(NoRatioError, match=message):
+        steps_ratio(steps=1200, loss={0: 2.0, 1: 2.0}, delayed=delayed)
+
+
+def cells(
+    *, ratio: float, speed: float, seeds: Sequence[int] = (0, 1, 2, 3), noise: float = 1e-3
+) -> list[CellResult]:
+    """1f1b, a faster synchronous schedule, and 2bw in three lengths; `speed` is relative to the latter."""
+    draw = np.random.default_rng(7)
+    runs = []
+    for seed in seeds:
+        for schedule, tokens_per_second in (("1f1b", 1000.0), ("zb-v", 1250.0)):
+            runs.append(
+                run(
+                    schedule,
+                    seed=seed,
+                    loss=curve(1200) + draw.normal(0, noise),
+                    speed=tokens_per_second * math.exp(draw.normal(0, 1e-3)),
+                    **{"train.steps": 1200},
+                )
+            )
+        for length in (900, 1400, 2000):
+            runs.append(
+                run(
+                    "2bw",
+                    seed=seed,
+                    loss=curve(length / ratio) + draw.normal(0, noise),
+                    speed=1250 * speed * math.exp(draw.normal(0, 1e-3)),
+                    **{"train.steps": length},
+                )
+            )
+    return aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
+
+
+def test_the_time_is_that_of_the_fastest_synchronous_schedule() -> None:
+    [verdict] = verdicts(cells(ratio=1.1, speed=1.3))
+    assert verdict.fastest is not None
+    assert verdict.fastest.schedule == "zb-v"
+    assert verdict.answer == PAYS
+    assert verdict.time == pytest.approx(1.1 / 1.3, rel=0.01)
+    assert verdict.interval is not None
+    low, high = verdict.interval
+    assert low < 1.1 / 1.3 < high < 1
+    assert "Pays: 2bw muon reaches the loss of" in verdict.sentence
+    assert "zb-v" in verdict.sentence
+
+
+def test_more_steps_than_speed_does_not_pay() -> None:
+    [verdict] = verdicts(cells(ratio=1.1, speed=1.05))
+    assert verdict.answer == DOES_NOT_PAY
+    assert verdict.sentence.startswith("Does not pay: ")
+
+
+def test_too_few_seeds_are_undecided_and_more_would_decide() -> None:
+    [verdict] = verdicts(cells(ratio=1.1, speed=1.15, seeds=(0, 1), noise=0.01))
+    assert verdict.answer == UNDECIDED
+    assert "would" in verdict.sentence
+
+
+def test_arms_without_lengths_or_synchronous_arms_have_no_answer() -> None:
+    compared = cells(ratio=1.1, speed=1.3)
+    one_length = [cell for cell in compared if cell.synchronous or cell.axes.get("train.steps") == 2000]
+    [line] = verdict_lines(one_length)
+    assert "Undecided" in line
+    assert "one length" in line
+    assert verdict_lines([cell for cell in compared if not cell.synchronous]) == []
+    assert verdict_lines([cell for cell in compared if cell.synchronous]) == []
+
+
+def test_a_doubled_synchronous_batch_is_a_choice_as_well() -> None:
+    """Its time is compared in tokens, with the synchronous arm of the batch that is delayed."""
+    compared = [
+        run("1f1b", seed=seed, loss=curve(length) + 0.001 * seed, speed=speed, **further)
+        for seed in (0, 1, 2)
+        for length, speed, further in (
+            (1200, 1000.0, {"train.steps": 1200}),
+            (900, 1500.0, {"train.steps": 600, "schedule.microbatches": 4}),
+            (1500, 1500.0, {"train.steps": 1000, "schedule.microbatches": 4}),
+        )
+    ]
+    compared += [
+        run("2bw", seed=seed, loss=curve(length) + 0.001 * seed, speed=1000.0, **{"train.steps": length})
+        for seed in (0, 1, 2)
+        for length in (900, 1500)
+    ]
+    averaged = aggregate_best(
+        compared, keys=["train.steps", "schedule.microbatches"], best_over=(), tuned=(), target=None
+    )[0]
+    larger = next(verdict for verdict in verdicts(averaged) if verdict.delayed.synchronous)
+    assert larger.steps is not None
+    assert larger.speed is not None
+    assert larger.speed.ratio == pytest.approx(1.5)
+    # Twice the sequences per step in 600 to 1,000 steps are 1,200 to 2,000 steps of the smaller batch.
+    assert 1 < larger.steps.ratio < 2000 / 1200
