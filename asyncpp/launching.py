@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,9 @@ def launch_experiment(
     report: bool = False,
     yes: bool = False,
     until: int | None = None,
+    only: Collection[str] | None = None,
 ) -> int:
-    """Launch the runs that are not completed; returns the exit code of `asyncpp launch`.
+    """Launch the runs that are not completed; returns the exit code of `asyncpp launch`. Says what is next.
 
     Args:
         experiment: the experiment.
@@ -45,24 +47,29 @@ def launch_experiment(
         report: on a cluster, add a job that writes the report.
         yes: do not ask, whatever the expected cost (`confirm_hours` of the site).
         until: step after which the runs pause; None: they train to the end.
+        only: ids of the runs to consider; None: all.
 
     Raises:
         UserError: a run, the site or an option is not accepted; nothing was started.
     """
+    from asyncpp_cli.console import say
     from asyncpp_cli.launch.end_message import claim_end, tell_end
     from asyncpp_cli.launch.sites import LOCAL, find_site
 
     profile = find_site(site)
     pauses = NO_PAUSES if until is None else {cell.id: until for cell in experiment.cells}
-    if not (dry_run or yes) and not confirmed(experiment, profile, pauses):
+    if not (dry_run or yes) and not confirmed(experiment, profile, pauses, only=only):
         return 1
     if profile.scheduler == LOCAL:
         if wait or report or retries is not None:
             raise UserError(f"--wait, --report and --retries are for clusters, and {site} is this machine")
         if dry_run:
-            return _rehearse(experiment, replay=replay)
-        code = launch_locally(experiment.folder, replay=replay, max_parallel=max_parallel, pauses=pauses)
+            return _rehearse(experiment, replay=replay, site=site, only=only)
+        code = launch_locally(
+            experiment.folder, replay=replay, max_parallel=max_parallel, only=only, pauses=pauses
+        )
         if code != INTERRUPTED_CODE:
+            say(_next(experiment, complete=code == 0 and not pauses))
             tell_end(experiment, profile.on_end, source=profile.file)
         return code
     from asyncpp_cli.launch.submission.array_plan import LaunchOptions
@@ -79,14 +86,34 @@ def launch_experiment(
         from asyncpp_cli.launch.slurm.launcher import show_scripts
 
         show_scripts(experiment, profile, options)
-        return _rehearse(experiment, replay=replay)
-    code = launch_on_cluster(experiment, profile, options, wait=wait, only=None)
+        return _rehearse(experiment, replay=replay, site=site, only=only)
+    code = launch_on_cluster(experiment, profile, options, wait=wait, only=only)
+    if wait and code != INTERRUPTED_CODE:
+        say(_next(experiment, complete=code == 0 and not pauses))
     if wait and code != INTERRUPTED_CODE and profile.on_end and claim_end(experiment):
         tell_end(experiment, profile.on_end, source=profile.file)
     return code
 
 
-def confirmed(experiment: Experiment, site: Site, pauses: Pauses) -> bool:
+def _next(experiment: Experiment, *, complete: bool) -> str:
+    """What to do after a launch."""
+    from asyncpp_cli.console import command
+    from asyncpp_cli.runs.attempts.settle import current_status
+    from asyncpp_cli.runs.status import State
+
+    folder = experiment.folder
+    if not complete:
+        failed = [run for run in experiment.runs if current_status(run).state == State.FAILED]
+        if failed:
+            return f"Next: {command('logs', folder / failed[0].id)}    resume: {command('launch', folder)}"
+        return f"Next: {command('status', folder)}    go on: {command('launch', folder)}"
+    page = command("report", folder, "--format", "html", "--out", "report.html")
+    return f"Next: {command('report', folder)}    with curves: {page}"
+
+
+def confirmed(
+    experiment: Experiment, site: Site, pauses: Pauses, *, only: Collection[str] | None = None
+) -> bool:
     """Whether the launch is within the site's `confirm_hours`, or the user has agreed to it.
 
     Raises:
@@ -99,20 +126,26 @@ def confirmed(experiment: Experiment, site: Site, pauses: Pauses) -> bool:
     from asyncpp_cli.console import say
     from asyncpp_cli.launch.expected_cost import cost_line, expected_cost, question
 
-    cost = expected_cost(experiment, site, pauses)
+    cost = expected_cost(experiment, site, pauses, only=only)
     asked = question(cost, site)
     if asked is None and (line := cost_line(cost)):
         say(line)
     return asked is None or agreed(f"{asked}; start them?", refused="nothing was started")
 
 
-def _rehearse(experiment: Experiment, *, replay: bool) -> int:
-    from asyncpp_cli.console import say
+def _rehearse(experiment: Experiment, *, replay: bool, site: str, only: Collection[str] | None) -> int:
+    from asyncpp_cli.console import command, say
     from asyncpp_cli.launch.local.dry_run import dry_run
     from asyncpp_cli.launch.local.launcher import Interrupted
+    from asyncpp_cli.launch.sites import LOCAL
 
     try:
-        return 0 if dry_run(experiment, replay=replay) else 1
+        cells = tuple(cell for cell in experiment.cells if only is None or cell.id in only)
+        if not dry_run(replace(experiment, cells=cells), replay=replay):
+            return 1
+        at_site = [] if site == LOCAL else ["--site", site]
+        say(f"Next: {command('launch', experiment.folder, *at_site)}")
+        return 0
     except Interrupted as interrupted:
         say(f"{interrupted}: the dry run is ended, and what it wrote is removed.")
         return INTERRUPTED_CODE
@@ -238,7 +271,7 @@ def resume_command(
         return command("tune", folder, *flags)
     if only is not None:
         return command(
-            "retry", folder, *(run.id for run in runs if current_status(run).state != State.COMPLETED)
+            "launch", folder, *(run.id for run in runs if current_status(run).state != State.COMPLETED)
         )
     flags += ["--until", str(next(iter(pauses.values())))] if pauses else []
     return command("launch", folder, *flags)

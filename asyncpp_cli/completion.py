@@ -48,13 +48,10 @@ def runs_of_folder(ctx: Any, incomplete: str) -> list[str]:
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Folders of runs, DIR/runs/ID; before the id, experiments."""
+    """Runs, DIR/ID; before the id, experiments."""
     folder, _, begun = incomplete.rpartition("/")
-    parent = Path(folder)
-    if parent.name == "runs" and (ids := _ids(parent.parent)):
+    if folder and (ids := _ids(Path(folder))):
         return [f"{folder}/{name}" for name in _beginning(ids, begun)]
-    if folder and (parent / "experiment.json").is_file():
-        return [f"{folder}/{name}" for name in _beginning(["runs/"], begun)]
     return [f"{name}/" if not name.endswith("/") else name for name in experiments(incomplete)]
 
 

@@ -28,7 +28,6 @@ from asyncpp_cli.commands.runs.launch import launch
 from asyncpp_cli.commands.runs.note import note
 from asyncpp_cli.commands.runs.quickstart import quickstart
 from asyncpp_cli.commands.runs.remove import remove
-from asyncpp_cli.commands.runs.retry import retry
 from asyncpp_cli.commands.runs.sweep import sweep
 from asyncpp_cli.commands.runs.train import train
 from asyncpp_cli.commands.runs.tune import tune
@@ -82,7 +81,6 @@ for command in (
     status,
     logs,
     cancel,
-    retry,
     report,
     diff,
     extend,
@@ -95,6 +93,7 @@ for command in (
     completion,
 ):
     app.command()(command)
+app.command("retry", hidden=True)(launch)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")
 app.add_typer(theory.app, name="theory")

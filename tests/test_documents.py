@@ -26,7 +26,6 @@ NOT_RUN = {
     "quickstart": "trains for minutes; tests of launch do the same with fewer steps",
     "launch": "trains",
     "tune": "trains; tests/asyncpp_cli/tune does the same with fewer steps",
-    "retry": "trains",
     "logs": "follows a run that trains, or needs one that did",
     "cancel": "needs a run that trains",
     "doctor": "starts processes, or needs a cluster",

@@ -151,7 +151,7 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
         key: (get(old, key), get(config, key)) for key in _CHANGEABLE if get(old, key) != get(config, key)
     }
     if not changed:
-        raise UserError(f"{run.id}: nothing would change; `asyncpp launch` or `retry` resumes it as it is")
+        raise UserError(f"{run.id}: nothing would change; `asyncpp launch` resumes it as it is")
     lineage = Lineage(
         experiment=str(experiment.folder.absolute()),
         run=run.id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from asyncpp_cli.errors import DamagedError
@@ -32,8 +33,10 @@ class ExpectedCost:
     """Number of runs that cannot be estimated."""
 
 
-def expected_cost(experiment: Experiment, site: Site, pauses: Pauses = NO_PAUSES) -> ExpectedCost:
-    """The expected cost of the runs that are not done; damaged ones count as unknown."""
+def expected_cost(
+    experiment: Experiment, site: Site, pauses: Pauses = NO_PAUSES, *, only: Collection[str] | None = None
+) -> ExpectedCost:
+    """The expected cost of the runs that are not done, or of those in `only`; damaged ones are unknown."""
     hours, core_hours = [], []
     runs = unknown = 0
     measured = _core_hours_per_step(experiment)
@@ -41,7 +44,9 @@ def expected_cost(experiment: Experiment, site: Site, pauses: Pauses = NO_PAUSES
     settings = device_of(site) | {"memory_gb": None}
     for cell in experiment.cells:
         run = experiment.run(cell.id)
-        if is_done(current_status(run), until=pauses.get(run.id)):
+        if (only is not None and run.id not in only) or is_done(
+            current_status(run), until=pauses.get(run.id)
+        ):
             continue
         runs += 1
         try:

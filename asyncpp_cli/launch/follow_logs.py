@@ -83,7 +83,7 @@ def _is_over(run_status: RunStatus, attempt: int | None) -> bool:
     status = run_status.status
     if attempt is not None and status.attempt > attempt:
         return True
-    if status.state == State.RUNNING:
+    if status.state in (State.RUNNING, State.PENDING):
         return False
     # While SLURM has a job for the run, another attempt follows.
     return not run_status.has_job or (attempt is not None and status.attempt == attempt)

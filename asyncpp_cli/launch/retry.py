@@ -1,12 +1,49 @@
-"""Choosing which runs `asyncpp retry` starts again."""
+"""Choosing which runs `asyncpp launch` starts, and repairing those that are damaged."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from asyncpp_cli.console import command, say
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.launch.sites import LOCAL
 from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+from asyncpp_cli.runs.attempts.repair import repair_run
 from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
+
+
+def chosen_by_site(
+    experiment: Experiment, runs: Sequence[Run], *, failed: bool, timeout: bool, oom: bool, site: str | None
+) -> dict[str, list[str] | None]:
+    """Ids of the runs to start, by site; says which named runs have nothing to start. Repairs damaged ones.
+
+    Args:
+        experiment: the experiment.
+        runs: runs to choose whatever ended them.
+        failed: choose runs that failed or are damaged.
+        timeout: choose runs that a time limit ended.
+        oom: choose runs that ran out of memory.
+        site: where to start all of them; None: where each was submitted last, or here.
+    """
+    named = {run.id for run in runs}
+    chosen = runs_to_retry(experiment, named=named, failed=failed, timeout=timeout, oom=oom)
+    for line in reasons_skipped(experiment, named):
+        say(line)
+    kinds = {"failed": failed, "reached a time limit": timeout, "ran out of memory": oom}
+    if not chosen and (wanted := " or ".join(kind for kind, is_wanted in kinds.items() if is_wanted)):
+        say(f"None of the {len(experiment.runs)} runs {wanted}: {command('status', experiment.folder)}")
+    by_site: dict[str, list[str] | None] = {}
+    for run_id, submitted_to in chosen.items():
+        try:
+            repair_run(experiment.run(run_id))
+        except UserError as error:
+            say(f"left out: {error}")
+            continue
+        name = site or submitted_to or LOCAL
+        by_site[name] = [*(by_site.get(name) or ()), run_id]
+    return by_site
 
 
 def runs_to_retry(

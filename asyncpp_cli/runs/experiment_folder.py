@@ -139,7 +139,7 @@ def runs_at(path: Path) -> tuple[Experiment, tuple[Cell, ...]]:
     """The experiment that a path lies in, and the cells that it names.
 
     Args:
-        path: folder of an experiment (all its cells) or of a run, or EXPERIMENT/BEGINNING of ids.
+        path: folder of an experiment (all its cells) or of a run, or EXPERIMENT/PREFIX of ids.
 
     Raises:
         UserError: it names none of these.
@@ -147,11 +147,11 @@ def runs_at(path: Path) -> tuple[Experiment, tuple[Cell, ...]]:
     if (path / EXPERIMENT_FILE).exists():
         experiment = open_experiment(path)
         return experiment, experiment.cells
-    folder = path.parent.parent if path.parent.name == "runs" else path.parent
+    folder = _folder_of_runs(path)
     if not (folder / EXPERIMENT_FILE).exists():
         raise UserError(
-            f"{path}: no such experiment or run; accepted: an experiment's folder DIR, a run's folder "
-            "DIR/runs/ID, or DIR/BEGINNING for all its runs whose ids begin so"
+            f"{path}: no such experiment or run; accepted: an experiment's folder DIR, DIR/PREFIX for its "
+            "runs whose ids begin so, or a run's folder"
         )
     experiment = open_experiment(folder)
     named = _named(experiment, path.name)
@@ -167,19 +167,46 @@ def _named(experiment: Experiment, name: str) -> tuple[Cell, ...]:
 
 
 def run_at(path: Path) -> Run:
-    """The run that a path names: DIR/runs/ID, or DIR/BEGINNING of its id.
+    """The run that a path names: DIR/PREFIX of its id, or its folder, also outside of an experiment.
 
     Raises:
         UserError: it names none, or several.
     """
+    if (run := Run(path)).config_file.is_file():
+        return run
     experiment, cells = runs_at(path)
     if len(cells) > 1 or (path / EXPERIMENT_FILE).exists():
-        raise UserError(f"{path} names {len(cells)} runs; accepted: one run, DIR/runs/ID")
+        raise UserError(f"{path} names {len(cells)} runs; accepted: one run, DIR/PREFIX of its id")
     return experiment.run(cells[0].id)
 
 
+def runs_named(path: Path, further: Sequence[str] | None) -> tuple[Experiment, list[Run]]:
+    """The experiment and the runs that a command line names; no runs if it names the experiment alone.
+
+    Args:
+        path: folder of the experiment, or DIR/PREFIX of a run.
+        further: more runs, see `select_runs`.
+
+    Raises:
+        UserError: there is no such experiment, or a name matches no run, or several.
+    """
+    names = list(further or ())
+    folder = path
+    if not (path / EXPERIMENT_FILE).exists() and (_folder_of_runs(path) / EXPERIMENT_FILE).exists():
+        folder = _folder_of_runs(path)
+        names = [path.name, *names]
+    experiment = open_experiment(folder)
+    runs = select_runs(experiment, names) if names else []
+    return experiment, list({run.id: run for run in runs}.values())
+
+
+def _folder_of_runs(path: Path) -> Path:
+    """The folder of the experiment that DIR/PREFIX or DIR/runs/ID would be in."""
+    return path.parent.parent if path.parent.name == "runs" else path.parent
+
+
 def select_runs(experiment: Experiment, names: Sequence[str]) -> list[Run]:
-    """Runs by id or unique prefix of an id; all runs if `names` is empty.
+    """Runs by id, unique prefix of an id, or DIR/PREFIX; all runs if `names` is empty.
 
     Raises:
         UserError: a name matches no run, or several.
@@ -188,10 +215,24 @@ def select_runs(experiment: Experiment, names: Sequence[str]) -> list[Run]:
         return experiment.runs
     selected = []
     for name in names:
-        matches = _named(experiment, name)
+        matches = _named(experiment, _within(experiment, name))
         if len(matches) != 1:
             problem = f"{len(matches)} runs begin with it" if matches else "no such run"
             accepted = "an id that `asyncpp status` shows, or a unique prefix"
             raise UserError(f"{name}: {problem}; accepted: {accepted}")
         selected.append(experiment.run(matches[0].id))
     return selected
+
+
+def _within(experiment: Experiment, name: str) -> str:
+    """The part of a run's name after the experiment's folder.
+
+    Raises:
+        UserError: it names a run of another experiment.
+    """
+    path = Path(name)
+    if len(path.parts) < 2:
+        return name
+    if _folder_of_runs(path).resolve() != experiment.folder.resolve():
+        raise UserError(f"{name} is not a run of {experiment.folder}; a command takes runs of one experiment")
+    return path.name

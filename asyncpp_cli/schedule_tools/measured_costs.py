@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.runs.run_folder import open_run
+from asyncpp_cli.runs.experiment_folder import run_at
 from schedules.costs import RankTimes
 
 
@@ -28,7 +28,7 @@ def measured_run(folder: Path) -> MeasuredRun:
     Raises:
         UserError: no segment was measured.
     """
-    rows = open_run(folder).metrics()
+    rows = run_at(folder).metrics()
     starts = [row for row in rows if row["kind"] == "start"]
     segments = [row for row in rows if row["kind"] == "segment"]
     times = rank_times(segments, starts[-1].get("rank_of_stage")) if starts else None

@@ -141,9 +141,7 @@ def compare(
     bandwidth: Bandwidth = None,
     costs_of: Annotated[
         Path | None,
-        typer.Option(
-            "--costs-of", metavar="RUN", help="Use the computing times measured by the run in this folder."
-        ),
+        typer.Option("--costs-of", metavar="DIR/RUN", help="Use the computing times that this run measured."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -36,7 +36,7 @@ def diff(
         Path,
         typer.Argument(
             metavar="A",
-            help="Experiment DIR, run DIR/runs/ID, or DIR/BEGINNING of the ids of a cell's runs.",
+            help="An experiment DIR, or DIR/RUN: all its runs whose ids begin so.",
             autocompletion=run_folders,
         ),
     ],

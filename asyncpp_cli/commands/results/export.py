@@ -22,7 +22,7 @@ def export(
     run_folder: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.", autocompletion=run_folders
+            metavar="DIR/RUN", help="A run, by the beginning of its id.", autocompletion=run_folders
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: new, or empty.")],
@@ -52,10 +52,10 @@ def export(
     from asyncpp_cli.console import tell
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train, owners_of
-    from asyncpp_cli.runs.run_folder import open_run
+    from asyncpp_cli.runs.experiment_folder import run_at
     from stages.checkpoint.files import CheckpointError
 
-    run = open_run(run_folder)
+    run = run_at(run_folder)
     try:
         config = config_to_train(run)
         if run.saved_step is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncpp_cli.completion import experiments, runs_of_folder
+from asyncpp_cli.completion import run_folders, runs_of_folder
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.plain_text import printable_lines
 
@@ -22,12 +22,17 @@ _INTERRUPTED_CODE = 130
 
 def logs(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
+        Path,
+        typer.Argument(
+            metavar="DIR[/RUN]", help="A run, by the beginning of its id.", autocompletion=run_folders
+        ),
     ],
     run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="Id of a run, or its beginning.", autocompletion=runs_of_folder),
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="The run, if DIR is given alone.", autocompletion=runs_of_folder
+        ),
+    ] = None,
     rank: Annotated[
         int | None,
         typer.Option(
@@ -39,7 +44,9 @@ def logs(
     ] = None,
     follow: Annotated[
         bool,
-        typer.Option("-f", "--follow", help="Follow until the run has ended; Ctrl-C does not end the run."),
+        typer.Option(
+            "-f", "--follow", help="Follow, from the run's start to its end; Ctrl-C does not end the run."
+        ),
     ] = False,
     attempt: Annotated[
         int | None,
@@ -50,10 +57,14 @@ def logs(
 
     The logs of all attempts are kept. Control characters are replaced here, not in the files.
     """
-    from asyncpp_cli.runs.experiment_folder import open_experiment, select_runs
+    from asyncpp_cli.runs.experiment_folder import runs_named
 
-    experiment = open_experiment(folder)
-    [selected] = select_runs(experiment, [run])
+    experiment, runs = runs_named(folder, [run] if run is not None else [])
+    if len(runs) != 1:
+        raise UserError(
+            f"{folder} names {len(experiment.cells)} runs; accepted: one run, DIR/PREFIX of its id"
+        )
+    [selected] = runs
     try:
         if follow:
             _follow(experiment, selected, attempt=attempt, rank=rank)
@@ -94,6 +105,7 @@ def _follow(experiment: Experiment, run: Run, *, attempt: int | None, rank: int 
     from asyncpp_cli.launch.follow_logs import follow
     from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.attempts.outcome import blamed_rank
+    from asyncpp_cli.runs.attempts.settle import current_status
 
     shown: list[RankLog] = []
 
@@ -101,6 +113,8 @@ def _follow(experiment: Experiment, run: Run, *, attempt: int | None, rank: int 
         shown.append(log)
         _say_files(run, log)
 
+    if not current_status(run).attempt:
+        say(f"{run.id} has not begun; waiting for its first attempt")
     run_status = follow(experiment, run, attempt=attempt, rank=rank, out=sys.stdout, announce=announce)
     status = run_status.status
     say(f"{run.id} is {status.state}" + (f": {status.reason}" if status.reason else ""))

@@ -24,7 +24,9 @@ def mirror(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="Folder of an experiment, or of one run.", autocompletion=experiments
+            metavar="DIR[/RUN]",
+            help="An experiment, or a run by the beginning of its id.",
+            autocompletion=experiments,
         ),
     ],
     name: Annotated[
@@ -48,8 +50,7 @@ def mirror(
     Mirroring again adds what is new.
     """
     from asyncpp_cli.console import say
-    from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment
-    from asyncpp_cli.runs.run_folder import open_run
+    from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment, run_at
     from asyncpp_cli.trackers.catalogue import tracker_class
 
     if name not in TRACKERS:
@@ -59,7 +60,11 @@ def mirror(
         raise UserError(
             f"--follow: a mirror for {name} can only be rewritten, not appended to; accepted: --to {accepted}"
         )
-    runs = open_experiment(folder).runs if (folder / EXPERIMENT_FILE).exists() else [open_run(folder)]
+    if (folder / EXPERIMENT_FILE).exists():
+        runs = open_experiment(folder).runs
+    else:
+        runs = [run_at(folder)]
+        folder = runs[0].folder
     target = out if out is not None else folder / name
     tracker = tracker_class(name)(target, project=folder.resolve().name)
     rows = sum(_update(tracker, run) for run in runs)

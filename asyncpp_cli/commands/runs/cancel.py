@@ -12,13 +12,18 @@ from asyncpp_cli.completion import experiments, runs_of_folder
 
 def cancel(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
+        Path,
+        typer.Argument(
+            metavar="DIR[/RUN]",
+            help="An experiment, or a run of it by the beginning of its id.",
+            autocompletion=experiments,
+        ),
     ],
     runs: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Ids of runs, or their beginnings; default: all.",
+            help="More runs; default: all of DIR.",
             autocompletion=runs_of_folder,
         ),
     ] = None,
@@ -31,8 +36,8 @@ def cancel(
     """
     from asyncpp_cli.console import say
     from asyncpp_cli.launch.cancel import cancel_runs
-    from asyncpp_cli.runs.experiment_folder import open_experiment, select_runs
+    from asyncpp_cli.runs.experiment_folder import runs_named
 
-    experiment = open_experiment(folder)
-    queued, running = cancel_runs(experiment, select_runs(experiment, runs or []))
+    experiment, chosen = runs_named(folder, runs)
+    queued, running = cancel_runs(experiment, chosen or experiment.runs)
     say(f"Cancelled: {queued} queued, {running} running.")

@@ -14,13 +14,17 @@ from asyncpp_cli.errors import UserError
 def extend(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments),
+        typer.Argument(
+            metavar="DIR[/RUN]",
+            help="An experiment, or a run of it by the beginning of its id.",
+            autocompletion=experiments,
+        ),
     ],
     runs: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Ids of runs, or their beginnings; default: all.",
+            help="More runs; default: all of DIR.",
             autocompletion=runs_of_folder,
         ),
     ] = None,
@@ -53,7 +57,7 @@ def extend(
     from asyncpp_cli.console import command, say
     from asyncpp_cli.experiment.continuation import SHORT_NAMES, continuations, write_continuations
     from asyncpp_cli.experiment.yaml_data import parse_value
-    from asyncpp_cli.runs.experiment_folder import open_experiment, select_runs
+    from asyncpp_cli.runs.experiment_folder import runs_named
 
     if out is None:
         raise UserError("--out NEW is missing: the folder of the new experiment")
@@ -67,8 +71,8 @@ def extend(
     wanted |= {SHORT_NAMES[name]: value for name, value in given.items() if value is not None}
     if not wanted:
         raise UserError("nothing to change; accepted: --steps, --stages, --data, --set KEY=VALUE")
-    experiment = open_experiment(folder)
-    continued = continuations(experiment, select_runs(experiment, runs or []), changes=wanted)
+    experiment, chosen = runs_named(folder, runs)
+    continued = continuations(experiment, chosen or experiment.runs, changes=wanted)
     write_continuations(continued, experiment, out=out)
     for each in continued:
         say(f"{each.cell.id} {each.lineage.text}")

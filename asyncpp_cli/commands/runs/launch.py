@@ -7,19 +7,38 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.completion import experiments, sites
+from asyncpp_cli.completion import experiments, runs_of_folder, sites
 
 
 def launch(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments)
-    ],
-    site: Annotated[
-        str,
-        typer.Option(
-            "--site", metavar="NAME", help="Site profile; `local`: this machine.", autocompletion=sites
+        Path,
+        typer.Argument(
+            metavar="DIR[/RUN]",
+            help="An experiment, or a run of it by the beginning of its id.",
+            autocompletion=experiments,
         ),
-    ] = "local",
+    ],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="More runs; default: all of DIR that are not completed.",
+            autocompletion=runs_of_folder,
+        ),
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those that failed or are damaged.")] = False,
+    timeout: Annotated[bool, typer.Option("--timeout", help="Only those that reached a time limit.")] = False,
+    oom: Annotated[bool, typer.Option("--oom", help="Only those that ran out of memory.")] = False,
+    site: Annotated[
+        str | None,
+        typer.Option(
+            "--site",
+            metavar="NAME",
+            help="Site profile; default: `local`, this machine, or where a chosen run was submitted last.",
+            autocompletion=sites,
+        ),
+    ] = None,
     replay: Annotated[
         bool,
         typer.Option("--replay", help="Each run in one process, its ranks taking turns; same numbers."),
@@ -60,6 +79,9 @@ def launch(
 
     Shows progress. Launching again is safe.
 
+    With RUN, --failed, --timeout or --oom only those are started; a damaged one is repaired first: its status
+    is rebuilt, and the damaged file is kept beside it.
+
     Completed runs, and runs of another launch, are left alone. Failed and interrupted runs resume from their
     newest valid checkpoint. On Ctrl-C the runs started here save and end as interrupted; launch again to
     resume. Exit code 0 if all runs are completed, 1 if not, 130 after Ctrl-C.
@@ -72,20 +94,29 @@ def launch(
     With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
     """
     from asyncpp.launching import launch_experiment
-    from asyncpp_cli.launch.sites import find_site
-    from asyncpp_cli.runs.experiment_folder import open_experiment
+    from asyncpp_cli.launch.retry import chosen_by_site
+    from asyncpp_cli.launch.sites import LOCAL, find_site
+    from asyncpp_cli.runs.experiment_folder import runs_named
 
-    find_site(site)
-    code = launch_experiment(
-        open_experiment(folder),
-        site=site,
-        replay=replay,
-        dry_run=dry_run,
-        max_parallel=max_parallel,
-        wait=wait,
-        retries=retries,
-        report=report,
-        yes=yes,
-        until=until,
-    )
+    find_site(site or LOCAL)
+    experiment, named = runs_named(folder, runs)
+    by_site: dict[str, list[str] | None] = {site or LOCAL: None}
+    if named or failed or timeout or oom:
+        by_site = chosen_by_site(experiment, named, failed=failed, timeout=timeout, oom=oom, site=site)
+    code = 0
+    for name, only in by_site.items():
+        ended = launch_experiment(
+            experiment,
+            site=name,
+            replay=replay,
+            dry_run=dry_run,
+            max_parallel=max_parallel,
+            wait=wait,
+            retries=retries,
+            report=report,
+            yes=yes,
+            until=until,
+            only=only,
+        )
+        code = max(code, ended)
     raise typer.Exit(code)

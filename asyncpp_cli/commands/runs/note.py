@@ -17,8 +17,8 @@ def note(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN",
-            help="Folder of the run, DIR/runs/ID; or DIR/BEGINNING of its id.",
+            metavar="DIR/RUN",
+            help="A run, by the beginning of its id.",
             autocompletion=run_folders,
         ),
     ],

@@ -8,19 +8,22 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.completion import experiments, runs_of_folder
+from asyncpp_cli.errors import UserError
 
 
 def remove(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="Folder of the experiment.", autocompletion=experiments),
-    ],
-    runs: Annotated[
-        list[str],
         typer.Argument(
-            metavar="RUN...", help="Ids of runs, or their beginnings.", autocompletion=runs_of_folder
+            metavar="DIR[/RUN]",
+            help="An experiment, or a run of it by the beginning of its id.",
+            autocompletion=experiments,
         ),
     ],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="More runs.", autocompletion=runs_of_folder),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs with all that they have measured, and their cells.
@@ -29,12 +32,15 @@ def remove(
 
     `asyncpp sweep` with the experiment's template adds the cells again, as runs that never started.
     """
-    from asyncpp_cli.console import agreed, say
+    from asyncpp_cli.console import agreed, command, say
     from asyncpp_cli.experiment.removal import losses, remove_runs
-    from asyncpp_cli.runs.experiment_folder import open_experiment, select_runs
+    from asyncpp_cli.runs.experiment_folder import runs_named
 
-    experiment = open_experiment(folder)
-    chosen = list({run.id: run for run in select_runs(experiment, runs)}.values())
+    experiment, chosen = runs_named(folder, runs)
+    if not chosen:
+        raise UserError(
+            f"no runs named; accepted: {command('remove', folder / 'RUN')}, or ids after the folder"
+        )
     for loss in losses(experiment, chosen):
         say(loss.text)
     noun = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"

@@ -24,7 +24,7 @@ def train(
     run_folder: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN_DIR", help="Folder of the run, EXPERIMENT/runs/ID.", autocompletion=run_folders
+            metavar="DIR/RUN", help="A run, by the beginning of its id.", autocompletion=run_folders
         ),
     ],
     replay: Annotated[
@@ -33,20 +33,20 @@ def train(
 ) -> None:
     """Train one run. `launch` starts this for every rank; torchrun can as well.
 
-    Resumes from the newest valid checkpoint in RUN_DIR. On SIGTERM or SIGUSR2 to any of its processes all of
-    them save and exit with code 75; training can then be resumed.
+    Resumes from the newest valid checkpoint of its folder. On SIGTERM or SIGUSR2 to any of its processes all
+    of them save and exit with code 75; training can then be resumed.
 
-    With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train RUN_DIR.
+    With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train DIR/RUN.
     """
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train, owners_of
     from asyncpp_cli.launch.rank_env import attempt_of_rank, read_rank_env
     from asyncpp_cli.launch.resources import ranks_of
-    from asyncpp_cli.runs.run_folder import open_run
+    from asyncpp_cli.runs.experiment_folder import run_at
     from stages.liveness.stop_signal import RESUMABLE
     from stages.validation import ConfigError, check
 
-    run = open_run(run_folder)
+    run = run_at(run_folder)
     try:
         config = config_to_train(run)
         check(config)

@@ -66,7 +66,7 @@ def test_export_overwrites_nothing_and_says_what_is_missing(run: Run, tmp_path: 
     refused = asyncpp("export", fresh.folder, "--out", tmp_path / "out")
     assert (refused.code, "no checkpoint yet" in refused.errors) == (2, True)
     refused = asyncpp("export", tmp_path, "--out", tmp_path / "out")
-    assert (refused.code, "is not a run" in refused.errors) == (2, True)
+    assert (refused.code, "no such experiment or run" in refused.errors) == (2, True)
 
 
 @pytest.mark.slow

@@ -45,7 +45,6 @@ COMMANDS = [
     ["status"],
     ["logs"],
     ["cancel"],
-    ["retry"],
     ["report"],
     ["diff"],
     ["note"],

@@ -32,6 +32,6 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     )
     # What was chosen to be tried again is chosen by its name: it has not failed this time.
     shown["only"] = [run.id]
-    assert resume_command([run], Path("-a dash"), **shown) == f"asyncpp retry './-a dash' {run.id}"
+    assert resume_command([run], Path("-a dash"), **shown) == f"asyncpp launch './-a dash' {run.id}"
     run.write_status(Status(state=State.COMPLETED))
     assert asyncpp("status", *shlex.split(command("status", Path("-a dash")))[2:]).code == 0

@@ -110,18 +110,17 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
     assert chosen(timeout=True, oom=True) == {limit, memory}
     assert chosen(named=True) == {fresh}
 
-    assert asyncpp("retry", folder).code == 2
-    again = asyncpp("retry", folder, completed)
+    again = asyncpp("launch", folder / completed[:-2])
     assert (again.code, again.errors) == (0, f"{completed} is completed: nothing is left to train\n")
     experiment.run(memory).write_status(Status(state=State.COMPLETED, attempt=1))
-    none = asyncpp("retry", folder, "--oom").errors
+    none = asyncpp("launch", folder, "--oom").errors
     assert none == f"None of the 6 runs ran out of memory: asyncpp status {folder}\n"
     ended = Status(state=State.FAILED, cause=Cause.OUT_OF_MEMORY, attempt=1)
     experiment.run(memory).write_status(ended)
-    ambiguous = asyncpp("retry", folder, "2bw-adamw")
+    ambiguous = asyncpp("launch", folder, "2bw-adamw")
     assert (ambiguous.code, "6 runs begin with it" in ambiguous.errors) == (2, True)
     assert "no such run" in asyncpp("cancel", folder, "nothing").errors
-    done = asyncpp("retry", folder, "--oom")
+    done = asyncpp("launch", folder, "--oom")
     assert done.code == 0, done.errors
     after = {run.id: run.status() for run in open_experiment(folder).runs}
     assert (after[memory].state, after[memory].attempt) == (State.COMPLETED, 2)

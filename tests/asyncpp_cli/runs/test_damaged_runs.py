@@ -216,12 +216,12 @@ def test_no_damage_to_any_file_ends_a_command(
             ("status", experiment.folder),
             ("report", experiment.folder, "--format", "csv"),
             ("logs", experiment.folder, ""),
-            ("retry", experiment.folder, "--oom", "--timeout"),
+            ("launch", experiment.folder, "--oom", "--timeout"),
             ("mirror", experiment.folder, "--to", "tensorboard"),
         ]
         for arguments in commands:
             ended = asyncpp(*arguments)
-            assert ended.code == 0 or (arguments[0] in ("logs", "retry") and ended.code in (1, 2)), ended
+            assert ended.code == 0 or (arguments[0] in ("logs", "launch") and ended.code in (1, 2)), ended
             assert "Traceback" not in ended.errors
         [whole, _] = json.loads(asyncpp("status", experiment.folder, "--json").output)
         assert whole["state"] == "completed"

@@ -1,0 +1,83 @@
+"""DIR/PREFIX names a run in every command that takes runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+from support.launches import TINY
+
+from asyncpp_cli.runs.experiment_folder import open_experiment
+
+SMALL = [
+    *TINY,
+    "train.steps=2",
+    "train.checkpoint_interval=2",
+    "matrix={schedule: [1f1b, 2bw], optimizer: adamw}",
+    "exclude=[]",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert asyncpp("sweep", "quickstart", *SMALL, "--out", tmp_path / "e").code == 0
+    return tmp_path / "e"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_one_name_of_a_run_works_in_every_command(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, late = open_experiment(folder).runs
+    launched = asyncpp("launch", folder / "2bw", "--replay")
+    assert launched.code == 0
+    assert f"1 of 1 runs completed in {folder}\nNext: asyncpp report {folder} " in launched.errors
+    assert (sync.status().attempt, late.status().attempt) == (0, 1)
+    trained = subprocess.run(
+        [sys.executable, "-P", "-m", "asyncpp_cli", "train", folder / "1f1b", "--replay"],
+        capture_output=True,
+        text=True,
+    )
+    assert (trained.returncode, sync.status().state) == (0, "completed"), trained.stderr
+    assert asyncpp("logs", folder / "1f1b", "--attempt", "1").code == 0
+    assert "Noted" in asyncpp("note", folder / "1f1b", "seen").errors
+    assert "1f1b" in asyncpp("diff", folder / "1f1b", folder / "2bw").output
+    assert asyncpp("export", folder / "1f1b", "--out", tmp_path / "weights").code == 0
+    longer = asyncpp("extend", folder / "1f1b", "--steps", "4", "--out", tmp_path / "longer")
+    assert (longer.code, len(open_experiment(tmp_path / "longer").runs)) == (0, 1)
+    assert "Cancelled: 0 queued" in asyncpp("cancel", folder / "1f1b").errors
+    # From inside of the experiment, and by the folder of the run.
+    monkeypatch.chdir(folder)
+    assert "seen" in asyncpp("note", "1f1b").output
+    assert "seen" in asyncpp("note", sync.folder).output
+    assert "runs of one experiment" in asyncpp("logs", folder, tmp_path / "longer" / "1f1b").errors
+    assert "names 2 runs" in asyncpp("logs", folder).errors
+    assert "no runs named" in asyncpp("remove", folder, "--yes").errors
+    assert "no such run" in asyncpp("remove", folder / "gpipe", "--yes").errors
+    assert asyncpp("remove", folder / "1f1b", "--yes").code == 0
+    assert [run.id for run in open_experiment(folder).runs] == [late.id]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_following_a_run_that_has_not_begun_waits_for_it(folder: Path, tmp_path: Path) -> None:
+    output, errors = tmp_path / "out", tmp_path / "err"
+    with output.open("w") as out, errors.open("w") as err:
+        following = subprocess.Popen(
+            [sys.executable, "-P", "-m", "asyncpp_cli", "logs", "-f", folder / "2bw"], stdout=out, stderr=err
+        )
+    try:
+        while "has not begun; waiting" not in errors.read_text():
+            assert following.poll() is None, errors.read_text()
+            time.sleep(0.05)
+        assert asyncpp("launch", folder / "2bw", "--replay").code == 0
+        assert following.wait(timeout=100) == 0
+    finally:
+        following.kill()
+    assert "step 2" in output.read_text()
+    assert "is completed" in errors.read_text()
