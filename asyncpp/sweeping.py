@@ -40,7 +40,7 @@ def sweep_template(
         changes: `KEY=VALUE` for all cells.
         out: the experiment's folder, new or to be extended; None: only check.
         site: site profile whose GPUs every cell must fit; None: any.
-        profiles: files of `asyncpp profile`, for the times of the cells that they were measured for.
+        profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for.
 
     Raises:
         UserError: the template, a cell or the folder is not accepted; nothing is written.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
@@ -14,7 +16,6 @@ from asyncpp_cli.commands.machine import data
 from asyncpp_cli.commands.machine.completion import completion
 from asyncpp_cli.commands.machine.doctor import doctor
 from asyncpp_cli.commands.machine.plan import plan
-from asyncpp_cli.commands.machine.profile import profile
 from asyncpp_cli.commands.reference import optimizers, schedule, templates, theory
 from asyncpp_cli.commands.results.diff import diff
 from asyncpp_cli.commands.results.export import export
@@ -53,6 +54,25 @@ app = typer.Typer(
 )
 
 
+_Context: Any = next(
+    kind for kind in typer.Context.__mro__ if kind.__name__ == "Context" and kind is not typer.Context
+)
+_Formatter: Any = _Context.formatter_class
+
+
+class _Help(_Formatter):  # type: ignore[misc]
+    """Help without the types that newer versions of Typer print beside the names of arguments."""
+
+    def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **kwargs: Any) -> None:
+        shown = [
+            (name if name.startswith("-") else re.sub(r" <[^<>]*>$", "", name), text) for name, text in rows
+        ]
+        super().write_dl(shown, *args, **kwargs)
+
+
+_Context.formatter_class = _Help
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from asyncpp_cli.version import asyncpp_version
@@ -74,7 +94,6 @@ def options(
 for command in (
     quickstart,
     plan,
-    profile,
     sweep,
     tune,
     launch,
@@ -88,15 +107,15 @@ for command in (
     remove,
     export,
     mirror,
-    train,
     doctor,
     completion,
 ):
     app.command()(command)
 app.command("retry", hidden=True)(launch)
+app.command(hidden=True)(train)  # launch starts it
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")
-app.add_typer(theory.app, name="theory")
+app.add_typer(theory.app, name="theory", hidden=True)
 app.add_typer(data.app, name="data")
 app.add_typer(templates.app, name="templates")
 

@@ -143,7 +143,7 @@ def mean_of(one: Any, other: Any) -> Any:
 
 
 def measured_costs(process: Process, between: Communicator, options: argparse.Namespace) -> dict[str, Any]:
-    """What a file of `asyncpp profile` has, from both processes at once."""
+    """What a file of `asyncpp plan --measure` has, from both processes at once."""
     config = config_of(options, SCHEDULES[0])
     process.gather(None)
     parts = measure(

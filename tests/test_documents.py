@@ -31,7 +31,6 @@ NOT_RUN = {
     "doctor": "starts processes, or needs a cluster",
     "export": "needs a run that trained",
     "mirror": "needs a tracker's package",
-    "profile": "measures for a minute",
     "sweep --profile": "needs the files that it measured; tests/*/test_profile.py",
     "plan": "searches for half a minute; tests/*/test_plan.py",
     "data": "needs a tokenizer's file, or data that it made",

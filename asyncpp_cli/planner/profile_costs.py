@@ -1,4 +1,4 @@
-"""Costs measured by `asyncpp profile`, read from its file."""
+"""Costs measured by `asyncpp plan --measure`, read from its file."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Measured:
 
 
 def read_profile(file: Path) -> Measured:
-    """Read a file that `asyncpp profile` wrote.
+    """Read a file that `asyncpp plan --measure` wrote.
 
     Raises:
         UserError: the file cannot be read or has another format.
@@ -153,5 +153,5 @@ def read_profile(file: Path) -> Measured:
     except DamagedError as error:
         raise UserError(f"--profile {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"--profile {file}: is not a file of `asyncpp profile` ({error!r})") from error
+        raise UserError(f"--profile {file}: is not a file of `asyncpp plan --measure` ({error!r})") from error
     return measured

@@ -77,7 +77,7 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         ["train", done],
         ["export", done, "--out", f"{new}-weights"],
         ["quickstart", "--out", quick],
-        ["profile", "micro", "data.context=16", "--repeats", "1", "--out", f"{new}.profile"],
+        ["plan", "micro", "data.context=16", "--repeats", "1", "--measure", f"{new}.profile"],
         ["doctor", "--dir", str(folder)],
         *launches,
         ["no-such-command"],

@@ -19,7 +19,7 @@ def prepare(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT...",
+            metavar="INPUT",
             help="Text, JSON lines (.jsonl) or Parquet, also as .gz .xz .bz2 .zst: files, folders, patterns.",
         ),
     ],

@@ -32,7 +32,7 @@ def plan(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
+            metavar="KEY=VALUE",
             help="Changes, as in optimizer=muon or data.context=4096.",
             autocompletion=settings,
         ),
@@ -62,9 +62,29 @@ def plan(
     profile: Annotated[
         Path | None,
         typer.Option(
-            "--profile", metavar="FILE", help="Use times measured by `asyncpp profile` instead of estimates."
+            "--profile", metavar="FILE", help="Use the times of a file that --measure wrote, not estimates."
         ),
     ] = None,
+    measure_to: Annotated[
+        Path | None,
+        typer.Option(
+            "--measure",
+            metavar="FILE",
+            help="Measure the model's parts on this machine first, write their times, and use them.",
+        ),
+    ] = None,
+    microbatch_sizes: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--microbatch-size",
+            metavar="N",
+            min=1,
+            help="With --measure: sequences per micro-batch; can be repeated.",
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", min=1, help="With --measure: measurements of each part.")
+    ] = 20,
     tokens_per_step: Annotated[
         int | None,
         typer.Option(
@@ -84,7 +104,9 @@ def plan(
 
     A layout is a schedule with its stages, pipelines, micro-batches, their size, and recomputation;
     "interleaved-1f1b x 2" has two stages on each rank.
-    Times are estimates from data sheets, for comparing layouts, unless --profile gives measured ones.
+    Times are estimates from data sheets, for comparing layouts, unless --measure or --profile is given.
+    --measure times forward and backward of embedding, block and head, and their optimizer step, on the GPU if
+    there is one, else on `site.threads` CPU threads.
     """
     import schedules
     from asyncpp_cli.console import say
@@ -101,6 +123,13 @@ def plan(
         raise UserError(
             f"{what}: model.factory: the costs of a user's own model are unknown; train it to measure them"
         )
+    if measure_to is not None:
+        from asyncpp_cli.planner.measure import measure
+
+        if profile is not None:
+            raise UserError("--measure and --profile both give times: leave one out")
+        measure(base.config, measure_to, microbatch_sizes=microbatch_sizes or [], repeats=repeats)
+        profile = measure_to
     costs, limit, times_known = _costs_and_limit(
         base, site=site, device=device, profile=profile, memory=memory
     )

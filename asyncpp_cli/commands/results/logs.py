@@ -29,9 +29,7 @@ def logs(
     ],
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RUN]", help="The run, if DIR is given alone.", autocompletion=runs_of_folder
-        ),
+        typer.Argument(metavar="RUN", help="The run, if DIR is given alone.", autocompletion=runs_of_folder),
     ] = None,
     rank: Annotated[
         int | None,

@@ -40,7 +40,7 @@ def report(
     experiments: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR...", help="Folders of experiments to report together.", autocompletion=experiments
+            metavar="DIR", help="Folders of experiments to report together.", autocompletion=experiments
         ),
     ],
     output_format: Annotated[

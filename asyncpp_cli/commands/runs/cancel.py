@@ -22,7 +22,7 @@ def cancel(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="More runs; default: all of DIR.",
             autocompletion=runs_of_folder,
         ),

@@ -23,7 +23,7 @@ def extend(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="More runs; default: all of DIR.",
             autocompletion=runs_of_folder,
         ),

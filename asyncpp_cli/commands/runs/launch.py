@@ -22,7 +22,7 @@ def launch(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help="More runs; default: all of DIR that are not completed.",
             autocompletion=runs_of_folder,
         ),

@@ -23,7 +23,7 @@ def note(
         ),
     ],
     text: Annotated[
-        str, typer.Argument(metavar="[TEXT]", help="The note; without it and --tag, the notes are shown.")
+        str, typer.Argument(metavar="TEXT", help="The note; without it and --tag, the notes are shown.")
     ] = "",
     tag: Annotated[
         list[str] | None, typer.Option("--tag", metavar="NAME", help="Tag the run; can be repeated.")

@@ -22,7 +22,7 @@ def remove(
     ],
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="More runs.", autocompletion=runs_of_folder),
+        typer.Argument(metavar="RUN", help="More runs.", autocompletion=runs_of_folder),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:

@@ -30,7 +30,7 @@ def sweep(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...",
+            metavar="KEY=VALUE",
             help="Settings for all cells, as in train.steps=300 or matrix.seed=[0,1].",
             autocompletion=settings,
         ),
@@ -53,7 +53,7 @@ def sweep(
         typer.Option(
             "--profile",
             metavar="FILE",
-            help="Times measured by `asyncpp profile`, for the expected cost; can be repeated.",
+            help="Times measured by `asyncpp plan --measure`, for the expected cost; can be repeated.",
         ),
     ] = None,
     list_only: Annotated[

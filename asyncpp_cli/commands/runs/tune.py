@@ -28,7 +28,7 @@ def tune(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Settings for all cells, as in sweep.", autocompletion=settings
+            metavar="KEY=VALUE", help="Settings for all cells, as in sweep.", autocompletion=settings
         ),
     ] = None,
     over: Annotated[

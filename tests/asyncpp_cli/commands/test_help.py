@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,6 @@ COMMANDS = [
     ["completion"],
     ["export"],
     ["plan"],
-    ["profile"],
     ["mirror"],
     ["train"],
     ["doctor"],
@@ -97,6 +97,14 @@ def test_help_imports_nothing_slow(command: str, helped: dict[str, tuple[int, st
     assert code == 0
     assert output.startswith("Usage:")
     assert not SLOW & modules
+    assert not re.search(r"^  [^-\s].* <(list|str|path)", output, re.MULTILINE)
+
+
+def test_the_first_list_has_what_users_type(helped: dict[str, tuple[int, str, set[str]]]) -> None:
+    _, output, _ = helped[""]
+    listed = re.findall(r"^  (\w+)  +[A-Z]", output.partition("Commands:")[2], re.MULTILINE)
+    assert {"launch", "plan", "templates"} < set(listed)
+    assert not {"retry", "profile", "train", "theory"} & set(listed)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_one_name_of_a_run_works_in_every_command(
         text=True,
     )
     assert (trained.returncode, sync.status().state) == (0, "completed"), trained.stderr
-    assert asyncpp("logs", folder / "1f1b", "--attempt", "1").code == 0
+    assert asyncpp("logs", folder / "2bw", "--attempt", "1").code == 0
     assert "Noted" in asyncpp("note", folder / "1f1b", "seen").errors
     assert "1f1b" in asyncpp("diff", folder / "1f1b", folder / "2bw").output
     assert asyncpp("export", folder / "1f1b", "--out", tmp_path / "weights").code == 0
@@ -79,5 +79,6 @@ def test_following_a_run_that_has_not_begun_waits_for_it(folder: Path, tmp_path:
         assert following.wait(timeout=100) == 0
     finally:
         following.kill()
+        following.wait()
     assert "step 2" in output.read_text()
     assert "is completed" in errors.read_text()

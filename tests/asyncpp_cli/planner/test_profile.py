@@ -1,4 +1,4 @@
-"""`asyncpp profile` and what `plan` makes of its file."""
+"""`asyncpp plan --measure` and what `plan` makes of its file."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(model: Path) -> Path:
     file = model.parent / "profile.json"
     sizes = ("--microbatch-size", "1", "--microbatch-size", "4")
-    ended = asyncpp("profile", model, *COMMON, "--out", file, *sizes, "--repeats", "3")
+    ended = asyncpp("plan", model, *COMMON, "--schedule", "1f1b", "--measure", file, *sizes, "--repeats", "3")
     assert ended.code == 0, ended.errors
-    assert "a block takes" in ended.output
+    assert "a block takes" in ended.errors
     return file
 
 
@@ -112,14 +112,14 @@ def test_a_sweep_takes_the_measured_times_of_its_cells(model: Path, measured: Pa
     ended = asyncpp("sweep", template, "site.threads=1", "--list", "--profile", file)
     assert (ended.code, "core-h" in ended.output + ended.errors) == (0, False)
     refused = asyncpp("sweep", template, "--list", "--profile", template)
-    assert (refused.code, "is not a file of `asyncpp profile`" in refused.errors) == (2, True)
+    assert (refused.code, "is not a file of `asyncpp plan --measure`" in refused.errors) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"format": 2}, "has format 2"),
-        ({"parts": {}}, "is not a file of `asyncpp profile`"),
+        ({"parts": {}}, "is not a file of `asyncpp plan --measure`"),
         ({"conditions": {"context": 16}}, "was measured with model None"),
     ],
 )
@@ -150,5 +150,5 @@ def test_times_of_other_runs_are_refused(other: str, model: Path, measured: Path
 
 
 def test_a_profile_needs_a_file_to_write(model: Path) -> None:
-    refused = asyncpp("profile", model, *COMMON, "--out", model.parent)
+    refused = asyncpp("plan", model, *COMMON, "--measure", model.parent)
     assert (refused.code, "a folder; give the name of a file" in refused.errors) == (2, True)

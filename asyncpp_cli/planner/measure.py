@@ -1,0 +1,66 @@
+"""Measures the parts of a model on this machine, for `asyncpp plan` and `asyncpp sweep`."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncpp_cli.atomic_files import write_json
+from asyncpp_cli.console import say
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.planner.profile_costs import FORMAT, conditions
+from stages.compile_rule import compiles_here
+from stages.config import RunConfig
+from stages.torch_process import importing_torch
+
+
+def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], repeats: int) -> None:
+    """Measure forward and backward of embedding, block and head, and their optimizer step; write the times.
+
+    On the GPU if there is one, else on `site.threads` CPU threads.
+
+    Args:
+        config: the run's configuration.
+        file: to write, for `asyncpp_cli.planner.profile_costs.read_profile`.
+        microbatch_sizes: sequences per micro-batch to measure with; empty: those of the configuration.
+        repeats: measurements of each part.
+
+    Raises:
+        UserError: the file is a folder.
+    """
+    if file.is_dir():
+        raise UserError(f"--measure {file} is a folder; give the name of a file")
+    with importing_torch():
+        import torch
+
+        from stages.comm.process import choose_device
+        from stages.profile import measure as measure_parts
+
+    torch.set_num_threads(config.site.threads)
+    device = choose_device(config.site)
+    parts = measure_parts(
+        config,
+        device=device,
+        microbatch_sizes=list(microbatch_sizes) or [config.train.microbatch_size],
+        repeats=repeats,
+        progress=lambda part: say(f"measuring {part}"),
+    )
+    content = {
+        "format": FORMAT,
+        "conditions": conditions(config) | {"compile": compiles_here(config, device=device.type)},
+        "parts": parts,
+        "message_seconds": 0.0,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": config.site.threads,
+        "host": platform.node(),
+        "torch": torch.__version__,
+    }
+    write_json(file, content)
+    say(f"{file}: a block takes {_milliseconds(parts, 'block')} on {content['device']}")
+
+
+def _milliseconds(parts: dict[str, dict[str, dict[str, dict[str, float]]]], name: str) -> str:
+    size, times = next(iter(parts[name]["microbatch"].items()))
+    forward, backward = (f"{1e3 * times[key]:.3g}" for key in ("forward", "backward"))
+    return f"{forward} + {backward} ms (forward + backward) with {size} sequences"
