@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,9 @@ SAMPLE_TOKENS = 48
 """Length of a sample."""
 
 
-def show_shards(path: Path, *, samples: int, seed: int, tokenizer: str | None, verify: bool) -> None:
+def show_shards(
+    path: Path, *, samples: int, seed: int, tokenizer: str | None, verify: bool, as_json: bool
+) -> None:
     """Print counts and samples of both splits.
 
     Args:
@@ -30,6 +34,7 @@ def show_shards(path: Path, *, samples: int, seed: int, tokenizer: str | None, v
         seed: for the positions of the samples.
         tokenizer: to decode with; None: the prepared folder's own.
         verify: whether to check the checksum of every file.
+        as_json: print one JSON object instead.
 
     Raises:
         UserError: there are no shards, they are damaged, or they cannot be decoded.
@@ -42,20 +47,55 @@ def show_shards(path: Path, *, samples: int, seed: int, tokenizer: str | None, v
     except DataError as error:
         raise UserError(str(error)) from error
     decoder = _decoder(prepared, tokenizer)
+    splits = _splits(corpus.train, corpus.validation)
+    drawn = {split: _samples(shards, samples=samples, seed=seed) for split, shards in splits}
+    if as_json:
+        if prepared is not None and verify:
+            _verify(prepared)
+        print(json.dumps(_record(prepared, splits, drawn, decoder), indent=1))
+        return
     if prepared is not None:
         _show_prepared(prepared)
         if verify:
-            _verify(prepared)
+            print(_verify(prepared))
     else:
-        rows = [
-            [split, f"{count(shards):,}", str(len(shards))]
-            for split, shards in _splits(corpus.train, corpus.validation)
-        ]
+        rows = [[split, f"{count(shards):,}", str(len(shards))] for split, shards in splits]
         show_table(["split", "tokens", "shards"], rows, title=f"{path}: tokens of another project's format")
-    for split, shards in _splits(corpus.train, corpus.validation):
-        for position, tokens in _samples(shards, samples=samples, seed=seed):
+    for split, _ in splits:
+        for position, tokens in drawn[split]:
             text = decoder.decode(tokens) if decoder is not None else " ".join(map(str, tokens))
             print(f"\n{split}, token {position:,}:\n{_printable(text)}")
+
+
+def _record(
+    prepared: Prepared | None,
+    splits: Sequence[tuple[str, Sequence[Shard]]],
+    drawn: Mapping[str, Sequence[tuple[int, list[int]]]],
+    decoder: Tokenizer | None,
+) -> dict[str, Any]:
+    """Counts and samples for programs; null where the format does not say."""
+    return {
+        "tokenizer": None if prepared is None else prepared.tokenizer,
+        "vocab_size": None if prepared is None else prepared.vocab_size,
+        "end_of_document": None if prepared is None else prepared.end_of_document,
+        "splits": {
+            split: {
+                "documents": None if prepared is None else prepared.documents[split],
+                "tokens": count(shards),
+                "bytes": None if prepared is None else prepared.bytes[split],
+                "shards": len(shards),
+                "samples": [
+                    {
+                        "position": position,
+                        "tokens": tokens,
+                        "text": None if decoder is None else decoder.decode(tokens),
+                    }
+                    for position, tokens in drawn[split]
+                ],
+            }
+            for split, shards in splits
+        },
+    }
 
 
 def _splits(*shards: Sequence[Shard]) -> list[tuple[str, Sequence[Shard]]]:
@@ -95,13 +135,14 @@ def _show_prepared(prepared: Prepared) -> None:
     )
 
 
-def _verify(prepared: Prepared) -> None:
+def _verify(prepared: Prepared) -> str:
+    """Check the checksums; returns what to say of them."""
     for file, expected in prepared.checksums.items():
         with file.open("rb") as opened:
             checksum = hashlib.file_digest(opened, "sha256").hexdigest()
         if checksum != expected:
             raise UserError(f"{file}: SHA-256 is {checksum}, {MANIFEST} says {expected}")
-    print(f"{len(prepared.checksums)} files match the checksums of {MANIFEST}")
+    return f"{len(prepared.checksums)} files match the checksums of {MANIFEST}"
 
 
 def _samples(shards: Sequence[Shard], *, samples: int, seed: int) -> list[tuple[int, list[int]]]:

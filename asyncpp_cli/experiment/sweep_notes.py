@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from schedules import analyze
-from stages.data.dataset import find_corpus
+from stages.data.dataset import find_corpus, is_prepared
+from stages.data.prepared import few_documents, read_prepared
 from stages.data.shards import count
 from stages.pipeline.segments import segment_program
 
 
 def notes(cells: Sequence[ResolvedCell]) -> list[str]:
     """Notes on checked cells, one line each."""
-    return [*_overlapping_evaluations(cells), *_ineffective_corrections(cells)]
+    return [*_small_validation(cells), *_overlapping_evaluations(cells), *_ineffective_corrections(cells)]
 
 
 def _ineffective_corrections(cells: Sequence[ResolvedCell]) -> list[str]:
@@ -32,6 +34,12 @@ def _ineffective_corrections(cells: Sequence[ResolvedCell]) -> list[str]:
         f"{same[0]}{more}: correction lr-discount divides the learning rate by a power of the delay, which "
         "is 1 at every stage here, so it changes nothing"
     ]
+
+
+def _small_validation(cells: Sequence[ResolvedCell]) -> list[str]:
+    paths = dict.fromkeys(resolved.config.data.path for resolved in cells)
+    prepared = [read_prepared(Path(path)) for path in paths if path is not None and is_prepared(Path(path))]
+    return [warning for each in prepared if (warning := few_documents(each))]
 
 
 def _overlapping_evaluations(cells: Sequence[ResolvedCell]) -> list[str]:

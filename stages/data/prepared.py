@@ -17,6 +17,8 @@ MANIFEST = "manifest.json"
 UNFINISHED = "unfinished"
 """Folder beside the shards that exists until the manifest does."""
 SPLITS = ("train", "validation")
+FEW_DOCUMENTS = 20
+"""Least number of documents of a validation split that is not remarked on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,18 @@ def read_prepared(folder: Path) -> Prepared:
         raise DataError(
             f"{file} is no manifest of prepared data ({type(error).__name__}: {error})"
         ) from error
+
+
+def few_documents(prepared: Prepared) -> str:
+    """A remark on a validation split of so few documents that they decide the loss; empty if it has more."""
+    documents = prepared.documents["validation"]
+    if documents >= FEW_DOCUMENTS:
+        return ""
+    return (
+        f"the validation split of {prepared.folder} has {documents} document{'s' * (documents != 1)}, so its "
+        f"loss depends on which ones; a larger --validation-share, or more and shorter documents "
+        f"(--separator), give {FEW_DOCUMENTS} or more"
+    )
 
 
 def _read(folder: Path, content: Mapping[str, Any]) -> Prepared:

@@ -67,6 +67,7 @@ def prepare(
     from asyncpp_cli.data.progress import shown_progress
     from asyncpp_cli.data.sources import find_sources
     from asyncpp_cli.launch.resources import this_machine
+    from stages.data.prepared import few_documents
     from stages.data.shards import count
 
     if not 0 < validation_share < 1:
@@ -93,6 +94,8 @@ def prepare(
         raise typer.Exit(130) from None
     if not written:
         say(f"{out} is complete already")
+    if warning := few_documents(prepared):
+        say(f"note: {warning}")
     tokens = {split: count(shards) for split, shards in prepared.splits.items()}
     tell(
         f"{out}: {tokens['train']:,} tokens for training, {tokens['validation']:,} held out; "
@@ -116,13 +119,14 @@ def inspect(
         ),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check the checksum of every file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print counts and samples as JSON.")] = False,
 ) -> None:
     """Show counts of token shards and samples of their text."""
     from asyncpp_cli.data.inspect import show_shards
 
     if samples < 0:
         raise UserError(f"--samples is {samples}, must be 0 or more")
-    show_shards(folder, samples=samples, seed=seed, tokenizer=tokenizer, verify=verify)
+    show_shards(folder, samples=samples, seed=seed, tokenizer=tokenizer, verify=verify, as_json=as_json)
 
 
 @app.command("moved")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+import textwrap
 from typing import Annotated
 
 import typer
@@ -11,29 +14,49 @@ app = typer.Typer(no_args_is_help=True, help="List and show the shipped template
 
 
 @app.command("list")
-def list_templates() -> None:
+def list_templates(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list of kind, name, about and description.")
+    ] = False,
+) -> None:
     """List the shipped templates: experiments, model sizes and sites."""
-    from asyncpp_cli.console import show_table
-    from asyncpp_cli.experiment.shipped import (
-        RECOMMENDED,
-        TEMPLATE_KINDS,
-        TEMPLATES_FOLDER,
-        find_template,
-        template_names,
-    )
-    from asyncpp_cli.experiment.yaml_data import read_mapping
-    from asyncpp_cli.tables import Fit
+    from asyncpp_cli.console import console, show_table
+    from asyncpp_cli.experiment.shipped import TEMPLATE_KINDS, TEMPLATES_FOLDER, template_names
 
-    rows = []
-    for folder, kind in TEMPLATE_KINDS.items():
-        for name in template_names(folder):
-            content = read_mapping(find_template(folder, name, beside=None))
-            about = content.get("description") or ", ".join(
-                f"{key} {value}" for key, value in content.items() if key != RECOMMENDED
-            )
-            rows.append([kind, name, " ".join(about.split())])
-    title = f"{len(rows)} templates in {TEMPLATES_FOLDER}"
-    show_table(["kind", "name", "about"], rows, title=title, fit=Fit(fold=["about"]))
+    records = [
+        {"kind": kind, "name": name, **_described(folder, name)}
+        for folder, kind in TEMPLATE_KINDS.items()
+        for name in template_names(folder)
+    ]
+    if as_json:
+        print(json.dumps(records, indent=1))
+        return
+    columns = ("kind", "name", "about")
+    rows = [[record[column] for column in columns] for record in records]
+    output = console()
+    if output.is_terminal:
+        room = output.width - sum(max(len(row[column]) for row in rows) + 2 for column in (0, 1))
+        rows = [[*row[:2], textwrap.shorten(row[2], width=max(room, 8), placeholder=" …")] for row in rows]
+    show_table(columns, rows, title=f"{len(rows)} templates in {TEMPLATES_FOLDER}")
+
+
+def _described(folder: str, name: str) -> dict[str, str]:
+    """What a template is about in a line, and its whole description."""
+    from asyncpp_cli.experiment.settings import assign
+    from asyncpp_cli.experiment.shipped import find_template, model_settings
+    from asyncpp_cli.experiment.yaml_data import read_mapping
+    from stages.config import RunConfig
+    from stages.model.families.catalogue import describe
+
+    if folder == "models":
+        config = RunConfig()
+        assign(config, model_settings(name, None))
+        model, spec = config.model, describe(config.model)
+        active = f", {spec.active_count:,} active" if model.experts else ""
+        text = f"{model.layers} blocks of {model.width}, {spec.parameter_count:,} parameters{active}"
+        return {"about": text, "description": text}
+    text = " ".join(str(read_mapping(find_template(folder, name, beside=None))["description"]).split())
+    return {"about": re.split(r"(?<=[.?])\s|: ", text)[0].rstrip("."), "description": text}
 
 
 @app.command("show")

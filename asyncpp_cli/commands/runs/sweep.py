@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,6 +60,10 @@ def sweep(
     list_only: Annotated[
         bool, typer.Option("--list", help="Check and show the cells without writing.")
     ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print the cells as a JSON list, with what each is expected to cost."),
+    ] = False,
 ) -> None:
     """Render an experiment matrix into a folder of runs.
 
@@ -78,7 +83,10 @@ def sweep(
         template, changes or [], out=None if list_only else out, site=site, profiles=profiles or []
     )
     cells, rendered = swept.cells, swept.rendered
-    show_cells(cells, swept.expected, title=swept.name)
+    if as_json:
+        print(json.dumps([_record(*each) for each in zip(cells, swept.expected, strict=True)], indent=1))
+    else:
+        show_cells(cells, swept.expected, title=swept.name)
     _say_cost(swept)
     for note in notes(cells):
         say(f"note: {note}")
@@ -96,6 +104,13 @@ def sweep(
         first, *further = rendered.restored
         restored = f"{first} and {len(further)} others" if further else first
         say(f"Restored, since its folder or configuration was gone or damaged: {restored}.")
+
+
+def _record(resolved: ResolvedCell, cost: Expected) -> dict[str, Any]:
+    """A cell for programs; null where an estimate is not known."""
+    hours = {name: _hours([resolved], [cost], name)[0] for name in _HOURS}
+    estimates = {"memory_gb": cost.memory_gb, "step_seconds": cost.step_seconds, **hours}
+    return {"id": resolved.cell.id, "axes": resolved.cell.axes, **estimates}
 
 
 def _say_cost(swept: Sweep) -> None:

@@ -275,7 +275,10 @@ def test_schedules_can_be_chosen() -> None:
         (["360m", "--gpus", "2", "--device", "abacus"], "unknown GPU 'abacus'; accepted: h100"),
         (["360m", "--gpus", "2", "--schedule", "3f3b"], "--schedule 3f3b: unknown; accepted: gpipe"),
         (["360m", "--gpus", "64", "--tokens-per-step", "1000"], "no layout of 64 GPUs"),
-        (["360m-tied", "--gpus", "2", "--schedule", "2bw"], "model.tied: no layout of 2bw has embedding"),
+        (
+            ["360m", "model.tied=true", "--gpus", "2", "--schedule", "2bw"],
+            "model.tied: no layout of 2bw has embedding",
+        ),
         (["360m", "widht=3", "--gpus", "2"], "widht: unknown key"),
         (["360m", "optimizer", "--gpus", "2"], "write KEY=VALUE"),
         (["360m", "--gpus", "2", "--profile", "nowhere.json"], "nowhere.json: cannot be read"),
