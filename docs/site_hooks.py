@@ -37,6 +37,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn the repository's relative links into the site's."""
+    if page.file.src_uri == "readme.md":
+        # Its table of results takes the width of the page.
+        page.meta["hide"] = ["toc"]
     sources = {name: source for source, name in OUTSIDE.items()}
     source = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
