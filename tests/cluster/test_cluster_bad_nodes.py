@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
+from support.cluster_runs import ONE_RUN, kill_node, launch, outcomes, site_file, start_node, sweep, wait_for
 from support.command_line import asyncpp
 from support.slurm_queue import hurry, squeue
 
@@ -47,6 +48,73 @@ def test_a_run_without_retries_goes_on_elsewhere(slurm_conf: Path, tmp_path: Pat
     assert "uncorrectable ECC error" in shown.errors
     # What is submitted next leaves it out as well.
     assert excluded_nodes_at(find_site(str(site)), experiment, needed=1) == "n[1-2],n3"
+
+
+@pytest.mark.timeout(400)
+def test_a_job_that_slurm_requeues_itself_leaves_the_node_that_failed(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    experiment = sweep(tmp_path / "e", *ONE_RUN, "train.checkpoint_interval=10", "train.steps=100000")
+    (run,) = experiment.runs
+    launch(experiment.folder, "--replay", site=site_file(tmp_path, retries=0, exclude="n[1-2]"))
+    wait_until_it_trains(run, 1)
+    failed, other = ("n3", "n4") if nodes(run, 1) == "n3" else ("n4", "n3")
+    job = Attempt(run, 1).job
+    assert job is not None
+    cluster = slurm_conf.parents[1]
+    dead = [failed]
+    try:
+        kill_node(failed, job, cluster=cluster)
+        wait_until_it_trains(run, 2)
+        assert nodes(run, 2) == other
+        start_node(dead.pop())
+        # SLURM queues the job again, and for it there is only the node that failed.
+        dead.append(other)
+        kill_node(other, job, cluster=cluster)
+        wait_for(
+            lambda: excluded_from(job.id) == f"n[1-2],{failed}",
+            seconds=150,
+            why=lambda: told(experiment.runs),
+        )
+    finally:
+        for node in dead:
+            start_node(node)
+    wait_until_it_trains(run, 3)
+    assert [nodes(run, number) for number in (2, 3)] == [other, other]
+    assert asyncpp("cancel", experiment.folder).code == 0
+    outputs = "".join(file.read_text() for file in experiment.submissions.glob("*/*.out"))
+    assert f"nothing is started here: {failed} is excluded since an earlier failure" in outputs
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_slurm_is_requeueing_says_so(slurm_conf: Path, tmp_path: Path) -> None:
+    experiment = sweep(tmp_path / "e", *ONE_RUN, "train.checkpoint_interval=10", "train.steps=100000")
+    (run,) = experiment.runs
+    launch(experiment.folder, "--replay", site=site_file(tmp_path, retries=0))
+    wait_until_it_trains(run, 1)
+    job = Attempt(run, 1).job
+    assert job is not None
+    subprocess.run(["scontrol", "requeue", job.id], timeout=60, check=True)
+    wait_until_it_trains(run, 2)
+    (file,) = experiment.submissions.glob("*/*.out")
+    assert "SLURM has queued it again" in file.read_text()
+    assert asyncpp("cancel", experiment.folder).code == 0
+
+
+def wait_until_it_trains(run: Run, attempt: int) -> None:
+    def trains() -> bool:
+        hurry()
+        status = run.status()
+        return (status.state, status.attempt, status.step > 0) == (State.RUNNING, attempt, True)
+
+    wait_for(trains, seconds=150, why=lambda: (squeue(), told((run,))))
+
+
+def excluded_from(job: str) -> str:
+    hurry()
+    asked = ["scontrol", "show", "job", job]
+    said = subprocess.run(asked, timeout=60, check=True, capture_output=True, text=True).stdout
+    return said.partition("ExcNodeList=")[2].split()[0]
 
 
 def completed(*runs: Run) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from contextlib import suppress
@@ -12,9 +11,11 @@ from pathlib import Path
 import pytest
 from support.cluster_runs import (
     ONE_RUN,
+    kill_node,
     launch,
     outcomes,
     site_file,
+    start_node,
     starts,
     status_of,
     sweep,
@@ -26,7 +27,6 @@ from support.launches import rows_of
 from support.slurm_queue import hurry, preempt_all, squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.processes import send_signal
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.liveness.stop_signal import RESUMABLE
@@ -101,7 +101,8 @@ def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path, 
     wait_until_it_trains(run, 3)
     job = Attempt(run, 3).job
     assert job is not None
-    killed = kill_node(run, slurm_conf.parents[1])
+    killed = nodes_of(job.nodes)[1]
+    kill_node(killed, job, cluster=slurm_conf.parents[1])
     try:
         wait_until_it_trains(run, 4)
         last = Attempt(run, 4).job
@@ -117,41 +118,11 @@ def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path, 
     assert causes == ["stopped", "stopped", "restarted", ""]
 
 
-def kill_node(run: Run, cluster: Path) -> str:
-    """End the daemon of the node of rank 1 and what it had started there, without a word. The node's name."""
-    supervisor = Attempt(run, run.status().attempt).processes(1)[1]
-    node = (Path("/proc") / str(supervisor.pid) / "environ").read_bytes()
-    name = next(text for text in node.decode().split("\0") if text.startswith("SLURMD_NODENAME=")).partition(
-        "="
-    )[2]
-    stepd = int((Path("/proc") / str(supervisor.pid) / "stat").read_text().rpartition(")")[2].split()[1])
-    daemon = int((cluster / f"run/slurmd.{name}.pid").read_text())
-    for pid in (daemon, stepd, supervisor.pid):
-        os.kill(pid, signal.SIGKILL)
-    for process in Attempt(run, run.status().attempt).processes(1):
-        send_signal(process, signal.SIGKILL)
-    return name
-
-
 def nodes_of(nodes: str) -> list[str]:
     asked = subprocess.run(
         ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
     )
     return asked.stdout.split()
-
-
-def start_node(name: str) -> None:
-    """Start the daemon of a node again, and wait until SLURM has noticed."""
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    subprocess.run([shutil.which("slurmd", path=path) or "slurmd", "-N", name], timeout=60, check=True)
-    asked = ["sinfo", "-h", "-n", name, "-p", "main", "-o", "%T"]
-    wait_for(
-        lambda: (
-            subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-            in ("idle", "mixed", "allocated")
-        ),
-        seconds=60,
-    )
 
 
 @pytest.mark.timeout(400)

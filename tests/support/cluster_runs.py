@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from support.command_line import asyncpp
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.job_record import Job
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 
@@ -85,3 +91,33 @@ def starts(run: Run) -> list[tuple[int, int]]:
 
 def weights(run: Run) -> str:
     return str(run.metrics()[-1]["weights_sha256"])
+
+
+def kill_node(node: str, job: Job, *, cluster: Path) -> None:
+    """End the daemon of a node and all that a job runs there, without a word."""
+    pids = {int((cluster / f"run/slurmd.{node}.pid").read_text())}
+    words = {f"SLURMD_NODENAME={node}", f"SLURM_JOB_NAME={job.name}"}
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if words <= set(file.read_bytes().decode(errors="replace").split("\0")):
+                pids.add(int(file.parent.name))
+                parent = int((file.parent / "stat").read_text().rpartition(")")[2].split()[1])
+                if (Path("/proc") / str(parent) / "comm").read_text().startswith("slurmstepd"):
+                    pids.add(parent)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def start_node(name: str) -> None:
+    """Start the daemon of a node again, and wait until SLURM has noticed."""
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    subprocess.run([shutil.which("slurmd", path=path) or "slurmd", "-N", name], timeout=60, check=True)
+    asked = ["sinfo", "-h", "-n", name, "-p", "main", "-o", "%T"]
+    wait_for(
+        lambda: (
+            subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+            in ("idle", "mixed", "allocated")
+        ),
+        seconds=60,
+    )

@@ -27,9 +27,13 @@ def hurry() -> None:
         ["squeue", "-h", "-r", "-O", form], capture_output=True, text=True, timeout=60, check=True
     )
     for line in ended.stdout.splitlines():
-        array, index, reason, start = line.split()
+        array, index, *reason, start = line.split()
         # The start time is N/A while the job is still completing.
-        if reason == "BeginTime" and start != "N/A" and datetime.fromisoformat(start) > soon:
+        if (
+            reason[0] in ("BeginTime", "ReqNodeNotAvail,")
+            and start != "N/A"
+            and datetime.fromisoformat(start) > soon
+        ):
             command = ["scontrol", "update", f"JobId={array}_{index}", "StartTime=now+2"]
             subprocess.run(command, timeout=60, check=False, capture_output=True)
 

@@ -24,6 +24,7 @@ from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
 from asyncpp_cli.launch.slurm.node_exclusion import (
     exclude_from_requeued,
     exclude_from_waiting,
+    excluded_nodes_of,
     node_fault_reason,
     record_broken_nodes,
 )
@@ -60,7 +61,11 @@ def run_task(file: str) -> int:
     job = _this_job(manifest, index)
     _say(f"{job.id} (start {job.restart + 1}) on {job.nodes}: {row.id}")
     first_end_time(job.id)
-    _settle_earlier_start(experiment, run, job)
+    before = _settle_earlier_start(experiment, run, manifest, job)
+    # Once: if SLURM refused the exclusion, the job would be queued again forever.
+    if before == job.restart - 1 and (excluded := excluded_nodes_of(experiment, manifest, job)):
+        _say(f"nothing is started here: {', '.join(excluded)} is excluded since an earlier failure")
+        return _queue_again(experiment, manifest, job, code=RESUMABLE)
     while (code := _attempt(experiment, run, manifest, row, job)) is None:
         pass
     _hand_over_slot(experiment, manifest, index)
@@ -111,15 +116,19 @@ def _this_job(manifest: ArrayManifest, index: int) -> Job:
     )
 
 
-def _settle_earlier_start(experiment: Experiment, run: Run, job: Job) -> None:
-    """Settle the attempt of an earlier start of this job: SLURM ends a job before it starts it again."""
+def _settle_earlier_start(experiment: Experiment, run: Run, manifest: ArrayManifest, job: Job) -> int | None:
+    """Settle the attempt of an earlier start of this job: SLURM ends a job before it starts it again.
+
+    Returns:
+        The number of that start; None if no start of this job made the run's latest attempt.
+    """
     status = run.status()
     attempt = Attempt(run, status.attempt)
     before = attempt.job if status.attempt else None
     if before is None or (before.name, before.index) != (job.name, job.index):
-        return
-    if before.restart < job.restart:
-        record_broken_nodes(experiment, attempt, before)
+        return None
+    if before.restart < job.restart and record_broken_nodes(experiment, attempt, before):
+        exclude_from_waiting(experiment, cluster=manifest.cluster)
     reason = f"SLURM took its nodes away ({before.nodes}) and started the job again"
     if status.state == State.RUNNING:
         attempt.stop(reason, cause=Cause.RESTARTED)
@@ -128,6 +137,7 @@ def _settle_earlier_start(experiment: Experiment, run: Run, job: Job) -> None:
         # Ranks vanished together with this process, which would have recorded why.
         reason = f"{reason}; {status.reason}"
         override_outcome(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
+    return before.restart
 
 
 def _refusal(run: Run, manifest: ArrayManifest, row: ManifestRow) -> str:
@@ -209,7 +219,7 @@ def _what_follows(
     if status.state in (State.COMPLETED, State.PAUSED) or status.cause == Cause.CANCELLED:
         return 0
     if status.state == State.INTERRUPTED:
-        return _requeue(status, experiment, manifest, job)
+        return _requeue(status, experiment, run, manifest, job)
     if status.cause == Cause.REFUSED:
         return 1
     attempt = Attempt(run, status.attempt)
@@ -217,12 +227,12 @@ def _what_follows(
         reason = f"{reason}; {status.reason}"
         status = override_outcome(attempt, state=State.INTERRUPTED, cause=Cause.RESTARTED, reason=reason)
         _say(f"no failure of the run: {reason}")
-        return _requeue(status, experiment, manifest, job)
+        return _requeue(status, experiment, run, manifest, job)
     failed = failures(run, submission=manifest.submission)
     if failed > manifest.retries:
         return 1
     _say(f"failure {failed}: trying again, {manifest.retries - failed} retries left after that")
-    return _requeue(status, experiment, manifest, job) if received else None
+    return _requeue(status, experiment, run, manifest, job) if received else None
 
 
 def failures(run: Run, *, submission: str) -> int:
@@ -249,19 +259,31 @@ def _hand_over_slot(experiment: Experiment, manifest: ArrayManifest, index: int)
                     _say(f"the slot of this job goes to {receiver}")
 
 
-def _requeue(status: Status, experiment: Experiment, manifest: ArrayManifest, job: Job) -> int:
+def _requeue(status: Status, experiment: Experiment, run: Run, manifest: ArrayManifest, job: Job) -> int:
     """Requeue this job; returns the exit code for when it is not requeued, or has not been killed in time."""
     code = RESUMABLE if status.state == State.INTERRUPTED else 1
     try:
         state = slurm.job_state(job.id)
-        if phase_of(state) is not JobPhase.RUNNING and status.cause != Cause.TIME_LIMIT:
+        ending = phase_of(state) is not JobPhase.RUNNING
+        if ending and slurm.shown_number(job.id, "Restarts") > job.restart:
+            record_broken_nodes(experiment, Attempt(run, status.attempt), job)
+            exclude_from_waiting(experiment, cluster=manifest.cluster)
+            exclude_from_requeued(experiment, manifest, job)
+            _say("SLURM has queued it again")
+            return code
+        if ending and status.cause != Cause.TIME_LIMIT:
             _say(f"not queued again: the job is already {state.lower()}")
             return code
-        # Before this job frees resources for them; for the job itself SLURM accepts it only after requeueing.
-        exclude_from_waiting(experiment, cluster=manifest.cluster)
     except SlurmError as error:
         _say(f"not queued again ({error}): launch again to go on")
         return code
+    return _queue_again(experiment, manifest, job, code=code)
+
+
+def _queue_again(experiment: Experiment, manifest: ArrayManifest, job: Job, *, code: int) -> int:
+    """Requeue this job without the bad nodes; returns `code`, as `_requeue` does."""
+    # Before this job frees resources for them; for the job itself SLURM accepts it only after requeueing.
+    exclude_from_waiting(experiment, cluster=manifest.cluster)
     received_before = len(received)
     try:
         with signals_blocked():

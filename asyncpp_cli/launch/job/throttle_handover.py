@@ -7,12 +7,11 @@ only if neither the rest of its array nor the array that follows it in its lane 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import QueuedJob, SlurmError
+from asyncpp_cli.launch.slurm.client import QueuedJob
 from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
 from asyncpp_cli.launch.slurm.submissions import Submission
 
@@ -108,8 +107,4 @@ def throttle_of(job_id: str) -> int:
     Raises:
         SlurmError: SLURM does not say.
     """
-    description = slurm.run_command(["scontrol", "show", "job", "--oneliner", job_id])
-    match = re.search(r"\bArrayTaskThrottle=(\d+)", description)
-    if match is None:
-        raise SlurmError(f"scontrol: no ArrayTaskThrottle of {job_id}")
-    return int(match[1])
+    return slurm.shown_number(job_id, "ArrayTaskThrottle")

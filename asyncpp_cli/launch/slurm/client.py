@@ -238,6 +238,19 @@ def job_state(job_id: str) -> str:
     return state or "gone"
 
 
+def shown_number(job_id: str, name: str) -> int:
+    """A number among what SLURM shows of a job, such as `Restarts`.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    description = run_command(["scontrol", "show", "job", "--oneliner", job_id])
+    match = re.search(rf"\b{name}=(\d+)", description)
+    if match is None:
+        raise SlurmError(f"scontrol: no {name} of {job_id}")
+    return int(match[1])
+
+
 def job_end_time(job_id: str) -> float | None:
     """When a job will reach its time limit, in seconds since 1970; None if unlimited or unknown."""
     from datetime import datetime

@@ -132,6 +132,20 @@ def exclude_from_waiting(experiment: Experiment, *, cluster: str) -> None:
                 continue  # SLURM also reports an error if some of the tasks are not pending
 
 
+def excluded_nodes_of(experiment: Experiment, manifest: ArrayManifest, job: Job) -> list[str]:
+    """Nodes of this job that are to be excluded from it.
+
+    SLURM changes the exclusion of pending jobs only, and one that it requeues itself may start before anybody
+    can tell it.
+    """
+    if not bad_nodes.recent_bad_nodes(experiment, cluster=manifest.cluster):
+        return []
+    try:
+        return sorted(set(nodes.names(job.nodes)) & set(nodes.names(_excluded_here(experiment, manifest))))
+    except SlurmError:
+        return []
+
+
 def exclude_from_requeued(experiment: Experiment, manifest: ArrayManifest, job: Job) -> None:
     """Exclude bad nodes from this job, which has just been requeued and is still ending."""
     if bad_nodes.recent_bad_nodes(experiment, cluster=manifest.cluster):
