@@ -6,8 +6,10 @@ the umask; those of Python's `tempfile` belong to their owner alone.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,9 @@ from typing import Any
 
 from asyncpp_cli.errors import DamagedError, UserError, doing
 from stages.records import encoded, loaded, read_bytes, with_checksum
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -47,6 +52,21 @@ def temporary_folder(folder: Path) -> Path:
     temporary = _temporary_name(folder.absolute())
     temporary.mkdir()
     return temporary
+
+
+def append_line(file: Path, text: str) -> None:
+    """Append a line to a file, which is made if it is missing; a torn last line stays apart.
+
+    Raises:
+        OSError: it could not be written, or only in part.
+    """
+    with doing("written", file), file.open("a+b", buffering=0) as opened:
+        line = f"{text}\n".encode()
+        size = opened.seek(0, os.SEEK_END)
+        if size and os.pread(opened.fileno(), 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if opened.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,10 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
+from asyncpp_cli.atomic_files import FULL
+from asyncpp_cli.console import say
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.launch.cancellations import record_cancellation
 from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm.client import SlurmError
 from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
 from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
 from asyncpp_cli.launch.slurm.submissions import submission_lock
@@ -29,13 +33,41 @@ _DEFAULT_GRACE = 30.0
 def cancel_runs(experiment: Experiment, runs: Sequence[Run]) -> tuple[int, int]:
     """Cancel runs and wait until they have ended; returns how many were queued and how many were running.
 
-    An open launch does not start any of them afterwards.
+    An open launch does not start any of them afterwards. If the disk is full, so that
+    it cannot be told, they are cancelled all the same.
 
     Raises:
-        SlurmError: SLURM does not answer, or refuses.
+        SlurmError: SLURM does not answer, or refuses; an open launch goes on.
+        OSError: an open launch cannot be told; the runs are cancelled.
     """
     ids = {run.id for run in runs}
-    record_cancellation(experiment, ids)
+    SlurmQueue(experiment).check_answer()
+    untold = _tell_launches(experiment, ids)
+    try:
+        counts = _cancel(experiment, ids)
+    except (SlurmError, OSError):
+        with suppress(OSError):
+            record_cancellation(experiment, ids, withdrawn=True)
+        raise
+    # Again: what has ended may have left some room.
+    if untold is not None and (untold := _tell_launches(experiment, ids)) is not None:
+        say(f"Cancelled: {counts[0]} queued, {counts[1]} running. An open launch may start them again:")
+        raise untold
+    return counts
+
+
+def _tell_launches(experiment: Experiment, ids: Collection[str]) -> OSError | None:
+    """Record the cancellation for open launches; the error if the disk is full."""
+    try:
+        record_cancellation(experiment, ids)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return error
+    return None
+
+
+def _cancel(experiment: Experiment, ids: set[str]) -> tuple[int, int]:
     with submission_lock(experiment):
         pending = [run_status for run_status in _run_statuses(experiment, ids) if _is_pending(run_status)]
         # Pending jobs first: none must start on the resources that a running one frees.

@@ -6,13 +6,13 @@ EXPERIMENT/runs/ID/notes.jsonl   append-only: each note with its time, author, t
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from asyncpp_cli.atomic_files import append_line
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.processes import user_name
@@ -53,16 +53,7 @@ def add_note(run: Run, text: str, *, tags: Sequence[str]) -> Note:
     if len(text) > _LONGEST:
         raise UserError(f"the note has {len(text):,} characters; accepted: up to {_LONGEST:,}")
     note = Note(time=time.time(), by=user_name(), text=text, tags=tuple(dict.fromkeys(tags)))
-    line = (json.dumps(asdict(note)) + "\n").encode()
-    descriptor = os.open(run.folder / FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            line = b"\n" + line  # a torn line stays apart
-        if os.write(descriptor, line) != len(line):
-            raise OSError(f"{run.folder / FILE} was written in part: the disk is full")
-    finally:
-        os.close(descriptor)
+    append_line(run.folder / FILE, json.dumps(asdict(note)))
     return note
 
 

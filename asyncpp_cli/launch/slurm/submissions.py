@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,9 @@ def job_name(experiment: Experiment, folder: Path, suffix: str) -> str:
 @contextmanager
 def submission_lock(experiment: Experiment) -> Iterator[None]:
     """Keep other processes from submitting for this experiment."""
-    experiment.submissions.mkdir(exist_ok=True)
-    # Without locks on the filesystem, a run that is submitted twice is still executed once.
-    with locked(experiment.submissions / "lock"):
+    with ExitStack() as stack:
+        # Without a lock (a full disk), a run that is submitted twice is still executed once.
+        with suppress(OSError):
+            experiment.submissions.mkdir(exist_ok=True)
+            stack.enter_context(locked(experiment.submissions / "lock"))
         yield

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import write_json
+from asyncpp_cli.atomic_files import FULL, write_json
 from asyncpp_cli.errors import DamagedError, refusal_of
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.attempts.attempt_files import read_file
@@ -152,6 +152,7 @@ class Attempt:
             reserve(self.file(name))
         if rank == 0:
             reserve(self.file(EARLY_EXITS))
+            reserve(self.file("stop"))
 
     def record_end(self, rank: int, *, code: int | None, signal_number: int | None, stopped: bool) -> None:
         """Record how a rank ended.
@@ -217,7 +218,13 @@ class Attempt:
             cause: kind of the reason.
         """
         if cause == Cause.CANCELLED or self.read("stop") is None:
-            self.write("stop", {"reason": reason, "cause": cause, "time": time.time()})
+            content = {"reason": reason, "cause": cause, "time": time.time()}
+            try:
+                self.write("stop", content)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise  # such as another user's run
+                write_reserved(self.file("stop"), content)
 
     @property
     def stop_reason(self) -> str | None:

@@ -101,7 +101,8 @@ def settle_locked(
         outcome = {"state": settled.state, "cause": settled.cause, "reason": settled.reason}
         attempt.write("outcome", outcome | {"time": settled.ended, "last_sign": last_sign})
         run.write_status(settled)
-        release(attempt.file(EARLY_EXITS))
+        for name in (EARLY_EXITS, "stop"):
+            release(attempt.file(name))
     return settled
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.command_line import asyncpp
 from support.launches import HOURS, StartLaunch, is_training, sweep, wait_for
 
-from asyncpp_cli.launch.cancellations import Cancellations
+from asyncpp_cli.launch.cancellations import Cancellations, record_cancellation
 from asyncpp_cli.launch.local.launcher import Launcher, tasks_of
 from asyncpp_cli.launch.resources import this_machine
 from asyncpp_cli.launch.retry import runs_to_retry
@@ -56,6 +56,23 @@ def test_a_launch_that_is_open_starts_nothing_that_was_cancelled(
     assert launch_with(experiment, cancelled=_AfterOneLook(others[0].id)) == State.INTERRUPTED
     assert others[0].status().cause == Cause.CANCELLED
     assert not list(others[0].logs.iterdir())
+
+
+def test_a_torn_line_cancels_nothing_and_leaves_the_next_one_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = Experiment(folder=tmp_path, name="e", template="", cells=())
+    cancelled = Cancellations(experiment)
+    (tmp_path / "cancelled.jsonl").write_text('{"time": 1.0, "by": "anna", "ru')
+    record_cancellation(experiment, {"a", "b"})
+    assert "a" in cancelled
+    said = capsys.readouterr().err
+    assert "a line of" in said
+    assert "is not JSON" in said
+    assert "cancelled 2 runs: this launch does not start them" in said
+    record_cancellation(experiment, {"b"}, withdrawn=True)
+    assert ["a" in cancelled, "b" in cancelled] == [True, False]
+    assert "cancelling failed for" in capsys.readouterr().err
 
 
 class _AfterOneLook:

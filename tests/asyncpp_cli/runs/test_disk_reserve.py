@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
+from support.disks import disk, fill
 from support.launches import TINY
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -18,21 +18,14 @@ from asyncpp_cli.runs.attempts.settle import current_status, end_rank
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import process_id, this_process
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import Cause, State
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
-    if subprocess.run(mounting, capture_output=True, check=False, timeout=60).returncode != 0:
-        pytest.skip("no disk can be mounted here")
-    try:
+    with disk(tmp_path / "disk", megabytes=1) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True, timeout=60)
 
 
 @pytest.fixture
@@ -43,18 +36,22 @@ def run(small_disk: Path) -> Run:
     return run
 
 
-def fill(disk: Path) -> Path:
-    file = disk / "full"
-    with file.open("wb", buffering=0) as opened:
-        while shutil.disk_usage(disk).free:
-            opened.write(bytes(4096))
-    return file
-
-
 def begin(run: Run) -> Attempt:
     attempt = claim(run, processes=1, replay=True, steps=3)
     assert attempt is not None
     return attempt
+
+
+@pytest.mark.slow
+def test_a_request_to_stop_finds_room(run: Run, small_disk: Path) -> None:
+    attempt = begin(run)
+    attempt.record_start(0, this_process())
+    fill(small_disk)
+    attempt.stop("cancelled by somebody", cause=Cause.CANCELLED)
+    assert attempt.stop_reason == "cancelled by somebody"
+    end_rank(attempt, 0, code=75, signal_number=None, stopped=True)
+    assert current_status(run).cause == Cause.CANCELLED
+    assert not list(attempt.folder.glob("stop*.reserved"))
 
 
 @pytest.mark.slow
