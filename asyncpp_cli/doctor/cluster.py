@@ -12,6 +12,7 @@ from asyncpp_cli.doctor.checks import Check, good, wrong
 from asyncpp_cli.doctor.preemption import preemption_check, requeue_check
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm import nodes as slurm_nodes
 from asyncpp_cli.launch.slurm.client import SlurmError
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.array_plan import array_size
@@ -47,6 +48,8 @@ def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
     if partition is not None:
         yield nodes_check(site, slurm_info.nodes(partition["PartitionName"]))
         yield preemption_check(site, config, partition)
+    if site.exclude:
+        yield exclude_check(site)
     yield requeue_check(site, config)
     yield from _account_checks(site, config)
     yield array_check(site, config)
@@ -109,7 +112,32 @@ def nodes_check(site: Site, nodes: list[slurm_info.Node]) -> Check:
         return good("nodes", detail, note=note)
     if site.max_nodes is not None and site.max_nodes > len(nodes):
         return wrong("nodes", detail, advice=f"{site.file}: max_nodes: {len(nodes)} at most")
+    fit = [node for node in up if node.memory >= asked["memory"]]
+    if len(fit) < min(site.max_nodes or 1, len(up)):
+        memory = sorted((node.memory for node in up), reverse=True)[: site.max_nodes][-1]
+        advice = (
+            f"{site.file}: memory: {memory}M at most for jobs of {site.max_nodes} nodes, "
+            f"or max_nodes: {len(fit)}, as many as have {site.memory}"
+        )
+        return wrong("nodes", detail, advice=advice)
+    if len(fit) < len(up):
+        return good("nodes", detail, note=f"{len(fit)} of {len(up)} have {site.memory} ({site.file}: memory)")
     return good("nodes", detail)
+
+
+def exclude_check(site: Site) -> Check:
+    """Whether the cluster has the nodes that the profile excludes: sbatch refuses other names."""
+    excluded = site.exclude or ""
+    try:
+        unknown = sorted(set(slurm_nodes.names(excluded)) - slurm_nodes.of_cluster())
+    except SlurmError as error:
+        return wrong("exclude", str(error), advice=f"{site.file}: exclude: accepted: as n[3-4],n7")
+    if unknown:
+        advice = (
+            f"{site.file}: exclude: the cluster has no {', '.join(unknown)}, and sbatch refuses such names"
+        )
+        return wrong("exclude", excluded, advice=advice)
+    return good("exclude", excluded)
 
 
 def _full_node(site: Site) -> JobShape:

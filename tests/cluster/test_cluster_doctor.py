@@ -62,6 +62,8 @@ def test_resources_that_the_cluster_lacks_are_named(
     assert found["accounting"].verdict == "note"
 
     monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
+    assert "the cluster has no n7, n8" in checks_of(tmp_path, exclude="n[1,7-8]")["exclude"].advice
+    assert checks_of(tmp_path, exclude="n[1-2]")["exclude"].verdict == "ok"
     found = checks_of(tmp_path, partition="gpu")
     assert {name for name, check in found.items() if not check.ok} == {"partition", "submission"}
     assert "accepted: main, single, urgent" in found["partition"].advice

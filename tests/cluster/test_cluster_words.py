@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, site_file, status_of, wait_for
+from support.cluster_runs import ONE_RUN, launch, site_file, status_of, wait_for
 from support.command_line import asyncpp
+from support.disks import disk, fill
+from support.privileges import User
 from support.slurm_queue import set_partition, squeue
 
 from asyncpp_cli.launch.job.time_limit import first_end_time, time_limit
 from asyncpp_cli.launch.retry import runs_to_retry
+from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.runs.attempts.job_record import Job
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 
 TWO = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
 
 
-def sweep(folder: Path) -> Experiment:
-    made = asyncpp("sweep", "quickstart", "model=micro", *TWO, "--out", folder)
+def sweep(folder: Path, *changes: str) -> Experiment:
+    made = asyncpp("sweep", "quickstart", "model=micro", *TWO, *changes, "--out", folder)
     assert made.code == 0, made.errors
     return open_experiment(folder)
 
@@ -126,3 +130,114 @@ def test_a_launch_that_waits_for_room_submits_nothing_that_was_cancelled(
         assert launching.wait(timeout=60) == 1
     assert squeue() == []
     assert len(list(experiment.submissions.glob("*/submission.json"))) == 1
+
+
+@pytest.mark.timeout(200)
+def test_a_full_disk_does_not_keep_jobs_from_being_cancelled(slurm_conf: Path, tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", megabytes=16) as folder:
+        experiment = sweep(folder / "e")
+        set_partition("down")
+        launch(experiment.folder, "--replay", site=site_file(tmp_path))
+        room = fill(folder)
+        ended = asyncpp("cancel", experiment.folder)
+        assert squeue() == []
+        assert ended.code == 1
+        assert ended.errors.startswith(
+            "Cancelled: 2 queued, 0 running. An open launch may start them again:\n"
+        )
+        assert "cancelled.jsonl cannot be written (No space left on device" in ended.errors
+        room.unlink()
+        assert asyncpp("cancel", experiment.folder).code == 0
+
+
+@pytest.mark.timeout(300)
+def test_an_open_launch_goes_on_after_a_cancel_that_slurm_refused(slurm_conf: Path, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="asyncpp-") as outer:
+        Path(outer).chmod(0o755)
+        stranger = User(54331, group=54400, umask=0o002, home=Path(outer) / "home")
+        if not stranger.permitted():
+            pytest.skip("not permitted here: acting as another user")
+        experiment = sweep(Path(outer) / "e")
+        experiment.folder.chmod(0o777)
+        set_partition("down")
+        site = site_file(tmp_path, submit_limit=1)
+        command = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(experiment.folder)]
+        flags = ["--site", str(site), "--replay", "--wait"]
+        said = tmp_path / "said"
+        with said.open("w") as errors, subprocess.Popen([*command, *flags], stderr=errors) as launching:
+            wait_for(lambda: len(squeue()) == 1, seconds=60, why=squeue)
+            refused = stranger.run("cancel", experiment.folder)
+            assert (refused.code, "denied" in refused.errors) == (2, True), refused.errors
+            assert len(squeue()) == 1
+            # A controller that does not answer: nothing is even recorded.
+            before = (experiment.folder / "cancelled.jsonl").read_bytes()
+            nowhere = tmp_path / "slurm.conf"
+            text = slurm_conf.read_text()
+            port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
+            nowhere.write_text(text.replace(port, "SlurmctldPort=1") + "\nMessageTimeout=2\n")
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setenv("SLURM_CONF", str(nowhere))
+                slurm.cluster.cache_clear()
+                assert asyncpp("cancel", experiment.folder).code == 2
+            slurm.cluster.cache_clear()
+            assert (experiment.folder / "cancelled.jsonl").read_bytes() == before
+            set_partition("up")
+            assert launching.wait(timeout=150) == 0, said.read_text()
+        assert "cancelling failed for user 54331" in said.read_text()
+
+
+@pytest.mark.timeout(200)
+def test_a_job_whose_experiment_was_moved_says_so(slurm_conf: Path, tmp_path: Path) -> None:
+    experiment = sweep(tmp_path / "e")
+    set_partition("down")
+    launch(experiment.folder, "--replay", site=site_file(tmp_path))
+    experiment.folder.rename(tmp_path / "moved")
+    set_partition("up")
+    wait_for(lambda: not squeue(), seconds=100, why=squeue)
+    wait_for(lambda: {run["job_state"] for run in status_of(tmp_path / "moved")} == {"FAILED"}, seconds=60)
+    for run in status_of(tmp_path / "moved"):
+        assert "(FAILED: SLURM could not enter its folder or write its output there; was" in run["reason"]
+
+
+@pytest.mark.timeout(200)
+def test_a_job_on_a_full_disk_ends_with_a_line(slurm_conf: Path, tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", megabytes=16) as folder:
+        experiment = sweep(folder / "e")
+        set_partition("down")
+        launch(experiment.folder, "--replay", site=site_file(tmp_path))
+        outputs = [Path(f"{line.partition('|')[0]}.out") for line in squeue()]
+        (submitted,) = experiment.submissions.glob("*/submission.json")
+        for output in outputs:
+            # A page that the job's output can have, where nothing else can be written.
+            (submitted.parent / output).write_text(" ")
+        fill(folder)
+        set_partition("up")
+        wait_for(lambda: not squeue(), seconds=100, why=squeue)
+        for output in outputs:
+            said = (submitted.parent / output).read_text()
+            assert "(No space left on device: free some space)" in said
+            assert "Traceback" not in said
+
+
+@pytest.mark.timeout(100)
+def test_many_jobs_are_cancelled_in_one_request_for_each_array(
+    slurm_conf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_partition("down")
+    asked = ["sbatch", "--parsable", "--output=/dev/null", "--array=0-49", "--wrap=true"]
+    arrays = [
+        subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True).stdout.strip()
+        for _ in range(4)
+    ]
+    before = len((slurm_conf.parents[1] / "log/slurmctld.log").read_text().splitlines())
+    kept = f"{arrays[0]}_7"
+    slurm.cancel(
+        [f"{array}_{index}" for array in arrays for index in range(50) if f"{array}_{index}" != kept]
+    )
+    assert [line.partition("|")[0] for line in squeue()] == [kept]
+    log = (slurm_conf.parents[1] / "log/slurmctld.log").read_text().splitlines()[before:]
+    assert sum("REQUEST_KILL_JOB" in line for line in log) == len(arrays)
+    # Ended ones are no error, alone or beside others.
+    slurm.cancel([kept, f"{arrays[0]}_8"])
+    slurm.cancel([kept])
+    assert squeue() == []

@@ -53,6 +53,7 @@ def status(
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.launch.slurm.bad_nodes import exclusion_notes
     from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+    from asyncpp_cli.launch.slurm.short_jobs import short_job_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
 
     experiment = open_experiment(folder)
@@ -71,7 +72,7 @@ def status(
         return
     title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
     show_table(columns, rows, title=title, fit=_FIT)
-    for note in exclusion_notes(experiment):
+    for note in [*exclusion_notes(experiment), *short_job_notes(run_statuses)]:
         say(note)
     if queue.no_answer:
         say(_no_answer(queue))

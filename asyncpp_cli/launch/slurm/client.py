@@ -197,10 +197,22 @@ def cancel(ids: Collection[str], *, signal: str | None = None) -> None:
     if not ids:
         return
     try:
-        run_command(["scancel", *([f"--signal={signal}"] if signal else []), *sorted(ids)])
+        run_command(["scancel", *([f"--signal={signal}"] if signal else []), *_grouped(ids)])
     except SlurmError as error:
         if not all(_HAS_ENDED.search(sentence) for sentence in str(error).split("; ")):
             raise
+
+
+def _grouped(ids: Collection[str]) -> list[str]:
+    """Ids of jobs with the tasks of an array as one, `12_[0,3]`: SLURM takes a request for each id."""
+    arrays: dict[str, list[int]] = {}
+    for job_id in ids:
+        array, _, index = job_id.partition("_")
+        arrays.setdefault(array, []).extend([int(index)] if index else [])
+    return [
+        f"{array}_[{','.join(map(str, sorted(indices)))}]" if indices else array
+        for array, indices in sorted(arrays.items())
+    ]
 
 
 @contextmanager

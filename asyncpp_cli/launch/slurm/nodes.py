@@ -41,6 +41,15 @@ def of_partition(partition: str | None) -> set[str]:
     return members
 
 
+def of_cluster() -> set[str]:
+    """Names of all nodes of the cluster.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    return set(run_command(["sinfo", "-h", "-N", "-o", "%N"]).split())
+
+
 def names(nodes: str) -> list[str]:
     """Names of the nodes in a list in SLURM's notation.
 

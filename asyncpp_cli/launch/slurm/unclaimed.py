@@ -16,6 +16,9 @@ from asyncpp_cli.runs.attempts.outcome import tail
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 
+_NEVER_STARTED = "53"
+"""Signal that SLURM's accounting gives a job whose script it could not start."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnclaimedJob:
@@ -65,10 +68,17 @@ def unclaimed_job(
     if state == "CANCELLED" or (output is None and not state):
         how = "was cancelled before the run began" if state else "ended before it began: why is unknown"
         return UnclaimedJob(id=job_id, failed=False, reason=f"its job {job_id} {how}", output=output)
-    code = f", exit code {accounted.exit_code.partition(':')[0]}" if accounted is not None else ""
-    by_slurm = f" ({state}{code})" if state else ""
+    by_slurm = f" ({state}{_how_it_ended(accounted.exit_code)})" if accounted is not None else ""
     last = tail(output)[-1:] if output is not None else []
     said = f": {last[0]}" if last else ""
     see = f" (submissions/{file.parent.name}/{file.name})" if output is not None else ""
     reason = f"its job {job_id} ended before the run began{by_slurm}{said}{see}"
     return UnclaimedJob(id=job_id, failed=True, reason=reason, output=output)
+
+
+def _how_it_ended(exit_code: str) -> str:
+    """SLURM's exit code of a job, `CODE:SIGNAL`, in words."""
+    code, _, signal = exit_code.partition(":")
+    if signal == _NEVER_STARTED:
+        return ": SLURM could not enter its folder or write its output there; was the experiment moved?"
+    return f", signal {signal}" if code == "0" and signal not in ("", "0") else f", exit code {code}"

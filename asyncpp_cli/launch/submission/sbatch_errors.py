@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 
 _KEYS = (
+    ("maxsubmit|maxjobs|too many jobs", ("submit_limit",)),
+    ("maxwall", ("time", "qos")),
+    ("invalid account|association", ("account", "partition", "qos")),
+    # After SLURM's name of the limit that is violated, where it gives one.
+    ("accounting/qos policy", ("submit_limit", "qos", "account", "time")),
     ("partition", ("partition",)),
     ("qos", ("qos",)),
-    ("account|association", ("account", "qos")),
+    ("account", ("account", "qos")),
     ("job ?array|array (index|size|spec)|invalid job array", ("array_limit",)),
-    ("submit limit|maxsubmit|job limit|maxjobs|too many jobs", ("submit_limit",)),
+    ("submit limit|job limit", ("submit_limit",)),
     ("time limit|timelimit|invalid time", ("time",)),
     ("memory", ("memory",)),
     ("gres|gpu", ("gpus_per_node", "gpu_type")),

@@ -172,6 +172,12 @@ def test_nodes_have_what_the_profile_takes() -> None:
     has(nodes_check(replace(fits, memory="500G"), nodes), "wrong", "memory: 500000M at most")
     has(nodes_check(replace(fits, cpus_per_task=25), nodes), "wrong", "cpus_per_task: 24 at most for 4 ranks")
     has(nodes_check(replace(fits, max_nodes=4), nodes), "wrong", "max_nodes: 3 at most")
+    one_large = [*nodes[:2], replace(nodes[2], memory=900_000)]
+    large = replace(fits, memory="800G")
+    has(
+        nodes_check(large, one_large), "wrong", "memory: 500000M at most for jobs of 3 nodes, or max_nodes: 1"
+    )
+    has(nodes_check(replace(large, max_nodes=None), one_large), "note", "1 of 3 have 800G")
     has(nodes_check(SITE, nodes), "note", "gpus_per_node: 4")
     down = [replace(node, state="down*") for node in nodes]
     has(nodes_check(fits, down), "wrong", "sinfo -R")
