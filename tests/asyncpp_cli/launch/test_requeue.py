@@ -57,6 +57,6 @@ def test_a_job_whose_requeueing_was_not_acknowledged(
     made = ExperimentFolder(commands / "experiment")
     made.add(settings("1f1b", "muon"))
     experiment = open_experiment(made.folder)
-    assert array_task._requeue(STOPPED, experiment, TABLE, JOB) == RESUMABLE
+    assert array_task._requeue(STOPPED, experiment, experiment.runs[0], TABLE, JOB) == RESUMABLE
     printed = capfd.readouterr().out.strip().splitlines()[-1]
     assert printed.partition(" ")[2].partition(" ")[2].startswith(said)
