@@ -218,8 +218,11 @@ def launch_locally(
     tasks, damaged = tasks_of(missing, replay=replay, machine=machine, pauses=pauses)
     for message in damaged:
         say(f"left out: {message}")
-    if machine.gpus and any(not task.resources.gpus and task.site.device != "cpu" for task in tasks):
-        say(f"{len(machine.gpus)} GPU here: runs of more processes train on the CPU (--replay needs one GPU)")
+    if any(0 < task.resources.gpus < task.resources.processes for task in tasks):
+        say(
+            f"GPUs here: {len(machine.gpus)}; the processes of a run share them, and their messages go through "
+            "host memory: for trying a run out, not for speed (site.device=cpu trains on the CPU)"
+        )
     try:
         with shown_progress(done_before=len(runs) - len(missing), pauses=pauses) as progress:
             statuses = Launcher(

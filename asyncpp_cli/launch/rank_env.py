@@ -123,13 +123,13 @@ def _begin(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> A
     """Claim an attempt as rank 0, or join the one that rank 0 has claimed."""
     if rank_env.rank != 0:
         return _join(run)
-    has_gpus = config.site.device != "cpu" and len(this_machine().gpus) >= rank_env.local_size
+    gpus_here = 0 if config.site.device == "cpu" else min(rank_env.local_size, len(this_machine().gpus))
     attempt = claim(
         run,
         processes=rank_env.size,
         replay=replay,
         steps=config.train.steps,
-        gpus=rank_env.size if has_gpus else 0,
+        gpus=gpus_here * (rank_env.size // rank_env.local_size),
         threads=config.site.threads,
     )
     if attempt is None:

@@ -24,7 +24,7 @@ class Resources:
     threads: int
     """CPU threads of each process."""
     gpus: int
-    """One per process, or none."""
+    """One per process, fewer if there are fewer, which the processes then share, or none."""
 
     @property
     def cores(self) -> int:
@@ -49,16 +49,13 @@ def resources_of(config: RunConfig, *, replay: bool, machine: Machine) -> Resour
     """Resources that a run needs on this machine.
 
     Raises:
-        UserError: it needs more GPUs than there are.
+        UserError: it needs a GPU and there is none.
     """
     ranks = ranks_of(config)
     processes = 1 if replay else ranks
-    gpus = processes if config.site.device != "cpu" and len(machine.gpus) >= processes else 0
+    gpus = 0 if config.site.device == "cpu" else min(processes, len(machine.gpus))
     if config.site.device == "cuda" and not gpus:
-        raise UserError(
-            f"site.device is cuda and the run has {processes} processes, but there are {len(machine.gpus)} "
-            "GPUs here; accepted: site.device=cpu, or --replay, which needs one"
-        )
+        raise UserError("site.device is cuda, but there are no GPUs here; accepted: auto, cpu")
     return Resources(ranks=ranks, processes=processes, threads=config.site.threads, gpus=gpus)
 
 

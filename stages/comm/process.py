@@ -143,6 +143,13 @@ def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:
         why = "torch finds no GPU here" if built else "this torch is built without CUDA"
         raise RuntimeError(f"site.device is cuda, but {why}; accepted: auto, cpu")
     if site.device == "cpu" or not available:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if site.device == "auto" and visible not in ("", "-1") and local_rank == 0:
+            print(
+                f"site.device is auto and CUDA_VISIBLE_DEVICES {visible}, but torch {torch.__version__} finds "
+                "no GPU: this run trains on the CPU",
+                file=sys.stderr,
+            )
         return torch.device("cpu")
     set_arithmetic()
     return torch.device("cuda", local_rank % torch.cuda.device_count())

@@ -33,7 +33,7 @@ class LocalJobs:
         Args:
             attempt: the attempt.
             resources: its resources.
-            devices: GPUs that it may use, one per process, or none.
+            devices: GPUs that its processes use, or none.
         """
         from submitit import LocalExecutor
 

@@ -19,7 +19,7 @@ class Cost:
     """What runs have cost, with all their attempts: from the claim of each to its end."""
 
     gpu_hours: float = 0.0
-    """Of attempts on GPUs; one GPU per process."""
+    """Of attempts on GPUs."""
     core_hours: float = 0.0
     """Of attempts on CPUs: threads of all processes."""
     energy_kwh: float | None = None

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from support.command_line import asyncpp
 
 from asyncpp_cli.errors import UserError
@@ -46,8 +47,37 @@ def test_a_run_has_a_rank_for_every_stage_of_every_replica() -> None:
     assert resources_of(config, replay=False, machine=here).gpus == 4
     assert resources_of(config, replay=True, machine=here).processes == 1
     config.site.device = "cuda"
-    with pytest.raises(UserError, match="the run has 4 processes, but there are 3 GPUs"):
-        resources_of(config, replay=False, machine=Machine(cores=8, gpus=("0", "1", "2")))
+    with pytest.raises(
+        UserError, match="site.device is cuda, but there are no GPUs here; accepted: auto, cpu"
+    ):
+        resources_of(config, replay=False, machine=Machine(cores=8, gpus=()))
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_processes_share_gpus_where_there_are_fewer(device: str) -> None:
+    config = config_of(stages=2, data=1)
+    config.site.device = device
+    one = Machine(cores=8, gpus=("0",))
+    assert resources_of(config, replay=False, machine=one).gpus == 1
+    assert resources_of(config, replay=True, machine=one).gpus == 1
+    config.site.device = "cpu"
+    assert resources_of(config, replay=False, machine=one).gpus == 0
+
+
+@pytest.mark.slow
+def test_a_launch_says_that_processes_share_a_gpu_and_a_run_that_it_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    folder = tmp_path / "experiment"
+    assert asyncpp("sweep", "quickstart", *TINY, "parallel.stages=2", "--out", folder).code == 0
+    launched = asyncpp("launch", folder)
+    assert "GPUs here: 1; the processes of a run share them" in launched.errors
+    (run,) = open_experiment(folder).runs
+    assert Attempt(run, 1).description()["gpus"] == 1
+    if not torch.cuda.is_available():
+        logs = "".join(file.read_text() for file in run.folder.glob("logs/**/*") if file.is_file())
+        assert logs.count("finds no GPU: this run trains on the CPU") == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
