@@ -220,8 +220,8 @@ def launch_locally(
         say(f"left out: {message}")
     if any(0 < task.resources.gpus < task.resources.processes for task in tasks):
         say(
-            f"GPUs here: {len(machine.gpus)}; the processes of a run share them, and their messages go through "
-            "host memory: for trying a run out, not for speed (site.device=cpu trains on the CPU)"
+            f"GPUs here: {len(machine.gpus)}; the processes of a run share them, and their messages go "
+            "through host memory: for trying a run out, not for speed (site.device=cpu trains on the CPU)"
         )
     try:
         with shown_progress(done_before=len(runs) - len(missing), pauses=pauses) as progress:

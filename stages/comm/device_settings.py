@@ -1,12 +1,12 @@
 """All device settings for a pipeline on GPUs, each with its reason.
 
-Variables that are already set are kept; one that would hang a run is refused.
+Variables that are already set are kept; a value that would hang a run is refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,8 @@ class Setting(NamedTuple):
 
 
 ENVIRONMENT = (
+    # CUDA's own order is by speed; nvidia-smi, SLURM and the launcher number GPUs by bus.
+    Setting("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     # A receive posted ahead occupies the GPU until its message arrives, and a kernel that is loaded lazily
     # may wait until the GPU is idle (CUDA's programming guide, "Lazy Loading").
     Setting("CUDA_MODULE_LOADING", "EAGER"),
@@ -40,7 +42,46 @@ LINK_CTAS = 4
 """Maximal number of thread blocks (CTAs) of an open receive. Each occupies an SM, of 100 or more, while it
 waits, on up to four channels; NCCL's default is up to 32. Chosen from these counts, not measured."""
 
-_REFUSED = "CUDA_LAUNCH_BLOCKING"
+
+class Refused(NamedTuple):
+    """A variable, some of whose values hang several ranks on GPUs."""
+
+    name: str
+    is_fine: Callable[[str], bool]
+    accepted: str
+    why: str
+
+
+LEAST_CONNECTIONS = 8
+"""CUDA's default number of hardware queues."""
+
+
+def _is_off(value: str) -> bool:
+    return value.lower() in ("", "0", "false", "no", "n", "f")
+
+
+REFUSED = (
+    Refused("CUDA_LAUNCH_BLOCKING", _is_off, "0", "every launch would wait for open receives"),
+    # Torch reads both names.
+    *(
+        Refused(name, _is_off, "0", "the host would wait for every exchange")
+        for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+    ),
+    # Megatron's recipes set 1.
+    Refused(
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        lambda value: value.isdecimal() and int(value) >= LEAST_CONNECTIONS,
+        f"{LEAST_CONNECTIONS} to 32",
+        "work that is ready would queue behind work that waits for a message",
+    ),
+    # NVIDIA's images set LAZY.
+    Refused(
+        "CUDA_MODULE_LOADING",
+        lambda value: value.upper() == "EAGER",
+        "EAGER",
+        "a kernel loaded late may wait for open receives",
+    ),
+)
 
 
 class DeviceSettingError(ValueError):
@@ -48,17 +89,20 @@ class DeviceSettingError(ValueError):
 
 
 def check_environment(environment: Mapping[str, str], *, ranks: int) -> None:
-    """Refuse CUDA_LAUNCH_BLOCKING=1 for several ranks on GPUs.
+    """Refuse values of environment variables (`REFUSED`) for several ranks on GPUs.
 
     Raises:
-        DeviceSettingError: it is set. Every launch would wait for the device, and so for a receive posted
-            ahead whose message may depend on the next launch.
+        DeviceSettingError: one is set. The host would wait for the device, and so for a receive posted ahead
+            whose message may depend on the next launch.
     """
-    if ranks > 1 and environment.get(_REFUSED, "0") not in ("", "0"):
-        raise DeviceSettingError(
-            f"{_REFUSED} is {environment[_REFUSED]}: the {ranks} ranks of a run would wait for each other "
-            f"forever on GPUs; accepted: unset, 0 (allowed for a run of one rank, and with --replay)"
-        )
+    for refused in REFUSED if ranks > 1 else ():
+        value = environment.get(refused.name)
+        if value is not None and not refused.is_fine(value):
+            raise DeviceSettingError(
+                f"{refused.name} is {value}: the {ranks} ranks of a run would wait for each other forever on "
+                f"GPUs, since {refused.why}; accepted: unset, {refused.accepted} (anything for a run of one "
+                "rank, and with --replay)"
+            )
 
 
 def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -146,8 +146,8 @@ def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if site.device == "auto" and visible not in ("", "-1") and local_rank == 0:
             print(
-                f"site.device is auto and CUDA_VISIBLE_DEVICES {visible}, but torch {torch.__version__} finds "
-                "no GPU: this run trains on the CPU",
+                f"site.device is auto and CUDA_VISIBLE_DEVICES {visible}, but torch {torch.__version__} "
+                "finds no GPU: this run trains on the CPU",
                 file=sys.stderr,
             )
         return torch.device("cpu")

@@ -51,6 +51,12 @@ class HostWait(NamedTuple):
     number: int
 
 
+class DeviceWait(NamedTuple):
+    """The host waits until its device has nothing left to do."""
+
+    reason: str
+
+
 class At(NamedTuple):
     """The rank reaches this place of its actions."""
 
@@ -83,7 +89,7 @@ class Freed(NamedTuple):
     """Stream that it was allocated on."""
 
 
-Event = Use | Freed | Operation | Wait | Mark | WaitForMark | HostWait | At | Begin
+Event = Use | Freed | DeviceWait | Operation | Wait | Mark | WaitForMark | HostWait | At | Begin
 
 ACTIONS, UPDATES = "actions", "updates"
 """The streams of a rank."""

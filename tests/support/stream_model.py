@@ -7,6 +7,9 @@ The rules are NCCL's and CUDA's:
   operation waits for the earlier work of its rank's compute stream.
 - The first operation of a kind with a peer may block the host until the peer begins its own.
 - A host that synchronises its device waits for everything that it has launched, including open receives.
+- With one hardware queue, work starts in the order of launches, whatever its stream; an operation that has
+  started does not hold up what follows.
+- With blocking waits, the host itself waits for an operation.
 
 Events are performed as soon as they can be. No event disables another, so one order finds every hang.
 """
@@ -21,6 +24,7 @@ from support.host_events import (
     ACTIONS,
     At,
     Begin,
+    DeviceWait,
     Event,
     Freed,
     HostWait,
@@ -56,6 +60,13 @@ class _Rank:
     """By communicator, each operation begun and the number of stream items that must pass before it."""
     heads: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     done: set[int] = field(default_factory=set)
+    one_queue: bool = False
+    launches: list[Operation | Wait | Mark | WaitForMark] = field(default_factory=list)
+    """With one hardware queue, all work launched."""
+    started: int = 0
+    """Number of launches that have started."""
+    latest: dict[str, int] = field(default_factory=dict)
+    """By communicator, the latest operation that has started."""
 
     @property
     def is_idle(self) -> bool:
@@ -66,7 +77,19 @@ class _Rank:
 
     def compute(self) -> None:
         """Advance the streams as far as possible."""
-        moved = True
+        while self.one_queue and self.started < len(self.launches):
+            item = self.launches[self.started]
+            if isinstance(item, Operation):
+                # Operations of a communicator follow each other on a stream of its own.
+                if self.latest.get(item.communicator, -1) not in {-1, *self.done}:
+                    return
+                self.latest[item.communicator] = item.number
+            elif self._passes(item):
+                self.streams[item.stream].passed += 1
+            else:
+                return
+            self.started += 1
+        moved = not self.one_queue
         while moved:
             moved = False
             for stream in self.streams.values():
@@ -88,14 +111,25 @@ class Streams:
         recording: events of their hosts.
         connecting: whether the first operation of a kind with a peer blocks the host.
         computing: whether every host waits for its action stream at every place.
+        one_queue: whether each device has one hardware queue.
+        blocking: whether a wait for an operation blocks the host.
     """
 
-    def __init__(self, recording: Recording, *, connecting: bool = True, computing: bool = False) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        connecting: bool = True,
+        computing: bool = False,
+        one_queue: bool = False,
+        blocking: bool = False,
+    ) -> None:
         self._members = recording.members
         self._connecting = connecting
         self._computing = computing
+        self._blocking = blocking
         self._begun: set[tuple[int, str, str]] = set()
-        self.ranks = [_Rank(events, limit=len(events)) for events in recording.events]
+        self.ranks = [_Rank(events, limit=len(events), one_queue=one_queue) for events in recording.events]
         self._dirty = set(range(len(self.ranks)))
 
     def settle(self) -> None:
@@ -130,13 +164,22 @@ class Streams:
                 if self._connecting and not self._connects(number, event):
                     return
                 rank.queues[event.communicator].append((event, len(rank.streams[event.stream].items)))
+                rank.launches.append(event)
+                rank.compute()
                 self._dirty.update(self._members[event.communicator])
             elif isinstance(event, Wait | Mark | WaitForMark):
+                if self._blocking and isinstance(event, Wait) and event.number not in rank.done:
+                    return
                 rank.streams[event.stream].items.append(event)
+                rank.launches.append(event)
                 rank.compute()
             elif isinstance(event, HostWait):
                 rank.compute()
                 if event.number not in rank.marks:
+                    return
+            elif isinstance(event, DeviceWait):
+                rank.compute()
+                if not rank.is_idle:
                     return
             elif self._computing and isinstance(event, At):
                 rank.compute()
@@ -170,6 +213,8 @@ class Streams:
                 operation, needs = queue[head]
                 if rank.streams[operation.stream].passed < needs:
                     return
+                if rank.one_queue and rank.latest.get(name) != operation.number:
+                    return
                 heads.append(operation)
             kinds = {head.kind for head in heads}
             if len(kinds) != 1 and kinds != {"send", "recv"}:
@@ -183,9 +228,9 @@ class Streams:
                 self._dirty.add(member)
 
 
-def hangs(recording: Recording, *, connecting: bool = True, computing: bool = False) -> list[str]:
-    """The ranks that hang."""
-    streams = Streams(recording, connecting=connecting, computing=computing)
+def hangs(recording: Recording, **rules: bool) -> list[str]:
+    """The ranks that hang under these further rules of `Streams`."""
+    streams = Streams(recording, **rules)
     streams.settle()
     return streams.stuck()
 

@@ -48,7 +48,7 @@ def test_a_run_has_a_rank_for_every_stage_of_every_replica() -> None:
     assert resources_of(config, replay=True, machine=here).processes == 1
     config.site.device = "cuda"
     with pytest.raises(
-        UserError, match="site.device is cuda, but there are no GPUs here; accepted: auto, cpu"
+        UserError, match=r"site.device is cuda, but there are no GPUs here; accepted: auto, cpu"
     ):
         resources_of(config, replay=False, machine=Machine(cores=8, gpus=()))
 

@@ -22,6 +22,7 @@ def test_environment_variables_already_set_are_kept() -> None:
     assert environment == {
         "CUDA_DEVICE_MAX_CONNECTIONS": "16",
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_MODULE_LOADING": "EAGER",
         "NCCL_RUNTIME_CONNECT": "0",
     }
@@ -30,14 +31,27 @@ def test_environment_variables_already_set_are_kept() -> None:
     assert empty == {setting.name: setting.value for setting in ENVIRONMENT}
 
 
-def test_several_ranks_are_refused_where_every_launch_waits_for_the_device() -> None:
-    for value in ({}, {"CUDA_LAUNCH_BLOCKING": "0"}, {"CUDA_LAUNCH_BLOCKING": ""}):
-        check_environment(value, ranks=2)
-    check_environment({"CUDA_LAUNCH_BLOCKING": "1"}, ranks=1)
-    with pytest.raises(
-        DeviceSettingError, match=r"CUDA_LAUNCH_BLOCKING is 1: the 2 ranks .* accepted: unset, 0"
-    ):
-        check_environment({"CUDA_LAUNCH_BLOCKING": "1"}, ranks=2)
+@pytest.mark.parametrize(
+    ("name", "fine", "refused"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", ("", "0"), "1"),
+        ("TORCH_NCCL_BLOCKING_WAIT", ("0", "false"), "1"),
+        ("NCCL_BLOCKING_WAIT", ("0",), "1"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", ("8", "32"), "1"),
+        ("CUDA_MODULE_LOADING", ("EAGER", "eager"), "LAZY"),
+    ],
+)
+def test_several_ranks_are_refused_where_the_host_would_wait_for_the_device(
+    name: str, fine: tuple[str, ...], refused: str
+) -> None:
+    for value in fine:
+        check_environment({name: value}, ranks=2)
+    check_environment({name: refused}, ranks=1)
+    with pytest.raises(DeviceSettingError, match=f"{name} is {refused}: the 2 ranks .* accepted: unset, "):
+        check_environment({name: refused}, ranks=2)
+    own: dict[str, str] = {}
+    set_environment(own)
+    check_environment(own, ranks=2)
 
 
 def test_links_take_few_multiprocessors_and_go_first() -> None:

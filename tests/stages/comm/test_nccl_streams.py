@@ -15,6 +15,7 @@ from support.small_runs import small_config
 from support.stream_model import hangs, hangs_where_one_syncs, hangs_where_two_sync, lead_of_receives
 
 from schedules import ScheduleError, build
+from stages.comm.device_settings import DeviceSettingError, check_environment
 
 BY_HAND = pytest.mark.skipif(
     "ASYNCPP_SWEEP" not in os.environ, reason="takes minutes; by hand: ASYNCPP_SWEEP=1 pytest -s"
@@ -152,6 +153,23 @@ def test_two_ranks_that_synchronise_at_once_may_hang_and_seldom_do(recorded: Any
         of_pair, number = hangs_where_two_sync(recording, 0, 1)
         hanging, pairs = hanging + of_pair, pairs + number
     assert 0 < hanging < 0.1 * pairs
+
+
+@pytest.mark.parametrize(
+    ("rule", "variable"),
+    [({"one_queue": True}, "CUDA_DEVICE_MAX_CONNECTIONS"), ({"blocking": True}, "TORCH_NCCL_BLOCKING_WAIT")],
+)
+def test_settings_that_are_refused_hang(
+    rule: dict[str, bool], variable: str, shared_text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(
+        "2bw-v", text=shared_text, stages=3, microbatches=6, layers=6, steps=2, eval_interval=2
+    )
+    recording = record(config, monkeypatch)
+    assert hangs(recording) == []
+    assert hangs(recording, **rule)
+    with pytest.raises(DeviceSettingError, match=f"{variable} is 1"):
+        check_environment({variable: "1"}, ranks=2)
 
 
 @BY_HAND
