@@ -85,6 +85,11 @@ def commit_of_checkout(root: Path) -> str | None:
     return _git(root, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 
+def changes_of_checkout(root: Path) -> str | None:
+    """The changes of tracked files in the checkout that holds a folder; None without any, or if git fails."""
+    return _git(root, "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
+
+
 def _is_release(root: Path, commit: str) -> bool:
     tags = _git(root, "tag", "--points-at", "HEAD") or ""
     return not commit.endswith("-dirty") and f"v{RELEASE}" in tags.split()

@@ -49,6 +49,9 @@ class ScheduleConfig:
     update_interval: int | None = key(None, high=100_000)
     """pipedream, paci, paci-v: micro-batches between a stage's updates; null: 1 for pipedream,
     `microbatches` for the others."""
+    code_sha256: str | None = key(None, later=True)
+    """Hash of the source of a schedule of your own (docs/run-folder.md#code). `sweep` writes it; a run
+    refuses other code."""
 
 
 @with_options(METHODS.values(), first=FIRST_OPTIONS)
@@ -73,6 +76,8 @@ class OptimizerConfig(_Declared):
     """wsd: share of the steps in which the learning rate decays; null: 0.2."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of an optimizer of your own, passed to it by keyword: `optimizer.options.KEY`."""
+    code_sha256: str | None = key(None, later=True)
+    """Hash of the source of an optimizer of your own, as `schedule.code_sha256`."""
 
 
 @dataclass
@@ -129,6 +134,8 @@ class ModelConfig:
     factory: str | None = None
     """`package.module:function` that makes a model of your own (docs/models.md); null: the decoder of
     `model.family`."""
+    code_sha256: str | None = key(None, later=True)
+    """Hash of the source of a model of your own, as `schedule.code_sha256`."""
     init: str | None = None
     """Initial weights: safetensors (a folder or a file) from `asyncpp export`, or of the family's class in
     Hugging Face transformers; null: random, from `seed`."""

@@ -24,6 +24,7 @@ from stages.limits import check_limits
 from stages.model.families.catalogue import FAMILIES
 from stages.model.moe.validation import check_experts
 from stages.model.spec import head_dim
+from stages.own_code import check_code
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
 from stages.schedule_validation import check_schedule
 from stages.update.lr_schedule import DECAY_SHARE, SCHEDULES
@@ -54,6 +55,7 @@ def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | N
     _check_compile(config)
     _check_diagnostics(config)
     check_data(config, {} if seen is None else seen)
+    check_code(config)
 
 
 def _check_model(config: RunConfig) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import schedules
 from asyncpp_cli.atomic_files import new_folder, write_record, write_text
 from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.matrix import run_id
 from asyncpp_cli.experiment.run_data import config_to_train, owners_of
@@ -111,11 +112,13 @@ def write_continuations(
         cells=tuple(each.cell for each in continued),
     )
     with new_folder(out) as temporary:
+        copies = CodeCopies()
         staged = Experiment(folder=temporary, name=made.name, template=made.template, cells=made.cells)
         for each in continued:
             run = staged.run(each.cell.id)
             run.folder.mkdir(parents=True)
             write_text(run.config_file, config_text(each.config))
+            copies.write(run, each.config)
             write_record(run.folder / LINEAGE_FILE, each.lineage)
             source = folder_of(each.parent.checkpoints, each.lineage.step)
             _link(source, folder_of(run.checkpoints, each.lineage.step))

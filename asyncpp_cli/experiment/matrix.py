@@ -61,6 +61,7 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
     cells: list[ResolvedCell] = []
     seen: set[str] = set()
     checksums: dict[tuple[Any, ...], str] = {}
+    code: dict[tuple[Any, ...], dict[str, str]] = {}
     for config in _configs(template):
         if missing := unset_keys(config):
             section = missing[0].partition(".")[0]
@@ -70,6 +71,7 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
             raise UserError(f"{template.source}: {section if accepted else missing[0]} is not set{accepted}")
         if pinned:
             _pin_data(config, template, checksums)
+            _pin_code(config, template, code)
         axes = {
             key: _axis_value(get(config, SHORTHANDS.get(key, key))) for key in (*ALWAYS_AXES, *other_axes)
         }
@@ -213,6 +215,21 @@ def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, 
         source = data.path or "the Python standard library"
         raise UserError(f"{template.source}: data.sha256: {source} holds other data ({checksums[key]})")
     data.sha256 = checksums[key]
+
+
+def _pin_code(config: RunConfig, template: Template, known: dict[tuple[Any, ...], dict[str, str]]) -> None:
+    """Put the hashes of the cell's own code into its configuration; `known` caches those computed."""
+    from stages.own_code import code_sha256, own_code
+
+    key = (config.schedule.name, config.optimizer.name, config.model.factory)
+    if key not in known:
+        known[key] = {section: code_sha256(files) for section, files in own_code(config).items()}
+    for section in ("schedule", "optimizer", "model"):
+        current = known[key].get(section)
+        given = getattr(config, section).code_sha256
+        if given not in (None, current):
+            raise UserError(f"{template.source}: {section}.code_sha256: the code is now another ({current})")
+        getattr(config, section).code_sha256 = current
 
 
 def _product(template: Template) -> Iterator[Settings]:

@@ -103,6 +103,8 @@ def _line(keys: Sequence[str], change: _Change) -> str:
     ]
     if len(keys) > _MOST_KEYS:
         named.append(f"{len(keys) - _MOST_KEYS} more")
+    if any(key.endswith(".code_sha256") for key in keys):
+        named.append("own code that was edited")
     differ = "1 cell differs" if change.cells == 1 else f"{change.cells} cells differ"
     return f"{differ} from the nearest run there in {', '.join(named) or 'its data'}"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import temporary_folder, write_text
 from asyncpp_cli.errors import DamagedError, UserError, doing
+from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
 from asyncpp_cli.experiment.matrix import ResolvedCell
@@ -93,8 +94,9 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
         temporary = temporary_folder(experiment.folder)
     try:
         staged = replace(experiment, folder=temporary)
+        copies = CodeCopies()
         for resolved in cells:
-            _write_run(staged.run(resolved.cell.id), resolved)
+            _write_run(staged.run(resolved.cell.id), resolved, copies)
         _write_description(staged, template)
         temporary.replace(experiment.folder)
     except BaseException as error:
@@ -129,11 +131,12 @@ def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> R
                 "name another folder, or a template that has the cells of both"
             )
         restored = []
+        copies = CodeCopies()
         for resolved in cells:
             run = wanted.run(resolved.cell.id)
             if resolved.cell.id not in existing_ids:
-                _write_run(run, resolved)
-            elif _restored(run, resolved):
+                _write_run(run, resolved, copies)
+            elif _restored(run, resolved, copies):
                 restored.append(run.id)
         if foreign:
             return Rendered(open_experiment(wanted.folder), 0, tuple(restored))
@@ -154,7 +157,7 @@ def _existing_ids(wanted: Experiment) -> frozenset[str]:
     return frozenset(file.parent.name for file in wanted.folder.glob("runs/*/config.yaml"))
 
 
-def _restored(run: Run, resolved: ResolvedCell) -> bool:
+def _restored(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> bool:
     """Rewrite a missing or damaged configuration, keeping the damaged file; returns whether it was so."""
     try:
         run.config()
@@ -164,13 +167,14 @@ def _restored(run: Run, resolved: ResolvedCell) -> bool:
             raise UserError(str(error)) from error
         if run.config_file.is_symlink() or run.config_file.exists():
             run.config_file.replace(run.config_file.with_name(f"config.yaml.damaged-{time.time_ns()}"))
-        _write_run(run, resolved)
+        _write_run(run, resolved, copies)
         return True
     return False
 
 
-def _write_run(run: Run, resolved: ResolvedCell) -> None:
+def _write_run(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
+    copies.write(run, resolved.config)
     write_text(run.config_file, config_text(resolved.config))
 
 

@@ -19,7 +19,9 @@ from stages.records import DamagedError, read_bytes
 
 FORMAT = 3
 _MOST_BYTES = 1 << 24
-_NOT_TIMED = frozenset({"name", "layers", "rope_base", "norm_eps", "factory", "init", "init_sha256"}) | {
+_NOT_TIMED = frozenset(
+    {"name", "layers", "rope_base", "norm_eps", "factory", "init", "init_sha256", "code_sha256"}
+) | {
     "dense_layers",
     "route_scale",
     "balance",

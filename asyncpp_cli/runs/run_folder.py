@@ -6,6 +6,7 @@ EXPERIMENT/runs/ID/metrics.jsonl   append-only, one JSON object per line
 EXPERIMENT/runs/ID/timeline.json   action times of the latest segment, replaced atomically
 EXPERIMENT/runs/ID/lock            held while the status is changed
 EXPERIMENT/runs/ID/logs/           output of each rank of each attempt
+EXPERIMENT/runs/ID/code/           see `experiment.code_copies`
 EXPERIMENT/runs/ID/jobs/           submitit's files
 EXPERIMENT/runs/ID/checkpoints/    see `stages.checkpoint.files`
 EXPERIMENT/runs/ID/attempts/N/     see `runs.attempts.attempt`
@@ -70,6 +71,11 @@ class Run:
     @property
     def jobs(self) -> Path:
         return self.folder / "jobs"
+
+    @property
+    def code(self) -> Path:
+        """Copy of the run's own code."""
+        return self.folder / "code"
 
     @property
     def attempts(self) -> Path:

@@ -17,6 +17,7 @@ from stages.compile_rule import compiles_here
 from stages.config import RunConfig, tokens_per_step
 from stages.data.dataset import Corpus
 from stages.model.families.catalogue import describe
+from stages.own_code import code_sha256, own_code
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
 from stages.update.balance import BlockLoad
 
@@ -68,6 +69,7 @@ def start_row(
         "bytes_per_token": corpus.bytes_per_token,
         "unigram_bits_per_byte": corpus.unigram_bits_per_byte,
         "corpus_sha256": corpus.sha256,
+        "code_sha256": {section: code_sha256(files) for section, files in own_code(config).items()},
     }
 
 

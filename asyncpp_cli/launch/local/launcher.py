@@ -31,6 +31,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from stages.config import SiteConfig
 from stages.liveness.stall import longest_silence
+from stages.own_code import check_code
 from stages.validation import ConfigError, check_data
 
 _POLL_SECONDS = 0.25
@@ -292,6 +293,7 @@ def tasks_of(
         try:
             config = config_to_train(run)
             check_data(config, seen)
+            check_code(config)
         except DamagedError as error:
             damaged.append(str(error))
             continue
