@@ -212,7 +212,7 @@ def launch_locally(
     cancelled = Cancellations(experiment)
     check_folder_name(folder)
     machine = this_machine()
-    runs = [run for run in experiment.runs if only is None or run.id in only]
+    runs = [run for run in experiment.runs_to_launch if only is None or run.id in only]
     # Configurations of runs that are done are not read: there may be a thousand.
     missing = [run for run in runs if not is_done(current_status(run), until=pauses.get(run.id))]
     tasks, damaged = tasks_of(missing, replay=replay, machine=machine, pauses=pauses)

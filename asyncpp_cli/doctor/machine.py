@@ -38,8 +38,7 @@ def machine_checks(folder: Path) -> Iterator[Check]:
         folder: folder for experiments.
     """
     yield _python()
-    cores = this_machine().cores
-    yield good("cores", f"{cores} for this process: as many ranks train at once without sharing a core")
+    yield cores_check(this_machine().cores, load=os.getloadavg()[0], of_machine=os.cpu_count() or 1)
     found, problem = _run_handshake()
     if found is None:
         yield wrong(
@@ -53,6 +52,22 @@ def machine_checks(folder: Path) -> Iterator[Check]:
         yield _exchange_check("nccl", found["nccl"])
     yield _compiler(device="cuda" if found["gpus"] else "cpu")
     yield folder_check(folder)
+
+
+def cores_check(cores: int, *, load: float, of_machine: int) -> Check:
+    """The cores, and whether they are free.
+
+    Args:
+        cores: that this process may use.
+        load: load average of the machine over one minute.
+        of_machine: cores of the machine.
+    """
+    detail = f"{cores} for this process: as many ranks train at once without sharing a core"
+    # 0.75 of a core: what starts and watches the runs, and the minute before.
+    if load < of_machine - 0.75:
+        return good("cores", detail)
+    note = "throughput measured now says little; wait for other programs to end, or launch elsewhere"
+    return good("cores", f"{detail}; load average {load:.1f} on {of_machine} cores", note=note)
 
 
 def _python() -> Check:

@@ -82,6 +82,18 @@ class Experiment:
         """The run of each cell, in the order of the cells."""
         return [self.run(cell.id) for cell in self.cells]
 
+    @property
+    def runs_to_launch(self) -> list[Run]:
+        """The runs, all arms of the first seed before those of the next.
+
+        So arms are trained one soon after the other, under the same conditions of the machine, and can be
+        compared before the last seed is done.
+        """
+        by_seed: dict[str, list[Run]] = {}
+        for cell in self.cells:
+            by_seed.setdefault(repr(cell.axes.get("seed")), []).append(self.run(cell.id))
+        return [run for runs in by_seed.values() for run in runs]
+
 
 def open_experiment(folder: Path) -> Experiment:
     """The experiment in a folder.

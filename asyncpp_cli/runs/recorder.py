@@ -62,11 +62,16 @@ class RunRecorder:
         self._last_step: Mapping[str, Any] | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the metrics; `start` rows get the attempt and the code version."""
+        """Append a row to the metrics.
+
+        `start` rows get the attempt and the code version, `segment` rows the load of the machine.
+        """
         if self._metrics is None:
             self._metrics = MetricsWriter(self._run)
         if row["kind"] == "start":
             row = {**row, "attempt": self._attempt, "asyncpp": asyncpp_version(), "commit": commit()}
+        if row["kind"] == "segment":
+            row = {**row, "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1)}
         self._metrics.append(row)
         if self._lines is not None:
             self._lines.row(row)

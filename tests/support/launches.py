@@ -94,7 +94,7 @@ def processes_of(run: Run) -> list[ProcessId]:
 
 
 def rows_of(run: Run, kind: str) -> list[dict[str, Any]]:
-    clock = {"seconds", "steady_seconds", "steady_tokens", "busy", "action_seconds"}
+    clock = {"seconds", "steady_seconds", "steady_tokens", "busy", "action_seconds", "load_per_core"}
     # A replay, with which these runs are compared, has no message buffers.
     measured = clock | {"memory"}
     return [

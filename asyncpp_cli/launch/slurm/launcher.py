@@ -91,7 +91,7 @@ def submit_missing(
     with submission_lock(experiment):
         queue = SlurmQueue(experiment)
         queue.check_answer()
-        run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs]
+        run_statuses = [queue.run_status(run, with_accounting=False) for run in experiment.runs_to_launch]
         missing = runs_to_submit(run_statuses, only=only, pauses=options.pauses)
         runs = [run for run in missing if run.id not in cancelled]
         free = free_jobs(site)

@@ -26,6 +26,10 @@ MACHINE_FIELDS = (
 )
 """Fields of a `start` row for machine, versions and data."""
 
+CROWDED = 1.25
+"""Load average per core from which times are called unreliable: a launcher and its supervisors add a little
+to the ranks of a launch, which have a core each."""
+
 _MOST_VALUES = 5
 """Values of a condition that a line names; records name all."""
 
@@ -83,6 +87,7 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
         lines.append(
             "Processes shared a GPU and sent messages through host memory: their throughput says little."
         )
+    lines += _load_lines(cells)
     lineages = [run.lineage.text for cell in cells for run in cell.runs if run.lineage is not None]
     lines += [f"A run {text}" for text in lineages[:_MOST_VALUES]]
     if len(lineages) > _MOST_VALUES:
@@ -92,6 +97,18 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
         lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
     return lines
+
+
+def _load_lines(cells: Sequence[CellResult]) -> list[str]:
+    """The load of the machine, where processes waited for a core."""
+    loads = [run.measurement.load_per_core for cell in cells for run in cell.runs]
+    crowded = [load for load in loads if load is not None and load > CROWDED]
+    if not crowded:
+        return []
+    return [
+        f"The machine was busy during {len(crowded)} of {len(loads)} runs: up to {max(crowded):.1f} "
+        "processes per core (load average), so their times are too long, and unequally so."
+    ]
 
 
 def _compiled_lines(runs: Sequence[RunResult]) -> list[str]:

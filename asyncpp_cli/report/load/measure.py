@@ -49,6 +49,8 @@ class Measurement:
     peak_memory: tuple[float, ...] = ()
     """Peak bytes of each rank of the pipeline: allocated on the device, or where the device does not count
     them, held by the run itself."""
+    load_per_core: float | None = None
+    """Largest load average per core of the machine, over the segments."""
     load_by_block: tuple[float, ...] = ()
     """In the last segment, for each block of experts: tokens of the busiest expert over the mean of all
     experts, in an update."""
@@ -115,6 +117,7 @@ def measure(metrics: Metrics) -> Measurement:
         bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
         bubble_by_rank=bubble_by_rank,
         peak_memory=_peak_memory(segments),
+        load_per_core=max((row["load_per_core"] for row in segments if "load_per_core" in row), default=None),
         **_load(segments),
         skipped_steps=int(steps["skipped"].sum()) if len(steps) else 0,
         seconds=max(seconds, default=None),

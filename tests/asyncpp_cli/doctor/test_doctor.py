@@ -29,7 +29,14 @@ from asyncpp_cli.doctor.cluster import (
     submit_limit_check,
 )
 from asyncpp_cli.doctor.job import handshake_checks, image_check, network_check, software_check
-from asyncpp_cli.doctor.machine import NEWEST_TORCH, folder_check, gpu_check, torch_check, within
+from asyncpp_cli.doctor.machine import (
+    NEWEST_TORCH,
+    cores_check,
+    folder_check,
+    gpu_check,
+    torch_check,
+    within,
+)
 from asyncpp_cli.doctor.preemption import preemption_check, requeue_check
 from asyncpp_cli.doctor.slurm_info import Node, gpus_of, megabytes_of, seconds_of
 from asyncpp_cli.launch.containers import Container
@@ -294,3 +301,13 @@ def test_a_task_whose_handshake_cannot_begin_says_why(tmp_path: Path) -> None:
     )
     found = json.loads((tmp_path / "handshake-1.json").read_text())
     assert found == {"problem": "ImportError: libtorch.so: cannot open"}
+
+
+@pytest.mark.parametrize(
+    ("load", "of_machine", "verdict"),
+    [(0.2, 2, "ok"), (1.2, 2, "ok"), (2.0, 2, "note"), (12.0, 2, "note"), (12.0, 64, "ok"), (0.1, 1, "ok")],
+)
+def test_cores_that_others_use_are_not_ok(load: float, of_machine: int, verdict: str) -> None:
+    check = cores_check(2, load=load, of_machine=of_machine)
+    assert check.verdict == verdict
+    assert (f"load average {load:.1f} on {of_machine} cores" in check.detail) == (verdict == "note")
