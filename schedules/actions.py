@@ -52,7 +52,9 @@ class Action(NamedTuple):
         return f"{self.stage}{self.op.value}{self.microbatch}@{self.version}"
 
 
-_PRINTED = re.compile(r"(?P<stage>\d+)(?:U(?P<written>\d+)|(?P<op>[FBIW])(?P<microbatch>\d+)@(?P<read>\d+))")
+_PRINTED = re.compile(
+    r"(?P<stage>\d{1,9})(?:U(?P<written>\d{1,15})|(?P<op>[FBIW])(?P<microbatch>\d{1,15})@(?P<read>\d{1,15}))"
+)
 
 
 def parse_action(text: str) -> Action:
@@ -63,7 +65,7 @@ def parse_action(text: str) -> Action:
     """
     match = _PRINTED.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not an action; one looks like 0F5@3, 0B5@3, 0I5@3, 0W5@3 or 0U4")
+        raise ValueError(f"{text[:60]!r} is not an action; one looks like 0F5@3, 0B5@3, 0I5@3, 0W5@3 or 0U4")
     if match["written"] is not None:
         return Action(int(match["stage"]), Op.UPDATE, NO_MICROBATCH, int(match["written"]))
     return Action(int(match["stage"]), Op(match["op"]), int(match["microbatch"]), int(match["read"]))

@@ -35,7 +35,7 @@ _KEYS = (
     "final_versions",
 )
 _OPTIONAL_KEYS = ("updates_together",)
-_RANK_LINE = re.compile(r"rank +(\d+)")
+_RANK_LINE = re.compile(r"rank +(\d{1,9})")
 
 
 def to_text(program: Program) -> str:
@@ -134,8 +134,8 @@ def _parse_actions(value: str, *, where: str) -> tuple[Action, ...]:
 
 def _numbers(header: Mapping[str, tuple[str, str]], key: str) -> tuple[int, ...]:
     value, where = header[key]
-    if not re.fullmatch(r"\d+( +\d+)*", value):
-        raise ScheduleError(f"{where}: {key} takes whole numbers of 0 or more, not {value!r}")
+    if not re.fullmatch(r"\d{1,15}( +\d{1,15})*", value):
+        raise ScheduleError(f"{where}: {key} takes whole numbers of 0 or more, not {value[:60]!r}")
     return tuple(int(word) for word in value.split())
 
 

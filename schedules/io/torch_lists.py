@@ -1,7 +1,7 @@
 """Converts schedules of torch.distributed.pipelining to programs and back. In its CSV a row is a rank's list.
 
 A cell is an action: `2F0`, `1B3`, `0I4` or `0W4`, two of them performed together are `(0F5;3B2)OVERLAP_F_B`,
-and an empty cell is a wait. Cells that only move or shard data (SEND_F, RECV_B, UNSHARD, REDUCE_GRAD, ...)
+and an empty cell is a wait. Cells that only move or shard data (SEND_F, WAIT_SEND_F, RECV_B, UNSHARD, ...)
 follow from the others and are ignored. A list holds one step and no update: a program repeats it, and every
 stage updates after its last backward.
 """
@@ -23,9 +23,9 @@ from schedules.library.one_f_one_b import one_f_one_b
 from schedules.segment import Segment, Slot, flushed
 from schedules.verify import verify
 
-_COMPUTATION = re.compile(r"(\d+)([FBIW])(\d+)")
+_COMPUTATION = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _TOGETHER = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
-_MOVEMENT = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|(?:WAIT_)?REDUCE_GRAD)\d*")
+_MOVEMENT = re.compile(r"\d+((?:WAIT_)?(?:SEND_[FB]|REDUCE_GRAD)|RECV_[FB]|UNSHARD|RESHARD)\d*")
 
 
 def from_csv(text: str, *, name: str, steps: int, first_step: int = 0) -> Program:
@@ -40,7 +40,11 @@ def from_csv(text: str, *, name: str, steps: int, first_step: int = 0) -> Progra
     Raises:
         ScheduleError: The list is incomplete or invalid; the message names the row and the cell.
     """
-    return from_lists(list(csv.reader(io.StringIO(text))), name=name, steps=steps, first_step=first_step)
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ScheduleError(f"{name}: is not CSV ({error})") from error
+    return from_lists(rows, name=name, steps=steps, first_step=first_step)
 
 
 def from_lists(rows: Sequence[Sequence[object]], *, name: str, steps: int, first_step: int = 0) -> Program:

@@ -56,6 +56,8 @@ def test_comments_and_empty_lines_are_left_out():
         ("steps: 1", "steps: 1\nsteps: 1", "x, line 6: steps is given twice"),
         ("steps: 1", "stages: 2", "x, line 5: expected 'rank R: ACTIONS' or 'KEY: VALUE'"),
         ("rank 1:", "rank 2:", "x, line 11: the line of rank 1 is due, and this is rank 2"),
+        ("steps: 1", "steps: " + "9" * 5000, "x, line 5: steps takes whole numbers of 0 or more, not '999"),
+        ("0B1@0", "0B1@" + "9" * 5000, "x, line 10, action 3: '0B1@999"),
         ("0B1@0", "0B1", "x, line 10, action 3: '0B1' is not an action"),
     ],
 )

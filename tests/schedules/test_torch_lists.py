@@ -208,8 +208,8 @@ RIGHT = "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
 
 def test_movements_waits_and_pairs_are_understood():
     program = from_csv(
-        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n"
-        ",1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1B1\n",
+        "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0WAIT_SEND_F0,0RECV_B1,0B1,0REDUCE_GRAD,"
+        "0WAIT_REDUCE_GRAD\n,1RECV_F0,1F0,1RECV_F1,(1F1;1B0)OVERLAP_F_B,1SEND_B0,1B1,1WAIT_SEND_B0\n",
         name="x",
         steps=1,
     )
@@ -233,6 +233,8 @@ def test_movements_waits_and_pairs_are_understood():
         ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "x: deadlock: rank 0 waits at 0B0@0"),
         ("", "x: has no action"),
         (",,\n", "x: has no action"),
+        (RIGHT.replace("1B0", "1B" + "9" * 5000), "is not an action"),
+        ("0F0," + "x" * 200_000, "x: is not CSV (field larger than field limit"),
     ],
 )
 def test_a_faulty_list_is_refused_by_its_place(text, message):
