@@ -187,9 +187,11 @@ def _compared(arm: Arm, index: int, records: Sequence[RunRecord], *, step: int) 
 
 
 def _ranked(alive: Sequence[int], compared: Mapping[int, Compared]) -> list[int]:
-    """Those with a finite loss, the best first."""
+    """Those with a finite loss, the best first; equal ones in the order of the plan, at every rung."""
     losses: dict[int, Any] = {index: compared[index].loss for index in alive}
-    return sorted((index for index in alive if losses[index] < math.inf), key=lambda index: losses[index])
+    return sorted(
+        (index for index in alive if losses[index] < math.inf), key=lambda index: (losses[index], index)
+    )
 
 
 def _or_infinite(loss: float) -> float:

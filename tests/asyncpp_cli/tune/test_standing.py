@@ -78,10 +78,19 @@ def reference(simulated: Simulated) -> tuple[int | None, int]:
                 losses.append(math.inf if run in simulated.failing else simulated.losses[run][step])
             finite = all(math.isfinite(loss) for loss in losses)
             means[index] = sum(losses) / len(losses) if finite else math.inf
-        alive = sorted((index for index in alive if means[index] < math.inf), key=lambda index: means[index])
+        ranked = sorted((means[index], index) for index in alive if means[index] < math.inf)
+        alive = [index for _, index in ranked]
         if level + 1 < len(arm.rungs):
             alive = alive[: math.ceil(len(arm.candidates) / 2 ** (level + 1))]
     return (alive[0] if alive else None), sum(steps.values())
+
+
+def test_of_equal_candidates_the_first_of_the_plan_goes_on_at_every_rung() -> None:
+    arm = arm_of(4, rungs=(4, 8, 16))
+    # The third and the first go on; then they are equal, though the third was better before.
+    losses = [{4: 2.0, 8: 1.5}, {4: 3.0}, {4: 1.0, 8: 1.5}, {4: 3.0}]
+    standing = arm_standing(arm, {f"{i}-0": record(f"{i}-0", each) for i, each in enumerate(losses)}, eta=2)
+    assert standing.due == {"0-0": 16}
 
 
 # In eighths: means over one or two seeds are then exact, whatever the order of their sum.
