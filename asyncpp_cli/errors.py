@@ -14,8 +14,8 @@ from __future__ import annotations
 import errno
 import os
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from stages.records import DamagedError as DamagedError
@@ -121,6 +121,23 @@ def refusal_of(error: BaseException) -> Refusal | None:
         case UnicodeEncodeError() if any("\ud800" <= character <= "\udfff" for character in error.object):
             return Refusal(f"{error.object!r} is not UTF-8: use another name", WRONG)
     return None
+
+
+def exit_code_of(program: Callable[[], int]) -> int:
+    """Run a program that has no command line; for an error that is no bug, prints its message.
+
+    Returns:
+        The program's exit code, or that of its error.
+    """
+    try:
+        return program()
+    except Exception as error:
+        if (refusal := refusal_of(error)) is None:
+            raise
+        # A full disk may not even take this line.
+        with suppress(OSError):
+            print(refusal.message, flush=True)
+        return refusal.code
 
 
 def _system_error_message(error: OSError) -> str:

@@ -5,7 +5,6 @@ python -m asyncpp_cli.launch.job.array_entry array-K.json
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 
@@ -17,19 +16,10 @@ def main() -> None:
     # First of all: imports take seconds when many jobs start at once.
     early_signals.listen(signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
-    from asyncpp_cli.errors import refusal_of
+    from asyncpp_cli.errors import exit_code_of
     from asyncpp_cli.launch.job.array_task import run_task
 
-    try:
-        code = run_task(sys.argv[1])
-    except Exception as error:
-        if (refusal := refusal_of(error)) is None:
-            raise
-        # Such as a full disk, which may not even take this line.
-        with contextlib.suppress(OSError):
-            print(refusal.message, flush=True)
-        code = refusal.code
-    sys.exit(code)
+    sys.exit(exit_code_of(lambda: run_task(sys.argv[1])))
 
 
 if __name__ == "__main__":

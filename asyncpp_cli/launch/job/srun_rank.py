@@ -5,9 +5,12 @@ python -m asyncpp_cli.launch.job.srun_rank RUN_DIR ATTEMPT
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import sys
+from pathlib import Path
 
 from asyncpp_cli.launch.job import early_signals
 
@@ -17,9 +20,17 @@ def main() -> None:
     # First of all: SLURM may signal as soon as the job has started.
     early_signals.listen(signal.SIGTERM, signal.SIGUSR2)
 
-    import os
-    from pathlib import Path
+    from asyncpp_cli.errors import exit_code_of
 
+    code = exit_code_of(_run_rank)
+    # Without interpreter shutdown, during which a signal would be fatal.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _run_rank() -> int:
     from asyncpp_cli.launch.supervisor import supervise
     from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.run_folder import open_run
@@ -41,11 +52,8 @@ def main() -> None:
         devices="" if site.device == "cpu" else None,
         received=early_signals.received,
     )
-    # Exit code 0 after saving on request, or srun would kill the ranks that still save. Without interpreter
-    # shutdown, during which a signal would be fatal.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0 if ended_well else 1)
+    # 0 after saving on request, or srun would kill the ranks that still save.
+    return 0 if ended_well else 1
 
 
 def tasks_of_node(counts: str, *, node: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,26 @@ def test_a_request_to_stop_finds_room(run: Run, small_disk: Path) -> None:
     end_rank(attempt, 0, code=75, signal_number=None, stopped=True)
     assert current_status(run).cause == Cause.CANCELLED
     assert not list(attempt.folder.glob("stop*.reserved"))
+
+
+@pytest.mark.slow
+def test_a_rank_of_a_job_that_cannot_even_begin_says_so_in_a_line(run: Run, small_disk: Path) -> None:
+    attempt = begin(run)
+    fill(small_disk)
+    job = {
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+        "SLURM_NODEID": "0",
+    }
+    command = [sys.executable, "-m", "asyncpp_cli.launch.job.srun_rank", str(run.folder), str(attempt.number)]
+    ended = subprocess.run(
+        command, env=os.environ | job, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert ended.returncode != 0
+    assert "cannot be written (No space left on device: free some space)" in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
 
 
 @pytest.mark.slow
