@@ -10,6 +10,10 @@ from stages.config import RunConfig
 from stages.data.dataset import Corpus
 from stages.data.shards import Tokens
 
+READ_AHEAD = 16
+"""Batches that a host may be ahead of its device: it reads at most two for an action, and is a few actions
+ahead (`stages.pipeline.clock.AHEAD`)."""
+
 
 class Batches:
     """Tokens and targets of each micro-batch of a run.
@@ -71,9 +75,20 @@ class Batches:
             self._starts = (step, generator.integers(0, last_start + 1, size=shape))
         return self._read(self._train, self._starts[1][self._data_rank, within])
 
+    def rehearse(self) -> None:
+        """Allocate the pinned memory of a run's batches, which torch then reuses.
+
+        Allocating it may wait until the device is idle, and within a segment receives are open.
+        """
+        first = np.zeros(self._size, dtype=np.int64)
+        held = [self._on_host(self._train, first) for _ in range(READ_AHEAD)]
+        del held
+
     def _read(self, split: Tokens, starts: np.ndarray) -> Tensor:
-        windows = torch.from_numpy(split.rows(starts, length=self._context + 1))
-        if self.device.type == "cpu":
-            return windows
         # An asynchronous copy; torch reuses the pinned memory only after it has completed.
-        return windows.pin_memory().to(self.device, non_blocking=True)
+        return self._on_host(split, starts).to(self.device, non_blocking=True)
+
+    def _on_host(self, split: Tokens, starts: np.ndarray) -> Tensor:
+        """Windows in host memory, which is pinned if they are copied to a GPU."""
+        windows = torch.from_numpy(split.rows(starts, length=self._context + 1))
+        return windows.pin_memory() if self.device.type == "cuda" else windows

@@ -109,6 +109,15 @@ class RankExecutor:
         self._halves: dict[tuple[int, int], _Half] = {}
         self._losses: list[Tensor] = []
 
+    def rehearse(self, programs: Sequence[Program]) -> None:
+        """Do once what a first step does once, before any receive is posted (`stages.pipeline.warm_up`).
+
+        Args:
+            programs: of the run's segments, one of each kind.
+        """
+        self._batches.rehearse()
+        self._updates.rehearse(programs)
+
     def connect(self) -> None:
         """Open every connection to other processes that a segment uses. All ranks call this together, before
         their first segment: later, a rank that waits for a connection would hold up others."""

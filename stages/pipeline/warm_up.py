@@ -28,13 +28,14 @@ def warm_up_ranks(ranks: Sequence[Rank], config: RunConfig, *, device: torch.dev
         for state in rank.stages.values():
             for split in [False] * (Op.BACKWARD in ops) + [True] * (Op.BACKWARD_WEIGHT in ops):
                 warm_up(state, config, split=split, device=device)
+        rank.executor.rehearse(programs)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
 
 
 def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.device) -> None:
-    """Perform a forward, a backward (`split`: in two halves) and a step, and discard their effects.
+    """Perform a forward and a backward (`split`: in two halves), and discard their effects.
 
     A receive that is posted ahead occupies a GPU until its message arrives. One-time work of a first
     micro-batch or step (compiling, loading kernels, allocating) may wait for an idle device, while the
@@ -54,4 +55,3 @@ def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.
     state.weights.gradient_buffer.flat.zero_()
     if state.tied is not None:
         state.tied.clear()
-    state.update.rehearse()

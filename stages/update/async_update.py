@@ -20,6 +20,7 @@ from torch import Tensor
 from schedules.actions import Action, Op, Program
 from stages.comm.collectives import Exchange, Reduction
 from stages.pipeline.flat_buffers import GradientBuffer
+from stages.pipeline.host_copies import to_host
 from stages.pipeline.rank_stats import RankTrace
 from stages.update.early_reduction import WholeGradients, needs_update, slack_of
 from stages.update.step_decision import Gathered
@@ -27,6 +28,11 @@ from stages.update.update_phases import UpdateContext, UpdatePhases
 from stages.update.update_stream import Streams
 
 T = TypeVar("T")
+
+MOST_COMMON_NUMBERS = 3
+"""Numbers that a host reads before a step, beside one for each of its stages."""
+COPIES = 8
+"""Copies to the host at a time: one of a verdict, the others of flags (`stages.update.agreed_end`)."""
 
 
 @dataclass
@@ -83,6 +89,30 @@ class RankUpdates:
     def end_step(self) -> int:
         """The step before which the segment ends; earlier than the program's once a rank is asked to stop."""
         return self._phases.end_step
+
+    def rehearse(self, programs: Sequence[Program]) -> None:
+        """Take a temporary step of every stage, and copy as many numbers to the host as updates do, on the
+        stream that the updates run on: it has memory of its own.
+
+        Args:
+            programs: of the run's segments, one of each kind.
+        """
+        rank, common_step = self._pipeline.rank, self._rules.common_step
+        beside = any(slack_of(program, rank, common_step=common_step).any for program in programs)
+        self._streams.fork()
+        with self._streams.beside() if beside else nullcontext():
+            for state in self._stages.values():
+                state.update.rehearse()
+            like = next(iter(self._stages.values())).weights.gradient_buffer.flat
+            # Pinned memory is reused for sizes up to the same power of two.
+            most = len(self._stages) + MOST_COMMON_NUMBERS
+            sizes = [2**power for power in range((most - 1).bit_length() + 1)]
+            copies = [
+                to_host(like.new_zeros(size, dtype=torch.float64)) for size in sizes for _ in range(COPIES)
+            ]
+            for copy in copies:
+                copy.wait()
+        self._streams.join(self._streams.point())
 
     def connect(self) -> None:
         """Make every exchange of an update once, in its real size. Nothing changes: gradients are zero, and

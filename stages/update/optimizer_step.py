@@ -141,7 +141,7 @@ class StageUpdate:
         return RecordedUpdates(correction) if self._config.train.diagnostics else correction
 
     def rehearse(self) -> None:
-        """Take a step with a temporary optimizer, and restore the weights.
+        """Take a step with a temporary optimizer, norm and clipping included, and restore the weights.
 
         One-time work of a first step (workspaces, kernels, memory) may wait for an idle device.
         """
@@ -150,6 +150,8 @@ class StageUpdate:
         master = self._weights.master.parameters
         kept = [parameter.detach().to("cpu", copy=True) for parameter in master]
         with self._made_up_gradients(), torch.no_grad():
+            gradient = self._weights.gradient_buffer
+            self.clip(gradient, squared=squared_norm(gradient))
             self._new_optimizer().step()
         with torch.no_grad():
             for parameter, weights in zip(master, kept, strict=True):

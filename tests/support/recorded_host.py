@@ -19,6 +19,7 @@ from support.host_events import (
     UPDATES,
     At,
     Begin,
+    DeviceWait,
     Event,
     HostWait,
     Recording,
@@ -31,16 +32,19 @@ from torch._C._distributed_c10d import HashStore
 
 import stages.pipeline.build
 import stages.update.agreed_end
+import stages.update.async_update
 import stages.update.step_decision
 from schedules import Program
 from schedules.dependencies import Place
 from stages.comm.collectives import Exchange
 from stages.comm.topology import Connection, connect
 from stages.config import ModelConfig, RunConfig
+from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, activation_shape, build_ranks
 from stages.pipeline.replay import drive
 from stages.pipeline.segments import schedule_facts, segment_program
+from stages.pipeline.warm_up import warm_up_ranks
 from stages.trainer import replay
 
 
@@ -163,10 +167,12 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = F
             with state.weights.receiving_initial():
                 pass  # the recording has no values
         for process, rank in zip(processes, ranks, strict=True):
-            for module in (stages.update.step_decision, stages.update.agreed_end):
-                patch.setattr(module, "to_host", _copies_of(process.events, process.streams))
+            to_host = _copies_of(process.events, process.streams)
+            for module in (stages.update.step_decision, stages.update.agreed_end, stages.update.async_update):
+                patch.setattr(module, "to_host", to_host)
+            patch.setattr(Batches, "_on_host", _reads_of(process.events))
             with process.uses or nullcontext():
-                _perform(rank, program)
+                _perform(rank, program, config)
     return recording
 
 
@@ -212,17 +218,41 @@ def record_replay(
     return events, end["weights_sha256"]
 
 
-def _perform(rank: Rank, program: Program) -> None:
+def _perform(rank: Rank, program: Program, config: RunConfig) -> None:
+    warm_up_ranks([rank], config, device=torch.device("cpu"))
     rank.executor.connect()
     drive([rank.executor.run(program)])
     rank.connection.links.finish()
 
 
 def _copies_of(events: list[Event], streams: RecordedStreams) -> Callable[[Tensor], Exchange[list[float]]]:
-    """Copies to the host, which block the host."""
+    """Copies to the host, which block the host; the first of a size allocates pinned memory."""
+    sizes: set[int] = set()
 
     def to_host(numbers: Tensor) -> Exchange[list[float]]:
+        _allocate_pinned(len(numbers), sizes, events)
         mark = streams.mark(streams.current)
         return Exchange(ready=lambda: False, wait=lambda: events.append(HostWait(mark)), take=numbers.tolist)
 
     return to_host
+
+
+def _reads_of(events: list[Event]) -> Callable[..., Tensor]:
+    """Batches in host memory; the first of a size allocates pinned memory."""
+    sizes: set[int] = set()
+    on_host = Batches._on_host
+
+    def reading(batches: Batches, split: Any, starts: Any) -> Tensor:
+        windows = on_host(batches, split, starts)
+        _allocate_pinned(windows.numel(), sizes, events)
+        return windows
+
+    return reading
+
+
+def _allocate_pinned(entries: int, sizes: set[int], events: list[Event]) -> None:
+    """Pinned memory is reused for sizes up to the same power of two; a new size waits for the device."""
+    size = (entries - 1).bit_length()
+    if size not in sizes:
+        sizes.add(size)
+        events.append(DeviceWait("pinned memory"))

@@ -6,7 +6,8 @@ The rules are NCCL's and CUDA's:
   when its receive is at the head of the peer's queue, a collective when it is at the head at all members. An
   operation waits for the earlier work of its rank's compute stream.
 - The first operation of a kind with a peer may block the host until the peer begins its own.
-- A host that synchronises its device waits for everything that it has launched, including open receives.
+- A host that synchronises its device waits for everything that it has launched, including open receives;
+  one that allocates pinned memory may do so (older guides of CUDA list it).
 - With one hardware queue, work starts in the order of launches, whatever its stream; an operation that has
   started does not hold up what follows.
 - With blocking waits, the host itself waits for an operation.

@@ -16,6 +16,7 @@ from support.stream_model import hangs, hangs_where_one_syncs, hangs_where_two_s
 
 from schedules import ScheduleError, build
 from stages.comm.device_settings import DeviceSettingError, check_environment
+from stages.pipeline.executor import RankExecutor
 
 BY_HAND = pytest.mark.skipif(
     "ASYNCPP_SWEEP" not in os.environ, reason="takes minutes; by hand: ASYNCPP_SWEEP=1 pytest -s"
@@ -153,6 +154,21 @@ def test_two_ranks_that_synchronise_at_once_may_hang_and_seldom_do(recorded: Any
         of_pair, number = hangs_where_two_sync(recording, 0, 1)
         hanging, pairs = hanging + of_pair, pairs + number
     assert 0 < hanging < 0.1 * pairs
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+def test_without_a_rehearsal_pinned_memory_would_hang_the_first_update(
+    schedule: str, shared_text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recorded_now() -> Recording:
+        config = small_config(
+            schedule, text=shared_text, stages=3, microbatches=6, steps=2, eval_interval=2, optimizer="sgd"
+        )
+        return record(config, monkeypatch)
+
+    assert hangs(recorded_now()) == []
+    monkeypatch.setattr(RankExecutor, "rehearse", lambda executor, programs: None)
+    assert hangs(recorded_now())
 
 
 @pytest.mark.parametrize(
