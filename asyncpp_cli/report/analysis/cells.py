@@ -52,6 +52,8 @@ class CellResult:
     """Validation loss, nats per token, to measure steps and time to."""
     baseline: CellResult | None = None
     """The synchronous counterpart, which differs in schedule and correction alone; None for itself."""
+    fastest: CellResult | None = None
+    """The synchronous cell of these settings with the most tokens per second; None for itself."""
     uncorrected: CellResult | None = None
     """The cell that differs only in having no correction; None for itself."""
 
@@ -248,8 +250,8 @@ class CellResult:
 
     @property
     def throughput_ratio(self) -> float | None:
-        """Tokens per second, relative to the synchronous counterpart."""
-        own, base = self.tokens_per_second, self.baseline.tokens_per_second if self.baseline else None
+        """Tokens per second, relative to the fastest synchronous cell."""
+        own, base = self.tokens_per_second, self.fastest.tokens_per_second if self.fastest else None
         return own.mean / base.mean if own is not None and base is not None and base.mean > 0 else None
 
     @cached_property

@@ -14,7 +14,10 @@ CORRECTION = ("error_feedback.", "correction.")
 """Sections of the configuration that correct for delay."""
 
 PREFERRED = "1f1b"
-"""The synchronous schedule to compare with if there are several."""
+"""The synchronous schedule to compare losses with if there are several."""
+
+LENGTH = ("train.steps", "train.eval_interval", "train.checkpoint_interval")
+"""Keys in which the runs of an arm differ from length to length; the speed does not depend on them."""
 
 _MOST_COMPARED = 200
 """Limit of cells in the search for the nearest synchronous cell."""
@@ -27,7 +30,7 @@ ComparedSettings = frozenset[tuple[str, str]]
 
 
 def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[list[CellResult], list[str]]:
-    """Each cell with its `baseline` and `uncorrected` cell.
+    """Each cell with its `baseline`, `fastest` and `uncorrected` cell.
 
     Counterparts differ in schedule and corrections alone; they share `schedule.microbatches`, which decides
     the tokens per step.
@@ -49,6 +52,7 @@ def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[lis
         replace(cell, baseline=_baseline(cell, candidates.get(settings, []) if settings else []))
         for cell, settings in zip(cells, compared, strict=True)
     ]
+    with_baseline = _with_fastest(with_baseline, ignored)
     arms = [_settings_without(cell, *CORRECTION, *ignored) for cell in with_baseline]
     uncorrected = {arm: cell for cell, arm in zip(with_baseline, arms, strict=True) if not cell.corrected}
     with_both = [
@@ -56,6 +60,22 @@ def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[lis
         for cell, arm in zip(with_baseline, arms, strict=True)
     ]
     return with_both, _without_counterpart(with_both, compared)
+
+
+def _with_fastest(cells: Sequence[CellResult], ignored: Sequence[str]) -> list[CellResult]:
+    """Each cell with the fastest synchronous cell of its settings, of any length."""
+    shared = [_settings_without(cell, "schedule.", *CORRECTION, *LENGTH, *ignored) for cell in cells]
+    fastest: dict[ComparedSettings, CellResult] = {}
+    for cell, settings in zip(cells, shared, strict=True):
+        if cell.synchronous and settings is not None and cell.tokens_per_second is not None:
+            known = fastest.get(settings, cell).tokens_per_second
+            if known is None or cell.tokens_per_second.mean >= known.mean:
+                fastest[settings] = cell
+    found = [fastest.get(settings) if settings is not None else None for settings in shared]
+    return [
+        replace(cell, fastest=None if other is cell else other)
+        for cell, other in zip(cells, found, strict=True)
+    ]
 
 
 def _settings_without(cell: CellResult, *prefixes: str) -> ComparedSettings | None:
@@ -85,6 +105,11 @@ def _without_counterpart(
 ) -> list[str]:
     """Remarks on delayed cells without a counterpart, with the keys in which the nearest one differs."""
     known = [(cell, name, s) for cell, name, s in zip(cells, arm_names(cells), compared, strict=True) if s]
+    lengths: dict[ComparedSettings | None, set[object]] = {}
+    for cell, _, _ in known:
+        lengths.setdefault(_settings_without(cell, *LENGTH), set()).add(cell.runs[0].value("train.steps"))
+    # An arm of several lengths is compared by its verdict.
+    known = [each for each in known if len(lengths[_settings_without(each[0], *LENGTH)]) == 1]
     synchronous = [settings for cell, _, settings in known if cell.synchronous][:_MOST_COMPARED]
     alone = [
         (name, settings) for cell, name, settings in known if not cell.synchronous and cell.baseline is None

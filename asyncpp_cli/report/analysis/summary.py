@@ -139,16 +139,16 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
         cells = [cell for cell in delayed if cell.schedule == schedule and cell.throughput_ratio is not None]
         if not cells:
             continue
-        baseline = cells[0].baseline
-        assert baseline is not None
+        fastest = cells[0].fastest
+        assert fastest is not None
         ratios = _range(
             [cell.throughput_ratio for cell in cells if cell.throughput_ratio is not None], "{:.2f}"
         )
         sentence = (
-            f"Speed: {schedule} trains on {ratios} times as many tokens per second as {baseline.schedule}"
+            f"Speed: {schedule} trains on {ratios} times as many tokens per second as {fastest.schedule}"
         )
         own = [cell.bubble.mean for cell in cells if cell.bubble is not None]
-        base = [cell.baseline.bubble.mean for cell in cells if cell.baseline and cell.baseline.bubble]
+        base = [cell.fastest.bubble.mean for cell in cells if cell.fastest and cell.fastest.bubble]
         if own and base:
             sentence += (
                 f"; its ranks wait {_range(own, '{:.0%}')} of the time instead of {_range(base, '{:.0%}')}"

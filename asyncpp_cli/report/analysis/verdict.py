@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.counterparts import LENGTH
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired
 from asyncpp_cli.report.analysis.t_distribution import t_quantile
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from asyncpp_cli.report.analysis.steps_to_loss import StepsRatio
 
 PAYS, DOES_NOT_PAY, UNDECIDED = "pays", "does not pay", "undecided"
-
-_LENGTH = ("train.steps", "train.eval_interval", "train.checkpoint_interval")
-"""Keys in which the runs of an arm differ from length to length."""
 
 _LAYOUT = ("schedule.", "parallel.", "train.microbatch_size")
 """Prefixes of keys in which synchronous arms may differ: the loss follows from the tokens per step alone."""
@@ -205,7 +203,7 @@ def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashabl
 
 def _comparable(cell: CellResult) -> Hashable:
     """Model, data and number of ranks."""
-    left_out = ("seed", "site.", "optimizer.", *_LENGTH, *_LAYOUT, *_CORRECTION)
+    left_out = ("seed", "site.", "optimizer.", *LENGTH, *_LAYOUT, *_CORRECTION)
     return (cell.runs[0].ranks, _settings(cell, lambda key: not key.startswith(left_out)))
 
 

@@ -94,6 +94,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         ),
         _update_ratio_column(cells),
         single("baseline", value=lambda cell: cell.baseline.schedule if cell.baseline else None),
+        single("fastest_synchronous", value=lambda cell: cell.fastest.schedule if cell.fastest else None),
         single("recovered", "gap\nclosed", form="{:.0%}", drop_order=17),
         *_target_columns(cells),
         averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", secondary=True),

@@ -161,3 +161,25 @@ def test_a_doubled_synchronous_batch_is_a_choice_as_well() -> None:
     assert larger.speed.ratio == pytest.approx(1.5)
     # Twice the sequences per step in 600 to 1,000 steps are 1,200 to 2,000 steps of the smaller batch.
     assert 1 < larger.steps.ratio < 2000 / 1200
+
+
+def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
+    """Of any number of steps: a few are enough for a speed."""
+    runs = [
+        run("1f1b", speed=1000.0, **{"train.steps": 1200}),
+        run("zb-v", speed=1250.0, **{"train.steps": 100}),
+        run("2bw", speed=1500.0, **{"train.steps": 1200}),
+        run("zb-v", speed=9000.0, **{"train.steps": 1200, "schedule.microbatches": 4}),
+    ]
+    averaged = aggregate_best(
+        runs, keys=["train.steps", "schedule.microbatches"], best_over=(), tuned=(), target=None
+    )[0]
+    by_schedule = {(cell.schedule, cell.runs[0].value("schedule.microbatches")): cell for cell in averaged}
+    delayed = by_schedule["2bw", 2]
+    assert delayed.throughput_ratio == pytest.approx(1.2)
+    assert delayed.fastest is not None
+    assert delayed.fastest.schedule == "zb-v"
+    assert delayed.baseline is not None
+    assert delayed.baseline.schedule == "1f1b"
+    assert by_schedule["zb-v", 2].throughput_ratio is None
+    assert by_schedule["1f1b", 2].throughput_ratio == pytest.approx(0.8)
