@@ -46,6 +46,8 @@ class ReportOptions:
     figure_width: float
     hardware: str | None = None
     """What the runs ran on, in words, for a submission."""
+    assets: Path | None = None
+    """Folder for the script that pages share; None: each contains it."""
     caption: str | None = None
     """Caption of a LaTeX table; None: one that says what is compared."""
     label: str | None = None
@@ -168,7 +170,7 @@ def _write(options: ReportOptions, report: Report) -> None:
         to_table(report, console=console())
     elif options.output_format == "html":
         assert options.out is not None
-        _write_page_and_steps(report, options.out)
+        _write_page_and_steps(report, options.out, assets=options.assets)
     elif options.out is None:
         sys.stdout.write(_text(options, report))
     elif options.output_format == "parquet":
@@ -202,9 +204,9 @@ _TEXTS: dict[str, Callable[[Report], str]] = {
 }
 
 
-def _write_page_and_steps(report: Report, file: Path) -> None:
+def _write_page_and_steps(report: Report, file: Path, *, assets: Path | None) -> None:
     """Write the page, and beside it a Parquet file with every step of its curves."""
-    from asyncpp_cli.report.formats.html.page import to_page
+    from asyncpp_cli.report.formats.html.page import plotly_file, to_page
     from asyncpp_cli.report.formats.step_table import is_step_table, to_step_table
 
     steps_file = file.with_name(f"{file.name.removesuffix('.html')}.steps.parquet")
@@ -214,7 +216,14 @@ def _write_page_and_steps(report: Report, file: Path) -> None:
             f"--out {file}: {steps_file} exists and is not a table of steps; move it, or choose another --out"
         )
     _write_file(steps_file, to_step_table(report.cells))
-    _write_file(file, to_page(report, steps_file=steps_file.name, folder=file.absolute().parent).encode())
+    if assets is not None:
+        from plotly.offline import get_plotlyjs
+
+        assets.mkdir(parents=True, exist_ok=True)
+        if not (assets / plotly_file()).exists():
+            _write_file(assets / plotly_file(), get_plotlyjs().encode())
+    page = to_page(report, steps_file=steps_file.name, folder=file.absolute().parent, assets=assets)
+    _write_file(file, page.encode())
 
 
 def _write_file(file: Path, content: bytes) -> None:

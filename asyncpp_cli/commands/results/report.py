@@ -96,6 +96,14 @@ def report(
         str | None,
         typer.Option("--hardware", metavar="TEXT", help="What the runs ran on, for --format submission."),
     ] = None,
+    assets: Annotated[
+        Path | None,
+        typer.Option(
+            "--assets",
+            metavar="DIR",
+            help="With --format html: the charts' script (5 MB) in this folder, for several pages.",
+        ),
+    ] = None,
     caption: Annotated[
         str | None,
         typer.Option("--caption", metavar="TEXT", help="Caption of --format latex, in LaTeX."),
@@ -124,6 +132,8 @@ def report(
         raise UserError(f"--format {output_format} needs a file: --out FILE")
     if not _NARROWEST <= figure_width <= _WIDEST:
         raise UserError(f"--figure-width {figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)")
+    if assets is not None and output_format != ReportFormat.HTML:
+        raise UserError("--assets is for --format html")
     for option, text in (("--caption", caption), ("--label", label)):
         if text is not None and output_format != ReportFormat.LATEX:
             raise UserError(f"{option} is for --format latex")
@@ -145,6 +155,7 @@ def report(
         figures=figures,
         figure_width=figure_width,
         hardware=hardware,
+        assets=assets,
         caption=caption,
         label=label,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from asyncpp_cli.report.analysis.cells import FEW_SEEDS, CellResult
 from asyncpp_cli.report.analysis.names import arm_names, value_text
@@ -14,6 +14,9 @@ TOKENS_PER_PARAMETER = 20
 
 MAX_GROUPS = 4
 """Most variations that get a sentence each."""
+
+MAX_VALUES = 8
+"""Gaps that a sentence lists; of more it gives the range of each arm."""
 
 MAX_NAMED = 6
 """Cells that a sentence names."""
@@ -83,16 +86,30 @@ def _along_one_axis(compared: Sequence[CellResult]) -> list[str]:
     for cell, position in zip(compared, positions, strict=True):
         arm = " with ".join(filter(None, (cell.optimizer, _correction(cell))))
         gaps.setdefault(arm, {})[position[axis]] = cell.gap or 0.0
+    baseline = compared[0].baseline
+    assert baseline is not None
+    if len(values) * len(gaps) > MAX_VALUES:
+        changes = "; ".join(f"of {arm} by {_extremes(by_value, axis)}" for arm, by_value in gaps.items())
+        return [
+            f"Loss: against {baseline.schedule}, over {len(values)} values of {axis}, {compared[0].schedule} "
+            f"changes the validation loss {changes} nats per token."
+        ]
     changes = "; ".join(
         f"of {arm} by {', '.join(_number(by_value.get(value)) for value in values)}"
         for arm, by_value in gaps.items()
     )
-    baseline = compared[0].baseline
-    assert baseline is not None
     return [
         f"Loss: against {baseline.schedule}, at {axis} = {', '.join(values)}, {compared[0].schedule} changes "
         f"the validation loss {changes} nats per token."
     ]
+
+
+def _extremes(gaps: Mapping[str, float], axis: str) -> str:
+    """The least and the largest gap, with the values of the axis that they are at."""
+    low, high = min(gaps, key=gaps.__getitem__), max(gaps, key=gaps.__getitem__)
+    if f"{gaps[low]:+.3f}" == f"{gaps[high]:+.3f}":
+        return f"{gaps[low]:+.3f} at each"
+    return f"{gaps[low]:+.3f} ({axis} {low}) to {gaps[high]:+.3f} ({high})"
 
 
 def _number(gap: float | None) -> str:

@@ -304,3 +304,74 @@ def test_it_fits_a_phone_and_prints(page: Page, written: Path, tmp_path: Path) -
     page.print(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
     assert page.messages == []
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of 20 cells: four schedules at five rates, two of them synchronous and with the same losses."""
+    folder = tmp_path_factory.mktemp("many")
+    experiment = ExperimentFolder(folder / "experiment", name="rates")
+    for schedule, coefficient in (("1f1b", 0.0), ("gpipe", 0.0), ("2bw", 0.0), ("2bw", 1.0)):
+        for place in range(5):
+            rate = round(0.001 * 2**place, 4)
+            delay = int(schedule == "2bw")
+            loss = 2.0 + 0.05 * (place - 2) ** 2 + (0.3 - 0.1 * coefficient) * delay
+            experiment.add(
+                settings(schedule, "muon", coefficient, **{"optimizer.lr": rate}),
+                rows=metrics(val_losses=(4.0, loss), delay=delay),
+                axes={"optimizer.lr": rate},
+            )
+    for name in ("page.html", "other.html"):
+        written = folder / name
+        assets = ["--assets", folder / "shared"]
+        done = asyncpp("report", experiment.folder, "--format", "html", "--out", written, *assets)
+        assert done.code == 0, done.errors
+    return folder / "page.html"
+
+
+@needs_chromium
+def test_many_arms_are_shown_by_the_best_of_each_and_their_table_can_be_searched(
+    many: Path, tmp_path: Path
+) -> None:
+    with browser(tmp_path) as page:
+        page.open(many, width=800)
+        shown = "[...document.querySelectorAll('#arm-list label:not(.hidden-arm) span:first-of-type')]"
+        best = page.value(f"{shown}.map(arm => arm.textContent)")
+        assert best == ["1f1b muon lr 0.004", "2bw muon EF lr 0.004", "2bw muon lr 0.004"]
+        assert "The best of each arm, 3 of 20" in page.value(
+            "document.getElementById('arm-list').textContent"
+        )
+        # Both synchronous schedules: the lower line is wider than the upper one.
+        page.value("document.querySelectorAll('#arm-list input[type=checkbox]')[3].click()")
+        page.value("document.querySelector('[data-kind=\"val\"]').click()")
+        widths = page.value("document.getElementById('loss-chart').data.map(t => [t.text, t.line.width])")
+        chosen = {text.partition(",")[0]: width for text, width in widths if width > 1}
+        assert chosen["1f1b muon lr 0.004"] > chosen["gpipe muon lr 0.004"] == chosen["2bw muon lr 0.004"]
+        first = "document.querySelector('#table tbody').rows[0].textContent"
+        loss = (
+            "[...document.querySelectorAll('#table th')].find(cell => cell.textContent.includes('val loss'))"
+        )
+        page.value(f"{loss}.click()")
+        assert "2.000" in page.value(first)
+        page.value(f"{loss}.click()")
+        assert "2.500" in page.value(first)
+        page.value(
+            "(() => { const box = document.querySelector('#table .filter'); box.value = '2BW 0.016';"
+            " box.dispatchEvent(new Event('input')); })()"
+        )
+        rows = "[...document.querySelector('#table tbody').rows].filter(row => !row.hidden)"
+        assert page.value(f"{rows}.length") == 2
+        assert re.search(
+            r"\d+ more columns to the right", page.value("document.querySelector('.hint').textContent")
+        )
+        page.open(many, width=2400)
+        assert page.value("document.querySelector('.hint').textContent") == ""
+        assert page.messages == []
+
+
+def test_pages_share_the_script_of_the_charts(many: Path) -> None:
+    [script] = (many.parent / "shared").iterdir()
+    for page in (many, many.with_name("other.html")):
+        assert f'<script src="shared/{script.name}"></script>' in page.read_text(encoding="utf-8")
+        assert page.stat().st_size < 200_000
+    assert asyncpp("report", many.parent / "experiment", "--assets", many.parent).code == 2

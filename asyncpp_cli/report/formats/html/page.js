@@ -1,10 +1,9 @@
 "use strict";
 (() => {
-  const { arms, tunings } = JSON.parse(document.getElementById("data").textContent);
-  const MOST_AT_FIRST = 12;
+  const { arms, tunings, atFirst } = JSON.parse(document.getElementById("data").textContent);
   const state = {
     kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2,
-    width: undefined, shown: arms.map((arm, place) => place < MOST_AT_FIRST),
+    width: undefined, shown: arms.map((arm) => arm.rank < atFirst),
   };
   const BASE = { margin: { l: 56, r: 12, t: 28, b: 44 }, showlegend: false, hovermode: "closest", hoverlabel: { namelength: -1 } };
   const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
@@ -26,7 +25,8 @@
 
   // Plotly takes some markup in texts; names are no markup.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const shown = () => arms.filter((arm, place) => state.shown[place]);
+  const ranked = arms.map((_, place) => place).sort((a, b) => arms[a].rank - arms[b].rank);
+  const shown = () => ranked.filter((place) => state.shown[place]).map((place) => arms[place]);
   const element = (tag, attributes, ...children) => {
     const made = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -122,7 +122,7 @@
     return `rgba(${parts.join(",")},0.18)`;
   }
 
-  function armTraces(arm, runs, unit) {
+  function armTraces(arm, runs, unit, wider) {
     const lines = runs.map((run) => course(run, unit));
     const mode = state.kind === "train" ? "lines" : "lines+markers";
     if (state.seeds === "band" && lines.length > 1) {
@@ -133,20 +133,20 @@
         return [
           { ...edge, y: low },
           { ...edge, y: high, fill: "tonexty", fillcolor: faint(colourOf(arm)) },
-          { x, y: mean, text, type: "scatter", mode, hovertemplate: HOVER, line: lineOf(arm, 2), ...pointsOf(arm) },
+          { x, y: mean, text, type: "scatter", mode, hovertemplate: HOVER, line: lineOf(arm, 2 + wider), ...pointsOf(arm) },
         ];
       }
     }
     return runs.flatMap((run, place) => {
       const text = plain(`${arm.name}, seed ${run.seed}`);
       const drawn = { ...lines[place], text, type: "scatter", mode, hovertemplate: HOVER, ...pointsOf(arm) };
-      if (state.kind !== "train") return [{ ...drawn, line: lineOf(arm, 1.5) }];
-      if (state.smoothing === 0 && !run.mean) return [{ ...drawn, line: lineOf(arm, 1.2) }];
+      if (state.kind !== "train") return [{ ...drawn, line: lineOf(arm, 1.5 + wider) }];
+      if (state.smoothing === 0 && !run.mean) return [{ ...drawn, line: lineOf(arm, 1.2 + wider) }];
       const raw = {
         x: along(run.train).map((value) => value / unit), y: run.train.loss, text, type: "scatter", mode: "lines", hoverinfo: "skip",
         line: { color: colourOf(arm), width: 0.8 }, opacity: 0.28,
       };
-      return [raw, { ...drawn, line: lineOf(arm, 2) }];
+      return [raw, { ...drawn, line: lineOf(arm, 2 + wider) }];
     });
   }
 
@@ -160,14 +160,23 @@
     const runs = shown().flatMap((arm) => arm.runs.map((run) => [arm, run]))
       .filter(([, run]) => run[state.kind] && (state.axis !== "seconds" || run.timed));
     const [unit, name] = state.axis === "seconds" ? timeUnit(runs.map(([, run]) => run[state.kind])) : [1, AXES[state.axis]];
-    const traces = shown().flatMap((arm) => {
-      const own = runs.filter(([owner]) => owner === arm).map(([, run]) => run);
-      return own.length ? armTraces(arm, own, unit) : [];
+    const drawn = shown().map((arm) => [arm, runs.filter(([owner]) => owner === arm).map(([, run]) => run)]).filter(([, own]) => own.length);
+    const lines = drawn.map(([, own]) => course(own[0], unit).y);
+    const traces = drawn.flatMap(([arm, own], place) => {
+      // Under later curves that coincide with this one, as those of synchronous schedules do: wider, so that all are seen.
+      const above = lines.slice(place + 1).filter((line) => coincide(line, lines[place])).length;
+      return armTraces(arm, own, unit, 2.5 * Math.min(above, 4));
     });
     const x = { ...GRID, title: { text: state.axis === "seconds" ? `training time, ${name}` : name }, rangemode: "tozero" };
     const y = { ...GRID, title: { text: Y_TITLES[state.kind] } };
     if (state.range === "end") Object.assign(x, endOf(traces, x, y));
     Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, uirevision: `${state.axis} ${state.kind} ${state.range}` }, CONFIG);
+  }
+
+  function coincide(one, other) {
+    const known = one.filter((value) => value !== null);
+    const span = Math.max(...known) - Math.min(...known);
+    return one.length === other.length && one.every((value, place) => value === other[place] || Math.abs(value - other[place]) <= 0.005 * span);
   }
 
   // The second half of the steps, with losses as far apart as the lines in it are; single spikes may stand out.
@@ -353,7 +362,8 @@
 
   function makeArmList() {
     const list = document.getElementById("arm-list");
-    const rows = arms.map((arm, place) => {
+    const rows = ranked.map((place) => {
+      const arm = arms[place];
       const box = element("input", { type: "checkbox" });
       box.checked = state.shown[place];
       box.dataset.arm = place;
@@ -395,10 +405,63 @@
       button.addEventListener("click", all(checked));
       return button;
     });
+    if (arms.length > atFirst) list.append(element("p", { class: "conditions" }, `The best of each arm, ${atFirst} of ${arms.length}; choose others here.`));
     if (arms.length > 8) list.append(search);
     list.append(element("div", { class: "buttons" }, ...buttons), ...rows.map(({ row }) => row));
   }
 
+  // Rows of a table are sorted by a click on a heading, and filtered by words; one wider than the page says so.
+  function makeTable(scroll) {
+    const table = scroll.querySelector("table");
+    const body = table.tBodies[0];
+    const rows = [...body.rows];
+    const headings = [...table.tHead.rows[0].cells];
+    const valueOf = (row, place) => row.cells[place].textContent;
+    const numberOf = (text) => parseFloat(text.replace(/,/g, ""));
+    headings.forEach((heading, place) => {
+      heading.tabIndex = 0;
+      heading.title = "sort";
+      const sort = () => {
+        const down = heading.getAttribute("aria-sort") === "ascending";
+        headings.forEach((other) => other.removeAttribute("aria-sort"));
+        heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const sorted = [...rows].sort((a, b) => {
+          const [one, other] = [valueOf(a, place), valueOf(b, place)];
+          const [x, y] = [numberOf(one), numberOf(other)];
+          // Texts without a number are last, in both directions.
+          if (Number.isNaN(x) !== Number.isNaN(y)) return Number.isNaN(x) ? 1 : -1;
+          const order = Number.isNaN(x) || x === y ? one.localeCompare(other) : x - y;
+          return down ? -order : order;
+        });
+        body.append(...sorted);
+      };
+      heading.addEventListener("click", sort);
+      heading.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+    });
+    if (rows.length > 8) {
+      const search = element("input", { type: "search", class: "filter", placeholder: "filter rows", "aria-label": "filter rows" });
+      const said = element("output", { class: "conditions" });
+      search.addEventListener("input", () => {
+        const words = search.value.toLowerCase().split(/\s+/);
+        for (const row of rows) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+        said.value = search.value ? ` ${rows.filter((row) => !row.hidden).length} of ${rows.length} rows` : "";
+      });
+      scroll.before(search, said);
+    }
+    const hint = element("p", { class: "hint" });
+    scroll.before(hint);
+    const tell = () => {
+      const right = scroll.getBoundingClientRect().right;
+      const beyond = headings.filter((heading) => heading.offsetParent && heading.getBoundingClientRect().right > right + 1).length;
+      hint.textContent = beyond ? `${beyond} more column${beyond > 1 ? "s" : ""} to the right: scroll sideways \u2192` : "";
+      scroll.classList.toggle("beyond", beyond > 0);
+    };
+    scroll.addEventListener("scroll", tell);
+    new ResizeObserver(tell).observe(scroll);
+    tell();
+  }
+
+  document.querySelectorAll("#table .scroll, #tuning .scroll").forEach(makeTable);
   takeColours();
   makeControls();
   makeArmList();

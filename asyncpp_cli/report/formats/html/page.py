@@ -24,29 +24,48 @@ from asyncpp_cli.version import asyncpp_version
 
 MOST_TIMELINES = 8
 
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
-"""The page loads nothing."""
+
+def _policy(*, own_file: bool) -> str:
+    """The page loads nothing, or from where it lies alone."""
+    scripts = "'unsafe-inline' 'self'" if own_file else "'unsafe-inline'"
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
-def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
+def plotly_file() -> str:
+    """Name of the file in the folder of assets; pages of another version refer to another one."""
+    from plotly.offline import get_plotlyjs_version
+
+    return f"plotly-{get_plotlyjs_version()}.min.js"
+
+
+def _relative(file: Path, folder: Path) -> str:
+    """A link that holds when page and file are moved together."""
+    return quote(os.fsencode(os.path.relpath(file.absolute(), folder).replace(os.sep, "/")))
+
+
+def to_page(report: Report, *, steps_file: str, folder: Path, assets: Path | None = None) -> str:
     """The page.
 
     Args:
         report: its content.
         steps_file: name of the Parquet file with every step, in the same folder.
         folder: of the page; links to run folders are relative to it.
+        assets: folder with the `plotly_file`, which the page then refers to; None: the page contains it.
     """
     from plotly.offline import get_plotlyjs
 
+    plotly = f"<script>{get_plotlyjs() if assets is None else ''}</script>"
+    if assets is not None:
+        plotly = f'<script src="{escape(_relative(assets / plotly_file(), folder))}"></script>'
     name = escaped(report.name)
     resources = files(__package__)
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{name}</title>',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(own_file=assets is not None)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{resources.joinpath('page.css').read_text(encoding='utf-8')}</style></head><body>",
         f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p></header><main>",
@@ -64,7 +83,7 @@ def to_page(report: Report, *, steps_file: str, folder: Path) -> str:
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
         f"</main><footer><p>Written by asyncpp {escaped(asyncpp_version())}.</p></footer>",
         f'<script type="application/json" id="data">{page_data(report.cells, report.tunings)}</script>',
-        f"<script>{get_plotlyjs()}</script>",
+        plotly,
         f"<script>{resources.joinpath('page.js').read_text(encoding='utf-8')}</script>",
         "</body></html>",
     ]
@@ -215,9 +234,7 @@ def _keys(values: dict[str, object]) -> str:
 def _run(run: RunResult, folder: Path) -> str:
     label = escaped(run.id)
     if run.folder is not None:
-        # Relative, so that page and experiment can be moved together.
-        path = quote(os.fsencode(os.path.relpath(run.folder.absolute(), folder).replace(os.sep, "/")))
-        label = f'<a href="{escape(path)}/">{label}</a>'
+        label = f'<a href="{escape(_relative(run.folder, folder))}/">{label}</a>'
     loss = run.measurement.val_loss
     parts = [run.state, *([f"validation loss {loss:.4f}"] if loss is not None else [])]
     if run.reason is not None:

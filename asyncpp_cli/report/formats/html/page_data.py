@@ -24,6 +24,9 @@ from asyncpp_cli.tune.standing import ArmStanding
 MOST_CHARACTERS = 2_600_000
 """Limit of the data: with plotly's five megabytes and the tables, the page stays under eight."""
 
+MOST_AT_FIRST = 12
+"""Arms that charts show at most until others are chosen."""
+
 _CHARTED = (
     *("status", "n", "val_loss", "gap", "gap_low", "gap_high", "tokens_per_second", "tokens_per_second_std"),
     *("throughput_ratio", "busy_by_rank", "peak_memory_by_rank", "load_by_block"),
@@ -52,11 +55,38 @@ def page_data(
     return text
 
 
+def ranks(cells: Sequence[CellResult]) -> tuple[list[int], int]:
+    """The place of each cell in charts, and how many of them are shown until others are chosen.
+
+    Of many cells the best of each arm come first, by loss, and they alone are shown. Synchronous schedules
+    are one arm here: they compute the same losses. Few cells keep the table's order.
+    """
+    if len(cells) <= MOST_AT_FIRST:
+        return list(range(len(cells))), len(cells)
+
+    def loss(place: int) -> float:
+        value = cells[place].val_loss
+        return value.mean if value is not None and math.isfinite(value.mean) else math.inf
+
+    best: dict[tuple[Any, ...], int] = {}
+    ordered = sorted(range(len(cells)), key=loss)
+    for place in ordered:
+        cell = cells[place]
+        schedule = "" if cell.synchronous else cell.schedule
+        arm = (schedule, cell.optimizer, cell.error_feedback, cell.correction, cell.model)
+        best.setdefault(arm, place)
+    first = list(best.values())
+    ordered = first + [place for place in ordered if place not in first]
+    return [ordered.index(place) for place in range(len(cells))], min(MOST_AT_FIRST, len(first))
+
+
 def _encoded(cells: Sequence[CellResult], tunings: Sequence[Tuning], bins: int) -> str:
-    drawn = zip(cells, records(cells), arm_names(cells), styles(cells), strict=True)
+    places, at_first = ranks(cells)
+    drawn = zip(cells, records(cells), arm_names(cells), styles(cells), places, strict=True)
     arms = [
         {
             "name": name,
+            "rank": rank,
             "colour": style.colour,
             "dash": style.dash,
             "marker": style.marker,
@@ -64,9 +94,13 @@ def _encoded(cells: Sequence[CellResult], tunings: Sequence[Tuning], bins: int) 
             "gap_by_seed": as_plain(cell.gap_pairs.differences if cell.gap_pairs is not None else []),
             "runs": [_run(run, bins) for run in cell.runs],
         }
-        for cell, fields, name, style in drawn
+        for cell, fields, name, style, rank in drawn
     ]
-    content = {"arms": arms, "tunings": [_tuning(tuning, cells) for tuning in tunings]}
+    content = {
+        "arms": arms,
+        "atFirst": at_first,
+        "tunings": [_tuning(tuning, cells) for tuning in tunings],
+    }
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     # Nothing that ends the script element or begins a comment in it.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -10,10 +10,7 @@ from asyncpp_cli.tables import Heading, Table
 
 def html_table(table: Table) -> str:
     """The table as an HTML element, its remarks below it."""
-    head = "".join(
-        f"<th{_class(heading)}>{'<br>'.join(escaped(line) for line in heading.title.split(chr(10)))}</th>"
-        for heading in table.headings
-    )
+    head = "".join(f"<th{_class(heading)}>{_title(heading)}</th>" for heading in table.headings)
     body = []
     for index, row in enumerate(table.rows):
         state = table.states[index] if table.states else ""
@@ -25,6 +22,11 @@ def html_table(table: Table) -> str:
     remarks = "".join(f"<p>{escaped(line)}</p>" for line in table.remarks)
     inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     return f'<div class="scroll"><table>{inner}</table></div>{remarks}'
+
+
+def _title(heading: Heading) -> str:
+    # A phone may break the name of a key after its dots.
+    return "<br>".join(escaped(line).replace(".", ".<wbr>") for line in heading.title.split("\n"))
 
 
 def _class(heading: Heading) -> str:
