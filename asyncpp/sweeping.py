@@ -32,6 +32,7 @@ def sweep_template(
     out: Path | None,
     site: str | None,
     profiles: Sequence[Path] = (),
+    replace_pending: bool = False,
 ) -> Sweep:
     """Check every cell of a template and write them as an experiment.
 
@@ -41,6 +42,7 @@ def sweep_template(
         out: the experiment's folder, new or to be extended; None: only check.
         site: site profile whose GPUs every cell must fit; None: any.
         profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for.
+        replace_pending: remove the folder's other cells, if none of their runs has begun.
 
     Raises:
         UserError: the template, a cell or the folder is not accepted; nothing is written.
@@ -58,5 +60,9 @@ def sweep_template(
     check_cells(loaded, cells)
     device = {} if site is None else device_of(find_site(site))
     costs = expected(loaded.source, cells, site=device, profiles=measured)
-    rendered = None if out is None else render(loaded, cells, template_name=template, folder=out)
+    rendered = (
+        None
+        if out is None
+        else render(loaded, cells, template_name=template, folder=out, replace_pending=replace_pending)
+    )
     return Sweep(name=loaded.name, cells=cells, expected=costs, rendered=rendered)

@@ -62,7 +62,8 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
     seen: set[str] = set()
     checksums: dict[tuple[Any, ...], str] = {}
     code: dict[tuple[Any, ...], dict[str, str]] = {}
-    for config in _configs(template):
+    needed: dict[tuple[Any, ...], int] = {}
+    for config, settings in _configs(template):
         if missing := unset_keys(config):
             section = missing[0].partition(".")[0]
             accepted = ""
@@ -72,6 +73,8 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
         if pinned:
             _pin_data(config, template, checksums)
             _pin_code(config, template, code)
+            if "model.vocab_size" not in settings and config.model.init is None:
+                _fit_vocabulary(config, needed)
         axes = {
             key: _axis_value(get(config, SHORTHANDS.get(key, key))) for key in (*ALWAYS_AXES, *other_axes)
         }
@@ -156,7 +159,8 @@ def _axis_keys(template: Template) -> list[str]:
     return list(dict.fromkeys(key for settings in axes for key in settings))
 
 
-def _configs(template: Template) -> Iterator[RunConfig]:
+def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
+    """Each cell's configuration, and the settings of the template that it has."""
     base = RunConfig()
     _apply(base, template.base, template, where="")
     points: Iterator[tuple[Settings, bool]] = itertools.chain(
@@ -181,7 +185,7 @@ def _configs(template: Template) -> Iterator[RunConfig]:
             config.data.path = str(Path(config.data.path).expanduser().absolute())
         if config.model.init is not None:
             _pin_initial_weights(config, template)
-        yield config
+        yield config, settings
 
 
 def _pin_initial_weights(config: RunConfig, template: Template) -> None:
@@ -230,6 +234,25 @@ def _pin_code(config: RunConfig, template: Template, known: dict[tuple[Any, ...]
         if given not in (None, current):
             raise UserError(f"{template.source}: {section}.code_sha256: the code is now another ({current})")
         getattr(config, section).code_sha256 = current
+
+
+def _fit_vocabulary(config: RunConfig, needed: dict[tuple[Any, ...], int]) -> None:
+    """Give a model that the template did not give a vocabulary one for its data, if its own is too small.
+
+    A larger one stays: it is part of a published shape.
+    """
+    from stages.data.dataset import DataError, vocabulary
+
+    data = config.data
+    key = (data.path, data.validation_share, data.context)
+    if key not in needed:
+        try:
+            needed[key] = vocabulary(data)
+        except (DataError, ValueError):
+            needed[key] = 0  # `check_cells` reports it
+        if needed[key] > config.model.vocab_size:
+            say(f"note: model.vocab_size is {needed[key]}, as the data needs; {config.model.name} has fewer")
+    config.model.vocab_size = max(config.model.vocab_size, needed[key])
 
 
 def _product(template: Template) -> Iterator[Settings]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.experiment.aside import check_idle, check_inside, set_aside
 from asyncpp_cli.experiment.render import experiment_locked
 from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +47,11 @@ def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
     """
     ids = {run.id for run in runs}
     for run in runs:
-        _check_inside(experiment, run)
+        check_inside(experiment, run)
     _check_some_left(experiment, ids)
     chosen = [each for each in _statuses(experiment) if each.run.id in ids]
     for each in chosen:
-        _check_idle(each)
+        check_idle(each)
     return [_loss(each) for each in chosen]
 
 
@@ -66,27 +65,9 @@ def remove_runs(experiment: Experiment, runs: Sequence[Run]) -> None:
     with experiment_locked(experiment.folder):
         experiment = open_experiment(experiment.folder)
         _check_some_left(experiment, ids)
-        removed = []
-        for run in runs:
-            _check_inside(experiment, run)
-        try:
-            for run in runs:
-                if run.folder.is_dir():
-                    # Under the lock that a launch claims a run with.
-                    with run.locked():
-                        [status] = [each for each in _statuses(experiment) if each.run.id == run.id]
-                        _check_idle(status)
-                        aside = run.folder.with_name(f".removed-{run.id}")
-                        run.folder.rename(aside)
-                        removed.append((run.folder, aside))
-            left = tuple(cell for cell in experiment.cells if cell.id not in ids)
+        left = tuple(cell for cell in experiment.cells if cell.id not in ids)
+        with set_aside(experiment, runs, check=check_idle):
             write_experiment(replace(experiment, cells=left))
-        except BaseException:
-            for folder, aside in removed:
-                aside.rename(folder)
-            raise
-    for _, aside in removed:
-        shutil.rmtree(aside)
 
 
 def _check_some_left(experiment: Experiment, ids: set[str]) -> None:
@@ -94,27 +75,8 @@ def _check_some_left(experiment: Experiment, ids: set[str]) -> None:
         raise UserError(f"{experiment.folder} has no other runs; to remove all of it, remove the folder")
 
 
-def _check_inside(experiment: Experiment, run: Run) -> None:
-    """Check that a run's files are in the experiment's folder: what a link leads to is never removed."""
-    inside = experiment.folder.resolve() / "runs" / run.id
-    if run.folder.resolve() != inside:
-        raise UserError(
-            f"{run.folder} is a link, or lies below one, to {run.folder.resolve()}: nothing was removed; "
-            "remove the link yourself, then the run"
-        )
-
-
 def _statuses(experiment: Experiment) -> list[RunStatus]:
     return SlurmQueue(experiment).run_statuses(with_accounting=False)
-
-
-def _check_idle(run_status: RunStatus) -> None:
-    run = run_status.run.id
-    if run_status.status.state == State.RUNNING or run_status.has_job:
-        state = "running" if run_status.status.state == State.RUNNING else "queued"
-        raise UserError(f"{run} is {state}: `asyncpp cancel` it first; nothing was removed")
-    if not run_status.queue_known and run_status.status.state != State.COMPLETED:
-        raise UserError(f"{run} may be queued: SLURM does not answer; nothing was removed")
 
 
 def _loss(run_status: RunStatus) -> Loss:

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncpp_cli.console import command
+from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.tables import printed
-from asyncpp_cli.tune.plan import Plan, read_plan
+from asyncpp_cli.tune.plan import PLAN_FILE, Plan, read_plan
 from asyncpp_cli.tune.standing import ArmStanding, standings
 
 
@@ -40,6 +43,25 @@ def tuning_of(experiment: Experiment) -> Tuning | None:
     """
     plan = read_plan(experiment.folder)
     return None if plan is None else Tuning(plan=plan, arms=standings(experiment, plan, scheduler=None))
+
+
+def best_runs(experiment: Experiment) -> list[Run]:
+    """The runs of the best candidate of each arm; arms whose candidates all failed have none.
+
+    Raises:
+        UserError: the experiment is not tuned, or not completely.
+    """
+    tuning = tuning_of(experiment)
+    if tuning is None:
+        raise UserError(f"{experiment.folder} is not tuned: it has no {PLAN_FILE}")
+    if any(each.due for each in tuning.arms):
+        raise UserError(
+            f"{experiment.folder} is not tuned completely: {command('tune', experiment.folder)} goes on"
+        )
+    ids = [run for each in tuning.arms if each.best is not None for run in each.best.candidate.runs]
+    if not ids:
+        raise UserError(f"{experiment.folder}: every candidate failed; there is no best run")
+    return [experiment.run(run) for run in ids]
 
 
 def records(plan: Plan, arms: Sequence[ArmStanding]) -> list[dict[str, Any]]:

@@ -28,6 +28,9 @@ def extend(
             autocompletion=runs_of_folder,
         ),
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="After `asyncpp tune`: the best run of each arm, or its seeds.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="NEW", help="Folder of the new experiment: new or empty.")
     ] = None,
@@ -58,6 +61,7 @@ def extend(
     from asyncpp_cli.experiment.continuation import SHORT_NAMES, continuations, write_continuations
     from asyncpp_cli.experiment.yaml_data import parse_value
     from asyncpp_cli.runs.experiment_folder import runs_named
+    from asyncpp_cli.tune.result import best_runs
 
     if out is None:
         raise UserError("--out NEW is missing: the folder of the new experiment")
@@ -72,6 +76,10 @@ def extend(
     if not wanted:
         raise UserError("nothing to change; accepted: --steps, --stages, --data, --set KEY=VALUE")
     experiment, chosen = runs_named(folder, runs)
+    if best:
+        if chosen:
+            raise UserError("--best chooses the runs: leave out RUN")
+        chosen = best_runs(experiment)
     continued = continuations(experiment, chosen or experiment.runs, changes=wanted)
     write_continuations(continued, experiment, out=out)
     for each in continued:

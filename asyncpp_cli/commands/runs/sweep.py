@@ -57,6 +57,13 @@ def sweep(
             help="Times measured by `asyncpp plan --measure`, for the expected cost; can be repeated.",
         ),
     ] = None,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Remove cells of DIR that the template no longer has, if no run of them has begun.",
+        ),
+    ] = False,
     list_only: Annotated[
         bool, typer.Option("--list", help="Check and show the cells without writing.")
     ] = False,
@@ -80,7 +87,12 @@ def sweep(
         raise UserError("--out DIR is missing: the experiment's folder (or --list, to only show its cells)")
     # Written before the table is printed: `asyncpp sweep ... | head` must not stop it half way.
     swept = sweep_template(
-        template, changes or [], out=None if list_only else out, site=site, profiles=profiles or []
+        template,
+        changes or [],
+        out=None if list_only else out,
+        site=site,
+        profiles=profiles or [],
+        replace_pending=replace,
     )
     cells, rendered = swept.cells, swept.rendered
     if as_json:
@@ -92,6 +104,8 @@ def sweep(
         say(f"note: {note}")
     if rendered is None or out is None:
         return
+    if rendered.replaced:
+        say(f"Removed {rendered.replaced} runs that had not begun.")
     if rendered.added == len(cells):
         say(f"Wrote {len(cells)} runs to {out}. Next: {command('launch', out)}")
         return

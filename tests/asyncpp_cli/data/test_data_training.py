@@ -11,6 +11,8 @@ import pytest
 from support.command_line import asyncpp
 from support.texts import some_documents, write_lines, write_tokenizer
 
+from asyncpp_cli.runs.experiment_folder import open_experiment
+
 TEMPLATE = """
 matrix: {schedule: 2bw, optimizer: adamw}
 model: micro
@@ -58,6 +60,19 @@ def test_a_dry_run_trains_a_twin_on_the_same_data(folder: Path) -> None:
     assert asyncpp("sweep", "mine.yaml", "--out", "out").code == 0
     ended = asyncpp("launch", "out", "--dry-run", "--replay")
     assert ended.code == 0, ended.errors
+
+
+def test_a_template_that_sets_no_vocabulary_takes_that_of_the_data(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "bare.yaml").write_text(TEMPLATE.replace("model.vocab_size: 300\n", ""))
+    listed = [asyncpp("sweep", name, "--list", "--json") for name in ("mine.yaml", "bare.yaml")]
+    said, bare = (json.loads(each.output) for each in listed)
+    assert [cell["id"] for cell in said] == [cell["id"] for cell in bare]
+    assert "model.vocab_size is 300, as the data needs; micro has fewer" in listed[1].errors
+    assert "vocab_size" not in listed[0].errors
+    # A size with room keeps its own.
+    assert asyncpp("sweep", "bare.yaml", "model=95m", "--out", "large").code == 0
+    [run] = open_experiment(tmp_path / "large").runs
+    assert run.config().model.vocab_size == 50304
 
 
 @pytest.mark.parametrize(

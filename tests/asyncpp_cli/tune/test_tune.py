@@ -70,6 +70,12 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     assert again.code == 0
     assert "2.5 times fewer" in again.errors
     assert {run.id: run.status() for run in experiment.runs} == before, "nothing is left to do"
+    longer = tmp_path / "longer"
+    assert asyncpp("extend", folder, "--best", "--steps", "12", "--out", longer).code == 0
+    [continued] = open_experiment(longer).runs
+    assert json.loads((continued.folder / "parent.json").read_text())["run"].endswith(best.id)
+    refused = asyncpp("extend", longer, "--best", "--steps", "15", "--out", tmp_path / "x")
+    assert (refused.code, "is not tuned" in refused.errors) == (2, True)
 
 
 def test_python_asks_the_same_question(tmp_path: Path) -> None:
