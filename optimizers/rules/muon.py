@@ -54,7 +54,7 @@ def orthogonalize(matrices: Tensor, iteration: str = "newton-schulz", precision:
 
     Args:
         matrices: Of shape (count, rows, columns).
-        iteration: `newton-schulz` (singular values end between about 0.7 and 1.2), `polar-express`
+        iteration: `newton-schulz` (singular values end between 0.68 and 1.21), `polar-express`
             (closer to 1), or `gram` (between the two, in four iterations; `optimizers.rules.gram_iteration`).
         precision: What float32 matrices are computed in: `float32`, `bfloat16`, or `auto`: float32 on
             a CPU, where bfloat16 is slow unless the processor has units for it, else bfloat16.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
 from support.optimizer_models import gradients, parameters
 from support.orthogonal_references import orthogonal
+from support.paths import ROOT
 
 from optimizers.build import build_optimizer
 from optimizers.rules import base
@@ -38,6 +42,32 @@ def test_polar_express_comes_closer_to_the_polar_factor(shape: tuple[int, int]) 
         for iteration in ("newton-schulz", "polar-express")
     )
     assert close < rough < 0.4
+
+
+def documented_ranges() -> dict[str, tuple[float, float, float]]:
+    """Of each iteration in docs/optimizers.md: ends of the range, and the share of the norm it holds from."""
+    row = re.compile(r"\| `([a-z-]+)`[^|]*\|[^|]*\| ([\d.]+) to ([\d.]+) \| ([\d.]+) \|")
+    text = (ROOT / "docs" / "optimizers.md").read_text()
+    return {name: (float(low), float(high), float(share)) for name, low, high, share in row.findall(text)}
+
+
+@pytest.mark.parametrize("iteration", ["newton-schulz", "polar-express", "gram"])
+def test_documented_ranges_hold_for_large_matrices(iteration: str) -> None:
+    low, high, share = documented_ranges()[iteration]
+    order = 8 if iteration == "gram" else 2
+    # A spectrum of 768 values whose smallest is the given share of the norm; the norm depends on it.
+    smallest = share
+    for _ in range(50):
+        spectrum = torch.logspace(math.log10(smallest), 0, 768, dtype=torch.float64)
+        smallest = share * float(torch.linalg.vector_norm(spectrum, order))
+    u, v = (torch.linalg.qr(matrix)[0] for matrix in draw(2, 768, 768, dtype=torch.float64))
+    ended = torch.linalg.svdvals(orthogonalize(((u * spectrum) @ v).float()[None], iteration, "float32")[0])
+    assert low <= float(ended.min())
+    assert float(ended.max()) <= high
+    # It does not hold from much less.
+    below = 0.9 * share
+    pair = torch.diag(torch.tensor([below, (1 - below**order) ** (1 / order)]))
+    assert float(orthogonalize(pair[None], iteration, "float32")[0, 0, 0]) < low
 
 
 SPECTRA = {"flat": 0.0, "two decades": -2.0, "three decades": -3.0}
