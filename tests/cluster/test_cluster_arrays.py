@@ -208,6 +208,7 @@ def test_jobs_run_the_code_and_the_configuration_of_their_submission(
     assert (changed.status().state, changed.status().cause) == (State.FAILED, Cause.REFUSED)
     assert "config.yaml has changed since it was submitted" in changed.status().reason
     assert outcomes(changed) == [("failed", "refused")]
-    # As it is now it may run.
+    # As it was it may run.
+    changed.config_file.write_text(text)
     launch(experiment.folder, "--replay", "--wait", site=site)
     assert (changed.status().state, starts(changed)) == (State.COMPLETED, [(2, 0)])

@@ -14,14 +14,14 @@ import re
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.run_folder import FORMAT, Run
+from asyncpp_cli.runs.run_folder import Run
+from stages.records import FileRecord, read_record
 
 EXCLUSION_SECONDS = 24 * 3600.0
 """Time for which a bad node is excluded; it may be repaired by then."""
@@ -51,8 +51,7 @@ _FAULT = re.compile(
 cudaGetErrorString, NVIDIA's Xid errors 48 and 79)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BadNode:
+class BadNode(FileRecord, frozen=True, kw_only=True):
     """Content of a node's file."""
 
     node: str
@@ -104,7 +103,7 @@ def record_bad_node(
     # If it cannot be recorded (full disk), the failure counts as the run's.
     with suppress(OSError):
         _folder(experiment).mkdir(exist_ok=True)
-        write_json(_file(experiment, node), {"format": FORMAT} | asdict(bad))
+        write_record(_file(experiment, node), bad)
 
 
 def recent_bad_nodes(experiment: Experiment, *, cluster: str | None = None) -> list[BadNode]:
@@ -117,10 +116,8 @@ def recent_bad_nodes(experiment: Experiment, *, cluster: str | None = None) -> l
     bad_nodes = []
     for file in _folder(experiment).glob("*.json"):
         try:
-            content = read_json(file, newest_format=FORMAT)
-            content.pop("format")
-            bad = BadNode(**content)
-        except (OSError, DamagedError, KeyError, TypeError):
+            bad = read_record(file, BadNode)
+        except (OSError, DamagedError):
             continue
         if time.time() - bad.time < EXCLUSION_SECONDS and cluster in (None, bad.cluster):
             bad_nodes.append(bad)

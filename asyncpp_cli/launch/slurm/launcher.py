@@ -185,8 +185,11 @@ def follow(
             ]
             if all(polls_without_job[run_status.run.id] >= _POLLS_WITHOUT_JOB for run_status in open_runs):
                 unsubmitted = [run_status.run.id for run_status in open_runs if _is_unsubmitted(run_status)]
-                if not unsubmitted or not submit_missing(
-                    experiment, site, options, only=unsubmitted, cancelled=cancelled
+                # A job that is still ending, of a completed run, counts for the submit limit.
+                no_room = unsubmitted and any(run_status.has_job for run_status in run_statuses)
+                if not no_room and not (
+                    unsubmitted
+                    and submit_missing(experiment, site, options, only=unsubmitted, cancelled=cancelled)
                 ):
                     break
             time.sleep(_POLL_SECONDS)

@@ -116,6 +116,8 @@ def test_a_note_says_why_and_how_to_lift_it_and_ends_after_a_day(experiment: Exp
     assert bad_nodes.recent_bad_nodes(experiment, cluster="another") == []
     edit(file, time=time.time() - 24 * 3600 - 1)
     assert bad_nodes.recent_bad_nodes(experiment) == []
+    edit(file, time="yesterday")
+    assert bad_nodes.recent_bad_nodes(experiment) == []
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("in the way, as a full disk would be")
