@@ -91,7 +91,7 @@ def test_a_run_that_starts_while_it_asks_is_kept(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("names", "message"), [(["run-7"], "no such run"), (["run-"], "3 runs begin"), ([], "Missing argument")]
+    ("names", "message"), [(["run-7"], "no such run"), (["run-"], "3 runs begin"), ([], "no runs named")]
 )
 def test_a_name_that_is_not_one_run_removes_nothing(folder: Path, names: list[str], message: str) -> None:
     before = contents(folder)
