@@ -41,7 +41,8 @@ def sweep_template(
         changes: `KEY=VALUE` for all cells.
         out: the experiment's folder, new or to be extended; None: only check.
         site: site profile whose GPUs every cell must fit; None: any.
-        profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for.
+        profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for;
+            those that a dry run left in the folder are taken, too.
         replace_pending: remove the folder's other cells, if none of their runs has begun.
 
     Raises:
@@ -54,7 +55,8 @@ def sweep_template(
     from asyncpp_cli.planner.cells import device_of, expected
     from asyncpp_cli.planner.profile_costs import read_profile
 
-    measured = [read_profile(file) for file in profiles]
+    of_dry_run = [] if out is None else sorted((out / "profiles").glob("*.json"))
+    measured = [read_profile(file) for file in (*profiles, *of_dry_run)]
     loaded = load(template, changes)
     cells = expand(loaded)
     check_cells(loaded, cells)

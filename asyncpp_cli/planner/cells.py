@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell, describe
-from asyncpp_cli.launch.resources import ranks_of
+from asyncpp_cli.launch.resources import ranks_of, this_machine
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
@@ -79,6 +79,18 @@ def estimate_key(config: RunConfig) -> str:
     sections = (config.schedule, optimizer, config.error_feedback, config.correction, config.model)
     numbers = (train.microbatch_size, train.clip, train.precision, train.recompute, config.data.context)
     return repr((*sections, config.parallel, *numbers, train.compile, site.gpu, site.memory_gb, site.threads))
+
+
+def time_on_cores(core_hours: Sequence[float | None]) -> str:
+    """How long cells take on all cores of this machine, in a sentence; empty if that is known of none."""
+    known = [hours for hours in core_hours if hours is not None]
+    if not known:
+        return ""
+    cores = this_machine().cores
+    minutes = 60 * sum(known) / cores
+    of_cells = f" for {len(known)} of {len(core_hours)} cells" if len(known) < len(core_hours) else ""
+    shown = f"{minutes:,.0f} minutes" if minutes >= 1.5 else "a minute"
+    return f"Training takes about {shown} on the {cores} cores of this machine{of_cells}, without starts."
 
 
 def device_of(site: Site) -> dict[str, Any]:

@@ -130,6 +130,7 @@ def _record(resolved: ResolvedCell, cost: Expected) -> dict[str, Any]:
 def _say_cost(swept: Sweep) -> None:
     """Say what all cells are expected to cost, where that is known."""
     from asyncpp_cli.console import say
+    from asyncpp_cli.planner.cells import time_on_cores
     from asyncpp_cli.runs.attempts.cost import amount
 
     for name, unit in _HOURS.items():
@@ -138,6 +139,8 @@ def _say_cost(swept: Sweep) -> None:
         if known:
             of_cells = f" ({len(known)} of {len(hours)} cells)" if len(known) < len(hours) else ""
             say(f"Expected cost of training: {amount(sum(known))} {unit}ours in all{of_cells}.")
+    if line := time_on_cores(_hours(swept.cells, swept.expected, "core_hours")):
+        say(line)
 
 
 def _hours(cells: Sequence[ResolvedCell], costs: Sequence[Expected], name: str) -> list[float | None]:
