@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from asyncpp_cli.report.analysis.pairs import Pairs, losses_by_seed, pairs
-from asyncpp_cli.report.analysis.statistics import Interval, Spread, spread
+from asyncpp_cli.report.analysis.statistics import Interval, Spread, paired, spread, welch
 from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult
 from asyncpp_cli.runs.attempts.cost import Cost, total
@@ -248,11 +248,55 @@ class CellResult:
         own, base = self.updates_per_step, self.baseline.updates_per_step if self.baseline else None
         return own / base if own is not None and base else None
 
+    @cached_property
+    def speed_deviation(self) -> float | None:
+        """Sample standard deviation of tokens per second over the segments of all runs; None for one."""
+        over_segments = spread(rate for run in self.completed for rate in _rates(run))
+        return over_segments.std if over_segments is not None else None
+
     @property
     def throughput_ratio(self) -> float | None:
         """Tokens per second, relative to the fastest synchronous cell."""
         own, base = self.tokens_per_second, self.fastest.tokens_per_second if self.fastest else None
         return own.mean / base.mean if own is not None and base is not None and base.mean > 0 else None
+
+    @cached_property
+    def throughput_interval(self) -> Interval | None:
+        """The interval of `throughput_ratio`, from logarithms of tokens per second.
+
+        From the ratios of runs with the same seed if there are two, which are launched one soon after the
+        other; else from the segments, whose variation over time is all that one seed shows. None without
+        either.
+        """
+        if self.fastest is None or self.throughput_ratio is None:
+            return None
+        own, base = _log_speed_by_seed(self.completed), _log_speed_by_seed(self.fastest.completed)
+        interval = paired([own[seed] - base[seed] for seed in own if seed in base])
+        if interval is None:
+            samples = [spread(_log_rates(cell.completed)) for cell in (self, self.fastest)]
+            interval = welch(samples[0], samples[1]) if samples[0] and samples[1] else None
+        if interval is None:
+            return None
+        low, high = _exp(interval.low), _exp(interval.high)
+        return Interval(low=low, high=high) if low is not None and high is not None else None
+
+    @property
+    def throughput_bound(self) -> float | None:
+        """The largest `throughput_ratio` that removing the bubble allows, by the simulator.
+
+        With stages of equal cost: where one takes longer than the others, both schedules wait for it, and the
+        bubble is a smaller share of the step.
+        """
+        own, base = self.bubble_predicted, self.fastest.bubble_predicted if self.fastest else None
+        return (1 - own) / (1 - base) if own is not None and base is not None and base < 1 else None
+
+    @property
+    def is_too_fast(self) -> bool:
+        """Whether the ratio, with its interval, is above what the bubble allows."""
+        ratio, bound = self.throughput_ratio, self.throughput_bound
+        if ratio is None or bound is None:
+            return False
+        return (ratio if self.throughput_interval is None else self.throughput_interval.low) > bound
 
     @cached_property
     def reached(self) -> TargetReached | None:
@@ -279,6 +323,19 @@ class CellResult:
         if own is None or base is None or own.seconds is None or base.seconds is None:
             return None
         return base.seconds.mean / own.seconds.mean if own.seconds.mean > 0 else None
+
+
+def _rates(run: RunResult) -> list[float]:
+    return [rate for rate in run.measurement.tokens_per_second_by_segment if rate > 0]
+
+
+def _log_rates(runs: Iterable[RunResult]) -> list[float]:
+    return [math.log(rate) for run in runs for rate in _rates(run)]
+
+
+def _log_speed_by_seed(runs: Iterable[RunResult]) -> dict[Any, float]:
+    speeds = ((run.value("seed"), run.measurement.tokens_per_second) for run in runs)
+    return {seed: math.log(speed) for seed, speed in speeds if speed}
 
 
 def _spread_of(evaluations: Iterable[Evaluation], name: str) -> Spread | None:

@@ -171,6 +171,14 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
                 f"; its ranks wait {_range(own, '{:.0%}')} of the time instead of {_range(base, '{:.0%}')}"
             )
         sentences.append(f"{sentence}.")
+        if too_fast := [cell for cell in cells if cell.is_too_fast]:
+            bounds = _range([cell.throughput_bound or 0.0 for cell in too_fast], "{:.2f}")
+            sentences.append(
+                f"Too fast: without a bubble {schedule} can be at most {bounds} times as fast as "
+                f"{fastest.schedule}, by the simulator with equal stages and messages that take no time. "
+                "More than that comes from other programs on the machine, from slow messages, or from "
+                "chance: measure again on a quiet machine before you believe it."
+            )
     return sentences
 
 

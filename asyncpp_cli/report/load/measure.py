@@ -39,6 +39,8 @@ class Measurement:
     """Entropy of the single bytes of the text: the best loss of a model without context."""
     tokens_per_second: float | None = None
     """In steady state: without evaluations, and without filling and draining the pipeline."""
+    tokens_per_second_by_segment: tuple[float, ...] = ()
+    """The same of each segment."""
     delay: int | None = None
     """Largest number of updates between the weights of a gradient and those it was applied to, as counted."""
     mismatch: int | None = None
@@ -112,6 +114,11 @@ def measure(metrics: Metrics) -> Measurement:
         bits_per_byte=_bits_per_byte(val_loss, start),
         unigram_bits_per_byte=_from_start(start, "unigram_bits_per_byte"),
         tokens_per_second=_tokens_per_second(segments),
+        tokens_per_second_by_segment=tuple(
+            float(row["steady_tokens"] / row["steady_seconds"])
+            for row in segments
+            if row["steady_seconds"] > 0
+        ),
         delay=max((delay for row in segments for delay in row["delay_max"]), default=None),
         mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
         bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,

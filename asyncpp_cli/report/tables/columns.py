@@ -6,6 +6,7 @@ A number that no run's `Measurement` has yet is computed in `report.load.measure
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -97,7 +98,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("fastest_synchronous", value=lambda cell: cell.fastest.schedule if cell.fastest else None),
         single("recovered", "gap\nclosed", form="{:.0%}", drop_order=17),
         *_target_columns(cells),
-        averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", secondary=True),
+        _speed_column(),
         averaged(
             "tokens_per_second_per_rank",
             per_rank_title,
@@ -105,7 +106,8 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
             form="{:,.0f}",
             drop_order=5,
         ),
-        single("throughput_ratio", "× sync", form="{:.2f}"),
+        _speedup_column(),
+        single("throughput_bound"),
         averaged("mfu", "MFU", attrgetter("utilisation"), form="{:.1%}", drop_order=15),
         single("delay", "delay\nsteps", move_order=9),
         averaged("bubble", "bubble\n(pred.)", form="{:.0%}", text=_bubble_text, secondary=True),
@@ -215,6 +217,34 @@ def _gap_column(cells: Sequence[CellResult]) -> Column:
     fields: dict[str, Value] = {"": attrgetter("gap")}
     fields |= interval_fields(attrgetter("gap_interval"))
     return Column(key="gap", title="gap\n(delayed\n- sync)", fields=fields, text=text)
+
+
+def _speed_column() -> Column:
+    """Tokens per second, with the deviation over segments and seeds in percent of it."""
+
+    def text(cell: CellResult) -> str:
+        if cell.tokens_per_second is None:
+            return NOTHING
+        mean = cell.tokens_per_second.mean
+        deviation = cell.speed_deviation
+        return f"{mean:,.0f}" if deviation is None else f"{mean:,.0f}±{deviation / mean:.0%}"
+
+    column = averaged("tokens_per_second", "tokens\n/s", form="{:,.0f}", text=text, secondary=True)
+    return replace(column, fields={**column.fields, "_std_over_segments": attrgetter("speed_deviation")})
+
+
+def _speedup_column() -> Column:
+    """The ratio with the half-width of its interval, and the bound where it is above it."""
+
+    def text(cell: CellResult) -> str:
+        shown = formatted(cell.throughput_ratio, "{:.2f}")
+        if cell.throughput_interval is not None:
+            shown = f"{shown}±{cell.throughput_interval.half_width:.2f}"
+        return f"{shown} (max {cell.throughput_bound:.2f})" if cell.is_too_fast else shown
+
+    fields: dict[str, Value] = {"": attrgetter("throughput_ratio")}
+    fields |= interval_fields(attrgetter("throughput_interval"))
+    return Column(key="throughput_ratio", title="× sync", fields=fields, text=text, secondary=True)
 
 
 def baselines(cells: Sequence[CellResult]) -> set[int]:

@@ -12,7 +12,9 @@ from support.report_runs import run
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.analysis.statistics import spread
+from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.report.tables.columns import value_columns
 
 
 def test_mean_and_sample_deviation_by_hand() -> None:
@@ -147,3 +149,45 @@ def test_deviation_does_not_move_with_the_values(values: list[float], shift: flo
     assert here is not None
     assert there is not None
     assert here.std == pytest.approx(there.std, abs=1e-9)
+
+
+def timed(schedule: str, *rates: float, seed: int = 0) -> RunResult:
+    """A run of 2 stages and 2 micro-batches whose segments had these tokens per second."""
+    speed = sum(rates) / len(rates)
+    found = run(schedule, seed=seed, speed=speed)
+    measured = replace(found.measurement, tokens_per_second_by_segment=rates)
+    return replace(found, measurement=measured, bubble_predicted=1 / 3 if schedule == "1f1b" else 0.0)
+
+
+def test_speed_has_an_interval_over_segments_and_from_two_seeds_over_pairs() -> None:
+    [sync, delayed], _ = aggregate([timed("1f1b", 990.0, 1010.0), timed("2bw", 1290.0, 1310.0)])
+    assert sync.speed_deviation == pytest.approx(math.sqrt(200))
+    interval = delayed.throughput_interval
+    assert interval is not None
+    assert interval.low < 1.3 < interval.high
+    # Drift that both arms of a seed share cancels: the ratios are 1.3 at both.
+    runs = [timed("1f1b", 1000.0), timed("1f1b", 500.0, seed=1)]
+    runs += [timed("2bw", 1300.0), timed("2bw", 650.0, seed=1)]
+    [_, delayed], _ = aggregate(runs)
+    assert delayed.throughput_interval is not None
+    assert delayed.throughput_interval.half_width == pytest.approx(0.0, abs=1e-12)
+    [_, alone], _ = aggregate([timed("1f1b", 1000.0), timed("2bw", 1300.0)])
+    assert alone.throughput_interval is None
+
+
+@pytest.mark.parametrize(
+    ("speed", "marked"), [(1400.0, False), (1499.0, False), (1510.0, True), (1860.0, True)]
+)
+def test_a_speed_above_what_the_bubble_allows_is_marked_with_the_reason(speed: float, marked: bool) -> None:
+    [sync, delayed], _ = aggregate([timed("1f1b", 1000.0), timed("2bw", speed)])
+    assert delayed.throughput_bound == pytest.approx(1.5)
+    assert (delayed.is_too_fast, sync.is_too_fast) == (marked, False)
+    [column] = value_columns("throughput_ratio", [sync, delayed])
+    assert column.text(delayed) == f"{speed / 1000:.2f}" + " (max 1.50)" * marked
+    assert any("at most 1.50 times as fast as 1f1b" in line for line in summary_lines([delayed])) == marked
+
+
+def test_a_speed_that_may_be_chance_is_not_marked() -> None:
+    [_, delayed], _ = aggregate([timed("1f1b", 800.0, 1200.0), timed("2bw", 1300.0, 1900.0)])
+    assert delayed.throughput_ratio == 1.6
+    assert not delayed.is_too_fast

@@ -110,16 +110,18 @@ def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
             arm = arms[place]
             for key in ("val_loss", "gap", "gap_low", "gap_high", "tokens_per_second", "busy_by_rank"):
                 assert arm[key] == cell[key], key
+            speed = cell["tokens_per_second"]
             # The tables say them to the digits that they show.
             shown = [
                 f"{cell['val_loss']:.3f}±{cell['val_loss_std']:.3f}",
                 f"{cell['bits_per_byte']:.3f}",
-                f"{cell['tokens_per_second']:,.0f}",
+                f"{speed:,.0f}±{cell['tokens_per_second_std_over_segments'] / speed:.0%}",
                 f"{cell['bubble']:.0%} ({cell['bubble_predicted']:.0%})",
             ]
             if cell["gap"] is not None:
                 half = (cell["gap_high"] - cell["gap_low"]) / 2
-                shown += [f"{cell['gap']:+.3f}±{half:.3f}", f"{cell['throughput_ratio']:.2f}"]
+                of_ratio = (cell["throughput_ratio_high"] - cell["throughput_ratio_low"]) / 2
+                shown += [f"{cell['gap']:+.3f}±{half:.3f}", f"{cell['throughput_ratio']:.2f}±{of_ratio:.2f}"]
             assert set(shown) <= set(page.rows[place + 1])
             [line] = [line for line in terminal.splitlines() if line.startswith(f"{cell['schedule']} ")]
             assert [text for text in shown if text not in line] == []
