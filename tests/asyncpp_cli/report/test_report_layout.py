@@ -141,10 +141,10 @@ def test_columns_that_nothing_was_measured_of_are_not_there(folder: Path, tmp_pa
 
 
 def test_columns_left_out_of_a_narrow_table_are_named(folder: Path) -> None:
-    table = report_of(folder).table(width=95)
+    table = report_of(folder).table(width=100)
     kept = {heading.key for heading in table.headings}
     assert {"val_loss", "gap", "tokens_per_second", "throughput_ratio", "bubble"} <= kept
-    assert table.width() <= 95
+    assert table.width() <= 100
     assert "perplexity" in table.hidden
     assert any("perplexity" in line for line in table.remarks)
     restarts = next(row[-1] for row in report_of(folder).table(width=None).rows if "soap" in row)
