@@ -227,3 +227,17 @@ def test_public_names_of_the_api_page_exist() -> None:
             importlib.import_module(dotted)
         except ModuleNotFoundError:
             assert hasattr(importlib.import_module(module), attribute), dotted
+
+
+def test_the_site_opens_from_a_folder_and_answers_first() -> None:
+    """Search needs no server and no network, and the first page has the picture, the answer and the start."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert "offline" in settings["plugins"]
+    # Otherwise the plugin adds its script by an address in the network.
+    [script] = settings["extra"]["polyfills"]
+    assert "iframe-worker" in script
+    assert (ROOT / "docs" / script).is_file()
+    first = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("**Run experiments**")[0]
+    for part in ("images/1f1b-vs-2bw.svg", "**The answer so far**", "pip install .\nasyncpp quickstart"):
+        assert part in first
+    assert "**What it has run on:**" in (ROOT / "README.md").read_text(encoding="utf-8").partition("## ")[0]
