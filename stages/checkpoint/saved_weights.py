@@ -56,6 +56,11 @@ class SavedWeights:
         self.biases = biases.keys()
         """Names of the balance biases."""
         self._check(index.versions, members, biases)
+        if missing := self.names - {name for stage in index.stages for name in stage.parameters}:
+            raise CheckpointError(f"the state of {min(missing)} is not in it")
+        # Whether the corrections' states fit shows when they are used: at one parameter of each stage.
+        for stage in index.stages:
+            self.read(stage.parameters[:1], Weights.MASTER)
 
     def _check(
         self,

@@ -15,7 +15,7 @@ from support.training_cases import measured
 
 from stages.checkpoint import files
 from stages.config import RunConfig
-from stages.records import plain
+from stages.records import CHECKSUM, encoded
 from stages.trainer import replay
 
 
@@ -75,10 +75,17 @@ def wait_for_saving() -> None:
         time.sleep(0.01)
 
 
+def json_of(file: Path) -> Any:
+    """The content of a checkpoint's JSON without its checksum, to be edited."""
+    content = json.loads(file.read_bytes())
+    del content[CHECKSUM]
+    return content
+
+
 def seal(folder: Path) -> None:
     """Make the manifest of a checkpoint agree with its files, as if they had been saved so."""
-    manifest = json.loads((folder / files.MANIFEST).read_bytes())
+    manifest = json_of(folder / files.MANIFEST)
     manifest["files"] = {
-        file.name: plain(files.digest(file)) for file in folder.iterdir() if file.name != files.MANIFEST
+        file.name: files.digest(file) for file in folder.iterdir() if file.name != files.MANIFEST
     }
-    (folder / files.MANIFEST).write_text(json.dumps(manifest))
+    (folder / files.MANIFEST).write_bytes(encoded(manifest))

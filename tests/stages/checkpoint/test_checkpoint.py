@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import resource
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.resumed import check_resumed, go_back, saving, seal, wait_for_saving
+from support.resumed import check_resumed, go_back, json_of, saving, seal, wait_for_saving
 from support.small_runs import Rows, in_processes, small_config
 from support.training_cases import measured
 
@@ -23,6 +22,7 @@ from stages.checkpoint import files
 from stages.checkpoint.files import CheckpointError
 from stages.comm.process import Process
 from stages.config import RunConfig, ScheduleConfig
+from stages.records import encoded
 from stages.trainer import replay, train
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_of_another_format_is_refused(
 ) -> None:
     config, folder, _ = saved
     manifest = folder / "step-4" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | {"format": 1}))
+    manifest.write_bytes(encoded(json_of(manifest) | {"format": 1}))
     with pytest.raises(CheckpointError, match=r"step-4 .* has format 1, this asyncpp reads"):
         replay(config, recorder=Rows(), checkpoints=folder)
 

@@ -3,7 +3,6 @@ that is not of the checkpoint."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.resumed import seal
+from support.resumed import json_of, seal
 from support.small_runs import Rows, small_config
 
 from stages.checkpoint.export import write_weights
@@ -23,6 +22,7 @@ from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import newest_weights
 from stages.config import RunConfig
+from stages.records import encoded
 from stages.trainer import replay
 
 STEP = 1
@@ -95,9 +95,9 @@ def test_a_manifest_lists_files_of_its_folder(
     with copy_of(checkpoints) as copy:
         (copy / "secret").touch()
         manifest = copy / f"step-{STEP}" / "manifest.json"
-        content = json.loads(manifest.read_bytes())
+        content = json_of(manifest)
         change(content)
-        manifest.write_text(json.dumps(content))
+        manifest.write_bytes(encoded(content))
         assert "holds no checkpoint that is whole" in one_line(config, copy)
         rows = Rows()
         replay(config, recorder=rows, checkpoints=copy)
@@ -198,10 +198,10 @@ def test_any_part_of_the_json_may_be_anything(trained: tuple[RunConfig, Path], d
     config, checkpoints = trained
     with copy_of(checkpoints) as copy:
         file = copy / f"step-{STEP}" / name
-        content = json.loads(file.read_bytes())
+        content = json_of(file)
         path = data.draw(st.sampled_from(list(places(content))))
         replaced(content, path, data.draw(ODD), remove=data.draw(st.booleans()))
-        file.write_text(json.dumps(content))
+        file.write_bytes(encoded(content))
         if name == "index.json":
             seal(copy / f"step-{STEP}")
         one_line(config, copy)
