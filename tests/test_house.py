@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 import shlex
+import tomllib
 from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -261,3 +262,19 @@ def test_test_modules_have_names_of_their_own() -> None:
     """pytest imports them by their names alone: the second of a name is not run."""
     names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
+def test_all_say_the_same_of_python() -> None:
+    """The versions that are tested are those that are claimed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    claimed = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+    first, last = claimed[0], claimed[-1]
+    assert project["requires-python"] == f">={first},<3.{int(last.removeprefix('3.')) + 1}"
+    workflow = (ROOT / ".github" / "workflows" / "checks.yml").read_text()
+    assert re.findall(r'\{python: "(.*?)"', workflow) == claimed
+    assert f"Python {', '.join(claimed[:-1])} or {last}" in (ROOT / "README.md").read_text()
+    assert f"for Python {first} to {last}" in " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
+    written = {
+        folder.name.split("-")[1] for folder in (ROOT / "tests/support/saved_by").iterdir() if folder.is_dir()
+    }
+    assert written >= set(claimed)

@@ -63,7 +63,7 @@ class Container:
     image: str
     """Absolute path of an image, or its name in a registry."""
     python: str = "python3"
-    """Python interpreter in the image, 3.11 or newer."""
+    """Python interpreter in the image, 3.11 to 3.13."""
     mounts: list[str] = field(default_factory=list)
     """Further folders: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro."""
 

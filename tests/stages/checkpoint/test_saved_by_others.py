@@ -14,11 +14,7 @@ from stages.checkpoint.export_options import Weights
 from stages.checkpoint.saved_weights import newest_weights
 from stages.trainer import replay
 
-WRITTEN = sorted(FOLDER.iterdir())
-
-
-def test_several_pythons_have_written_one() -> None:
-    assert {folder.name.split("-")[1] for folder in WRITTEN} >= {"3.11", "3.12", "3.13"}
+WRITTEN = sorted(folder for folder in FOLDER.iterdir() if folder.is_dir())
 
 
 @pytest.mark.parametrize("folder", WRITTEN, ids=lambda folder: folder.name)
