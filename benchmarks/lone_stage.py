@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from schedules import Program
-from schedules.dependencies import Place
+from schedules.dependencies import POSTED_AHEAD, Place
 from schedules.messages import Message
 from stages.comm.collectives import Exchange, Reduction
-from stages.comm.p2p import POSTED_AHEAD
 from stages.update.reduction_rounds import ReductionPlan
 
 

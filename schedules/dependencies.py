@@ -12,10 +12,13 @@ A rank's progress is a `Place`: `launched(k)` once its first k actions have been
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from schedules.actions import Action, Op, Program
-from schedules.messages import Message, destination, is_local, received, sent, source
+from schedules.messages import Message, destination, is_local, received, sent, sent_between_ranks, source
+
+POSTED_AHEAD = 2
+"""Receives posted ahead on each channel: one may arrive while another waits to be consumed."""
 
 UNACKNOWLEDGED = 8
 """Most sends in flight per channel that no message from the receiver acknowledges, as in a fill or an
@@ -166,26 +169,121 @@ def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[bool, 
     return known
 
 
-def most_unacknowledged(program: Program, rank: int) -> int:
-    """The most sends of `rank` at once that no message to it has acknowledged, `UNACKNOWLEDGED` per channel
-    at most."""
+def most_messages(program: Program, *, common_step: bool) -> list[int]:
+    """For each rank, the most messages that it holds at once: open receives, sends that no message from the
+    receiver has acknowledged, and what one of its stages holds for another.
+
+    Args:
+        program: With complete forwards and backwards, and without deadlock.
+        common_step: Whether all stages update together.
+    """
+    places = _places_of_all(program, common_step=common_step)
+    return [_most_messages(program, rank, places[rank]) for rank in range(program.num_ranks)]
+
+
+def _most_messages(program: Program, rank: int, places: Mapping[Message, Place]) -> int:
+    num_stages, rank_of_stage = program.num_stages, program.rank_of_stage
     acknowledges = acknowledged(program, rank)
+    to_post: dict[tuple[int, bool], deque[Message]] = {}
+    for (_, receiver), messages in sent_between_ranks(program, by_or_to=rank).items():
+        for message in messages if receiver == rank else ():
+            channel = rank_of_stage[message.source], _is_activation(message)
+            to_post.setdefault(channel, deque()).append(message)
+    posted: dict[tuple[int, bool], set[Message]] = {channel: set() for channel in to_post}
     sends: dict[tuple[int, bool], int] = {}
     gone: dict[tuple[int, bool], int] = {}
-    most = 0
-    for action in program.actions[rank]:
-        incoming = received(action, program.num_stages)
-        if incoming is not None:
+    now = most = 0
+
+    def post(channel: tuple[int, bool], place: Place, *, until: Message | None = None) -> int:
+        """How many receives are opened: those ahead, or all up to a message."""
+        waiting, ahead = to_post[channel], posted[channel]
+        before = len(ahead)
+        while until is not None and until not in ahead:
+            ahead.add(waiting.popleft())
+        while until is None and waiting and len(ahead) < POSTED_AHEAD and places[waiting[0]] <= place:
+            ahead.add(waiting.popleft())
+        return len(ahead) - before
+
+    def released(channel: tuple[int, bool], count: int) -> int:
+        """How many sends are known to have arrived, beyond those that were."""
+        before = gone.get(channel, 0)
+        gone[channel] = max(before, count)
+        return gone[channel] - before
+
+    for number, action in enumerate(program.actions[rank]):
+        here = updated(number)
+        for channel in to_post:
+            now += post(channel, here)
+        most = max(most, now)
+        incoming, outgoing = received(action, num_stages), sent(action, num_stages)
+        if incoming is not None and is_local(incoming, program):
+            now -= 1
+        elif incoming is not None:
+            channel = (rank_of_stage[incoming.source], _is_activation(incoming))
+            now += post(channel, here, until=incoming)
+            most = max(most, now)
+            posted[channel].remove(incoming)
+            now -= 1
             for is_activation, count in acknowledges.get(incoming, ()):
-                kind = program.rank_of_stage[incoming.source], is_activation
-                gone[kind] = max(gone.get(kind, 0), count)
-        outgoing = sent(action, program.num_stages)
-        if outgoing is not None and not is_local(outgoing, program):
-            kind = program.rank_of_stage[outgoing.destination], _is_activation(outgoing)
-            sends[kind] = sends.get(kind, 0) + 1
-            most = max(most, sum(sends.values()) - sum(gone.values()))
-            gone[kind] = max(gone.get(kind, 0), sends[kind] - UNACKNOWLEDGED)
+                now -= released((channel[0], is_activation), count)
+            now += post(channel, here)
+            most = max(most, now)
+        if outgoing is not None:
+            now += 1
+            most = max(most, now)
+            if not is_local(outgoing, program):
+                channel = (rank_of_stage[outgoing.destination], _is_activation(outgoing))
+                sends[channel] = sends.get(channel, 0) + 1
+                now -= released(channel, sends[channel] - UNACKNOWLEDGED)
     return most
+
+
+def _places_of_all(program: Program, *, common_step: bool) -> list[dict[Message, Place]]:
+    """`places_to_post` of every rank, in one pass: what work depends on is a place for each rank."""
+    import numpy as np
+
+    ranks, rank_of_stage, num_stages = program.num_ranks, program.rank_of_stage, program.num_stages
+    lag = steps_to_agree(program)
+    none = np.zeros(ranks, dtype=np.int64)
+    finished: dict[int, np.ndarray] = {}
+    for rank in range(ranks):
+        for version, place in _finished_updates(program, rank).items():
+            finished.setdefault(version, none.copy())[rank] = place
+    # Arrays are replaced, never written: messages keep those that they were sent with.
+    depends = [none] * ranks
+    channels: dict[tuple[int, int], deque[np.ndarray]] = {
+        (stage, stage + way): deque() for stage in range(num_stages) for way in (-1, 1)
+    }
+    position = [0] * ranks
+    places: list[dict[Message, Place]] = [{} for _ in range(ranks)]
+    runnable = deque(range(ranks))
+    while runnable:
+        current = runnable.popleft()
+        actions = program.actions[current]
+        place = position[current]
+        own = depends[current]
+        while place < len(actions):
+            action = actions[place]
+            message = received(action, num_stages)
+            if message is not None and rank_of_stage[message.source] != current:
+                channel = channels[message.source, action.stage]
+                if not channel:
+                    break
+                dependency = channel.popleft()
+                own = np.maximum(own, dependency)
+                places[current][message] = int(dependency[current])
+            needed = version_awaited(action, program, common_step=common_step, lag=lag)
+            if needed in finished:
+                own = np.maximum(own, finished[needed])
+            place += 1
+            receiver = destination(action, num_stages)
+            if receiver is not None and rank_of_stage[receiver] != current:
+                given = own.copy()
+                given[current] = launched(place)
+                channels[action.stage, receiver].append(given)
+                runnable.append(rank_of_stage[receiver])
+        position[current], depends[current] = place, own
+    return places
 
 
 def _sent(program: Program, rank: int) -> Iterator[Message]:

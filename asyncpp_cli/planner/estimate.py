@@ -39,9 +39,6 @@ from stages.update.reduction_rounds import ROUND_BYTES, UNDER_WAY
 GB = 1e9
 WORTH_A_CUT = 0.01
 """Share of the step time that a cut must save to replace the default cut."""
-RECEIVED_AHEAD = 2
-"""Receive buffers per neighbour."""
-
 
 MOST = {"reduction": 2 * UNDER_WAY * ROUND_BYTES}
 """Upper bounds of kinds of memory, bytes."""
@@ -236,10 +233,7 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
             temporary = max(backward, updating - (kept.activations if synchronous else 0))
         rank = rank_of_stage[stage]
         stages_of_rank = [other for other, holder in enumerate(rank_of_stage) if holder == rank]
-        neighbours = [other for other in (stage - 1, stage + 1) if 0 <= other < len(cuts)]
-        remote = sum(rank_of_stage[other] != rank for other in neighbours)
-        sends = run.sends[rank] if stage == stages_of_rank[0] else 0
-        messages = (remote * RECEIVED_AHEAD + sends) * message_bytes(config)
+        messages = run.messages[rank] * message_bytes(config) if stage == stages_of_rank[0] else 0
         transient = kept.activations + kept.recomputed + temporary
         first = stage == stages_of_rank[0]
         memory.append(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import schedules
 from schedules import analyze
-from schedules.dependencies import most_unacknowledged
+from schedules.dependencies import most_messages
 from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
 from stages.pipeline.gradient_buffers import gradient_buffers
@@ -68,8 +68,8 @@ class Represented(NamedTuple):
     course: Course
     buffers: tuple[int, ...]
     """Gradient buffers of each stage."""
-    sends: tuple[int, ...]
-    """The most messages of each rank that are being sent at once."""
+    messages: tuple[int, ...]
+    """The most messages that each rank holds at once."""
     can_tie: bool
     """Whether embedding and head can share a matrix (`model.tied`)."""
 
@@ -101,6 +101,6 @@ def represented(shape: Shape) -> Represented:
         delay=max(analyze(program).delay_max),
         course=course_of([program]),
         buffers=tuple(gradient_buffers([program], data_ranks=shape.data, on_gpu=shape.on_gpu)),
-        sends=tuple(most_unacknowledged(program, rank) for rank in range(program.num_ranks)),
+        messages=tuple(most_messages(program, common_step=program.updates_together)),
         can_tie=tied_problem(program) is None,
     )

@@ -15,16 +15,13 @@ import torch
 from torch import Tensor
 
 from schedules.actions import Program
-from schedules.dependencies import UNACKNOWLEDGED, Place, acknowledged, places_to_post
+from schedules.dependencies import POSTED_AHEAD, UNACKNOWLEDGED, Place, acknowledged, places_to_post
 from schedules.messages import Message, sent_between_ranks
 from stages.comm.communicator import Work
 from stages.comm.process import Process
 
 _SENDER, _RECEIVER = 0, 1
 """Ranks in the communicator of a channel."""
-
-POSTED_AHEAD = 2
-"""Receives posted ahead on each channel: one may arrive while another waits to be consumed."""
 
 
 class Links(Protocol):
