@@ -17,6 +17,10 @@ esac
 # torch.compile needs a compiler where it runs.
 apt-get update
 apt-get install -y --no-install-recommends g++
+# Without these NCCL falls back to TCP on InfiniBand and RoCE, and says so in its log only.
+if [ "$device" = cuda ]; then
+    apt-get install -y --no-install-recommends libibverbs1 ibverbs-providers librdmacm1
+fi
 rm -rf /var/lib/apt/lists/*
 
 python3 -m venv "$target"

@@ -30,9 +30,11 @@ ENVIRONMENT = (
     # Streams share hardware queues, 8 by default, and work queued behind an open receive waits for its
     # message. Compute, copies and one communicator per channel and group need more than 8.
     Setting("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-    # NCCL connects per algorithm at first use, which blocks the host until the other ranks do the same:
-    # within a segment they may be waiting for this rank.
-    Setting("NCCL_RUNTIME_CONNECT", "0"),
+    # Buffers of multicast over NVLink take memory in every communicator; the exchanges here do not use it.
+    # NCCL connects per algorithm at first use, which blocks the host: `connect` makes every exchange once.
+    Setting("NCCL_NVLS_ENABLE", "0"),
+    # Every process asks rank 0 this often whether another one has timed out, by default once a second.
+    Setting("TORCH_NCCL_COORD_CHECK_MILSEC", "30000"),
     # Allocation sizes hardly repeat between forwards, backwards and updates. Expandable segments leave no
     # gaps, so the allocator seldom retries, which synchronises the device.
     Setting("PYTORCH_ALLOC_CONF", "expandable_segments:True", ("PYTORCH_CUDA_ALLOC_CONF",)),
@@ -116,6 +118,8 @@ def set_arithmetic() -> None:
     """Set how GPUs compute, in every process and in replay."""
     # Split-k partial sums of bf16 products would be rounded to bf16.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    # float32 is float32: images may set TF32, which rounds factors to 10 bits.
+    torch.set_float32_matmul_precision("highest")
 
 
 def set_up_link(options: Any) -> None:

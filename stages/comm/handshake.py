@@ -23,6 +23,7 @@ with importing_torch():
     from schedules.dependencies import updated
     from schedules.messages import received, sent
     from stages.comm.collectives import Exchange
+    from stages.comm.device_settings import set_environment
     from stages.comm.process import Process, connected
     from stages.comm.topology import Connection, connect
     from stages.config import SiteConfig
@@ -41,6 +42,7 @@ _RANKS_PER_MACHINE = {"here": 2, "apart": 1}
 def main() -> None:
     """One of the two processes."""
     rank, folder, local_size = int(sys.argv[1]), Path(sys.argv[2]), _RANKS_PER_MACHINE[sys.argv[3]]
+    set_environment()  # before CUDA starts
     result = torch_info()
     result["gloo"] = _connect_and_exchange(rank, folder / "gloo", device="cpu", local_size=local_size)
     if len(result["gpus"]) >= local_size:

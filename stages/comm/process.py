@@ -32,6 +32,9 @@ from stages.config import SiteConfig
 
 ADDRESS_FILE = "rendezvous"
 
+NCCL_TIMEOUTS = 3
+"""NCCL's timeout in multiples of `site.timeout`: the watchdog ends a run after two."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
@@ -93,8 +96,13 @@ class Process:
             gloo = dist.ProcessGroupGloo(addresses, rank, size, self._gloo_options(size))
             communicator = cast(Communicator, gloo)
             return HostStaged(communicator) if self.host_staged else communicator
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.timeout
+        options: Any = dist.ProcessGroupNCCL.Options()  # its group_name has a private type
+        # Counted from when an operation is begun, which for a receive is long before its message is due. This
+        # process's own watchdog ends a run earlier, and says what it waited for.
+        options._timeout = NCCL_TIMEOUTS * self.timeout
+        # Names the entries of NCCL's flight recorder.
+        options.group_name = name
+        options.global_ranks_in_group = list(ranks)
         if link:
             set_up_link(options)
         nccl = dist.ProcessGroupNCCL(PrefixStore(name, self.store), rank, size, options)
@@ -107,10 +115,10 @@ class Process:
     def close(self, *, failed: bool) -> None:
         """Shut down the NCCL communicators; abort them after a failure, or the device would wait forever for
         a process that is gone."""
-        for nccl in self.connected:
-            if failed:
-                nccl.abort()
-            else:
+        if failed:
+            abort_together(self.connected)
+        else:
+            for nccl in self.connected:
                 nccl.shutdown()
         self.connected.clear()
 
@@ -129,6 +137,22 @@ class Process:
     def gather(self, value: Json, *, to: int | None = None) -> list[Json]:
         """The values of all ranks, in rank order: see `Meetings.gather`. For drains only."""
         return self.meetings.gather(value, to=to)
+
+
+def abort_together(communicators: Sequence[Any]) -> None:
+    """Abort NCCL communicators within one group, whatever state each is in.
+
+    One by one, an abort may wait for a kernel of the next communicator (NCCL's issue 1013, PyTorch's 119797).
+    """
+    if not communicators:
+        return
+    with contextlib.suppress(RuntimeError):
+        communicators[0]._group_start()
+    for nccl in communicators:
+        with contextlib.suppress(RuntimeError):
+            nccl.abort()
+    with contextlib.suppress(RuntimeError):
+        communicators[0]._group_end()
 
 
 def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:

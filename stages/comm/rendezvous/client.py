@@ -241,6 +241,14 @@ class HubStore(Store):
     def num_keys(self) -> int:
         return int(self._ask("count"))
 
+    # Torch's C++ calls some methods by other names than Python does.
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
+    def clone(self) -> HubStore:
+        """The same store: requests of several threads do not disturb each other."""
+        return self
+
     def has_extended_api(self) -> bool:
         return True
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from stages.comm import handshake
 from stages.comm.device_settings import (
     ENVIRONMENT,
     LINK_CTAS,
@@ -14,6 +19,8 @@ from stages.comm.device_settings import (
     set_environment,
     set_up_link,
 )
+from stages.comm.process import abort_together, choose_device
+from stages.config import SiteConfig
 
 
 def test_environment_variables_already_set_are_kept() -> None:
@@ -24,7 +31,8 @@ def test_environment_variables_already_set_are_kept() -> None:
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_MODULE_LOADING": "EAGER",
-        "NCCL_RUNTIME_CONNECT": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        "TORCH_NCCL_COORD_CHECK_MILSEC": "30000",
     }
     empty: dict[str, str] = {}
     set_environment(empty)
@@ -58,3 +66,65 @@ def test_links_take_few_multiprocessors_and_go_first() -> None:
     options = SimpleNamespace(config=SimpleNamespace(max_ctas=32), is_high_priority_stream=False)
     set_up_link(options)
     assert (options.config.max_ctas, options.is_high_priority_stream) == (LINK_CTAS, True)
+
+
+def test_float32_is_not_rounded_whatever_an_image_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        choose_device(SiteConfig())
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_handshake_sets_the_environment_before_it_asks_for_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in ENVIRONMENT:
+        monkeypatch.setenv(setting.name, "")  # so that it is restored
+        monkeypatch.delenv(setting.name)
+    seen: dict[str, str] = {}
+
+    class AskedError(Exception):
+        pass
+
+    def asked() -> dict[str, object]:
+        seen.update(os.environ)
+        raise AskedError
+
+    monkeypatch.setattr(handshake, "torch_info", asked)
+    monkeypatch.setattr(sys, "argv", ["handshake", "0", str(tmp_path), "here"])
+    with pytest.raises(AskedError):
+        handshake.main()
+    assert {setting.name: seen.get(setting.name) for setting in ENVIRONMENT} == {
+        setting.name: setting.value for setting in ENVIRONMENT
+    }
+
+
+class _Communicator:
+    """What is called of a NCCL communicator; the second one cannot be aborted."""
+
+    def __init__(self, number: int, calls: list[str]) -> None:
+        self._number = number
+        self._calls = calls
+
+    def _group_start(self) -> None:
+        self._calls.append("start")
+
+    def _group_end(self) -> None:
+        self._calls.append("end")
+
+    def abort(self) -> None:
+        self._calls.append(f"abort {self._number}")
+        if self._number == 1:
+            raise RuntimeError("already gone")
+
+
+def test_communicators_are_aborted_within_one_group() -> None:
+    calls: list[str] = []
+    abort_together([_Communicator(number, calls) for number in range(3)])
+    assert calls == ["start", "abort 0", "abort 1", "abort 2", "end"]
+    abort_together([])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.hub_members import SECRET, Harmful, all_at_once, hub_of, members_of
+from torch._C._distributed_c10d import PrefixStore
 
 from stages.comm.network import LOOPBACK
 from stages.comm.rendezvous.client import GoneError, HubStore, Meetings, Member
@@ -52,9 +53,14 @@ def test_the_hub_keeps_torchs_values() -> None:
         assert one.compare_set("new", "", "a") == b"a"
         assert one.compare_set("new", "b", "c") == b"a"
         assert one.compare_set("new", "a", "c") == other.get("new") == b"c"
-        assert one.num_keys() == 3
-        assert one.delete_key("new")
-        assert not one.delete_key("new")
+        # Called from C++, as a prefix of it does.
+        prefixed = PrefixStore("of a group", one)
+        prefixed.set("key", "value")
+        assert prefixed.num_keys() == one.num_keys() == 4
+        assert prefixed.delete_key("key")
+        assert not one.delete_key("key")
+        prefixed.set("again", "value")
+        assert prefixed.clone().get("again") == b"value"
         with pytest.raises(GoneError, match="did not connect within"):
             other.wait(["missing"], timedelta(seconds=0.05))
 
