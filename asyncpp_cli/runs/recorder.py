@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -13,10 +14,14 @@ from asyncpp_cli.runs.log_lines import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Status
 from asyncpp_cli.version import asyncpp_version, commit
+from stages.records import with_checksum
 
 
 class MetricsWriter:
-    """Appends rows to a run's metrics, each in one write. Used by one process per run."""
+    """Appends rows to a run's metrics, each in one write. Used by one process per run.
+
+    The rows that end an attempt have a checksum of all that the file holds before it.
+    """
 
     def __init__(self, run: Run) -> None:
         self._descriptor = os.open(run.metrics_file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
@@ -24,11 +29,17 @@ class MetricsWriter:
         # An attempt killed in the middle of a line leaves it open: end it.
         if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
             os.write(self._descriptor, b"\n")
+        with run.metrics_file.open("rb") as written:
+            self._digest = hashlib.file_digest(written, "sha256")
 
     def append(self, row: Mapping[str, Any]) -> None:
         if os.fstat(self._descriptor).st_nlink == 0:
             raise OSError("metrics.jsonl was removed while the run writes it")
-        line = (json.dumps(row) + "\n").encode()
+        if row["kind"] in ("end", "pause"):
+            line = with_checksum(json.dumps(row), before=self._digest)
+        else:
+            line = (json.dumps(row) + "\n").encode()
+        self._digest.update(line)
         if os.write(self._descriptor, line) != len(line):
             raise OSError("the disk is full: a metrics row was written in part")
 
@@ -64,12 +75,13 @@ class RunRecorder:
     def append(self, row: Mapping[str, Any]) -> None:
         """Append a row to the metrics.
 
-        `start` rows get the attempt and the code version, `segment` rows the load of the machine.
+        `start` rows get the run's id, the attempt and the code version, `segment` rows the machine's load.
         """
         if self._metrics is None:
             self._metrics = MetricsWriter(self._run)
         if row["kind"] == "start":
-            row = {**row, "attempt": self._attempt, "asyncpp": asyncpp_version(), "commit": commit()}
+            ours = {"run": self._run.id, "attempt": self._attempt}
+            row = {**row, **ours, "asyncpp": asyncpp_version(), "commit": commit()}
         if row["kind"] == "segment":
             row = {**row, "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1)}
         self._metrics.append(row)

@@ -29,7 +29,7 @@ from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
 from asyncpp_cli.runs.status import State, Status
 from stages.checkpoint.files import saved_steps
 from stages.config import RunConfig
-from stages.records import read_record
+from stages.records import CHECKSUM, read_record
 
 FORMAT = 1
 """Format number of the JSON files of an experiment; readers refuse a later one."""
@@ -211,6 +211,7 @@ def _valid_rows(lines: Iterable[str]) -> tuple[list[dict[str, Any]], int]:
         if not isinstance(row, dict) or "kind" not in row:
             torn += 1
             continue
+        row.pop(CHECKSUM, None)
         if row["kind"] == "start":
             rows = [earlier for earlier in rows if still_valid(earlier, start=row)]
         rows.append(row)

@@ -13,6 +13,7 @@ from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
 from asyncpp_cli.launch.slurm.submissions import ArrayTask, Submissions, read_submissions
 from asyncpp_cli.launch.slurm.unclaimed import UnclaimedJob, unclaimed_job
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.job_record import Job
 from asyncpp_cli.runs.attempts.outcome import last_lines, tail
 from asyncpp_cli.runs.attempts.settle import current_status
@@ -187,8 +188,8 @@ class SlurmQueue:
             each = self.run_status(self._experiment.run(cell.id), with_accounting=with_accounting)
             # One that is running stays so: it can be cancelled, and is not removed.
             if each.status.state not in (State.RUNNING, State.DAMAGED):
-                problem = config_problem(self._experiment, cell)
-                if problem is not None:
+                problem = config_problem(self._experiment, cell) or metrics_problem(each.run, each.status)
+                if problem:
                     damaged = replace(each.status, state=State.DAMAGED, reason=problem)
                     each = replace(each, status=damaged)
             found.append(each)

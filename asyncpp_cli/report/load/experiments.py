@@ -11,12 +11,16 @@ from typing import Any
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.settings import items
 from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.report.load.predict import predicted_bubble
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.utilisation import utilisation
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.attempt_files import read_file
 from asyncpp_cli.runs.attempts.cost import cost_of_run
+from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.notes import FILE as NOTES_FILE
@@ -79,15 +83,19 @@ class Loader:
                 config = {**config, "continues": lineage.label}
             status = _status(run, queue)
             metrics = read_metrics(run)
+            problem = metrics_problem(run, status)
+            if not problem and (
+                wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None)
+            ):
+                problem = f"{run.metrics_file}: {wrong}"
+            if problem:
+                return replace(plain, config=config, state="damaged", reason=problem)
             measurement = measure(metrics)
         except (DamagedError, OSError) as error:
             return replace(plain, config=config, state="damaged", reason=str(error))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
             # Rows are any JSON: a missing or mistyped field shows when it is used.
             reason = f"{run.metrics_file} has a row of another form ({error!r})"
-            return replace(plain, config=config, state="damaged", reason=reason)
-        if status.state == State.COMPLETED and measurement.val_loss is None:
-            reason = f"{run.metrics_file} has no evaluation although the run is completed"
             return replace(plain, config=config, state="damaged", reason=reason)
         loaded = replace(
             plain,
@@ -102,7 +110,7 @@ class Loader:
             cost=cost_of_run(run, status),
             notes=tuple(notes_of(run)),
             lineage=lineage,
-            problems=_problems(run, metrics),
+            problems=_problems(run, metrics, status),
         )
         return replace(loaded, utilisation=_utilisation(loaded, run_config, measurement))
 
@@ -157,8 +165,15 @@ def _restarts(status: Status, measurement: Measurement) -> int:
     return max(0, status.attempt - 1 - continued)
 
 
-def _problems(run: Run, metrics: Metrics) -> tuple[str, ...]:
-    return (f"{run.metrics_file}: {metrics.torn} truncated line(s) left out",) if metrics.torn else ()
+def _problems(run: Run, metrics: Metrics, status: Status) -> tuple[str, ...]:
+    found = [f"{run.metrics_file}: {metrics.torn} truncated line(s) left out"] if metrics.torn else []
+    for number in range(1, status.attempt + 1):
+        for name in ("attempt", "outcome"):
+            try:
+                read_file(Attempt(run, number).file(name))
+            except DamagedError as error:
+                found.append(f"{error}; the cost of this attempt is not known")
+    return tuple(found)
 
 
 def _status(run: Run, queue: SlurmQueue) -> Status:

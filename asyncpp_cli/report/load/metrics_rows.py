@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from asyncpp_cli.runs.run_folder import Run, still_valid
+from stages.records import CHECKSUM
 
 MetricsRow = Mapping[str, Any]
 
@@ -113,6 +114,8 @@ def _read_in_columns(text: bytes) -> Metrics:
     others = [json.loads(text[begin:end]) for begin, end in spans]
     if any(not isinstance(row, dict) or row.get("kind", "step") == "step" for row in others):
         raise ValueError("a line that is not a row, or a step row of another writer")
+    for row in others:
+        row.pop(CHECKSUM, None)
     if _STEP_BEGINS not in text:
         return Metrics(others=_valid(others))
     table = _parsed(text)

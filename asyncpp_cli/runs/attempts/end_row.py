@@ -3,12 +3,18 @@ of its processes."""
 
 from __future__ import annotations
 
+import functools
 import json
 import mmap
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State, Status
+from stages.records import CHECKSUM, is_intact, open_file
 
 _START = b'"kind": "start"'
 
@@ -47,6 +53,41 @@ def missing_pause_row(metrics: Path, *, attempt: int, until: int) -> str:
     return problem
 
 
+def metrics_problem(run: Run, status: Status) -> str:
+    """What is wrong with the metrics of a run that is not training, as far as it shows without parsing them.
+
+    Empty if nothing is. A completed run must have its end row, rows must be this run's, and the checksum in
+    the last row must be that of all before it. A file that has not changed since is not read again.
+    """
+    file = run.metrics_file
+    if status.state == State.COMPLETED:
+        problem = missing_end_row(file, attempt=status.attempt, steps=status.steps)
+        if problem:
+            return f"{file}: {problem}"
+    try:
+        found = file.stat()
+        return _altered(run, found.st_mtime_ns, found.st_size)
+    except FileNotFoundError:
+        return ""
+    except (OSError, DamagedError) as error:
+        return f"{file} cannot be read ({error})"
+
+
+@functools.lru_cache(maxsize=100_000)
+def _altered(run: Run, changed: int, size: int) -> str:
+    with open_file(run.metrics_file) as opened:
+        content = opened.read()
+    at = content.rfind(_START)
+    first = content.rfind(b"\n", 0, max(at, 0)) + 1
+    start = _row(content[first : content.find(b"\n", first) + 1]) if at >= 0 else None
+    if start is not None and (of := start.get("run", run.id)) != run.id:
+        return f"{run.metrics_file} is another run's: {of!r:.200}"
+    last = content[content.rfind(b"\n", 0, max(len(content) - 1, 0)) + 1 :]
+    if f'"{CHECKSUM}": '.encode() in last and not is_intact(content):
+        return f"{run.metrics_file} does not match its checksum: it was changed after it was written"
+    return ""
+
+
 def _last_row(metrics: Path, *, kind: str, attempt: int) -> tuple[Mapping[str, Any], str]:
     """The last row, and what is wrong with it if it is not of this kind and attempt."""
     try:
@@ -82,8 +123,12 @@ def _row_at(content: mmap.mmap, position: int) -> Mapping[str, Any] | None:
     if position < 0:
         return None
     first = content.rfind(b"\n", 0, position) + 1
+    return _row(content[first : content.find(b"\n", position) + 1])
+
+
+def _row(line: bytes) -> Mapping[str, Any] | None:
     try:
-        row = json.loads(content[first : content.find(b"\n", position) + 1])
-    except ValueError:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
         return None  # torn
     return row if isinstance(row, dict) else None

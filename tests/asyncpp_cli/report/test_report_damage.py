@@ -82,9 +82,10 @@ def test_a_run_whose_process_has_vanished_is_not_called_running(tmp_path: Path) 
     assert "rank 0" in cell["reason"]
 
 
-def damage_nothing_but_the_last_line(run: Path) -> None:
-    text = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(text[:-20])
+def tear_a_line(run: Path) -> None:
+    """As a process that is killed while it writes."""
+    first, *rest = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([first, rest[0][:20] + "\n", *rest]))
 
 
 def remove_metrics(run: Path) -> None:
@@ -136,9 +137,9 @@ def test_a_damaged_run_is_reported_and_the_rest_unharmed(
 
 
 @pytest.mark.slow
-def test_a_torn_last_line_costs_that_line_alone(quickstart: ExperimentFolder) -> None:
+def test_a_torn_line_costs_that_line_alone(quickstart: ExperimentFolder) -> None:
     whole = cells_of(quickstart.folder)
-    damage_nothing_but_the_last_line(quickstart.folder / "runs" / quickstart.cells[0].id)
+    tear_a_line(quickstart.folder / "runs" / quickstart.cells[0].id)
     assert cells_of(quickstart.folder) == whole
     printed = asyncpp("report", quickstart.folder)
     assert "1 truncated line(s)" in " ".join(printed.output.split())

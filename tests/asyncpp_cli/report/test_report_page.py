@@ -15,6 +15,8 @@ from support.command_line import asyncpp
 from support.metrics_rows import diagnostics_row
 from support.report_experiment import ExperimentFolder, metrics, settings
 
+from asyncpp_cli.runs.status import State, Status
+
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium (apt-get install chromium)")
 
 ROWS = 3000
@@ -43,6 +45,8 @@ TIMELINES = {
 def long_run(seed: int, delay: int) -> list[dict[str, Any]]:
     """Enough steps to be thinned, with a spike and a hole in them."""
     start, *_, segment, evaluation, end = metrics(val_losses=(4.0, 2.0 + delay / 8 + seed / 100), delay=delay)
+    segment |= {"first_step": 0, "steps": ROWS}
+    evaluation["step"] = end["step"] = ROWS
     segment["action_seconds"] = {"F": [0.1, 0.2], "B": [0.2, 0.4], "U": [0.01, 0.01]}
     if delay:
         load = {"blocks": [0, 1], "max_over_mean": [1.25, 1.5], "entropy": [0.9, 0.9], "never_chosen": [0, 0]}
@@ -75,8 +79,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in range(2):
             rows = long_run(seed, place % 2)
             experiment.add(
-                settings(schedule, "muon", seed=seed, **{"data.path": name}),
+                settings(schedule, "muon", seed=seed, **{"data.path": name, "train.steps": ROWS}),
                 rows=rows,
+                status=Status(state=State.COMPLETED, attempt=1, step=ROWS, steps=ROWS),
                 axes={"data.path": name},
                 timeline=TIMELINES[schedule],
             )

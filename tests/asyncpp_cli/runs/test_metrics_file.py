@@ -91,7 +91,7 @@ def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) 
     status = run.status()
     assert (status.state, status.step, status.steps, status.attempt) == (State.RUNNING, 3, 4, 1)
     assert (status.train_loss, status.tokens_per_second) == (1.0 / 3.0, 16.0)
-    code = {"asyncpp": asyncpp_version(), "commit": commit()}
+    code = {"run": run.id, "asyncpp": asyncpp_version(), "commit": commit()}
     assert run.metrics()[0] == {"kind": "start", "step": 0, "attempt": 1} | code
 
 
