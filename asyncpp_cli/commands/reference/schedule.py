@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.commands.reference import schedule_files
-from asyncpp_cli.console import say, tell
+from asyncpp_cli.console import say, show_line
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_tools.options import (
     Bandwidth,
@@ -70,7 +70,6 @@ def list_(
     if as_json:
         _print_json(rows)
         return
-    from asyncpp_cli.console import show_line
     from asyncpp_cli.schedule_tools.output import show_comparison
 
     show_comparison(rows)
@@ -117,13 +116,12 @@ def show(
         )
         return
     last_step = program.first_step + program.steps - 1
-    console = schedule_output.out()
-    tell(
+    show_line(
         f"{program.schedule}: {program.num_stages} stages on {program.num_ranks} ranks, "
         f"{program.microbatches} micro-batches per step, steps {program.first_step} to {last_step}"
     )
     schedule_output.print_chart(schedule_input.timeline(program, CostOptions()))
-    console.print()
+    print()
     schedule_output.show_analysis(program, analysis)
 
 
