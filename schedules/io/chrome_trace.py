@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from schedules.actions import Op
@@ -16,12 +18,32 @@ _KINDS = {
 }
 
 
-def chrome_trace(timeline: Timeline, *, microseconds_per_unit: float = 1e6) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class RankBytes:
+    """Bytes that a rank holds from a time on, by kind."""
+
+    rank: int
+    of: str
+    """Title, beside the rank's."""
+    at: float
+    """In the timeline's unit."""
+    kinds: Mapping[str, int]
+
+
+def chrome_trace(
+    timeline: Timeline,
+    *,
+    microseconds_per_unit: float = 1e6,
+    begin: float = 0.0,
+    memory: Sequence[RankBytes] = (),
+) -> dict[str, Any]:
     """The trace as the content of its JSON file.
 
     Args:
         timeline: What to show.
         microseconds_per_unit: Length of the costs' unit of time; by default they are in seconds.
+        begin: Time at which the timeline begins, in that unit.
+        memory: Shown as a counter per rank and title, stacked by kind.
     """
     program = timeline.program
     events: list[dict[str, Any]] = [
@@ -43,9 +65,19 @@ def chrome_trace(timeline: Timeline, *, microseconds_per_unit: float = 1e6) -> d
                     "cat": _KINDS[action.op],
                     "pid": 0,
                     "tid": rank,
-                    "ts": start * microseconds_per_unit,
+                    "ts": (begin + start) * microseconds_per_unit,
                     "dur": (end - start) * microseconds_per_unit,
                     "args": details,
                 }
             )
+    events += [
+        {
+            "ph": "C",
+            "name": f"rank {held.rank}: {held.of}, bytes",
+            "pid": 0,
+            "ts": held.at * microseconds_per_unit,
+            "args": dict(held.kinds),
+        }
+        for held in memory
+    ]
     return {"traceEvents": events, "displayTimeUnit": "ms"}

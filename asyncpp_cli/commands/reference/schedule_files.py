@@ -153,7 +153,10 @@ def export(
     ] = Form.PROGRAM,
     out: Out = None,
 ) -> None:
-    """Write a schedule as a program file, as torch's CSV, or as a Chrome trace."""
+    """Write a schedule as a program file, as torch's CSV, or as a Chrome trace.
+
+    DIR/RUN instead of NAME, with --format trace: the last steps that the run measured, with its memory.
+    """
     from asyncpp_cli.schedule_tools import programs as schedule_input
     from asyncpp_cli.schedule_tools.programs import CostOptions
     from schedules import ScheduleError
@@ -161,6 +164,16 @@ def export(
     from schedules.io.program_file import to_text
     from schedules.io.torch_lists import to_csv
 
+    if _is_run(name):
+        from asyncpp_cli.report.load.measured_timeline import measured_trace
+        from asyncpp_cli.runs.experiment_folder import run_at
+
+        if form is not Form.TRACE:
+            raise UserError(f"{name}: a run is exported with --format trace")
+        if geometry != Geometry():
+            raise UserError(f"{name} is a run: leave out --stages, --microbatches, ...")
+        _write(json.dumps(measured_trace(run_at(Path(name)))) + "\n", out)
+        return
     schedule_input.refuse_untaken([name], geometry)
     program = schedule_input.program(name, geometry, steps=steps)
     if form is Form.PROGRAM:
@@ -173,6 +186,14 @@ def export(
             _write(to_csv(program), out)
         except ScheduleError as error:
             raise UserError(str(error)) from error
+
+
+def _is_run(name: str) -> bool:
+    """Whether a name is DIR/RUN, with the beginning of an id for RUN."""
+    from asyncpp_cli.schedule_tools.programs import is_file
+
+    path = Path(name)
+    return is_file(name) and not path.is_file() and (path.is_dir() or path.parent.is_dir())
 
 
 def _write(text: str, file: Path | None) -> None:

@@ -1,16 +1,18 @@
-"""The timeline that a run measured, and the same actions in a predicted timeline."""
+"""The timeline and the memory that a run measured, also as a trace; the same actions in a predicted timeline."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.runs.run_folder import Run
 from schedules.actions import Action, Op, Program, parse_action
+from schedules.io.chrome_trace import RankBytes, chrome_trace
 from schedules.simulate import Timeline
+from stages.memory.estimate import StageMemory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,70 @@ def read_measured_timeline(run: Run) -> MeasuredTimeline | None:
         return _parsed(content)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise DamagedError(f"{run.timeline_file} has another form ({error!r})") from error
+
+
+def measured_trace(run: Run) -> dict[str, Any]:
+    """A Chrome trace of the last actions that a run measured, and of the memory of each of its segments.
+
+    Its time is that of training, which excludes evaluations and checkpoints. A segment's memory is its peak.
+
+    Raises:
+        UserError: no timeline was measured.
+        DamagedError: a file cannot be read, or has another form.
+    """
+    measured = read_measured_timeline(run)
+    if measured is None:
+        raise UserError(f"{run.folder}: no timeline was measured yet (replays have none)")
+    rows = run.metrics()
+    try:
+        start = next(row for row in reversed(rows) if row["kind"] == "start")
+        segments = [row for row in rows if row["kind"] == "segment"]
+        program = Program(
+            schedule=run.id,
+            microbatches=int(start["microbatches"]),
+            update_interval=int(start["microbatches"]),
+            steps=measured.steps,
+            first_step=measured.first_step,
+            rank_of_stage=tuple(start["rank_of_stage"]),
+            initial_versions=(),
+            final_versions=(),
+            actions=measured.actions,
+        )
+        memory: list[RankBytes] = []
+        begin = drained = 0.0
+        for segment in segments:
+            begin, drained = drained, float(segment["seconds"])
+            for rank in range(program.num_ranks):
+                by_title = _bytes_of_rank(segment["memory"], program.rank_of_stage, rank)
+                memory += [
+                    RankBytes(rank=rank, of=title, at=at, kinds=kinds)
+                    for title, kinds in by_title.items()
+                    for at in (begin, drained)
+                ]
+            if segment["first_step"] == measured.first_step:
+                break
+        last = max(end for ends in measured.ends for end in ends)
+        timeline = measured.timeline(program)
+        return chrome_trace(timeline, begin=max(begin, drained - last), memory=memory)
+    except (IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
+        raise DamagedError(f"{run.metrics_file} has another form ({error!r})") from error
+
+
+def _bytes_of_rank(
+    memory: Mapping[str, Any], rank_of_stage: Sequence[int], rank: int
+) -> dict[str, dict[str, int]]:
+    """Bytes at a rank in a segment, by kind: of its tensors and, on a GPU, of torch's allocator."""
+    own = [stage for stage, owner in enumerate(rank_of_stage) if owner == rank]
+    kinds = {kind.name: sum(memory[kind.name][stage] for stage in own) for kind in fields(StageMemory)}
+    # The stages of a rank need not hold their most at one time.
+    kinds["activations"] = memory["rank_activations"][rank]
+    kinds |= {kind: memory[kind][rank] for kind in ("messages", "reduction")}
+    device = {
+        kind.removeprefix("device_"): memory[kind][rank]
+        for kind in ("device_peak", "device_reserved")
+        if memory[kind]
+    }
+    return {"memory": kinds} | ({"allocator": device} if device else {})
 
 
 def _parsed(content: Mapping[str, Any]) -> MeasuredTimeline:
