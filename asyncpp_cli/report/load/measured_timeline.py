@@ -1,4 +1,4 @@
-"""The timeline and the memory that a run measured, also as a trace; the same actions in a predicted timeline."""
+"""The timeline and memory that a run measured, also as a trace, and the timeline as predicted."""
 
 from __future__ import annotations
 
