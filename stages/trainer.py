@@ -15,6 +15,7 @@ from stages.liveness.watchdog import ActivityTracker, watching
 from stages.metrics.recorder import Recorder
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
 from stages.pipeline.segments import schedule_facts
+from stages.pipeline.torch_profile import memory_snapshot
 from stages.training_loop import TrainingLoop
 from stages.training_result import TrainingResult
 
@@ -29,6 +30,7 @@ def train(
     owners: Sequence[Owner] = (),
     until: int | None = None,
     text_folder: Path | None = None,
+    dump_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
 ) -> TrainingResult:
@@ -45,6 +47,7 @@ def train(
         owners: the run, and others whose checkpoints it may start from; empty: any that fits.
         until: step after which it evaluates, saves and pauses; None: it trains to the end.
         text_folder: where text is split if the user's cache folder is not writable.
+        dump_folder: where profiles, and memory snapshots after running out of it, are written; None: nowhere.
         stop: whether a stop has been requested. If any process returns true, all stop after the same step,
             and save.
         on_stall: called in another thread after a stall: no progress for twice `site.timeout`, while reading
@@ -60,7 +63,15 @@ def train(
         stages.data.dataset.DataError: the text cannot be trained on.
     """
     doing = ActivityTracker(config.site)
-    with deterministic(config.train.deterministic), watching(doing.last_activity, on_stall=on_stall):
+    profile_file, snapshot_file = (
+        dump_folder / f"rank-{process.rank}.{name}" if dump_folder is not None else None
+        for name in ("profile.json", "memory.pickle")
+    )
+    with (
+        deterministic(config.train.deterministic),
+        watching(doing.last_activity, on_stall=on_stall),
+        memory_snapshot(snapshot_file, with_history=config.train.profile_steps > 0),
+    ):
         connection = connect(
             process,
             rank_of_stage=representative_programs(config)[0].rank_of_stage,
@@ -82,6 +93,7 @@ def train(
             text_folder=text_folder,
             stop=stop,
             doing=doing,
+            profile_file=profile_file,
         )
         return loop.run()
 
@@ -100,7 +112,7 @@ def replay(
 ) -> TrainingResult:
     """Train with all ranks taking turns in this process, to the same numbers bit for bit as `train`.
 
-    Arguments and errors are those of `train`.
+    Arguments and errors are those of `train`; there are no profiles.
     """
     doing = ActivityTracker(config.site)
     with deterministic(config.train.deterministic), watching(doing.last_activity, on_stall=on_stall):
@@ -120,5 +132,6 @@ def replay(
             text_folder=text_folder,
             stop=stop,
             doing=doing,
+            profile_file=None,
         )
         return loop.run()

@@ -30,6 +30,7 @@ from stages.pipeline.initial_broadcast import broadcast_initial_weights, read_in
 from stages.pipeline.rank_stats import StepResult, staleness_problem
 from stages.pipeline.replay import drive
 from stages.pipeline.segments import segment_program
+from stages.pipeline.torch_profile import StepProfiler
 from stages.pipeline.warm_up import warm_up_ranks
 from stages.training_result import TrainingResult
 
@@ -59,6 +60,7 @@ class TrainingLoop:
         text_folder: Path | None,
         stop: Callable[[], bool],
         doing: ActivityTracker,
+        profile_file: Path | None,
     ) -> None:
         torch.set_num_threads(config.site.threads)
         program = representative_programs(config)[0]
@@ -106,6 +108,11 @@ class TrainingLoop:
         self._diagnostics = Diagnostics(
             config, self._ranks, meetings=self._meetings, rows=self._rows, doing=doing
         )
+        self._profiler: StepProfiler | None = None
+        if profile_file is not None and config.train.profile_steps:
+            self._profiler = StepProfiler(profile_file, steps=config.train.profile_steps, device=device)
+            for rank in self._ranks:
+                rank.executor.around = self._profiler.around
         self._seconds = 0.0
         """Of training, since the start of the run."""
         self._segment_started = 0.0
@@ -201,11 +208,17 @@ class TrainingLoop:
         self._doing.begin("training")
         self._memory_meter.begin()
         met = self._meetings.latest
+        if self._profiler is not None:
+            self._profiler.begin(first_step=first_step, microbatches=program.microbatches)
         self._segment_started = time.perf_counter()
         drive([rank.executor.run(program) for rank in self._ranks])
         self._finish_sending()
         self._doing.begin("meeting the other ranks at a drain")
         self._seconds += time.perf_counter() - self._segment_started
+        if self._profiler is not None:
+            self._doing.begin("writing a profile", kind="disk")
+            self._profiler.drained()
+            self._doing.begin("meeting the other ranks at a drain")
         done = self._ranks[0].executor.end_step
         cut_short = done < first_step + steps
         steps = done - first_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -103,6 +103,8 @@ class RankExecutor:
             stop=stop,
         )
         self._updates = RankUpdates(context, waits=connection.links.waits, streams=streams)
+        self.around: Callable[[Action], AbstractContextManager[object]] = lambda action: nullcontext()
+        """Context in which an action is performed."""
         self.acted_at = 0.0
         """Clock when the latest action began, seconds."""
         self._saved: dict[tuple[int, int], _Saved] = {}
@@ -160,12 +162,13 @@ class RankExecutor:
                 self._begin_update(action)
                 continue
             started = self._clock.mark()
-            if action.op is Op.FORWARD:
-                yield from self._forward(action)
-            elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
-                yield from self._backward(action)
-            else:
-                self._backward_weight(action)
+            with self.around(action):
+                if action.op is Op.FORWARD:
+                    yield from self._forward(action)
+                elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
+                    yield from self._backward(action)
+                else:
+                    self._backward_weight(action)
             self._clock.measure(started, partial(self.trace.note_action, action))
         yield from self._updates.go_on(before=None)
         self._clock.finish()
