@@ -139,9 +139,7 @@ def _train(
                 ) as process:
                     if process.rank == 0:
                         record_processes(attempt, process.pids)
-                    result = trainer.train(
-                        config, process=process, dump_folder=attempt.folder, **settings
-                    )
+                    result = trainer.train(config, process=process, dump_folder=attempt.folder, **settings)
         except SystemExit as leaving:
             if stop():
                 raise
