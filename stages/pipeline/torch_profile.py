@@ -80,7 +80,7 @@ def memory_snapshot(file: Path | None, *, with_history: bool) -> Iterator[None]:
         if file is not None:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                torch.cuda.memory._dump_snapshot(str(file))
+                torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
             except (OSError, RuntimeError, AssertionError) as error:
                 print(f"no memory snapshot: {error}", file=sys.stderr)
             else:
