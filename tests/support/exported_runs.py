@@ -6,6 +6,7 @@ from pathlib import Path
 
 from support.command_line import asyncpp
 
+from asyncpp_cli.experiment.run_data import owners_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.recorder import RunRecorder
 from asyncpp_cli.runs.run_folder import Run
@@ -47,5 +48,5 @@ def run_of(
 def train(run: Run) -> None:
     # Not by `asyncpp train`: that takes over the process's signals.
     recorder = RunRecorder(run, attempt=1)
-    replay(run.config(), recorder=recorder, checkpoints=run.checkpoints)
+    replay(run.config(), recorder=recorder, checkpoints=run.checkpoints, owners=owners_of(run))
     recorder.close()
