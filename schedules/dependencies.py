@@ -15,7 +15,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 
 from schedules.actions import Action, Op, Program
-from schedules.messages import Message, destination, is_local, received, sent, sent_between_ranks, source
+from schedules.messages import (
+    Message,
+    MessagesByPair,
+    destination,
+    is_local,
+    received,
+    sent,
+    sent_between_ranks,
+    source,
+)
 
 POSTED_AHEAD = 2
 """Receives posted ahead on each channel: one may arrive while another waits to be consumed."""
@@ -178,63 +187,90 @@ def most_messages(program: Program, *, common_step: bool) -> list[int]:
         common_step: Whether all stages update together.
     """
     places = _places_of_all(program, common_step=common_step)
-    return [_most_messages(program, rank, places[rank]) for rank in range(program.num_ranks)]
+    by_pair = sent_between_ranks(program)
+    return [_most_messages(program, rank, places[rank], by_pair) for rank in range(program.num_ranks)]
 
 
-def _most_messages(program: Program, rank: int, places: Mapping[Message, Place]) -> int:
+class _Channel:
+    """One direction of a pair of ranks, as one of them sees it while it performs its actions."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Message] = deque()
+        """Receives to post, in order."""
+        self.ahead: set[Message] = set()
+        """Posted and not consumed."""
+        self.sends = self.gone = 0
+        """Sends performed, and those known to have arrived."""
+
+    def post(self, places: Mapping[Message, Place], place: Place) -> int:
+        """Open the receives that may be open at `place`; returns how many."""
+        before = len(self.ahead)
+        while self.waiting and len(self.ahead) < POSTED_AHEAD and places[self.waiting[0]] <= place:
+            self.ahead.add(self.waiting.popleft())
+        return len(self.ahead) - before
+
+    def post_until(self, message: Message) -> int:
+        """Open all receives up to `message`; returns how many."""
+        before = len(self.ahead)
+        while message not in self.ahead:
+            self.ahead.add(self.waiting.popleft())
+        return len(self.ahead) - before
+
+    def release(self, count: int) -> int:
+        """The first `count` sends have arrived; returns how many were not known to."""
+        new = max(0, count - self.gone)
+        self.gone += new
+        return new
+
+
+def _most_messages(
+    program: Program, rank: int, places: Mapping[Message, Place], by_pair: MessagesByPair
+) -> int:
     num_stages, rank_of_stage = program.num_stages, program.rank_of_stage
     acknowledges = acknowledged(program, rank)
-    to_post: dict[tuple[int, bool], deque[Message]] = {}
-    for (_, receiver), messages in sent_between_ranks(program, by_or_to=rank).items():
-        for message in messages if receiver == rank else ():
-            channel = rank_of_stage[message.source], _is_activation(message)
-            to_post.setdefault(channel, deque()).append(message)
-    posted: dict[tuple[int, bool], set[Message]] = {channel: set() for channel in to_post}
-    sends: dict[tuple[int, bool], int] = {}
-    gone: dict[tuple[int, bool], int] = {}
+    to_rank: dict[tuple[int, bool], _Channel] = {}
+    from_rank: dict[tuple[int, bool], _Channel] = {}
+    for (sender, receiver), messages in by_pair.items():
+        if rank not in (sender, receiver):
+            continue
+        channels, other = (to_rank, sender) if receiver == rank else (from_rank, receiver)
+        for message in messages:
+            channel = channels.setdefault((other, _is_activation(message)), _Channel())
+            if receiver == rank:
+                channel.waiting.append(message)
+    incoming_channels = list(to_rank.values())
     now = most = 0
-
-    def post(channel: tuple[int, bool], place: Place, *, until: Message | None = None) -> int:
-        """How many receives are opened: those ahead, or all up to a message."""
-        waiting, ahead = to_post[channel], posted[channel]
-        before = len(ahead)
-        while until is not None and until not in ahead:
-            ahead.add(waiting.popleft())
-        while until is None and waiting and len(ahead) < POSTED_AHEAD and places[waiting[0]] <= place:
-            ahead.add(waiting.popleft())
-        return len(ahead) - before
-
-    def released(channel: tuple[int, bool], count: int) -> int:
-        """How many sends are known to have arrived, beyond those that were."""
-        before = gone.get(channel, 0)
-        gone[channel] = max(before, count)
-        return gone[channel] - before
-
     for number, action in enumerate(program.actions[rank]):
         here = updated(number)
-        for channel in to_post:
-            now += post(channel, here)
-        most = max(most, now)
-        incoming, outgoing = received(action, num_stages), sent(action, num_stages)
-        if incoming is not None and is_local(incoming, program):
-            now -= 1
-        elif incoming is not None:
-            channel = (rank_of_stage[incoming.source], _is_activation(incoming))
-            now += post(channel, here, until=incoming)
-            most = max(most, now)
-            posted[channel].remove(incoming)
-            now -= 1
-            for is_activation, count in acknowledges.get(incoming, ()):
-                now -= released((channel[0], is_activation), count)
-            now += post(channel, here)
-            most = max(most, now)
-        if outgoing is not None:
+        for channel in incoming_channels:
+            if channel.waiting and len(channel.ahead) < POSTED_AHEAD:
+                now += channel.post(places, here)
+        if now > most:
+            most = now
+        incoming = received(action, num_stages)
+        if incoming is not None:
+            sender = rank_of_stage[incoming.source]
+            if sender != rank:
+                channel = to_rank[sender, _is_activation(incoming)]
+                now += channel.post_until(incoming)
+                most = max(most, now)
+                channel.ahead.remove(incoming)
+                for is_activation, count in acknowledges.get(incoming, ()):
+                    now -= from_rank[sender, is_activation].release(count)
+                now += channel.post(places, here) - 1
+                most = max(most, now)
+            else:
+                now -= 1
+        receiving = destination(action, num_stages)
+        if receiving is not None:
             now += 1
-            most = max(most, now)
-            if not is_local(outgoing, program):
-                channel = (rank_of_stage[outgoing.destination], _is_activation(outgoing))
-                sends[channel] = sends.get(channel, 0) + 1
-                now -= released(channel, sends[channel] - UNACKNOWLEDGED)
+            if now > most:
+                most = now
+            receiver = rank_of_stage[receiving]
+            if receiver != rank:
+                channel = from_rank[receiver, receiving > action.stage]
+                channel.sends += 1
+                now -= channel.release(channel.sends - UNACKNOWLEDGED)
     return most
 
 
@@ -255,6 +291,7 @@ def _places_of_all(program: Program, *, common_step: bool) -> list[dict[Message,
         (stage, stage + way): deque() for stage in range(num_stages) for way in (-1, 1)
     }
     position = [0] * ranks
+    merged = [-1] * ranks
     places: list[dict[Message, Place]] = [{} for _ in range(ranks)]
     runnable = deque(range(ranks))
     while runnable:
@@ -264,17 +301,19 @@ def _places_of_all(program: Program, *, common_step: bool) -> list[dict[Message,
         own = depends[current]
         while place < len(actions):
             action = actions[place]
-            message = received(action, num_stages)
-            if message is not None and rank_of_stage[message.source] != current:
-                channel = channels[message.source, action.stage]
+            sender = source(action, num_stages)
+            if sender is not None and rank_of_stage[sender] != current:
+                channel = channels[sender, action.stage]
                 if not channel:
                     break
                 dependency = channel.popleft()
                 own = np.maximum(own, dependency)
-                places[current][message] = int(dependency[current])
+                places[current][Message(sender, action.stage, action.microbatch)] = int(dependency[current])
             needed = version_awaited(action, program, common_step=common_step, lag=lag)
-            if needed in finished:
-                own = np.maximum(own, finished[needed])
+            if needed != merged[current]:
+                merged[current] = needed
+                if needed in finished:
+                    own = np.maximum(own, finished[needed])
             place += 1
             receiver = destination(action, num_stages)
             if receiver is not None and rank_of_stage[receiver] != current:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from typing import Protocol
@@ -26,6 +26,7 @@ from stages.model.partition import (
     StageCut,
     cut_of,
     cut_over_ranks,
+    first_alike,
     owned_members,
     stage_cost,
     stage_cuts,
@@ -138,6 +139,33 @@ def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> 
     return changed
 
 
+def least_seconds(config: RunConfig, costs: CostModel) -> float:
+    """Seconds of a step of ranks that share the work equally and never wait."""
+    parts = costs.parts(config)
+    work = sum(_recomputing(config, block) for block in parts.blocks)
+    for part in (parts.embedding, *parts.blocks, parts.head):
+        work += part.forward + min(part.backward, part.input_half + part.weight_half)
+    return config.schedule.microbatches * work / config.parallel.stages
+
+
+def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
+    """Shares of the step in which ranks wait, in 0..1: for unequal stages, for messages and reductions, and
+    else (`bubble`)."""
+    times = _stage_times(layout.config, stage_cuts(layout.cut), costs)
+    unlinked = replace(times, message=0.0, reduction=(0.0,) * len(layout.cut))
+    equal = {
+        name: (sum(seconds) / len(seconds),) * len(seconds)
+        for name, seconds in vars(unlinked).items()
+        if name != "message"
+    }
+    seconds = layout.step.seconds
+    alone = _step_time(layout.config, unlinked).seconds
+    even = _step_time(layout.config, replace(unlinked, **equal)).seconds
+    network, imbalance = max(0.0, 1 - alone / seconds), max(0.0, (alone - even) / seconds)
+    bubble = max(0.0, layout.step.bubble - network - imbalance)
+    return {"bubble": bubble, "imbalance": imbalance, "network": network}
+
+
 def _with_cut(config: RunConfig, sizes: list[int], costs: CostModel) -> Estimate:
     run = represented(Shape.of(config))
     return Estimate(
@@ -219,12 +247,13 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
     run = represented(Shape.of(config))
     synchronous = schedule_facts(config).synchronous
     stage_memories = stage_memory(config, run.course, gradient_buffers=run.buffers)
-    cuts, rank_of_stage = stage_cuts(sizes), run.rank_of_stage
-    memory = []
+    cuts, rank_of_stage = first_alike(config.model, stage_cuts(sizes)), run.rank_of_stage
+    actions = {cut: _of_an_action(config, cut) for cut in set(cuts)}
+    reduction: dict[frozenset[StageCut], int] = {}
+    message = message_bytes(config)
+    memory: list[dict[str, int]] = []
     for stage, (cut, kept) in enumerate(zip(cuts, stage_memories, strict=True)):
-        shapes = [parameter.shape for parameter in stage_parameters(config.model, cut)]
-        updating = update_bytes(config, max(assign_owners(shapes, data_ranks=config.parallel.data).parts))
-        backward = backward_bytes(config, cut)
+        backward, updating = actions[cut]
         if run.buffers[stage] > 1:
             # The update runs beside backwards, on a stream with memory of its own.
             temporary = backward + updating
@@ -232,23 +261,32 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
             # A synchronous pipeline holds no activations when it updates.
             temporary = max(backward, updating - (kept.activations if synchronous else 0))
         rank = rank_of_stage[stage]
-        stages_of_rank = [other for other, holder in enumerate(rank_of_stage) if holder == rank]
-        messages = run.messages[rank] * message_bytes(config) if stage == stages_of_rank[0] else 0
-        transient = kept.activations + kept.recomputed + temporary
-        first = stage == stages_of_rank[0]
+        of_rank = dict.fromkeys(("messages", "reduction", "communicators"), 0)
+        if rank not in rank_of_stage[:stage]:
+            held = frozenset(cut for cut, holder in zip(cuts, rank_of_stage, strict=True) if holder == rank)
+            if held not in reduction:
+                reduction[held] = reduction_bytes(config, list(held))
+            of_rank["messages"] = run.messages[rank] * message
+            of_rank["reduction"] = reduction[held]
+            of_rank["communicators"] = _communicators(config, rank, rank_of_stage)
         memory.append(
-            asdict(kept)
+            vars(kept)
             | {
-                "messages": messages,
-                "reduction": reduction_bytes(config, [cuts[other] for other in stages_of_rank])
-                if first
-                else 0,
+                "messages": of_rank["messages"],
+                "reduction": of_rank["reduction"],
                 "temporary": temporary,
-                "communicators": _communicators(config, rank, rank_of_stage) if first else 0,
-                "allocator": allocator_bytes(transient),
+                "communicators": of_rank["communicators"],
+                "allocator": allocator_bytes(kept.activations + kept.recomputed + temporary),
             }
         )
     return memory
+
+
+def _of_an_action(config: RunConfig, cut: StageCut) -> tuple[int, int]:
+    """Temporaries of a backward and of an update, bytes."""
+    shapes = [parameter.shape for parameter in stage_parameters(config.model, cut)]
+    owned = max(assign_owners(shapes, data_ranks=config.parallel.data).parts)
+    return backward_bytes(config, cut), update_bytes(config, owned)
 
 
 def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -> int:
@@ -258,19 +296,20 @@ def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -
 
 def _stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> StageTimes:
     parts = costs.parts(config)
-    forward, backward, input_half, weight_half, update, reduction = [], [], [], [], [], []
-    for cut in cuts:
-        blocks = [parts.blocks[block] for block in cut.blocks]
-        contents = blocks + [parts.embedding] * cut.has_embedding + [parts.head] * cut.has_head
-        forward.append(sum(part.forward for part in contents))
-        recomputed = sum(_recomputing(config, block) for block in blocks)
-        backward.append(sum(part.backward for part in contents) + recomputed)
-        input_half.append(sum(part.input_half for part in contents) + recomputed)
-        weight_half.append(sum(part.weight_half for part in contents))
-        parameters = stage_parameters(config.model, cut)
-        owned = owned_members(parameters, data_ranks=config.parallel.data)
-        update.append(costs.update(config, owned[0]))
-        reduction.append(costs.reduction(config, sum(parameter.size for parameter in parameters)))
+    forward: list[float] = []
+    backward: list[float] = []
+    input_half: list[float] = []
+    weight_half: list[float] = []
+    update: list[float] = []
+    reduction: list[float] = []
+    times: dict[StageCut, tuple[float, ...]] = {}
+    for cut in first_alike(config.model, cuts):
+        if cut not in times:
+            times[cut] = _times_of(config, cut, parts, costs)
+        for of_stages, seconds in zip(
+            (forward, backward, input_half, weight_half, update, reduction), times[cut], strict=True
+        ):
+            of_stages.append(seconds)
     return StageTimes(
         forward=tuple(forward),
         backward=tuple(backward),
@@ -279,6 +318,25 @@ def _stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> S
         update=tuple(update),
         reduction=tuple(reduction),
         message=costs.message(config),
+    )
+
+
+def _times_of(
+    config: RunConfig, cut: StageCut, parts: ModelTimes, costs: CostModel
+) -> tuple[float, float, float, float, float, float]:
+    """Forward, backward, its halves, update and reduction of a stage, seconds."""
+    blocks = [parts.blocks[block] for block in cut.blocks]
+    contents = blocks + [parts.embedding] * cut.has_embedding + [parts.head] * cut.has_head
+    recomputed = sum(_recomputing(config, block) for block in blocks)
+    parameters = stage_parameters(config.model, cut)
+    owned = owned_members(parameters, data_ranks=config.parallel.data)
+    return (
+        sum(part.forward for part in contents),
+        sum(part.backward for part in contents) + recomputed,
+        sum(part.input_half for part in contents) + recomputed,
+        sum(part.weight_half for part in contents),
+        costs.update(config, owned[0]),
+        costs.reduction(config, sum(parameter.size for parameter in parameters)),
     )
 
 

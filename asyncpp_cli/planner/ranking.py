@@ -40,12 +40,9 @@ def ranked(
             f"model.tied: no layout of {', '.join(names)} has embedding and head on one rank; accepted: "
             f"false, or --schedule {IN_A_V[0]}"
         )
-    return sorted(
-        estimates,
-        key=lambda layout: (
-            layout.memory_gb > limit_gb,
-            layout.step.seconds,
-            layout.delay,
-            layout.memory_gb,
-        ),
-    )
+    return sorted(estimates, key=lambda layout: order(layout, limit_gb=limit_gb))
+
+
+def order(layout: Estimate, *, limit_gb: float) -> tuple[bool, float, int, float]:
+    """Key to sort layouts by, best first: those that fit, then by step time, delay and memory."""
+    return layout.memory_gb > limit_gb, layout.step.seconds, layout.delay, layout.memory_gb

@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     costs: tuple[int, ...]
     chunks: int
     update_interval: int | None
-    data: int
+    several_data_ranks: bool
     on_gpu: bool
 
     @classmethod
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
             schedule_costs(config),
             schedule.chunks,
             schedule.update_interval,
-            config.parallel.data,
+            config.parallel.data > 1,
             config.site.device != "cpu",
         )
 
@@ -100,7 +100,9 @@ def represented(shape: Shape) -> Represented:
         rank_of_stage=program.rank_of_stage,
         delay=max(analyze(program).delay_max),
         course=course_of([program]),
-        buffers=tuple(gradient_buffers([program], data_ranks=shape.data, on_gpu=shape.on_gpu)),
+        buffers=tuple(
+            gradient_buffers([program], data_ranks=1 + shape.several_data_ranks, on_gpu=shape.on_gpu)
+        ),
         messages=tuple(most_messages(program, common_step=program.updates_together)),
         can_tie=tied_problem(program) is None,
     )

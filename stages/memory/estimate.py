@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
 
 from optimizers.options import Value
 from optimizers.state_size import state_values
@@ -20,7 +19,7 @@ from stages.model.activations import INDEX_BYTES
 from stages.model.families.catalogue import describe
 from stages.model.head_chunks import chunk_rows
 from stages.model.moe.settings import has_experts
-from stages.model.partition import StageCut, cut_of, owned_members, stage_parameters
+from stages.model.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
 from stages.model.spec import Parameter
 from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan, room_bytes
@@ -112,27 +111,32 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
         raise ValueError(f"what {config.model.factory} keeps in memory is not known before it runs")
     size = sizes(config)
     held = []
-    fullest: dict[tuple[Any, ...], tuple[int, int, int]] = {}  # most stages are alike
-    for stage, cut in enumerate(cut_of(config)):
-        parameters = stage_parameters(config.model, cut)
-        count = sum(parameter.size for parameter in parameters)
-        alike = (course.mismatch[stage], *((parameter.role, parameter.shape) for parameter in parameters))
-        if alike not in fullest:
-            fullest[alike] = max(_updated(config, parameters, mismatch=course.mismatch[stage]), key=sum)
-        master, optimizer, correction = fullest[alike]
-        whole, half = microbatch_activations(config, cut)
-        biases = config.model.experts * sum(has_experts(config.model, block) for block in cut.blocks)
+    # Most stages are alike.
+    of_cut: dict[StageCut, tuple[int, int, int, tuple[int, int], int]] = {}
+    fullest: dict[tuple[StageCut, int], tuple[int, int, int]] = {}
+    for stage, cut in enumerate(first_alike(config.model, cut_of(config))):
+        if cut not in of_cut:
+            count = sum(parameter.size for parameter in stage_parameters(config.model, cut))
+            biases = config.model.experts * sum(has_experts(config.model, block) for block in cut.blocks)
+            tied, recomputed = tied_values(config.model, cut), recomputed_bytes(config, cut.blocks)
+            of_cut[cut] = count, biases, tied, microbatch_activations(config, cut), recomputed
+        count, biases, tied, (whole, half), recomputed = of_cut[cut]
+        mismatch = course.mismatch[stage]
+        if (cut, mismatch) not in fullest:
+            parameters = stage_parameters(config.model, cut)
+            fullest[cut, mismatch] = max(_updated(config, parameters, mismatch=mismatch), key=sum)
+        master, optimizer, correction = fullest[cut, mismatch]
         held.append(
             StageMemory(
                 weights=course.versions[stage] * (count * size.replica + biases * BIAS_BYTES),
                 master=master,
-                gradients=(gradient_buffers[stage] * count + tied_values(config.model, cut)) * size.master
+                gradients=(gradient_buffers[stage] * count + tied) * size.master
                 + gradient_buffers[stage] * biases * INDEX_BYTES,
                 optimizer=optimizer,
                 correction=correction,
                 # The peak may be of whole micro-batches or of halves.
-                activations=most_held({(counts,) for counts in course.in_flight[stage]}, [(whole, half)]),
-                recomputed=recomputed_bytes(config, cut.blocks),
+                activations=max(wholes * whole + halves * half for wholes, halves in course.in_flight[stage]),
+                recomputed=recomputed,
             )
         )
     return held

@@ -10,6 +10,7 @@ from typing import Any
 
 from stages.config import ModelConfig, RunConfig
 from stages.model.families.catalogue import describe
+from stages.model.moe.settings import has_experts
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts
 from stages.update.optimizer_sharding import assign_owners
@@ -132,6 +133,17 @@ def stage_cuts(sizes: Sequence[int]) -> list[StageCut]:
         )
         first += size
     return cuts
+
+
+def first_alike(config: ModelConfig, cuts: Sequence[StageCut]) -> list[StageCut]:
+    """For each stage, the first one with as many blocks of each kind and the same ends of the model: what is
+    computed of one holds for the other."""
+    first: dict[tuple[int, int, bool, bool], StageCut] = {}
+    alike = []
+    for cut in cuts:
+        routed = sum(has_experts(config, block) for block in cut.blocks) if config.experts else 0
+        alike.append(first.setdefault((len(cut.blocks), routed, cut.has_embedding, cut.has_head), cut))
+    return alike
 
 
 def balance(costs: Sequence[float], *, stages: int, last_extra: float = 0.0) -> list[int]:
