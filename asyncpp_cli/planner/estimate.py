@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import schedules
 from asyncpp_cli.experiment.settings import copy_of
@@ -126,17 +126,39 @@ def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    own = [len(cut.blocks) for cut in cut_of(config)]
-    planned = _with_cut(config, own, costs)
-    if limit_gb is None or config.parallel.cut is not None:
-        return planned
-    fitted = _fitting_cut(config, costs, limit_gb=limit_gb)
+    planned = fitting(config, costs, limit_gb=limit_gb)
+    return planned or _with_cut(config, _own_cut(config), costs)
+
+
+def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> Estimate | None:
+    """As `estimate`, or None where no cut fits: then no time is simulated."""
+    own = _own_cut(config)
+    memory = _memory(config, own)
+    if limit_gb is None:
+        return _with_cut(config, own, costs, memory=memory)
+    fits = _fullest(config, memory) <= limit_gb
+    fitted = None if config.parallel.cut is not None else _fitting_cut(config, costs, limit_gb=limit_gb)
     if fitted is None or fitted == own:
-        return planned
+        return _with_cut(config, own, costs, memory=memory) if fits else None
     changed = _with_cut(config, fitted, costs)
-    if planned.memory_gb <= limit_gb and changed.step.seconds > (1 - WORTH_A_CUT) * planned.step.seconds:
+    if not fits:
+        return changed
+    planned = _with_cut(config, own, costs, memory=memory)
+    if changed.step.seconds > (1 - WORTH_A_CUT) * planned.step.seconds:
         return planned
     return changed
+
+
+def _own_cut(config: RunConfig) -> list[int]:
+    return [len(cut.blocks) for cut in cut_of(config)]
+
+
+def _fullest(config: RunConfig, memory: Sequence[dict[str, int]]) -> float:
+    """Memory of the fullest rank, 10^9 bytes."""
+    totals = [0.0] * config.parallel.stages
+    for rank, kinds in zip(represented(Shape.of(config)).rank_of_stage, memory, strict=True):
+        totals[rank] += sum(kinds.values()) / GB
+    return max(totals)
 
 
 def least_seconds(config: RunConfig, costs: CostModel) -> float:
@@ -149,31 +171,32 @@ def least_seconds(config: RunConfig, costs: CostModel) -> float:
 
 
 def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
-    """Shares of the step in which ranks wait, in 0..1: for unequal stages, for messages and reductions, and
-    else (`bubble`)."""
-    times = _stage_times(layout.config, stage_cuts(layout.cut), costs)
+    """Shares of the step, in 0..1: waiting for slower stages (`imbalance`), for messages and reductions
+    (`network`), and else (`bubble`); and recomputation (`memory`)."""
+    times = stage_times(layout.config, stage_cuts(layout.cut), costs)
     unlinked = replace(times, message=0.0, reduction=(0.0,) * len(layout.cut))
-    equal = {
-        name: (sum(seconds) / len(seconds),) * len(seconds)
-        for name, seconds in vars(unlinked).items()
-        if name != "message"
-    }
+    kinds: dict[str, Any] = {name: times for name, times in vars(unlinked).items() if name != "message"}
+    equal: dict[str, Any] = {name: (sum(times) / len(times),) * len(times) for name, times in kinds.items()}
     seconds = layout.step.seconds
     alone = _step_time(layout.config, unlinked).seconds
     even = _step_time(layout.config, replace(unlinked, **equal)).seconds
     network, imbalance = max(0.0, 1 - alone / seconds), max(0.0, (alone - even) / seconds)
     bubble = max(0.0, layout.step.bubble - network - imbalance)
-    return {"bubble": bubble, "imbalance": imbalance, "network": network}
+    again = sum(_recomputing(layout.config, block) for block in costs.parts(layout.config).blocks)
+    recomputing = layout.config.schedule.microbatches * again / layout.config.parallel.stages / seconds
+    return {"bubble": bubble, "imbalance": imbalance, "network": network, "memory": recomputing}
 
 
-def _with_cut(config: RunConfig, sizes: list[int], costs: CostModel) -> Estimate:
+def _with_cut(
+    config: RunConfig, sizes: list[int], costs: CostModel, *, memory: list[dict[str, int]] | None = None
+) -> Estimate:
     run = represented(Shape.of(config))
     return Estimate(
         config=config,
         cut=tuple(sizes),
         rank_of_stage=run.rank_of_stage,
-        memory=tuple(_memory(config, sizes)),
-        step=_step_time(config, _stage_times(config, stage_cuts(sizes), costs)),
+        memory=tuple(memory or _memory(config, sizes)),
+        step=_step_time(config, stage_times(config, stage_cuts(sizes), costs)),
         delay=run.delay,
     )
 
@@ -294,7 +317,8 @@ def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -
     return communicator_bytes(neighbours=len(links), stages=config.parallel.stages, data=config.parallel.data)
 
 
-def _stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> StageTimes:
+def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> StageTimes:
+    """Times of the stages of a cut."""
     parts = costs.parts(config)
     forward: list[float] = []
     backward: list[float] = []

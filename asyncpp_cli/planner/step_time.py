@@ -155,7 +155,7 @@ def _flushed_step(name: str, times: StageTimes, *, microbatches: int, chunks: in
     return timeline.makespan - first
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _two_steps(name: str, *, ranks: int, microbatches: int, chunks: int) -> schedules.Program:
     return schedules.build(name, stages=ranks, microbatches=microbatches, steps=2, chunks=chunks)
 

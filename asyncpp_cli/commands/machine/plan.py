@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from asyncpp_cli.numbers import finite
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.base_config import Base
+    from asyncpp_cli.planner.decision import Best
     from asyncpp_cli.planner.estimate import CostModel, Estimate
     from stages.config import ScheduleConfig
 
@@ -86,9 +88,26 @@ def plan(
         int, typer.Option("--repeats", metavar="N", min=1, help="With --measure: measurements of each part.")
     ] = 20,
     tokens_per_step: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option(
-            "--tokens-per-step", metavar="T", help="Tokens per step; default: the template's, or 524,288."
+            "--tokens-per-step",
+            metavar="T",
+            min=1,
+            help="Tokens per step; default: the template's, or 524,288. With --map: can be repeated; "
+            "default: half, 1, 2 and 4 times that.",
+        ),
+    ] = None,
+    as_map: Annotated[
+        bool,
+        typer.Option(
+            "--map",
+            help="Best synchronous and asynchronous layouts, over GPUs (powers of two up to N) and tokens.",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="With --map: draw it, too (SVG, PNG, PDF); needs the extra `plot`."
         ),
     ] = None,
     schedule: Annotated[
@@ -133,7 +152,22 @@ def plan(
     costs, limit, times_known = _costs_and_limit(
         base, site=site, device=device, profile=profile, memory=memory
     )
-    tokens = tokens_per_step if tokens_per_step is not None else base.tokens_per_step
+    if as_map:
+        _show_map(
+            base,
+            gpus=gpus,
+            tokens_per_step=tokens_per_step,
+            names=schedule or CONSIDERED,
+            costs=costs,
+            limit_gb=limit,
+            times_known=times_known,
+            as_json=as_json,
+            out=out,
+        )
+        return
+    if out is not None or len(tokens_per_step or ()) > 1:
+        raise UserError("--out, and several --tokens-per-step, are accepted with --map")
+    tokens = tokens_per_step[0] if tokens_per_step else base.tokens_per_step
     estimates = ranked(
         base.config,
         gpus=gpus,
@@ -177,6 +211,107 @@ def plan(
             f"and --profile FILE takes those of this machine (asyncpp profile). The order is that of "
             f"{costs.source}."
         )
+
+
+def _show_map(
+    base: Base,
+    *,
+    gpus: int,
+    tokens_per_step: list[int] | None,
+    names: Collection[str],
+    costs: CostModel,
+    limit_gb: float,
+    times_known: bool,
+    as_json: bool,
+    out: Path | None,
+) -> None:
+    """Print the map, as a table or as JSON, and draw it into `out`."""
+    from asyncpp_cli.console import say, show_table
+    from asyncpp_cli.errors import doing
+    from asyncpp_cli.planner import decision
+    from asyncpp_cli.tables import Fit
+
+    if gpus < 2:
+        raise UserError(f"--map --gpus {gpus}: accepted: 2 or more")
+    if not times_known:
+        raise UserError("--map needs times: name a GPU (--device, --site) or a --profile")
+    tokens = tokens_per_step or [int(factor * base.tokens_per_step) for factor in decision.TOKENS]
+    points = decision.decision_map(
+        base.config,
+        gpus=gpus,
+        tokens_per_step=sorted(set(tokens)),
+        costs=costs,
+        limit_gb=limit_gb,
+        names=names,
+    )
+    name = base.config.model.name
+    if out is not None:
+        try:
+            with doing("written", out):
+                decision.draw(points, title=f"{name}, times of {costs.source}", file=out)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        except ModuleNotFoundError as error:
+            raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from None
+    if as_json:
+        records = []
+        for point in points:
+            record: dict[str, Any] = {"gpus": point.gpus, "tokens_per_step": point.tokens_per_step}
+            for kind, best in [*point.best.items(), ("larger batch", point.larger_batch)]:
+                if best is None:
+                    record[kind] = None
+                    continue
+                layout = _record(
+                    best.layout,
+                    limit_gb=limit_gb,
+                    budget=base.token_budget,
+                    source=costs.source,
+                    threads=costs.threads,
+                )
+                ratio = point.larger_batch_ratio if kind == "larger batch" else point.ratio(kind)
+                record[kind] = layout | {"ratio": ratio, "losses": best.losses, "limit": best.limit}
+            records.append(record)
+        json.dump(records, sys.stdout, indent=1)
+        print()
+    else:
+        columns = ["tokens per step", "GPUs", "synchronous", "GB", "limit", "delay 1", "GB", "limit", "r"]
+        columns += ["more delay", "r", "2 x batch"]
+        rows = []
+        for point in points:
+            row = [f"{point.tokens_per_step:,}", f"{point.gpus:,}"]
+            for kind in decision.KINDS:
+                best, ratio = point.best[kind], point.ratio(kind)
+                short = kind == decision.KINDS[2]
+                if best is None:
+                    row += ["-"] * (2 if short else 3 if kind == decision.KINDS[0] else 4)
+                    continue
+                row.append(_short(best.layout) + (f", delay {best.layout.delay}" if short else ""))
+                row += [] if short else [f"{best.layout.memory_gb:.1f}", _limit(best)]
+                row += [] if kind == decision.KINDS[0] else [f"{ratio:.2f}"]
+            larger = point.larger_batch_ratio
+            rows.append([*row, "-" if larger is None else f"{larger:.2f}"])
+        show_table(
+            columns,
+            rows,
+            title=f"{name} on up to {gpus} GPUs, times of {costs.source}, at most {limit_gb:.1f} GB",
+            fit=Fit(share=["tokens per step"], hide=["GB", "limit", "more delay"]),
+        )
+        say(
+            "Layouts: schedule, stages x pipelines. r: time of the best synchronous step over this one's. "
+            "2 x batch: tokens per second of the best synchronous layout with twice the tokens per step, "
+            "over those of this one. More delay is shown where it is faster than the others."
+        )
+    if out is not None:
+        say(f"Wrote {out}")
+
+
+def _short(layout: Estimate) -> str:
+    parallel = layout.config.parallel
+    return f"{_named(layout.config.schedule)} {parallel.stages} x {parallel.data}"
+
+
+def _limit(best: Best) -> str:
+    return f"{best.limit} {best.losses[best.limit]:.0%}"
 
 
 def _costs_and_limit(

@@ -1,0 +1,229 @@
+"""Where asynchrony saves time: the best layouts by delay, over numbers of GPUs and tokens per step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from pathlib import Path
+
+import schedules
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.planner.estimate import CostModel, Estimate, fitting, least_seconds, losses
+from asyncpp_cli.planner.layouts import CONSIDERED, layouts
+from asyncpp_cli.planner.ranking import order
+from asyncpp_cli.planner.representative import Shape, represented
+from stages.config import RunConfig
+
+KINDS = ("synchronous", "delay 1", "more delay")
+"""Kinds of layouts that are told apart: their weights take different numbers of steps to a loss."""
+ROWS = 6
+"""Numbers of GPUs of a map."""
+TOKENS = (0.5, 1, 2, 4)
+"""Tokens per step of a map, over those of the run."""
+LARGER_BATCH = 2
+"""Tokens per step of the third choice, over those of the point."""
+_MARGIN = 0.99
+"""A simulated step seems shorter than its work by less than this, where ranks end at different times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best layout of a kind."""
+
+    layout: Estimate
+    losses: dict[str, float]
+    """Shares of the step that it loses, as `losses` in `asyncpp_cli.planner.estimate` has them."""
+
+    @property
+    def limit(self) -> str:
+        """What the step loses most to."""
+        return max(self.losses, key=lambda name: self.losses[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The best layouts of so many GPUs and tokens per step; None: none fits."""
+
+    gpus: int
+    tokens_per_step: int
+    best: dict[str, Best | None]
+    """By `KINDS`."""
+    larger_batch: Best | None
+    """The best synchronous layout at `LARGER_BATCH` times the tokens per step."""
+
+    def ratio(self, kind: str) -> float | None:
+        """Time of the best synchronous step over that of the best one of a kind."""
+        synchronous, other = self.best["synchronous"], self.best[kind]
+        if synchronous is None or other is None:
+            return None
+        return synchronous.layout.step.seconds / other.layout.step.seconds
+
+    @cached_property
+    def larger_batch_ratio(self) -> float | None:
+        """Tokens per second at the larger synchronous batch, over those at the point's own."""
+        synchronous = self.best["synchronous"]
+        if synchronous is None or self.larger_batch is None:
+            return None
+        return self.larger_batch.layout.tokens_per_second / synchronous.layout.tokens_per_second
+
+
+def decision_map(
+    base: RunConfig,
+    *,
+    gpus: int,
+    tokens_per_step: Sequence[int],
+    costs: CostModel,
+    limit_gb: float,
+    names: Collection[str] = CONSIDERED,
+) -> list[Point]:
+    """The points of powers of two of GPUs up to `gpus`, the `ROWS` largest, times `tokens_per_step`.
+
+    Args:
+        base: the run.
+        gpus: at least 2.
+        tokens_per_step: of the columns.
+        costs: of the model's parts.
+        limit_gb: memory of a GPU, 10^9 bytes.
+        names: schedules to consider.
+
+    Raises:
+        UserError: no point has a layout.
+    """
+    counts = [2**power for power in range(1, gpus.bit_length()) if 2**power <= gpus][-ROWS:]
+    known: dict[tuple[int, int, bool], dict[str, Best | None]] = {}
+    refusal: UserError | None = None
+
+    def best(count: int, tokens: int, *, synchronous_alone: bool) -> dict[str, Best | None]:
+        nonlocal refusal
+        for alone in (False, synchronous_alone):
+            if (count, tokens, alone) in known:
+                return known[count, tokens, alone]
+        kinds = [name for name in names if schedules.is_synchronous(name) or not synchronous_alone]
+        try:
+            found = best_layouts(
+                base, gpus=count, tokens_per_step=tokens, names=kinds, costs=costs, limit_gb=limit_gb
+            )
+        except UserError as error:
+            refusal, found = error, dict.fromkeys(KINDS)
+        known[count, tokens, synchronous_alone] = found
+        return found
+
+    points = []
+    for tokens in sorted(tokens_per_step, reverse=True):
+        for count in counts:
+            own = best(count, tokens, synchronous_alone=False)
+            larger = best(count, LARGER_BATCH * tokens, synchronous_alone=True)
+            points.append(
+                Point(gpus=count, tokens_per_step=tokens, best=own, larger_batch=larger["synchronous"])
+            )
+    if refusal is not None and not any(any(point.best.values()) for point in points):
+        raise refusal
+    return sorted(points, key=lambda point: (point.tokens_per_step, point.gpus))
+
+
+def best_layouts(
+    base: RunConfig,
+    *,
+    gpus: int,
+    tokens_per_step: int,
+    names: Collection[str],
+    costs: CostModel,
+    limit_gb: float,
+) -> dict[str, Best | None]:
+    """For each of `KINDS`, the first of the layouts of `ranked` that fits.
+
+    One of more delay that is no faster than the others is left out.
+
+    Layouts are estimated from the one with least work on, until the work alone takes longer than the best.
+
+    Raises:
+        UserError: there is no layout.
+    """
+    possible = sorted(
+        (least_seconds(config, costs), number, config)
+        for number, config in enumerate(
+            layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
+        )
+    )
+    best: dict[str, tuple[tuple[bool, float, int, float, int], Estimate]] = {}
+    needed = {"synchronous": True, "delay 1": not all(map(schedules.is_synchronous, names))}
+    for least, number, config in possible:
+        slowest = max(best[kind][0][1] if kind in best else inf for kind in KINDS[:2] if needed[kind])
+        if _MARGIN * least > slowest:
+            break
+        try:
+            run = represented(Shape.of(config))
+            kind = KINDS[min(run.delay, 2)]
+            beaten_by = KINDS if kind == KINDS[2] else (kind,)
+            if any(each in best and _MARGIN * least > best[each][0][1] for each in beaten_by):
+                continue
+            if config.model.tied and not run.can_tie:
+                continue
+            layout = fitting(config, costs, limit_gb=limit_gb)
+        except schedules.ScheduleError:
+            continue
+        if layout is None or layout.memory_gb > limit_gb:
+            continue
+        key = (*order(layout, limit_gb=limit_gb), number)
+        if kind not in best or key < best[kind][0]:
+            best[kind] = key, layout
+    found: dict[str, Best | None] = dict.fromkeys(KINDS)
+    for kind, (key, layout) in best.items():
+        if kind == KINDS[2] and any(best[each][0][1] <= key[1] for each in KINDS[:2] if each in best):
+            continue
+        found[kind] = Best(layout=layout, losses=losses(layout, costs))
+    return found
+
+
+def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
+    """Draw the map: the ratio of the best asynchronous layout at delay 1 at each point, with that of the
+    larger synchronous batch below.
+
+    Args:
+        points: of a map.
+        title: above the picture.
+        file: SVG, PNG or PDF, by its suffix.
+
+    Raises:
+        ValueError: the suffix is another one.
+        ModuleNotFoundError: matplotlib is missing.
+    """
+    if file.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"{file}: a picture is a file of .svg, .png, .pdf")
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.figure import Figure
+
+    gpus = sorted({point.gpus for point in points})
+    tokens = sorted({point.tokens_per_step for point in points})
+    shades = [[float("nan")] * len(gpus) for _ in tokens]
+    # A fixed salt, so that the same map gives the same SVG.
+    with mpl.rc_context({"svg.hashsalt": "asyncpp", "svg.fonttype": "path", "font.size": 8}):
+        figure = Figure(figsize=(1.2 + 0.95 * len(gpus), 1.5 + 0.62 * len(tokens)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for point in points:
+            row, column = tokens.index(point.tokens_per_step), gpus.index(point.gpus)
+            ratio, larger = point.ratio("delay 1"), point.larger_batch_ratio
+            if ratio is not None:
+                shades[row][column] = ratio
+            text = "-" if ratio is None else f"{ratio:.2f}"
+            text += "" if larger is None else f"\n({larger:.2f})"
+            axes.text(column, row, text, ha="center", va="center")
+        norm = TwoSlopeNorm(vcenter=1.0, vmin=0.5, vmax=2.0)
+        axes.imshow(shades, cmap="PuOr_r", norm=norm, alpha=0.6, aspect="auto")
+        axes.set_xticks(range(len(gpus)), [f"{count:,}" for count in gpus])
+        axes.set_yticks(range(len(tokens)), [f"{count:,}" for count in tokens])
+        axes.invert_yaxis()
+        axes.set_xlabel("GPUs")
+        axes.set_ylabel("tokens per step")
+        axes.set_title(
+            f"{title}\nsynchronous step time / asynchronous at delay 1 (tokens/s, synchronous batch doubled)",
+            fontsize=8,
+            loc="left",
+        )
+        metadata = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[file.suffix]
+        figure.savefig(file, dpi=150, metadata=metadata)

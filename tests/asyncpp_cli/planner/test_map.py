@@ -1,0 +1,113 @@
+"""The map of the best layouts: its points are those of `plan`, and its ratios those of the simulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command_line import asyncpp
+
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, decision_map
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.estimate import stage_times
+from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.ranking import ranked
+from asyncpp_cli.planner.roofline import Roofline
+from asyncpp_cli.planner.step_time import simulated_step
+from schedules.simulate import steps_to_measure
+from stages.model.partition import stage_cuts
+from stages.pipeline.segments import segment_program
+
+COSTS = Roofline(find_device("h100", key=""))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "tokens", "limit"), [("360m", 4, 2**14, 75.0), ("3b", 4, 2**14, 60.0)]
+)
+def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, limit: float) -> None:
+    base = base_of(model, []).config
+    settings = {"gpus": gpus, "tokens_per_step": tokens, "names": CONSIDERED, "costs": COSTS}
+    found = best_layouts(base, **settings, limit_gb=limit)
+    listed = [one for one in ranked(base, **settings, limit_gb=limit) if one.memory_gb <= limit]
+    for number, kind in enumerate(KINDS[:2]):
+        best = found[kind]
+        assert best is not None
+        assert best.layout == next(one for one in listed if one.delay == number)
+    slower = max(best.layout.step.seconds for kind, best in found.items() if best and kind != KINDS[2])
+    more = found[KINDS[2]]
+    assert more is None or more.layout.step.seconds < slower
+
+
+def simulated(best: Best) -> float:
+    config = best.layout.config
+    times = stage_times(config, stage_cuts(best.layout.cut), COSTS)
+    steps = steps_to_measure(
+        stages=len(best.layout.cut), microbatches=config.schedule.microbatches, ahead=config.schedule.ahead
+    )
+    program = segment_program(config, first_step=0, steps=steps + (config.schedule.delay or 0))
+    return simulated_step(program, times).seconds
+
+
+def test_the_ratio_is_that_of_the_simulator() -> None:
+    compared = 0
+    names = ("1f1b", "zero-bubble", "zb-v", "2bw", "paci")
+    for model in ("360m", "135m"):
+        base = base_of(model, []).config
+        for point in decision_map(
+            base, gpus=4, tokens_per_step=[2**14, 2**15], costs=COSTS, limit_gb=75.0, names=names
+        ):
+            synchronous, one = point.best["synchronous"], point.best["delay 1"]
+            if synchronous is None or one is None:
+                continue
+            compared += 1
+            # Closed forms are within 3 % of the simulator (test_step_time.py).
+            assert point.ratio("delay 1") == pytest.approx(simulated(synchronous) / simulated(one), rel=0.03)
+            assert all(0 <= share < 1 for best in (synchronous, one) for share in best.losses.values())
+    assert compared >= 4
+
+
+def test_the_command_prints_draws_and_writes(tmp_path: Path) -> None:
+    command = (
+        "plan",
+        "135m",
+        "--gpus",
+        "4",
+        "--map",
+        "--tokens-per-step",
+        "16384",
+        "--schedule",
+        "zb-v",
+        "--schedule",
+        "2bw",
+    )
+    picture = tmp_path / "map.svg"
+    table = asyncpp(*command, "--out", picture)
+    assert table.code == 0, table.errors
+    assert "delay 1" in table.output
+    assert picture.read_text().lstrip().startswith("<?xml")
+    written = asyncpp(*command, "--json")
+    points = json.loads(written.output)
+    assert [point["gpus"] for point in points] == [2, 4]
+    for point in points:
+        assert point["synchronous"]["delay"] == 0
+        assert point["delay 1"]["delay"] == 1
+        ratio = point["synchronous"]["step_time"] / point["delay 1"]["step_time"]
+        assert point["delay 1"]["ratio"] == pytest.approx(ratio)
+        doubled = point["larger batch"]["tokens_per_second"] / point["synchronous"]["tokens_per_second"]
+        assert point["larger batch"]["ratio"] == pytest.approx(doubled)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "1", "--map"], "--map --gpus 1: accepted: 2 or more"),
+        (["--gpus", "2", "--out", "map.svg"], "are accepted with --map"),
+        (["--gpus", "2", "--map", "--tokens-per-step", "1000"], "no layout of 2 GPUs"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], message: str) -> None:
+    refused = asyncpp("plan", "135m", *arguments)
+    assert refused.code == 2
+    assert message in " ".join(refused.errors.split())
