@@ -11,6 +11,7 @@ from stages.comm.topology import connect, connect_in_process
 from stages.config import RunConfig
 from stages.determinism import deterministic
 from stages.liveness.stop_signal import never
+from stages.liveness.waiting import Waiting
 from stages.liveness.watchdog import ActivityTracker, watching
 from stages.metrics.recorder import Recorder
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
@@ -33,6 +34,7 @@ def train(
     dump_folder: Path | None = None,
     stop: Callable[[], bool] = never,
     on_stall: Callable[[str], None] | None = None,
+    on_wait: Callable[[Waiting | None], None] = lambda waiting: None,
 ) -> TrainingResult:
     """Train as one process of the run, which performs one rank. All processes pass the same configuration.
 
@@ -53,6 +55,8 @@ def train(
         on_stall: called in another thread after a stall: no progress for twice `site.timeout`, while reading
             or writing text or checkpoints for twice `site.save_timeout`, while building the model for ten
             times `site.timeout`.
+        on_wait: called in another thread with the message that this process has long waited for, and with
+            None once it goes on.
 
     Raises:
         RuntimeError: a measured delay is not the program's, or another rank has ended.
@@ -69,7 +73,7 @@ def train(
     )
     with (
         deterministic(config.train.deterministic),
-        watching(doing.last_activity, on_stall=on_stall),
+        watching(doing.last_activity, on_stall=on_stall, on_wait=on_wait),
         memory_snapshot(snapshot_file, with_history=config.train.profile_steps > 0),
     ):
         connection = connect(

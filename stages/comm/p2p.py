@@ -7,18 +7,20 @@ replay. The executor does not know which it has.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from schedules.actions import Program
+from schedules.actions import Action, Program
 from schedules.dependencies import POSTED_AHEAD, UNACKNOWLEDGED, Place, acknowledged, places_to_post
 from schedules.messages import Message, sent_between_ranks
 from stages.comm.communicator import Work
 from stages.comm.process import Process
+from stages.liveness.waiting import Waiting
 
 _SENDER, _RECEIVER = 0, 1
 """Ranks in the communicator of a channel."""
@@ -32,6 +34,9 @@ class Links(Protocol):
     most_messages: int
     """Peak number of messages held since `begin`: open receives, sends that are not known to have arrived,
     and what one stage of this rank holds for another."""
+
+    def waiting(self) -> Waiting | None:
+        """What this rank's host waits for now, if anything; called from another thread."""
 
     def connect(self) -> None:
         """Connect every channel; all ranks call this before the first segment."""
@@ -63,6 +68,9 @@ class InProcessLinks:
 
     def __init__(self) -> None:
         self._mail: dict[Message, Tensor] = {}
+
+    def waiting(self) -> Waiting | None:
+        return None
 
     def connect(self) -> None:
         pass
@@ -142,7 +150,10 @@ class DistributedLinks:
         self._to_post: dict[_Channel, deque[tuple[Place, Message]]] = {}
         self._unsent: Counter[_Channel] = Counter()
         self._acknowledged: Mapping[Message, list[tuple[bool, int]]] = {}
-        self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work]]] = {}
+        self._members = members
+        self._actions: Sequence[Action] = ()
+        self._waiting: Callable[[], Waiting] | None = None
+        self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work, Place]]] = {}
         self.most_messages = 0
         """See `Links`."""
         self._sent: dict[_Channel, deque[tuple[Tensor, Work]]] = {}
@@ -166,6 +177,36 @@ class DistributedLinks:
                         channel = _Channel(sender if incoming else receiver, forward, incoming)
                         yield channel, f"{carries} {sender}-{receiver}", sender, receiver
 
+    def waiting(self) -> Waiting | None:
+        waiting = self._waiting
+        return None if waiting is None else waiting()
+
+    def _wait(self, work: Work, waiting: Callable[[], Waiting]) -> None:
+        """Wait for an operation.
+
+        Raises:
+            RuntimeError: it failed or timed out; names what was waited for.
+        """
+        self._waiting = waiting
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise RuntimeError(f"{waiting().text}: {error}") from error
+        self._waiting = None
+
+    def _waiting_for(self, message: Message, peer: int, posted: Place) -> Waiting:
+        sender = self._members[peer]
+        kind = "F" if message.destination > message.source else "B"
+        done = posted // 2
+        where = f"before {self._actions[done]}" if done < len(self._actions) else "at the end of the segment"
+        text = f"waits for {kind}{message.microbatch} of stage {message.source} from rank {sender}"
+        return Waiting(f"{text} (receive posted {where})", sender)
+
+    def _waiting_to_send(self, channel: _Channel) -> Waiting:
+        receiver = self._members[channel.peer]
+        what = "activations" if channel.forward else "a gradient"
+        return Waiting(f"waits for rank {receiver} to receive {what}", receiver)
+
     def connect(self) -> None:
         # With NCCL the first operation between two ranks connects them, and blocks the host until the peer
         # begins its own. With receives posted ahead of the first send both would wait forever.
@@ -178,6 +219,7 @@ class DistributedLinks:
 
     def begin(self, program: Program) -> None:
         self._to_post, self._unsent, self._place = {}, Counter(), 0
+        self._actions = program.actions[self._rank]
         self.most_messages = 0
         self._acknowledged = acknowledged(program, self._rank)
         places = places_to_post(program, self._rank, common_step=self._common_step)
@@ -211,7 +253,7 @@ class DistributedLinks:
         _, message = self._to_post[channel].popleft()
         buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         work = self._groups[channel].recv([buffer], _SENDER, 0)
-        self._posted[channel][message] = (buffer, work)
+        self._posted[channel][message] = (buffer, work, self._place)
         self._count()
 
     def _count(self) -> None:
@@ -240,7 +282,7 @@ class DistributedLinks:
         """Wait for all but the `keep` latest sends: gloo holds a sent tensor until its work is waited for."""
         sent = self._sent[channel]
         while len(sent) > keep:
-            sent.popleft()[1].wait()
+            self._wait(sent.popleft()[1], partial(self._waiting_to_send, channel))
             self._released[channel] += 1
 
     def arrived(self, message: Message) -> bool:
@@ -253,8 +295,8 @@ class DistributedLinks:
         channel = self._channel(message, peer, incoming=True)
         while message not in self._posted[channel]:
             self._post(channel)
-        buffer, work = self._posted[channel].pop(message)
-        work.wait()
+        buffer, work, posted = self._posted[channel].pop(message)
+        self._wait(work, partial(self._waiting_for, message, peer, posted))
         for forward, count in self._acknowledged.get(message, ()):
             outgoing = _Channel(peer, forward, incoming=False)
             self._release_sends(outgoing, keep=self._released[outgoing] + len(self._sent[outgoing]) - count)
@@ -274,6 +316,6 @@ class DistributedLinks:
         for channel in self._sent:
             self._release_sends(channel, keep=0)
         for posted in self._posted.values():
-            for _, work in posted.values():
+            for _, work, _ in posted.values():
                 work.wait()
             posted.clear()

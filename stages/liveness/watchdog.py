@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from stages.config import SiteConfig
 from stages.liveness.stall import Phase, stall_limits
+from stages.liveness.waiting import Waiting
 
 
 class Activity(NamedTuple):
@@ -23,6 +24,8 @@ class Activity(NamedTuple):
     """Time of the latest progress (`time.perf_counter`), seconds."""
     limit: float
     """Seconds without progress after which it counts as stalled."""
+    waiting: Waiting | None = None
+    """The message that it waits for, if any."""
 
 
 class ActivityTracker:
@@ -32,6 +35,8 @@ class ActivityTracker:
         self._limits = stall_limits(site)
         self.acted_at: Callable[[], float] = lambda: 0.0
         """Returns the time of the latest action; replaced once there is an executor."""
+        self.waiting: Callable[[], Waiting | None] = lambda: None
+        """Returns what the process waits for; replaced once there are links."""
         self.begin("starting", kind="disk")
 
     def begin(self, doing: str, *, kind: Phase = "") -> None:
@@ -41,33 +46,47 @@ class ActivityTracker:
     def last_activity(self) -> Activity:
         """The latest progress of this process."""
         doing, began, limit = self._latest
-        return Activity(doing, max(began, self.acted_at()), limit)
+        return Activity(doing, max(began, self.acted_at()), limit, self.waiting())
 
 
 @contextmanager
 def watching(
-    last_activity: Callable[[], Activity], *, on_stall: Callable[[str], None] | None
+    last_activity: Callable[[], Activity],
+    *,
+    on_stall: Callable[[str], None] | None,
+    on_wait: Callable[[Waiting | None], None] = lambda waiting: None,
 ) -> Iterator[None]:
     """Watch the block; on a stall print every thread's stack to standard error and call `on_stall`.
 
     Args:
         last_activity: returns the latest activity.
         on_stall: called with a message in the watching thread; None: do not watch.
+        on_wait: called there with what the process has waited for during a quarter of its limit, and with
+            None once it goes on.
     """
     if on_stall is None:
         yield
         return
     over = threading.Event()
+    announced: Waiting | None = None
 
     def watch() -> None:
+        nonlocal announced
         activity = last_activity()
-        while not over.wait(min(activity.limit / 4, 5.0)):
+        # A communicator gives up after half of the limit: what it waits for is announced before.
+        while not over.wait(min(activity.limit / 8, 5.0)):
             activity = last_activity()
-            if (silent := time.perf_counter() - activity.at) > activity.limit:
+            silent = time.perf_counter() - activity.at
+            waiting = activity.waiting if silent > activity.limit / 4 else None
+            if waiting != announced:
+                announced = waiting
+                on_wait(waiting)
+            if silent > activity.limit:
                 faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
                 on_stall(
                     f"nothing new was begun for {silent:.0f} s while {activity.doing}; "
-                    "the stacks of all threads are in the log"
+                    + ("" if waiting is None else f"it {waiting.text}; ")
+                    + "the stacks of all threads are in the log"
                 )
                 return
 
@@ -75,6 +94,8 @@ def watching(
     thread.start()
     try:
         yield
+        if announced is not None:
+            on_wait(None)
     finally:
         over.set()
         thread.join()

@@ -75,6 +75,7 @@ def logs(
 def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | None) -> None:
     from asyncpp_cli.console import say
     from asyncpp_cli.launch.follow_logs import job_output
+    from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.logs import log_to_show, rank_logs
 
@@ -82,6 +83,8 @@ def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | 
     log = log_to_show(run, attempt=number, rank=rank) if number else None
     if log is not None:
         _say_files(run, log)
+        if awaited := Attempt(run, log.attempt).awaited():
+            say(awaited)
         with log.file.open(encoding="utf-8", errors="replace", newline=None) as file:
             while part := file.read(1 << 16):
                 sys.stdout.write(printable_lines(part))

@@ -198,11 +198,14 @@ def _hours(cost: Cost | None) -> str:
 
 def _row(run_status: RunStatus, cost: Cost | None) -> list[str]:
     from asyncpp_cli.console import duration
+    from asyncpp_cli.runs.attempts.attempt import Attempt
 
     status = run_status.status
     reasons = [run_status.pending_reason, status.reason] if run_status.is_queued else [status.reason]
     if _state(run_status) == "unknown":
         reasons = [f"queued, or {status.state}", *reasons]
+    if status.state == State.RUNNING:
+        reasons.append(Attempt(run_status.run, status.attempt).awaited())
     reason = "; ".join(text for text in reasons if text)
     if status.attempt == 0:
         return [_state(run_status), "", "", "", "", "", "", reason]

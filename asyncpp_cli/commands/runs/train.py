@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,11 +99,15 @@ def _train(
     from asyncpp_cli.runs.attempts.settle import end_rank
     from asyncpp_cli.runs.log_lines import StepLines
     from asyncpp_cli.runs.recorder import RunRecorder
+    from stages.comm.flight_recorder import set_flight_recorder, write_operations
     from stages.liveness.stop_signal import RESUMABLE, listening
 
     config.site = attempt.site()
 
+    set_flight_recorder(os.environ, folder=attempt.folder)
+
     def give_up(message: str) -> None:
+        write_operations(attempt.folder / f"rank-{rank_env.rank}.nccl.json")
         attempt.record_error(rank_env.rank, TimeoutError(message))
         if not rank_env.supervised:
             end_rank(attempt, rank_env.rank, code=1, signal_number=None, stopped=False)
@@ -139,7 +144,13 @@ def _train(
                 ) as process:
                     if process.rank == 0:
                         record_processes(attempt, process.pids)
-                    result = trainer.train(config, process=process, dump_folder=attempt.folder, **settings)
+                    result = trainer.train(
+                        config,
+                        process=process,
+                        dump_folder=attempt.folder,
+                        on_wait=partial(attempt.record_waiting, rank_env.rank),
+                        **settings,
+                    )
         except SystemExit as leaving:
             if stop():
                 raise

@@ -5,6 +5,7 @@ attempts/N/attempt.json      who claimed it, with how many processes (one per ra
 attempts/N/rank-K.json       processes and node of rank K
 attempts/N/rank-K.end.json   how rank K ended
 attempts/N/rank-K.error.json the exception that ended rank K
+attempts/N/rank-K.waits.json what rank K has waited for during half of `site.timeout` and longer
 attempts/N/rank-K.energy.json  energy of rank K's GPU, if it tells
 attempts/N/fallen.json       ranks that did not train to the end; watched by all supervisors
 attempts/N/stop.json         request to all ranks to stop, with the reason
@@ -40,6 +41,7 @@ from asyncpp_cli.runs.status import Cause
 from stages.config import SiteConfig
 from stages.liveness.stall import longest_silence
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
+from stages.liveness.waiting import Waiting, awaited_rank
 
 _END = re.compile(r"rank-(\d+)\.end\.json")
 
@@ -178,6 +180,34 @@ class Attempt:
         content = {"kind": kind, "message": message[:500], "time": time.time()}
         self._write_on_full_disk(f"rank-{rank}.error", content)
         self.record_early_exit(rank, failed=True)
+
+    def record_waiting(self, rank: int, waiting: Waiting | None) -> None:
+        """Record what a rank has long waited for; None: it goes on."""
+        with contextlib.suppress(OSError):
+            if waiting is None:
+                self.file(f"rank-{rank}.waits").unlink(missing_ok=True)
+            else:
+                self.write(f"rank-{rank}.waits", {**waiting._asdict(), "time": time.time()})
+
+    def waiting(self) -> dict[int, Waiting]:
+        """What ranks have long waited for, by rank."""
+        waits = {}
+        for file in self.folder.glob("rank-*.waits.json"):
+            rank = file.name.removeprefix("rank-").partition(".")[0]
+            content = self.read(f"rank-{rank}.waits")
+            if rank.isdecimal() and content is not None:
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    waits[int(rank)] = Waiting(printable(str(content["text"])), int(content["peer"]))
+        return waits
+
+    def awaited(self) -> str:
+        """Which rank all that wait wait for, and how the first of them does; empty if that is not one."""
+        waits = self.waiting()
+        awaited = awaited_rank({rank: waiting.peer for rank, waiting in waits.items()})
+        if awaited is None:
+            return ""
+        first = min(waits, key=lambda rank: (waits[rank].peer != awaited, rank))
+        return f"all wait for rank {awaited}: rank {first} {waits[first].text}"
 
     def record_early_exit(self, rank: int, *, failed: bool) -> None:
         """Announce to all supervisors that a rank did not train to the end.

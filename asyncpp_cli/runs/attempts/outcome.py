@@ -92,7 +92,8 @@ def _first_cause(attempt: Attempt, ends: Mapping[int, dict[str, Any] | None]) ->
     for causes in (no_memory, killed, failed, orphaned, others):
         if causes:
             _, cause, reason = min(causes)
-            return cause, reason
+            awaited = attempt.awaited() if cause == Cause.ERROR else ""
+            return cause, f"{awaited}; {reason}" if awaited else reason
     return Cause.ERROR, "it has no ranks"
 
 
