@@ -1,3 +1,44 @@
-/* iframe-worker 1.0.4, MIT, copyright (c) 2020-2022 Martin Donath <martin.donath@squidfunk.com>,
-   https://github.com/squidfunk/iframe-worker: browsers start no workers from a file, and search is one. */
-"use strict";(()=>{function c(s,n){parent.postMessage(s,n||"*")}function d(...s){return s.reduce((n,e)=>n.then(()=>new Promise(r=>{let t=document.createElement("script");t.src=e,t.onload=r,document.body.appendChild(t)})),Promise.resolve())}var o=class extends EventTarget{constructor(e){super();this.url=e;this.m=e=>{e.source===this.w&&(this.dispatchEvent(new MessageEvent("message",{data:e.data})),this.onmessage&&this.onmessage(e))};this.e=(e,r,t,i,m)=>{if(r===`${this.url}`){let a=new ErrorEvent("error",{message:e,filename:r,lineno:t,colno:i,error:m});this.dispatchEvent(a),this.onerror&&this.onerror(a)}};let r=document.createElement("iframe");r.hidden=!0,document.body.appendChild(this.iframe=r),this.w.document.open(),this.w.document.write(`<html><body><script>postMessage=${c};importScripts=${d};addEventListener("error",({error})=>{parent.dispatchEvent(new ErrorEvent("error",{filename:"${e}",error}))})<\/script><script src=${e}?${+Date.now()}><\/script></body></html>`),this.w.document.close(),onmessage=this.m,onerror=this.e,this.r=new Promise((t,i)=>{this.w.onload=t,this.w.onerror=i})}terminate(){this.iframe.remove(),onmessage=onerror=null}postMessage(e){this.r.catch().then(()=>{this.w.dispatchEvent(new MessageEvent("message",structuredClone({data:e})))})}get w(){return this.iframe.contentWindow}};window.IFrameWorker=o;location.protocol==="file:"&&(window.Worker=o);})();
+/* Browsers start no workers from a file, and the search is one. On a page that was opened as a file the worker's
+   script therefore runs in a hidden frame. Material's script looks for the name IFrameWorker in its parent, and for
+   its own address in the frame's script element. */
+"use strict";
+
+class IFrameWorker extends EventTarget {
+  constructor(address) {
+    super();
+    const frame = document.createElement("iframe");
+    frame.hidden = true;
+    document.body.append(frame);
+    const inside = frame.contentWindow;
+    const load = source =>
+      new Promise((resolve, reject) => {
+        const script = inside.document.createElement("script");
+        script.onload = resolve;
+        script.onerror = () => reject(new Error(`cannot load ${source}`));
+        script.src = source;
+        inside.document.body.append(script);
+      });
+    inside.importScripts = (...sources) =>
+      sources.reduce((before, source) => before.then(() => load(source)), Promise.resolve());
+    inside.postMessage = data => {
+      const message = new MessageEvent("message", { data });
+      this.dispatchEvent(message);
+      this.onmessage?.(message);
+    };
+    this.frame = frame;
+    this.started = load(new URL(address, document.baseURI).href);
+  }
+
+  postMessage(data) {
+    this.started.then(() => {
+      this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data: structuredClone(data) }));
+    });
+  }
+
+  terminate() {
+    this.frame.remove();
+  }
+}
+
+window.IFrameWorker = IFrameWorker;
+if (location.protocol === "file:") window.Worker = IFrameWorker;
