@@ -196,6 +196,10 @@ def sweep(folder: Path) -> Experiment:
     assert made.code == 0, made.errors
     experiment = open_experiment(folder)
     for number, run in enumerate(experiment.runs[:4]):
+        rows = [{"kind": "start", "attempt": 1, "step": 0}]
+        if number < 3:
+            rows.append({"kind": "end", "step": 40, "weights_sha256": "0" * 64})
+        run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         run.write_status(
             Status(
                 state=State.COMPLETED if number < 3 else State.FAILED,

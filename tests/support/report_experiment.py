@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,11 @@ def metrics(
     steady: Sequence[tuple[int, float]] = ((1000, 2.0), (3000, 2.0)),
     busy: Sequence[Sequence[float]] = ((0.5, 0.7), (0.9, 0.7)),
     delay: int = 0,
+    evaluated: Sequence[int] = (2, 4),
+    stages: int = 2,
+    tokens_per_step: int = 2048,
 ) -> list[dict[str, Any]]:
-    """Rows of a run of four steps in two segments."""
+    """Rows of a completed run, with a segment and an evaluation up to each step of `evaluated`."""
     start = {
         "kind": "start",
         "attempt": 1,
@@ -70,42 +74,43 @@ def metrics(
         "microbatches": 2,
         "microbatch_size": 8,
         "context": 128,
-        "tokens_per_step": 2048,
+        "tokens_per_step": tokens_per_step,
         "bytes_per_token": 1.0,
         "unigram_bits_per_byte": 4.83,
         "replayed": False,
         "shared_gpu": False,
     }
     rows = [start]
-    for segment, ((tokens, seconds), shares) in enumerate(zip(steady, busy, strict=True)):
-        done = 2 * segment
-        elapsed = {"seconds": 3.0 * (segment + 1)}
-        rows += [_step(done + 1), _step(done + 2)]
+    for (done, until), (tokens, seconds), shares, loss in zip(
+        pairwise((0, *evaluated)), steady, busy, val_losses, strict=True
+    ):
+        elapsed = {"seconds": 1.5 * until}
+        rows += [_step(step, tokens_per_step * step) for step in range(done + 1, until + 1)]
         rows.append(
             {
                 "kind": "segment",
                 "first_step": done,
-                "steps": 2,
+                "steps": until - done,
                 "steady_tokens": tokens,
                 "steady_seconds": seconds,
                 "busy": list(shares),
-                "delay_min": [0, 0],
-                "delay_max": [delay, delay],
-                "mismatch_max": [0, 0],
+                "delay_min": [0] * stages,
+                "delay_max": [delay] * stages,
+                "mismatch_max": [0] * stages,
                 **elapsed,
             }
         )
-        rows.append({"kind": "eval", "step": done + 2, "tokens": 2048 * (done + 2)} | elapsed)
-        rows[-1]["val_loss"] = val_losses[segment]
-    rows.append({"kind": "end", "step": 4, "seconds": 6.0, "weights_sha256": "0" * 64})
+        tokens_done = tokens_per_step * until
+        rows.append({"kind": "eval", "step": until, "tokens": tokens_done, "val_loss": loss} | elapsed)
+    rows.append({"kind": "end", "step": until, "weights_sha256": "0" * 64} | elapsed)
     return rows
 
 
-def _step(step: int) -> dict[str, Any]:
+def _step(step: int, tokens: int) -> dict[str, Any]:
     return {
         "kind": "step",
         "step": step,
-        "tokens": 2048 * step,
+        "tokens": tokens,
         "train_loss": 5.0 - step / 4,
         "lr": 1e-3,
         "grad_norm": 1.0,
@@ -152,7 +157,8 @@ class ExperimentFolder:
         run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows or metrics()))
         if timeline is not None:
             run.write_timeline(timeline)
-        run.write_status(status or Status(state=State.COMPLETED, attempt=1, step=4, steps=4))
+        steps = config.train.steps
+        run.write_status(status or Status(state=State.COMPLETED, attempt=1, step=steps, steps=steps))
         write_experiment(experiment)
         return run
 

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 from support.launches import TINY
+from support.report_experiment import metrics
 
 from asyncpp.tuning import write_tuning
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.tune.plan import Question
+from stages.config import tokens_per_step
 
 LOSSES = {"1f1b": [3.0, 2.0, 2.5, 4.0], "2bw": [3.0, 2.9, 2.8, 2.1]}
 """By rate; of 1f1b the second is the best, of 2bw the last."""
@@ -19,14 +21,23 @@ LOSSES = {"1f1b": [3.0, 2.0, 2.5, 4.0], "2bw": [3.0, 2.9, 2.8, 2.1]}
 
 def record(run: Run, losses: dict[int, float]) -> None:
     """Write what a run leaves that was trained to the last of these steps."""
-    rows = [
-        {"kind": "eval", "step": step, "tokens": 16 * step, "val_loss": loss, "seconds": 1.0}
-        for step, loss in losses.items()
-    ]
-    run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = run.config()
+    stages = config.parallel.stages
+    rows = metrics(
+        evaluated=tuple(losses),
+        val_losses=tuple(losses.values()),
+        steady=[(1000, 2.0)] * len(losses),
+        busy=[[0.5] * stages] * len(losses),
+        stages=stages,
+        tokens_per_step=tokens_per_step(config),
+    )
     last = max(losses)
-    state = State.COMPLETED if last == 16 else State.PAUSED
-    run.write_status(Status(state=state, attempt=1, step=last, steps=16))
+    completed = last == config.train.steps
+    if not completed:
+        rows[-1] = {"kind": "pause", "step": last, "seconds": rows[-1]["seconds"]}
+    run.metrics_file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    state = State.COMPLETED if completed else State.PAUSED
+    run.write_status(Status(state=state, attempt=1, step=last, steps=config.train.steps))
 
 
 def tuned_experiment(folder: Path) -> Experiment:

@@ -15,9 +15,9 @@ import asyncpp as api
 from asyncpp_cli.runs.status import State, Status
 
 
-def rows(loss: float, **start: Any) -> list[dict[str, Any]]:
+def rows(loss: float, *, steps: int = 4, **start: Any) -> list[dict[str, Any]]:
     """Rows of a run that ended with this loss; `start` replaces fields of its `start` row."""
-    first, *others = metrics(val_losses=(4.0, loss))
+    first, *others = metrics(val_losses=(4.0, loss), evaluated=(steps // 2, steps))
     return [first | start, *others]
 
 
@@ -33,8 +33,9 @@ def folder(tmp_path: Path) -> Path:
     new = {"asyncpp": "0.1.0+gdef.dirty", "commit": "def-dirty", "torch": "2.14.0", "python": "3.12.0"}
     longer = {"train.steps": 8}
     for seed, loss in enumerate((2.9, 3.0)):
-        b.add(settings("1f1b", "muon", seed=seed, **longer), rows=rows(loss, **new), run_id=f"long-{seed}")
-    b.add(settings("paci", "muon", **longer), rows=rows(9.0, **new), run_id="other-0")
+        long_rows = rows(loss, steps=8, **new)
+        b.add(settings("1f1b", "muon", seed=seed, **longer), rows=long_rows, run_id=f"long-{seed}")
+    b.add(settings("paci", "muon", **longer), rows=rows(9.0, steps=8, **new), run_id="other-0")
     return tmp_path
 
 

@@ -238,11 +238,11 @@ def test_the_latex_caption_is_that_of_a_paper_and_details_are_comments(tmp_path:
 def test_the_curves_of_many_runs_fit_into_what_they_may_take(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "experiment")
     for seed in range(8):
-        start, step, *rest = metrics()
-        steps = [step | {"step": place, "train_loss": 2 + 1 / place} for place in range(1, 401)]
-        steps[200]["train_loss"] = 7.5
-        others = [row for row in rest if row["kind"] != "step"]
-        experiment.add(settings("1f1b", "muon", seed=seed), rows=[start, *steps, *others])
+        rows = metrics(evaluated=(200, 400))
+        for row in rows:
+            if row["kind"] == "step":
+                row["train_loss"] = 7.5 if row["step"] == 201 else 2 + 1 / row["step"]
+        experiment.add(settings("1f1b", "muon", seed=seed, **{"train.steps": 400}), rows=rows)
     cells = report_of(experiment.folder, keep_steps=True).cells
     whole = page_data(cells)
     assert [len(run["train"]["loss"]) for run in json.loads(whole)["arms"][0]["runs"]] == [400] * 8

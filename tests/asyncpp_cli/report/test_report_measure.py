@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +92,23 @@ def test_a_segment_in_which_a_rank_was_not_timed_has_no_bubble() -> None:
 
 def test_going_on_after_a_pause_is_no_restart(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "e")
-    first, *trained = metrics()
-    paused_twice = [first]
+    rows = metrics(
+        val_losses=(4.0, 3.5, 3.0), steady=((1000, 2.0),) * 3, busy=((0.5, 0.5),) * 3, evaluated=(2, 3, 4)
+    )
+    at = [rows.index(row) + 1 for row in rows if row["kind"] == "eval"]
+
+    def attempt(number: int, step: int) -> dict[str, Any]:
+        return {**rows[0], "attempt": number, "step": step}
+
+    def pause(step: int) -> dict[str, Any]:
+        return {"kind": "pause", "step": step, "seconds": 1.0}
+
     # It was killed as it paused at step 2, and once more after step 3.
-    for step in (2, 2, 3):
-        paused_twice += [{"kind": "pause", "step": step, "seconds": 1.0}, {**first, "step": step}]
-    paused_twice += [{**first, "step": 3}, *trained]
+    paused_at_2 = [*rows[: at[0]], pause(2), attempt(2, 2), pause(2)]
+    paused_at_3 = [*paused_at_2, attempt(3, 2), *rows[at[0] : at[1]], pause(3)]
+    ended = [*paused_at_3, attempt(4, 3), attempt(5, 3), *rows[at[1] :]]
     completed = Status(state=State.COMPLETED, attempt=5, step=4, steps=4)
-    experiment.add(settings("1f1b", "muon"), rows=paused_twice, status=completed)
-    experiment.add(settings("2bw", "muon"), rows=paused_twice, status=replace(completed, state=State.PAUSED))
-    assert [cell["restarts"] for cell in cells_of(experiment.folder)] == [2, 3]
+    paused = Status(state=State.PAUSED, attempt=3, step=3, steps=4)
+    experiment.add(settings("1f1b", "muon"), rows=ended, status=completed)
+    experiment.add(settings("2bw", "muon"), rows=paused_at_3, status=paused)
+    assert [cell["restarts"] for cell in cells_of(experiment.folder)] == [2, 1]

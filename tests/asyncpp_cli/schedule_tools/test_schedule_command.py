@@ -154,7 +154,7 @@ def test_a_run_without_measurements_has_no_costs(tmp_path):
     start = {"kind": "start", "step": 0, "microbatches": 4, "microbatch_size": 8, "context": 16}
     run_folder = write_run(tmp_path / "run", [start])
     assert "no segment of it was measured" in refusal("compare", "2bw", "--costs-of", run_folder)
-    assert "is not a run" in refusal("compare", "2bw", "--costs-of", str(tmp_path))
+    assert "no such experiment or run" in refusal("compare", "2bw", "--costs-of", str(tmp_path))
 
 
 def test_show_is_a_chart_of_80_columns_with_a_table():

@@ -236,7 +236,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
 
 def test_a_mirror_needs_runs_and_a_tracker_that_can_follow(tmp_path: Path) -> None:
     refused = asyncpp("mirror", tmp_path, "--to", "tensorboard")
-    assert (refused.code, "is not a run" in refused.errors) == (2, True)
+    assert (refused.code, "no such experiment or run" in refused.errors) == (2, True)
     experiment(tmp_path / "e", metrics())
     refused = asyncpp("mirror", tmp_path / "e", "--to", "wandb", "--follow")
     assert (refused.code, "can only be rewritten" in refused.errors) == (2, True)
