@@ -18,7 +18,7 @@ class Analysis:
     mismatch_max: tuple[int, ...]
     """Maximum over micro-batches of the versions between the weights of forward and backward."""
     versions: tuple[int, ...]
-    """Maximum number of live weight versions: the replicas that the stage needs."""
+    """Maximum number of weight versions held at once: the replicas that the stage needs."""
     activations: tuple[int, ...]
     """Maximum number of micro-batches in flight: forwarded, and the backward or half of it still to come."""
     rank_activations: tuple[int, ...]
@@ -68,7 +68,11 @@ def _delays(program: Program, actions: list[Action]) -> tuple[int, int, int]:
 
 
 def _versions(program: Program, actions: list[Action]) -> int:
-    """Maximum number of live versions; a version dies after its last reader, before the next update."""
+    """Number of replicas with which no version is overwritten before its last reader.
+
+    An update overwrites the oldest replica, so all versions from the oldest live one to the newest are held.
+    Nobody reads some of them where a segment has fewer micro-batches than stages.
+    """
     update = Op.UPDATE
     last_read = {version: place for place, (_, op, _, version) in enumerate(actions) if op is not update}
     kept = set(program.final_versions)
@@ -78,7 +82,7 @@ def _versions(program: Program, actions: list[Action]) -> int:
         if op is update:
             alive = {old for old in alive if old in kept or last_read.get(old, -1) > place}
             alive.add(version)
-            most = max(most, len(alive))
+            most = max(most, version - min(alive) + 1)
     return most
 
 

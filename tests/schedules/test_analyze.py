@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from support.schedule_cases import programs
 
-from schedules import Op, analyze
+from schedules import Op, Program, analyze, build
 
 SOME = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -33,21 +33,28 @@ def test_delay_and_mismatch(program):
         assert analysis.mismatch_max[stage] == max(mismatches)
 
 
+def unreadable(program: Program, stage: int, *, replicas: int) -> list[int]:
+    """The versions that a stage misses if every update overwrites the oldest of its replicas."""
+    held = list(program.initial_versions)[-replicas:]
+    missing = []
+    for action in program.stage_actions(stage):
+        if action.op is Op.UPDATE:
+            held = [*held, action.version][-replicas:]
+        elif action.version not in held:
+            missing.append(action.version)
+    return missing + sorted(set(program.final_versions) - set(held))
+
+
 @SOME
-@given(programs(max_stages=6, max_microbatches=8))
-def test_versions(program):
-    analysis = analyze(program)
+@given(programs(max_stages=6, max_microbatches=8, max_steps=6))
+@example(build("pipedream", stages=3, microbatches=1, steps=3))
+@example(build("pipedream", stages=5, microbatches=2, steps=2, first_step=2))
+def test_versions_are_the_fewest_replicas_with_which_none_is_overwritten_too_early(program):
+    versions = analyze(program).versions
     for stage in range(program.num_stages):
-        actions = program.stage_actions(stage)
-        most = len(program.initial_versions)
-        written = set(program.initial_versions)
-        for place, action in enumerate(actions):
-            if action.op is Op.UPDATE:
-                written.add(action.version)
-                wanted = {later.version for later in actions[place + 1 :] if later.op is not Op.UPDATE}
-                wanted |= {*program.final_versions, action.version}
-                most = max(most, len(written & wanted))
-        assert analysis.versions[stage] == most
+        assert unreadable(program, stage, replicas=versions[stage]) == []
+        if (fewer := versions[stage] - 1) >= len(program.initial_versions):
+            assert unreadable(program, stage, replicas=fewer)
 
 
 @SOME
