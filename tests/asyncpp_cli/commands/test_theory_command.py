@@ -42,8 +42,8 @@ def test_stability_table() -> None:
     ("arguments", "reason"),
     [
         (["--momentum", "ema", "--beta", "1"], "beta is 1, accepted: at least 0 and below 1"),
-        (["--momentum", "ema", "--delay", "-1"], "delay is -1, accepted: at least 0"),
-        (["--momentum", "none", "--coefficient", "-1"], "coefficient is -1, accepted: at least 0"),
+        (["--momentum", "ema", "--delay", "-1"], "delay is -1, accepted: 0 to 100"),
+        (["--momentum", "none", "--coefficient", "-1"], "coefficient is -1, accepted: 0 to 100"),
         (["--json"], "--json wants one case"),
         (["--delay", "-2"], "delay is -2"),
     ],

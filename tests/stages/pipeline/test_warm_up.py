@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizers import NAMES
-from stages.pipeline.warm_up import warm_up
+from stages.pipeline.warm_up import warm_up_ranks
 from stages.update.optimizer_step import StageState
 
 
@@ -51,7 +51,7 @@ def test_it_steps_once_and_leaves_nothing_behind(optimizer: str, text: Path) -> 
     ]
     before, random = held(state), torch.get_rng_state()
     with Called() as called:
-        warm_up(state, config, split=False, device=torch.device("cpu"))
+        warm_up_ranks([rank], config, device=torch.device("cpu"))
     assert all(map(torch.equal, held(state), before))
     assert torch.equal(torch.get_rng_state(), random)
     assert not state.update.optimizer.state
