@@ -182,11 +182,13 @@ def test_launch_and_train_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     assert not (run / "attempts").exists()
 
 
-def test_launch_refuses_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+def test_launch_refuses_a_gpu_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     experiment = tmp_path / "experiment"
     assert asyncpp("sweep", "quickstart", "site.device=cuda", "--out", experiment).code == 0
-    assert "site.device" in refused("launch", experiment)
+    assert "site.device is cuda, but there are no GPUs here; accepted: auto, cpu" in refused(
+        "launch", experiment
+    )
 
 
 def test_validation_text_that_one_evaluation_reads_more_than_once_is_told(
