@@ -47,7 +47,7 @@ def read(sources: Sequence[str], *, where: Mapping[str, str]) -> Losses:
 
     Raises:
         ValueError: Two runs are one seed of one arm at one rate: they differ in what no arm tells apart, or
-            in their bits.
+            in their bits. Or the metrics of a completed run are damaged.
     """
     losses: dict[Length, dict[str, dict[float, dict[int, float]]]] = {}
     for source in sources:
@@ -73,6 +73,8 @@ def _of_experiment(folder: str, where: Mapping[str, str]) -> Iterator[tuple[Leng
     for run in runs.join(sizes, on=axes, nulls_equal=True).iter_rows(named=True):
         if any(axis in run and str(run[axis]) != value for axis, value in where.items()):
             continue
+        if run["id"] not in ends:
+            raise ValueError(f"{run['id']} has damaged metrics; `asyncpp report {folder}` says what is wrong")
         length = Length(**{field.name: run[field.name] for field in fields(Length)})
         yield length, arm_name(run), run["optimizer.lr"], run["seed"], ends[run["id"]]
 

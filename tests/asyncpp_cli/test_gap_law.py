@@ -135,6 +135,19 @@ def test_runs_that_differ_in_another_axis_are_refused(tmp_path: Path) -> None:
     assert arms == {SYNCHRONOUS: {1e-3: {0: 3.0}}}
 
 
+def test_a_run_with_damaged_metrics_is_refused(tmp_path: Path) -> None:
+    axes = ("matrix.optimizer.lr=[1e-3]", "train.steps=16")
+    matrix = "matrix={optimizer: adamw, schedule: [1f1b, 2bw]}"
+    asyncpp.sweep("quickstart", *TINY, matrix, "exclude=[]", *axes, out=tmp_path / "e")
+    runs = open_experiment(tmp_path / "e").runs
+    for run in runs:
+        record(run, {16: 2.0})
+    rows = runs[0].metrics_file.read_text().splitlines(keepends=True)
+    runs[0].metrics_file.write_text("".join(rows[:3] + rows[4:]))  # without step 3
+    with pytest.raises(ValueError, match=rf"{runs[0].id} has damaged metrics"):
+        read([str(tmp_path / "e")], where={})
+
+
 def test_a_gap_in_steps_is_how_many_times_more_than_a_synchronous_run_needs() -> None:
     # The loss falls by 0.1 with each doubling.
     curve = [(100, 2.2), (200, 2.1), (400, 2.0)]
