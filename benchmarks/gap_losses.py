@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -34,7 +35,7 @@ class Length:
 
 
 Losses = Mapping[Length, Mapping[str, Mapping[float, Mapping[int, float]]]]
-"""The last validation loss by length, arm, rate and seed."""
+"""The last validation loss by length, arm, rate and seed; infinite where it is not a number."""
 
 
 def read(sources: Sequence[str], *, where: Mapping[str, str]) -> Losses:
@@ -75,8 +76,9 @@ def _of_experiment(folder: str, where: Mapping[str, str]) -> Iterator[tuple[Leng
             continue
         if run["id"] not in ends:
             raise ValueError(f"{run['id']} has damaged metrics; `asyncpp report {folder}` says what is wrong")
+        loss = ends[run["id"]]
         length = Length(**{field.name: run[field.name] for field in fields(Length)})
-        yield length, arm_name(run), run["optimizer.lr"], run["seed"], ends[run["id"]]
+        yield length, arm_name(run), run["optimizer.lr"], run["seed"], math.inf if math.isnan(loss) else loss
 
 
 def _of_csv(file: Path) -> Iterator[tuple[Length, str, float, int, float]]:

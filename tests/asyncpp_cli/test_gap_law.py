@@ -135,6 +135,15 @@ def test_runs_that_differ_in_another_axis_are_refused(tmp_path: Path) -> None:
     assert arms == {SYNCHRONOUS: {1e-3: {0: 3.0}}}
 
 
+def test_a_loss_that_is_not_a_number_is_infinite(tmp_path: Path) -> None:
+    axes = ("matrix={optimizer: adamw, schedule: 2bw}", "matrix.optimizer.lr=[1e-3]", "train.steps=16")
+    asyncpp.sweep("quickstart", *TINY, *axes, "exclude=[]", out=tmp_path / "e")
+    [run] = open_experiment(tmp_path / "e").runs
+    record(run, {16: math.nan})
+    [arms] = read([str(tmp_path / "e")], where={}).values()
+    assert arms == {"2bw": {1e-3: {0: math.inf}}}
+
+
 def test_a_run_with_damaged_metrics_is_refused(tmp_path: Path) -> None:
     axes = ("matrix.optimizer.lr=[1e-3]", "train.steps=16")
     matrix = "matrix={optimizer: adamw, schedule: [1f1b, 2bw]}"
