@@ -64,7 +64,16 @@ parallel: {{stages: {RANKS}}}
 train: {{microbatch_size: 1, eval_interval: 24, eval_microbatches: 2, checkpoint_interval: {SAVED_EVERY}}}
 site: {{device: cpu, timeout: 60}}
 """
-CLOCK = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "action_seconds"}
+CLOCK = {
+    "time",
+    "seconds",
+    "steady_seconds",
+    "steady_tokens",
+    "busy",
+    "action_seconds",
+    "load_per_core",
+    "checksum",
+}
 OF_PROCESSES = {"memory"}
 """What a replay, which the killed runs are held against, fills otherwise: it has no buffers for messages."""
 SURVIVORS_TIME = 5.0
