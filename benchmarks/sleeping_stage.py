@@ -89,6 +89,8 @@ class SleepingWeights:
             flat=gradient, owned_views=owned, views=self.parameters, versions=[], loads=torch.zeros(0, 0)
         )
         self._gradient.count = lambda version, loads: self._gradient.versions.append(version)
+        # As many as 2bw has, so that no backward waits for an update.
+        self.gradients = (self._gradient, self._gradient)
         self.version = 0
         self.pending_backwards = 0
         self.replicas = (self,)
