@@ -144,7 +144,8 @@ def test_every_command(environment: str, ended: Callable[[str], Ended]) -> None:
         assert code["status DIR/e"] == 0
         assert code["report DIR/e"] == 0
         assert code["launch DIR/c"] == 1
-        said = errors["launch DIR/c"].splitlines()
+        *said, following = errors["launch DIR/c"].splitlines()
+        assert following.startswith("Next: ")
         assert [line.partition(" could not be started")[0] for line in said] == ["run-0", said[1]]
         reason = "Read-only file system" if environment == "read-only" else "No space left on device"
         assert code["sweep quickstart --out DIR/new"] == (2 if environment == "read-only" else 1)

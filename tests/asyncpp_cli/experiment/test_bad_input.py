@@ -176,7 +176,7 @@ def test_launch_and_train_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     experiment = tmp_path / "experiment"
     assert asyncpp("sweep", "quickstart", "--out", experiment).code == 0
     assert "local" in refused("launch", experiment, "--site", "moon")
-    assert "config.yaml" in refused("train", experiment)
+    assert "names 6 runs; accepted: one run" in refused("train", experiment)
     run = min((experiment / "runs").iterdir())
     assert "torchrun" in refused("train", run)
     assert not (run / "attempts").exists()
