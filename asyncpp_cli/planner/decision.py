@@ -221,7 +221,8 @@ def draw(points: Sequence[Point], *, title: str, file: Path) -> None:
         axes.set_xlabel("GPUs")
         axes.set_ylabel("tokens per step")
         axes.set_title(
-            f"{title}\nsynchronous step time / asynchronous at delay 1\n(tokens/s, synchronous batch doubled)",
+            f"{title}\nsynchronous step time / asynchronous at delay 1\n"
+            "(tokens/s, synchronous batch doubled)",
             fontsize=8,
             loc="left",
         )

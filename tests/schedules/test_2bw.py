@@ -38,7 +38,7 @@ def test_the_smallest_delay_is_the_first_whose_versions_are_there_in_time(p, m, 
             for of_rank in program.actions
         ),
     )
-    with pytest.raises(ScheduleError, match="read before it is written|while the newest of stage 0 is"):
+    with pytest.raises(ScheduleError, match=r"read before it is written|while the newest of stage 0 is"):
         verify(hasty)
     with pytest.raises(ScheduleError, match=f"at least {d}"):
         build("2bw", stages=p, microbatches=m, steps=1, delay=d - 1)
