@@ -162,12 +162,20 @@ class Experiment:
     def figures(self) -> dict[str, go.Figure]:
         """The report's figures that have data, by name.
 
-        Names: `training-loss`, `validation-loss`, `gap`, `throughput`, `sharpness`, and of a tuned experiment
-        `tuning-<key>`; losses are nats per token.
+        Names: `training-loss`, `validation-loss`, `gap`, `throughput`, `busy`, `memory`, `load`, `sharpness`,
+        and of a tuned experiment `tuning-<key>`; losses are nats per token.
         """
-        from asyncpp.figures import figures_of
+        import plotly.graph_objects as go
 
-        return figures_of(self._report(keep_steps=True))
+        from asyncpp_cli.report.formats.charts import charts, loss_charts
+        from asyncpp_cli.report.formats.plotly_charts import plotly_figure
+
+        report = self._report(keep_steps=True)
+        drawn = loss_charts(report.cells) | charts(report.cells, report.tunings)
+        return {
+            name: go.Figure(plotly_figure(chart)).update_layout(template="plotly_white", margin={"t": 20})
+            for name, chart in drawn.items()
+        }
 
     def extend(self, *runs: str, out: str | Path, **changes: Any) -> Experiment:
         """A new experiment whose runs continue these with more steps or another layout, as `asyncpp extend`.

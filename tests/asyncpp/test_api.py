@@ -90,10 +90,10 @@ def test_figures_have_the_numbers_of_the_results(folder: Path) -> None:
     experiment = asyncpp.open(folder)
     figures = experiment.figures()
     results = experiment.results()
-    assert list(figures) == ["training-loss", "validation-loss", "gap", "throughput"]
-    gaps = [trace.x[0] for trace in figures["gap"].data]
+    assert list(figures) == ["training-loss", "validation-loss", "gap", "throughput", "busy"]
+    gaps = figures["gap"].data[0].x
     assert gaps == pytest.approx(results["gap"].drop_nulls().to_list(), abs=1e-6)
-    speeds = [trace.x[0] for trace in figures["throughput"].data]
+    speeds = figures["throughput"].data[0].x
     assert speeds == pytest.approx(results["tokens_per_second"].to_list(), rel=1e-6)
     assert len(figures["training-loss"].data) >= len(results)
 

@@ -126,7 +126,7 @@ def test_names_that_are_not_utf_8_in_every_format(experiment: Path, tmp_path: Pa
     there = experiment.rename(tmp_path / os.fsdecode(b"experiment-\xff"))
     report = replace(report_of(there), name=f"name {EVIL}")
     texts = [to_text(report), to_markdown(report), to_latex(report), to_csv(report.cells)]
-    for text in (*texts, page_data(report.cells)):
+    for text in (*texts, page_data(report.cells, {})):
         text.encode()
     json.loads(to_json(report.cells))
     assert to_parquet(report.cells)

@@ -202,7 +202,7 @@ def test_no_row_whatever_it_holds_stops_the_report(
         assert cells[1]["val_loss"] == 3.0
         assert cells[0]["status"] in ("completed", "damaged")
         written = (to_text(report), to_markdown(report), to_latex(report), to_csv(report.cells))
-        for text in (*written, page_data(report.cells)):
+        for text in (*written, page_data(report.cells, {})):
             assert "2bw" in text
         to_parquet(report.cells)
         to_step_table(report.cells)

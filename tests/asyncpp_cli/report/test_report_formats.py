@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
+from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.report.formats.html.page import to_page
 from asyncpp_cli.report.formats.html.page_data import page_data
 from asyncpp_cli.report.formats.latex import to_latex
@@ -96,7 +97,7 @@ def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
         cells = json.loads(to_json(report.cells))
         in_csv = list(csv.DictReader(io.StringIO(to_csv(report.cells))))
         in_parquet = pl.read_parquet(to_parquet(report.cells)).to_dicts()
-        arms = json.loads(page_data(report.cells))["arms"]
+        on_page = json.loads(page_data(report.cells, charts(report.cells)))
         page = Rows()
         page.feed(page_of(report, folder))
         terminal, markdown = to_text(report), to_markdown(report)
@@ -107,9 +108,11 @@ def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
                     assert (float(in_csv[place][key]), in_parquet[place][key]) == (value, value), key
                 elif value is None:
                     assert (in_csv[place][key], in_parquet[place][key]) == ("", None), key
-            arm = arms[place]
-            for key in ("val_loss", "gap", "gap_low", "gap_high", "tokens_per_second", "busy_by_rank"):
-                assert arm[key] == cell[key], key
+            assert on_page["arms"][place]["val_loss"] == cell["val_loss"]
+            drawn = {name: of_arm(chart["data"][0], place) for name, chart in on_page["charts"].items()}
+            assert drawn["gap"] == cell["gap"]
+            assert drawn["throughput"] == cell["tokens_per_second"]
+            assert drawn["busy"] == cell["busy_by_rank"]
             speed = cell["tokens_per_second"]
             # The tables say them to the digits that they show.
             shown = [
@@ -126,6 +129,13 @@ def test_page_csv_terminal_parquet_and_json_have_the_same_numbers(
             [line] = [line for line in terminal.splitlines() if line.startswith(f"{cell['schedule']} ")]
             assert [text for text in shown if text not in line] == []
             assert [text for text in shown if f" {text} |" not in markdown.splitlines()[4 + place]] == []
+
+
+def of_arm(trace: dict[str, Any], arm: int) -> Any:
+    """What a chart of one row per arm shows of an arm; None: it has no row."""
+    if arm not in trace["meta"]:
+        return None
+    return trace["z" if "z" in trace else "x"][trace["meta"].index(arm)]
 
 
 def test_every_column_that_people_see_is_a_number_of_the_records(tmp_path: Path) -> None:
@@ -173,8 +183,8 @@ def test_names_with_html_in_them_stay_text_on_the_page(hostile: Report, tmp_path
         *(f"experiment/runs/run-{number}/" for number in range(3)),
         "steps.parquet",
     ]
-    assert "<" not in page_data(hostile.cells)
-    assert HOSTILE in json.loads(page_data(hostile.cells))["arms"][1]["name"]
+    assert "<" not in page_data(hostile.cells, {})
+    assert HOSTILE in json.loads(page_data(hostile.cells, {}))["arms"][1]["name"]
 
 
 def test_names_with_latex_in_them_stay_text(hostile: Report) -> None:
@@ -244,9 +254,9 @@ def test_the_curves_of_many_runs_fit_into_what_they_may_take(tmp_path: Path) -> 
                 row["train_loss"] = 7.5 if row["step"] == 201 else 2 + 1 / row["step"]
         experiment.add(settings("1f1b", "muon", seed=seed, **{"train.steps": 400}), rows=rows)
     cells = report_of(experiment.folder, keep_steps=True).cells
-    whole = page_data(cells)
+    whole = page_data(cells, {})
     assert [len(run["train"]["loss"]) for run in json.loads(whole)["arms"][0]["runs"]] == [400] * 8
-    text = page_data(cells, most_characters=20_000)
+    text = page_data(cells, {}, most_characters=20_000)
     assert len(text) <= 20_000 < len(whole)
     for run in json.loads(text)["arms"][0]["runs"]:
         assert (max(run["train"]["loss"]), min(run["train"]["loss"])) == (7.5, 2.0025)

@@ -177,7 +177,7 @@ def test_arms_axes_and_losses_can_be_switched(page: Page) -> None:
 
     click('[data-arm="0"]')
     assert len(traces(page)) == 8
-    assert page.value("document.getElementById('speed-chart').data[0].x.length") == 2
+    assert page.value("document.getElementById('throughput-chart').data[0].x.length") == 2
     click('[data-axis="tokens"]')
     assert {trace["last"] for trace in traces(page) if trace["opacity"] < 1} == {ROWS * 2048}
     click('[data-axis="seconds"]')
@@ -224,11 +224,11 @@ def test_smoothing_is_a_mean_and_leaves_the_raw_data_behind(page: Page) -> None:
 def test_every_chart_and_timeline_is_drawn(page: Page) -> None:
     assert page.value("document.querySelectorAll('#gap-chart .errorbar').length") == 1
     assert page.value("document.querySelectorAll('#busy-chart .hm').length") == 1
-    assert page.value("document.getElementById('memory').hidden")
+    assert page.value("document.getElementById('memory')") is None
     assert page.value("document.querySelectorAll('#load-chart .hm').length") == 1
     assert page.value("document.getElementById('load-chart').data[0].text") == [["1.25", "1.50"]]
     lines = page.value("document.getElementById('sharpness-chart').data.map(t => t.y)")
-    assert lines == [[30, 40], [38, 38]] * 2
+    assert lines == [[30, 40, 40, 30], [30, 40], [38, 38]]
     # Two programs, predicted and measured, on two ranks.
     assert page.value("document.querySelectorAll('svg.gantt .g-rank').length") == 8
     boxes = page.value("[...document.querySelectorAll('svg.gantt rect title')].map(t => t.textContent)")
@@ -245,7 +245,9 @@ def test_names_with_html_are_shown_as_they_are(page: Page) -> None:
     assert page.value("document.querySelector('h1').textContent") == HOSTILE
     arms = page.value("[...document.querySelectorAll('#arm-list label')].map(l => l.textContent)")
     assert any(HOSTILE in arm for arm in arms)
-    rows = page.value("[...document.querySelectorAll('#speed-chart .ytick text')].map(t => t.textContent)")
+    rows = page.value(
+        "[...document.querySelectorAll('#throughput-chart .ytick text')].map(t => t.textContent)"
+    )
     assert any("<img" in row for row in rows)
 
 

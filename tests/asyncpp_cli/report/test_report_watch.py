@@ -112,7 +112,7 @@ def test_figures_are_pictures_of_each_format(tmp_path: Path) -> None:
     done = asyncpp("report", experiment.folder, "--format", "json", "--figures", figures)
     assert done.code == 0, done.errors
     assert len(json.loads(done.output)) == 4
-    names = {"training-loss", "validation-loss", "gap", "throughput", "sharpness"}
+    names = {"training-loss", "validation-loss", "gap", "throughput", "busy", "sharpness"}
     assert {(file.stem, file.suffix) for file in figures.iterdir()} == {
         (name, suffix) for name in names for suffix in (".svg", ".pdf", ".png")
     }

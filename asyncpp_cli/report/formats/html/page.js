@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const { arms, tunings, atFirst } = JSON.parse(document.getElementById("data").textContent);
+  const { arms, charts, atFirst } = JSON.parse(document.getElementById("data").textContent);
   const state = {
     kind: "train", axis: "step", range: "all", seeds: "band", smoothing: 2,
     width: undefined, shown: arms.map((arm) => arm.rank < atFirst),
@@ -10,7 +10,6 @@
   const AXES = { step: "steps", tokens: "tokens" };
   // Replayed runs say nothing about the time that training takes.
   if (arms.some((arm) => arm.runs.some((run) => run.timed))) AXES.seconds = "training time";
-  const MEMORY = Math.max(0, ...arms.flatMap((arm) => arm.peak_memory_by_rank)) >= 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"];
 
   // The page's colours, light or dark; plotly asks for none of them by itself.
   const BLACK = "#000000";
@@ -192,25 +191,49 @@
     return { range: [last / 2, last * 1.01] };
   }
 
-  // A chart of a row per arm; hidden with its section where no arm has the number.
-  function drawRows(name, has, traces, x) {
-    const chart = document.getElementById(`${name}-chart`);
-    const section = chart.closest("section");
-    section.hidden = !arms.some(has);
-    if (section.hidden) return;
-    const rows = shown().filter(has);
-    const narrow = (state.width ?? chart.clientWidth) < 560;
-    const labels = rows.map((arm) => inLines(arm.name, narrow ? 14 : 60).map(plain));
-    const lines = Math.max(1, ...labels.map((label) => label.length));
-    const y = {
-      ...GRID, automargin: true, tickvals: rows.map((_, place) => place), autorange: false,
-      ticktext: labels.map((label) => label.join("<br>")),
-      range: [rows.length - 0.5, -0.5], zeroline: false, fixedrange: true,
+  // The charts beside the losses come drawn for all arms; `meta` names the arm of a trace, or of each of its points.
+  function drawCharts() {
+    for (const [name, figure] of Object.entries(charts)) {
+      const chart = document.getElementById(`${name}-chart`);
+      const { meta, ...given } = inTheme(figure.layout);
+      const rows = meta && ranked.filter((arm) => state.shown[arm] && meta.includes(arm));
+      const layout = { ...LAYOUT, ...given, width: state.width, xaxis: { ...GRID, ...given.xaxis }, yaxis: { ...GRID, ...given.yaxis } };
+      if (rows) Object.assign(layout, layoutOfRows(chart, rows, layout));
+      else if (name.startsWith("tuning-")) Object.assign(layout, { showlegend: true, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" } });
+      const traces = figure.data.map((trace) => ofShown(inTheme(trace), rows)).filter((trace) => trace !== null);
+      Plotly.react(chart, traces, layout, CONFIG);
+    }
+  }
+
+  // As on white paper, in the page's colours.
+  function inTheme(value) {
+    const colours = { [BLACK]: COLOURS["black-arm"], "#57606a": COLOURS.faint, "#ffffff": COLOURS.page };
+    if (Array.isArray(value)) return value.map(inTheme);
+    if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, inTheme(item)]));
+    return colours[value] ?? value;
+  }
+
+  function ofShown(trace, rows) {
+    if (!Array.isArray(trace.meta)) return state.shown[trace.meta] ? trace : null;
+    const kept = trace.meta.map((_, place) => place).filter((place) => state.shown[trace.meta[place]]);
+    const pick = (value) => {
+      if (Array.isArray(value)) return kept.map((place) => value[place]);
+      if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, pick(item)]));
+      return value;
     };
+    const picked = pick(trace);
+    return { ...picked, y: picked.meta.map((arm) => rows.indexOf(arm)) };
+  }
+
+  function layoutOfRows(chart, rows, { yaxis }) {
+    const narrow = (state.width ?? chart.clientWidth) < 560;
+    const labels = rows.map((arm) => inLines(arms[arm].name, narrow ? 14 : 60).map(plain));
+    const lines = Math.max(1, ...labels.map((label) => label.length));
     const height = 90 + rows.length * Math.max(30, 15 * lines + 8);
     // Plotly forgets the height of a layout when the window changes its size.
     chart.style.height = `${height}px`;
-    Plotly.react(chart, traces(rows), { ...LAYOUT, height, width: state.width, xaxis: { ...GRID, ...x }, yaxis: y, bargap: 0.3 }, CONFIG);
+    const y = { tickvals: rows.map((_, place) => place), ticktext: labels.map((label) => label.join("<br>")), range: [rows.length - 0.5, -0.5] };
+    return { height, yaxis: { ...yaxis, ...y, autorange: false, fixedrange: true } };
   }
 
   function inLines(text, most) {
@@ -223,110 +246,9 @@
     return lines;
   }
 
-  const markersOf = (rows) => ({ color: rows.map(colourOf), symbol: rows.map((arm) => arm.marker), size: 11 });
-
-  function drawGaps() {
-    drawRows("gap", (arm) => arm.gap !== null, (rows) => [
-      {
-        type: "scatter", mode: "markers", hovertemplate: "%{x:+.4f}<extra>one seed</extra>",
-        x: rows.flatMap((arm) => arm.gap_by_seed), y: rows.flatMap((arm, place) => arm.gap_by_seed.map(() => place)),
-        marker: { color: "#8c959f", size: 5, symbol: "line-ns-open" },
-      },
-      {
-        type: "scatter", mode: "markers", x: rows.map((arm) => arm.gap), y: rows.map((_, place) => place),
-        text: rows.map((arm) => (arm.gap_low === null ? "one seed: no interval" : `${arm.gap_low.toFixed(4)} to ${arm.gap_high.toFixed(4)}`)),
-        hovertemplate: "%{x:+.4f}, %{text}<extra></extra>", marker: markersOf(rows),
-        error_x: {
-          type: "data", symmetric: false, color: COLOURS.faint, thickness: 1.5, width: 5,
-          array: rows.map((arm) => (arm.gap_high === null ? 0 : arm.gap_high - arm.gap)),
-          arrayminus: rows.map((arm) => (arm.gap_low === null ? 0 : arm.gap - arm.gap_low)),
-        },
-      },
-    ], { title: { text: "gap, nats per token" }, zeroline: true, zerolinewidth: 2, tickformat: "+.3~f" });
-  }
-
-  function drawSpeed() {
-    drawRows("speed", (arm) => arm.tokens_per_second !== null, (rows) => [{
-      type: "bar", orientation: "h", x: rows.map((arm) => arm.tokens_per_second), y: rows.map((_, place) => place),
-      marker: { color: rows.map(colourOf) }, textposition: "inside", insidetextanchor: "start",
-      insidetextfont: { color: rows.map((arm) => (arm.colour === BLACK ? COLOURS.page : "#fff")) },
-      text: rows.map((arm) => (arm.throughput_ratio === null ? "" : `×${arm.throughput_ratio.toFixed(2)}`)),
-      hovertemplate: "%{x:,.0f} tokens/s<extra></extra>",
-      error_x: { type: "data", array: rows.map((arm) => arm.tokens_per_second_std ?? 0), color: COLOURS.faint },
-    }], { title: { text: "tokens per second" }, rangemode: "tozero" });
-  }
-
-  function drawGrid(name, field, form, options, along = "rank") {
-    drawRows(name, (arm) => arm[field].length > 0, (rows) => {
-      const places = Math.max(...rows.map((arm) => arm[field].length), 0);
-      const values = rows.map((arm) => Array.from({ length: places }, (_, place) => arm[field][place] ?? null));
-      const texts = values.map((row) => row.map((value) => (value === null ? "" : form(value))));
-      return rows.length === 0 ? [] : [{
-        type: "heatmap", z: values, x: Array.from({ length: places }, (_, place) => place), y: rows.map((_, place) => place),
-        text: texts, texttemplate: places <= 16 ? "%{text}" : undefined, hovertemplate: "%{x}: %{text}<extra></extra>",
-        colorscale: [[0, COLOURS.page], [1, "#2f8fc4"]], textfont: { color: COLOURS.ink }, xgap: 2, ygap: 2, showscale: false, ...options,
-      }];
-    }, { title: { text: along }, dtick: 1, showgrid: false, zeroline: false });
-  }
-
-  function drawSharpness() {
-    const chart = document.getElementById("sharpness-chart");
-    const section = chart.closest("section");
-    section.hidden = !arms.some((arm) => arm.runs.some((run) => run.sharpness));
-    if (section.hidden) return;
-    // The axis is logarithmic.
-    const positive = (values) => values.map((value) => (value > 0 ? value : null));
-    const traces = shown().flatMap((arm) => arm.runs.filter((run) => run.sharpness).flatMap((run) => {
-      const { step, value, limit, along } = run.sharpness;
-      const name = `${arm.name}, seed ${run.seed}`;
-      const drawn = { x: step, type: "scatter", hovertemplate: HOVER };
-      const marker = { color: colourOf(arm), symbol: arm.marker, size: 6 };
-      return [
-        { ...drawn, y: positive(value), mode: "lines+markers", text: plain(along ? `${name}, along the update` : name), line: lineOf(arm, 1.5), marker },
-        { ...drawn, y: positive(limit), mode: "lines", text: plain(`${name}, limit`), line: { color: colourOf(arm), width: 1, dash: "dot" } },
-      ];
-    }));
-    const x = { ...GRID, title: { text: "steps" }, rangemode: "tozero" };
-    const y = { ...GRID, title: { text: "learning rate times sharpness" }, type: "log" };
-    Plotly.react(chart, traces, { ...LAYOUT, width: state.width, xaxis: x, yaxis: y }, CONFIG);
-  }
-
-  // Loss over a tuned setting: a line for each arm and rung.
-  function drawTunings() {
-    tunings.forEach((tuning, number) => tuning.keys.forEach((key, place) => {
-      const traces = tuning.arms.filter(({ arm }) => state.shown[arm]).flatMap((tuned) => {
-        const arm = arms[tuned.arm];
-        const order = tuned.values.map((_, index) => index).sort((a, b) => (tuned.values[a][place] < tuned.values[b][place] ? -1 : 1));
-        return tuned.rungs.map(({ step, loss }, rung) => {
-          const known = order.filter((index) => loss[index] !== null);
-          const last = rung === tuned.rungs.length - 1;
-          return {
-            type: "scatter", mode: "lines+markers", x: known.map((index) => tuned.values[index][place]), y: known.map((index) => loss[index]),
-            text: plain(`${arm.name}, step ${step}`), hovertemplate: "%{y:.4f} at %{x}<br>%{text}<extra></extra>",
-            name: plain(arm.name), legendgroup: `${tuned.arm}`, showlegend: last,
-            opacity: last ? 1 : 0.25 + (0.5 * rung) / tuned.rungs.length, line: lineOf(arm, 1.5),
-            marker: { color: colourOf(arm), symbol: arm.marker, size: known.map((index) => (last && index === tuned.best ? 13 : 6)) },
-          };
-        });
-      });
-      const x = { ...GRID, title: { text: plain(key) }, ...(tuning.log[place] ? { type: "log", exponentformat: "e", minexponent: 4 } : {}) };
-      const y = { ...GRID, title: { text: "validation loss, nats per token" } };
-      const legend = { orientation: "h", yref: "container", y: 0, yanchor: "bottom" };
-      const chart = document.getElementById(`tuning-${number}-${place}-chart`);
-      const layout = { ...LAYOUT, width: state.width, xaxis: x, yaxis: y, showlegend: true, legend };
-      Plotly.react(chart, traces, layout, CONFIG);
-    }));
-  }
-
   function draw() {
-    drawTunings();
     drawLoss();
-    drawSharpness();
-    drawGaps();
-    drawSpeed();
-    drawGrid("busy", "busy_by_rank", (value) => `${(100 * value).toFixed(0)}%`, { zmin: 0, zmax: 1 });
-    drawGrid("memory", "peak_memory_by_rank", (value) => `${(value / MEMORY[0]).toPrecision(3)} ${MEMORY[1]}`, { zmin: 0 });
-    drawGrid("load", "load_by_block", (value) => value.toFixed(2), { zmin: 1 }, "block of experts");
+    drawCharts();
   }
 
   function choice(name, options, label) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -13,6 +13,7 @@ from urllib.parse import quote
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names, value_text
 from asyncpp_cli.report.analysis.timelines import TimelinePair, timeline_pairs
+from asyncpp_cli.report.formats.charts import Chart, charts
 from asyncpp_cli.report.formats.html.gantt_svg import to_svg
 from asyncpp_cli.report.formats.html.page_data import page_data
 from asyncpp_cli.report.formats.html.table import escaped, html_table
@@ -60,6 +61,9 @@ def to_page(report: Report, *, steps_file: str, folder: Path, assets: Path | Non
     plotly = f"<script>{get_plotlyjs() if assets is None else ''}</script>"
     if assets is not None:
         plotly = f'<script src="{escape(_relative(assets / plotly_file(), folder))}"></script>'
+    drawn = charts(report.cells, report.tunings)
+    tuned = {name: chart for name, chart in drawn.items() if name.startswith("tuning-")}
+    beside = {name: chart for name, chart in drawn.items() if name not in tuned}
     name = escaped(report.name)
     resources = files(__package__)
     parts = [
@@ -71,18 +75,13 @@ def to_page(report: Report, *, steps_file: str, folder: Path, assets: Path | Non
         f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p></header><main>",
         _section("answer", "Summary", _list(report.summary)),
         _section("table", "Cells", _tables(report)),
-        _section("tuning", "Tuning", _tunings(report)),
+        _section("tuning", "Tuning", _tunings(report, tuned)),
         _section("curves", "Loss", _CURVES + _curves_note(steps_file)),
-        _section("gaps", "Gap to the synchronous counterpart", _GAPS),
-        _section("speed", "Throughput", _SPEED),
-        _section("busy", "Busy share of each rank", _BUSY),
-        _section("memory", "Peak memory of each rank", _MEMORY),
-        _section("load", "Load of experts", _LOAD),
-        _section("sharpness", "Learning rate times sharpness", _SHARPNESS),
+        *(_section(name, escaped(chart.title), _chart(name, chart)) for name, chart in beside.items()),
         _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
         _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
         f"</main><footer><p>Written by asyncpp {escaped(asyncpp_version())}.</p></footer>",
-        f'<script type="application/json" id="data">{page_data(report.cells, report.tunings)}</script>',
+        f'<script type="application/json" id="data">{page_data(report.cells, drawn)}</script>',
         plotly,
         f"<script>{resources.joinpath('page.js').read_text(encoding='utf-8')}</script>",
         "</body></html>",
@@ -93,36 +92,6 @@ def to_page(report: Report, *, steps_file: str, folder: Path, assets: Path | Non
 _CURVES = """
 <div class="controls" id="controls"></div>
 <div class="columns"><div class="chart tall" id="loss-chart"></div><div id="arm-list"></div></div>
-"""
-_GAPS = """
-<p>Validation loss minus that of the synchronous counterpart, in nats per token. Bars are 95% intervals from
-the differences between runs with the same seed; small marks are these differences.</p>
-<div class="chart" id="gap-chart"></div>
-"""
-_SPEED = """
-<p>Tokens per second in steady state, mean and standard deviation over seeds. In the bar: the ratio to the
-synchronous counterpart.</p><div class="chart" id="speed-chart"></div>
-"""
-_BUSY = """
-<p>Share of the steady state in which a rank did not wait, mean over seeds.</p>
-<div class="chart" id="busy-chart"></div>
-"""
-_LOAD = """
-<p>Tokens of the busiest expert of an update over the mean of all experts, in each block of experts in the
-last segment; mean over seeds. The chart of losses can show it over time.</p>
-<div class="chart" id="load-chart"></div>
-"""
-_SHARPNESS = """
-<p>Learning rate times preconditioned sharpness of each run, and dotted the stability limit of its optimizer's
-momentum at its delay. Of optimizers without a diagonal preconditioner: along the update alone.</p>
-<div class="chart" id="sharpness-chart"></div>
-"""
-_MEMORY = """<p>Peak memory, the largest over seeds.</p><div class="chart" id="memory-chart"></div>"""
-
-
-_TUNING = """
-<p>Validation loss over the tuned setting at each rung; the farther a rung, the darker. Large marks are the
-best of each arm. Losses at different rungs are after different numbers of steps.</p>
 """
 _EVERY_COLUMN = '<label class="every-column"><input type="checkbox" id="every-column"> all columns</label>'
 
@@ -150,19 +119,21 @@ def _tables(report: Report) -> str:
     return f"{pivot}{_EVERY_COLUMN}{cells}{problems}{conditions}"
 
 
-def _tunings(report: Report) -> str:
-    """A table of the arms and a chart for each tuned key, of every tuning."""
+def _chart(name: str, chart: Chart) -> str:
+    return f'<p>{escaped(chart.about)}</p><div class="chart" id="{escaped(name)}-chart"></div>'
+
+
+def _tunings(report: Report, tuned: Mapping[str, Chart]) -> str:
+    """A table of the arms of every tuning, and a chart for each tuned key."""
     parts = []
-    for number, tuning in enumerate(report.tunings):
+    for tuning in report.tunings:
         columns, rows = table(tuning.plan, tuning.arms)
         head = "".join(f"<th>{escaped(column)}</th>" for column in columns)
         body = "".join(f"<tr>{''.join(f'<td>{escaped(text)}</td>' for text in row)}</tr>" for row in rows)
         parts.append(
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         )
-        for place in range(len(tuning.plan.keys)):
-            parts.append(f'<div class="chart tall" id="tuning-{number}-{place}-chart"></div>')
-    return _TUNING + "".join(parts) if parts else ""
+    return "".join([*parts, *(_chart(name, chart) for name, chart in tuned.items())])
 
 
 def _curves_note(steps_file: str) -> str:

@@ -4,34 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
-from asyncpp_cli.report.analysis.tuned_arms import is_logarithmic, tuned_arms
+from asyncpp_cli.report.formats.charts import Chart, styles
+from asyncpp_cli.report.formats.plotly_charts import plotly_figure
 from asyncpp_cli.report.load.curves import curve, kept_indices
-from asyncpp_cli.report.load.diagnostics import sharpness_curve
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.column import as_plain
 from asyncpp_cli.report.tables.columns import records
-from asyncpp_cli.report.tables.styles import styles
-from asyncpp_cli.tune.result import Tuning
-from asyncpp_cli.tune.standing import ArmStanding
 
 MOST_CHARACTERS = 2_600_000
 """Limit of the data: with plotly's five megabytes and the tables, the page stays under eight."""
 
 MOST_AT_FIRST = 12
 """Arms that charts show at most until others are chosen."""
-
-_CHARTED = (
-    *("status", "n", "val_loss", "gap", "gap_low", "gap_high", "tokens_per_second", "tokens_per_second_std"),
-    *("throughput_ratio", "busy_by_rank", "peak_memory_by_rank", "load_by_block"),
-)
-"""Fields of a cell's record that the charts show."""
 
 _MOST_BINS = 1000
 _CHARACTERS_OF_A_BIN = 70
@@ -40,18 +31,25 @@ _FEWEST_BINS = 8
 
 def page_data(
     cells: Sequence[CellResult],
-    tunings: Sequence[Tuning] = (),
+    charts: Mapping[str, Chart],
     *,
     most_characters: int = MOST_CHARACTERS,
 ) -> str:
-    """The data as JSON, safe inside a `script` element."""
+    """The data as JSON, safe inside a `script` element.
+
+    Args:
+        cells: of the report.
+        charts: beside the curves, by name.
+        most_characters: to which curves are thinned.
+    """
+    figures = {name: as_plain(plotly_figure(chart)) for name, chart in charts.items()}
     runs = sum(len(cell.runs) for cell in cells)
     bins = min(_MOST_BINS, max(_FEWEST_BINS, most_characters // (_CHARACTERS_OF_A_BIN * max(runs, 1))))
-    text = _encoded(cells, tunings, bins)
+    text = _encoded(cells, figures, bins)
     while len(text) > most_characters and bins > _FEWEST_BINS:
         # Nearly in proportion: evaluations and short runs are not thinned further.
         bins = max(_FEWEST_BINS, min(bins - 1, int(bins * 0.85 * most_characters / len(text))))
-        text = _encoded(cells, tunings, bins)
+        text = _encoded(cells, figures, bins)
     return text
 
 
@@ -80,7 +78,7 @@ def ranks(cells: Sequence[CellResult]) -> tuple[list[int], int]:
     return [ordered.index(place) for place in range(len(cells))], min(MOST_AT_FIRST, len(first))
 
 
-def _encoded(cells: Sequence[CellResult], tunings: Sequence[Tuning], bins: int) -> str:
+def _encoded(cells: Sequence[CellResult], figures: Mapping[str, Any], bins: int) -> str:
     places, at_first = ranks(cells)
     drawn = zip(cells, records(cells), arm_names(cells), styles(cells), places, strict=True)
     arms = [
@@ -90,8 +88,7 @@ def _encoded(cells: Sequence[CellResult], tunings: Sequence[Tuning], bins: int) 
             "colour": style.colour,
             "dash": style.dash,
             "marker": style.marker,
-            **{name: fields[name] for name in _CHARTED},
-            "gap_by_seed": as_plain(cell.gap_pairs.differences if cell.gap_pairs is not None else []),
+            **{name: fields[name] for name in ("status", "n", "val_loss")},
             "runs": [_run(run, bins) for run in cell.runs],
         }
         for cell, fields, name, style, rank in drawn
@@ -99,33 +96,11 @@ def _encoded(cells: Sequence[CellResult], tunings: Sequence[Tuning], bins: int) 
     content = {
         "arms": arms,
         "atFirst": at_first,
-        "tunings": [_tuning(tuning, cells) for tuning in tunings],
+        "charts": figures,
     }
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     # Nothing that ends the script element or begins a comment in it.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _tuning(tuning: Tuning, cells: Sequence[CellResult]) -> dict[str, Any]:
-    """For each arm its place among the cells, and the mean losses of its candidates at every rung."""
-    return {
-        "keys": list(tuning.plan.keys),
-        "log": [is_logarithmic(tuning, key) for key in tuning.plan.keys],
-        "arms": [_tuned(arm.place, arm.standing) for arm in tuned_arms(tuning, cells)],
-    }
-
-
-def _tuned(place: int, standing: ArmStanding) -> dict[str, Any]:
-    candidates = standing.candidates
-    return {
-        "arm": place,
-        "best": None if standing.best is None else candidates.index(standing.best),
-        "values": [list(compared.candidate.values.values()) for compared in candidates],
-        "rungs": [
-            {"step": step, "loss": _rounded(compared.losses.get(step, math.nan) for compared in candidates)}
-            for step in standing.arm.rungs
-        ],
-    }
 
 
 def _run(run: RunResult, bins: int) -> dict[str, Any]:
@@ -156,24 +131,7 @@ def _run(run: RunResult, bins: int) -> dict[str, Any]:
         }
     if load := _load(run, bins):
         fields["load"] = load
-    if sharpness := _sharpness(run, bins):
-        fields["sharpness"] = sharpness
     return fields
-
-
-def _sharpness(run: RunResult, bins: int) -> dict[str, Any] | None:
-    drawn = sharpness_curve(run.measurement.diagnostics)
-    if drawn is None:
-        return None
-    values = np.array([math.nan if value is None else value for value in drawn.values])
-    kept = kept_indices(values, max(1, -(-len(values) // bins)))
-    limits = [drawn.limits[index] for index in kept]
-    return {
-        "step": [drawn.steps[index] for index in kept],
-        "value": _rounded(values[kept]),
-        "limit": _rounded(math.nan if limit is None else limit for limit in limits),
-        "along": drawn.along_update,
-    }
 
 
 def _load(run: RunResult, bins: int) -> dict[str, Any] | None:
