@@ -1,0 +1,477 @@
+"""The charts of a report, each described once: the page, notebooks and figures for papers draw the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+
+from asyncpp_cli.plain_text import printable
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.load.curves import Floats, band, curve
+from asyncpp_cli.report.load.diagnostics import by_step, sharpness_curve
+from asyncpp_cli.tables import printed
+from asyncpp_cli.tune.result import Tuning
+from asyncpp_cli.tune.standing import ArmStanding
+
+HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Hues for colour-blind readers (Okabe and Ito, 2008), without yellow, which is faint on white."""
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+"""plotly's names."""
+
+MARKERS = ("circle", "square", "diamond", "triangle-up", "x")
+"""plotly's names; as many as dashes."""
+
+_RAW_BINS = 400
+_SMOOTH_BINS = 60
+"""Bins whose means make the line of a training loss."""
+
+_MIB, _GIB = 2**20, 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """The look of an arm; the dash and marker serve readers who do not see the colour."""
+
+    colour: str
+    dash: str
+    marker: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a chart, or a band around one."""
+
+    arm: int
+    """Place of its cell in the report."""
+    name: str
+    colour: str
+    dash: str = "solid"
+    marker: str | None = None
+    x: Sequence[Any]
+    y: Sequence[float | None]
+    high: Sequence[float | None] | None = None
+    """Upper edge of a band, whose lower edge is `y`; None: a line."""
+    in_legend: bool = True
+    width: float = 1.5
+    opacity: float = 1.0
+    best: int | None = None
+    """Place of a point to mark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An arm in a chart of one row per arm."""
+
+    arm: int
+    name: str
+    style: Style
+    values: Sequence[float]
+    """One number, or in a grid those of its fields."""
+    texts: Sequence[str] = ()
+    """The values in words: in the fields of a grid, in a bar."""
+    below: float | None = None
+    above: float | None = None
+    """Length of the error bar to either side."""
+    marks: Sequence[float] = ()
+    """Small marks beside the value: the same of each seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart as the renderers draw it."""
+
+    title: str
+    about: str
+    """What it shows, in a sentence or two."""
+    kind: Literal["lines", "points", "bars", "grid"]
+    x: str
+    """Title of the axis."""
+    y: str = ""
+    logarithmic: Literal["", "x", "y"] = ""
+    lines: Sequence[Line] = ()
+    rows: Sequence[Row] = ()
+    lowest: float | None = None
+    highest: float | None = None
+    """Of a grid: the values at the ends of the colour scale; None: those of the rows."""
+
+    @property
+    def has_data(self) -> bool:
+        return bool(self.lines or self.rows)
+
+
+Arm = tuple[CellResult, str, Style]
+
+
+def charts(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> dict[str, Chart]:
+    """The charts that have data, by name; without those of losses over time, which the page draws from every
+    run (`loss_charts`)."""
+    arms = _arms(cells)
+    drawn = {name: draw(arms) for name, draw in _CHARTS.items()}
+    many = len(tunings) > 1
+    for number, tuning in enumerate(tunings, 1):
+        for key in tuning.plan.keys:
+            drawn[f"tuning-{number}-{key}" if many else f"tuning-{key}"] = _tuning(arms, tuning, key)
+    return {name: chart for name, chart in drawn.items() if chart.has_data}
+
+
+def loss_charts(cells: Sequence[CellResult]) -> dict[str, Chart]:
+    """Training and validation loss over time, if a run has them: arms with several seeds are a mean in a band
+    of one standard deviation."""
+    arms = _arms(cells)
+    drawn = {"training-loss": _training(arms), "validation-loss": _validation(arms)}
+    return {name: chart for name, chart in drawn.items() if chart.has_data}
+
+
+def styles(cells: Sequence[CellResult]) -> list[Style]:
+    """A style for each cell.
+
+    If there are few enough, the colour stands for optimizer, model and further keys, and the dash for
+    schedule and correction; otherwise all styles are used in turn.
+    """
+    families = list(dict.fromkeys(_family(cell) for cell in cells))
+    variants = list(dict.fromkeys(_variant(cell) for cell in cells))
+    if len(families) > 1 and len(families) <= len(HUES) and len(variants) <= len(DASHES):
+        return [_style(families.index(_family(cell)), variants.index(_variant(cell))) for cell in cells]
+    return [_style(index % len(HUES), index // len(HUES) % len(DASHES)) for index in range(len(cells))]
+
+
+def _style(hue: int, dash: int) -> Style:
+    return Style(colour=HUES[hue], dash=DASHES[dash], marker=MARKERS[dash])
+
+
+def _family(cell: CellResult) -> tuple[str, ...]:
+    further = (
+        f"{key}={value!r}"
+        for key, value in cell.axes.items()
+        if not key.startswith("correction.") and key not in cell.chosen
+    )
+    return (cell.optimizer, cell.model, *further)
+
+
+def _variant(cell: CellResult) -> tuple[str, ...]:
+    corrections = (f"{key}={value!r}" for key, value in cell.axes.items() if key.startswith("correction."))
+    return (cell.schedule, f"{cell.error_feedback!r}", *corrections)
+
+
+def _arms(cells: Sequence[CellResult]) -> list[Arm]:
+    names = [printable(name) for name in arm_names(cells)]
+    return list(zip(cells, names, styles(cells), strict=True))
+
+
+def _training(arms: Sequence[Arm]) -> Chart:
+    lines: list[Line] = []
+    for place, (cell, name, style) in enumerate(arms):
+        runs = [run.steps for run in cell.runs if run.steps is not None and len(run.steps)]
+        if len(runs) == 1:
+            raw = curve(runs[0], most_bins=_RAW_BINS)
+            lines.append(
+                Line(
+                    arm=place,
+                    name=name,
+                    colour=style.colour,
+                    x=raw.steps.tolist(),
+                    y=_known(raw.losses),
+                    in_legend=False,
+                    width=0.6,
+                    opacity=0.25,
+                )
+            )
+        binned = [curve(steps, most_bins=_SMOOTH_BINS) for steps in runs]
+        curves = [(line.mean_steps, line.mean_losses) for line in binned]
+        lines += _mean_in_a_band(place, name, style, curves, marker=None)
+    return Chart(
+        title="Training loss",
+        about="Mean over bins of steps; behind a single run its steps.",
+        kind="lines",
+        x="steps",
+        y="training loss, nats per token",
+        lines=lines,
+    )
+
+
+def _validation(arms: Sequence[Arm]) -> Chart:
+    lines: list[Line] = []
+    for place, (cell, name, style) in enumerate(arms):
+        curves = [
+            (
+                np.array([evaluation.tokens for evaluation in evaluations], dtype=np.float64),
+                np.array([evaluation.val_loss for evaluation in evaluations], dtype=np.float64),
+            )
+            for run in cell.runs
+            if (evaluations := run.measurement.evaluations)
+        ]
+        lines += _mean_in_a_band(place, name, style, curves, marker=style.marker)
+    return Chart(
+        title="Validation loss",
+        about="At each evaluation.",
+        kind="lines",
+        x="tokens",
+        y="validation loss, nats per token",
+        lines=lines,
+    )
+
+
+def _mean_in_a_band(
+    arm: int, name: str, style: Style, curves: Sequence[tuple[Floats, Floats]], *, marker: str | None
+) -> list[Line]:
+    """The mean of an arm's runs with a band of one standard deviation, or its runs where there is no mean."""
+    lines: list[Line] = []
+    spread = band(curves)
+    if spread is not None:
+        low, high = spread.mean - spread.std, spread.mean + spread.std
+        lines.append(_band(arm, name, style, spread.x.tolist(), _known(low), _known(high)))
+        curves = [(spread.x, spread.mean)]
+    for number, (x, y) in enumerate(curves):
+        lines.append(
+            Line(
+                arm=arm,
+                name=name,
+                colour=style.colour,
+                dash=style.dash,
+                marker=marker,
+                x=x.tolist(),
+                y=_known(y),
+                in_legend=number == 0,
+            )
+        )
+    return lines
+
+
+def _band(
+    arm: int,
+    name: str,
+    style: Style,
+    x: Sequence[Any],
+    low: Sequence[float | None],
+    high: Sequence[float | None],
+) -> Line:
+    """A band between two curves, as far as both are known."""
+    known = [place for place in range(len(x)) if low[place] is not None and high[place] is not None]
+    return Line(
+        arm=arm,
+        name=name,
+        colour=style.colour,
+        x=[x[place] for place in known],
+        y=[low[place] for place in known],
+        high=[high[place] for place in known],
+        in_legend=False,
+        width=0,
+        opacity=0.18,
+    )
+
+
+def _known(values: Floats) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _gaps(arms: Sequence[Arm]) -> Chart:
+    rows = []
+    for place, (cell, name, style) in enumerate(arms):
+        if cell.gap is None or not math.isfinite(cell.gap):
+            continue
+        interval = cell.gap_interval
+        rows.append(
+            Row(
+                arm=place,
+                name=name,
+                style=style,
+                values=[cell.gap],
+                texts=[
+                    "one seed: no interval"
+                    if interval is None
+                    else f"{interval.low:.4f} to {interval.high:.4f}"
+                ],
+                below=None if interval is None else cell.gap - interval.low,
+                above=None if interval is None else interval.high - cell.gap,
+                marks=[] if cell.gap_pairs is None else cell.gap_pairs.differences,
+            )
+        )
+    return Chart(
+        title="Gap to the synchronous counterpart",
+        about="Validation loss minus that of the synchronous counterpart, in nats per token. Bars are 95% "
+        "intervals from the differences between runs with the same seed; small marks are these differences.",
+        kind="points",
+        x="gap to the synchronous counterpart, nats per token",
+        rows=rows,
+    )
+
+
+def _throughput(arms: Sequence[Arm]) -> Chart:
+    rows = [
+        Row(
+            arm=place,
+            name=name,
+            style=style,
+            values=[speed.mean],
+            texts=["" if cell.throughput_ratio is None else f"×{cell.throughput_ratio:.2f}"],
+            below=speed.std,
+            above=speed.std,
+        )
+        for place, (cell, name, style) in enumerate(arms)
+        if (speed := cell.tokens_per_second) is not None
+    ]
+    return Chart(
+        title="Throughput",
+        about="Tokens per second in steady state, mean and standard deviation over seeds. In the bar: the "
+        "ratio to the synchronous counterpart.",
+        kind="bars",
+        x="tokens per second",
+        rows=rows,
+    )
+
+
+def _grid(
+    arms: Sequence[Arm], values: Callable[[CellResult], Sequence[float]], text: Callable[[float], str]
+) -> list[Row]:
+    return [
+        Row(arm=place, name=name, style=style, values=known, texts=[text(value) for value in known])
+        for place, (cell, name, style) in enumerate(arms)
+        if (known := values(cell))
+    ]
+
+
+def _busy(arms: Sequence[Arm]) -> Chart:
+    return Chart(
+        title="Busy share of each rank",
+        about="Share of the steady state in which a rank did not wait, mean over seeds.",
+        kind="grid",
+        x="rank",
+        rows=_grid(arms, lambda cell: cell.busy_by_rank, "{:.0%}".format),
+        lowest=0,
+        highest=1,
+    )
+
+
+def _memory(arms: Sequence[Arm]) -> Chart:
+    largest = max((peak for cell, _, _ in arms for peak in cell.peak_memory), default=0)
+    unit, name = (_GIB, "GiB") if largest >= _GIB else (_MIB, "MiB")
+    return Chart(
+        title="Peak memory of each rank",
+        about="Peak memory, the largest over seeds.",
+        kind="grid",
+        x="rank",
+        rows=_grid(arms, lambda cell: cell.peak_memory, lambda peak: f"{peak / unit:.3g} {name}"),
+        lowest=0,
+    )
+
+
+def _load(arms: Sequence[Arm]) -> Chart:
+    return Chart(
+        title="Load of experts",
+        about="Tokens of the busiest expert of an update over the mean of all experts, in each block of "
+        "experts in the last segment; mean over seeds. On the page, the chart of losses shows it over time.",
+        kind="grid",
+        x="block of experts",
+        rows=_grid(arms, lambda cell: cell.load_by_block, "{:.2f}".format),
+        lowest=1,
+    )
+
+
+def _sharpness(arms: Sequence[Arm]) -> Chart:
+    lines: list[Line] = []
+    for place, (cell, name, style) in enumerate(arms):
+        curves = [sharpness_curve(run.measurement.diagnostics) for run in cell.runs]
+        known = [drawn for drawn in curves if drawn is not None]
+        values = by_step((drawn.steps, drawn.values) for drawn in known)
+        limits = by_step((drawn.steps, drawn.limits) for drawn in known)
+        if not values:
+            continue
+        steps = list(values)
+        low, high, middle = ([_positive(of(there)) for there in values.values()] for of in (min, max, median))
+        lines.append(_band(place, name, style, steps, low, high))
+        label = f"{name}, along the update" if known[0].along_update else name
+        look: dict[str, Any] = {"arm": place, "colour": style.colour}
+        lines.append(Line(**look, name=label, dash=style.dash, marker=style.marker, x=steps, y=middle))
+        limit = [_positive(median(there)) for there in limits.values()]
+        lines.append(
+            Line(**look, name=f"{name}, limit", dash="dot", x=list(limits), y=limit, in_legend=False, width=1)
+        )
+    return Chart(
+        title="Learning rate times sharpness",
+        about="Learning rate times preconditioned sharpness, the median in a band of all runs, and dotted "
+        "the stability limit of the optimizer's momentum at its delay. Of optimizers without a diagonal "
+        "preconditioner: along the update alone.",
+        kind="lines",
+        x="steps",
+        y="learning rate times sharpness (dotted: limit)",
+        logarithmic="y",
+        lines=lines,
+    )
+
+
+def _positive(value: float) -> float | None:
+    """The value if a logarithmic axis can show it."""
+    return value if value > 0 else None
+
+
+def _tuning(arms: Sequence[Arm], tuning: Tuning, key: str) -> Chart:
+    """Loss over a tuned key: a line for each arm and rung that candidates have reached."""
+    lines: list[Line] = []
+    place_of = {run.id: place for place, (cell, _, _) in enumerate(arms) for run in cell.runs}
+    for standing in tuning.arms:
+        places = [place_of[run] for run in standing.leading.candidate.runs if run in place_of]
+        if places:
+            _, name, style = arms[places[0]]
+            lines += _tuned_lines(standing, key, arm=places[0], name=name, style=style)
+    spaced = tuning.plan.question.over[tuning.plan.keys.index(key)]
+    return Chart(
+        title=printable(key),
+        about="Validation loss over the tuned setting at each rung; the farther a rung, the darker. Large "
+        "marks are the best of each arm. Losses at different rungs are after different numbers of steps.",
+        kind="lines",
+        x=printable(key),
+        y="validation loss, nats per token",
+        logarithmic="x" if spaced.endswith(":log") else "",
+        lines=lines,
+    )
+
+
+def _tuned_lines(standing: ArmStanding, key: str, *, arm: int, name: str, style: Style) -> list[Line]:
+    """The candidates of an arm by increasing value of the key; values that are not all numbers are text, in
+    the order of the plan. The best candidate is marked in the last rung."""
+    plotted = [(compared.candidate.values[key], compared) for compared in standing.candidates]
+    if all(isinstance(value, (int, float)) for value, _ in plotted):
+        plotted.sort(key=lambda pair: pair[0])
+    else:
+        plotted = [(printed(key, value), compared) for value, compared in plotted]
+    rungs = {
+        step: reached
+        for step in standing.arm.rungs
+        if (reached := [(value, compared) for value, compared in plotted if step in compared.losses])
+    }
+    lines = []
+    for number, (step, reached) in enumerate(rungs.items()):
+        is_last = step == standing.arm.rungs[-1]
+        marked = [place for place, (_, compared) in enumerate(reached) if compared is standing.best]
+        lines.append(
+            Line(
+                arm=arm,
+                name=name if number == len(rungs) - 1 else f"{name}, step {step}",
+                colour=style.colour,
+                dash=style.dash,
+                marker=style.marker,
+                x=[value for value, _ in reached],
+                y=[compared.losses[step] for _, compared in reached],
+                in_legend=number == len(rungs) - 1,
+                opacity=1.0 if is_last else 0.25 + 0.5 * number / len(rungs),
+                best=marked[0] if is_last and marked else None,
+            )
+        )
+    return lines
+
+
+_CHARTS: dict[str, Callable[[Sequence[Arm]], Chart]] = {
+    "gap": _gaps,
+    "throughput": _throughput,
+    "busy": _busy,
+    "memory": _memory,
+    "load": _load,
+    "sharpness": _sharpness,
+}
