@@ -118,7 +118,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     shown = [value_of(source, names) for source in sources]
     assert shown[1] is True
     assert shown[2]["schedule"].to_list() == ["1f1b", "2bw", "2bw"]
-    assert len(shown[3].data) == 3
+    assert sum(trace.showlegend for trace in shown[3].data) == 3
     assert set(shown[4]["step"]) == {2}
 
 

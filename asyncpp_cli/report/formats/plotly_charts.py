@@ -93,7 +93,7 @@ def _rows(chart: Chart) -> dict[str, Any]:
 
 
 def _points(chart: Chart, layout: dict[str, Any]) -> list[dict[str, Any]]:
-    layout["xaxis"] |= {"zeroline": True, "zerolinewidth": 2, "tickformat": "+.3~f"}
+    layout["xaxis"] |= {"rangemode": "tozero", "zeroline": True, "zerolinewidth": 2, "tickformat": "+.3~f"}
     marks = [(row.arm, mark, place) for place, row in enumerate(chart.rows) for mark in row.marks]
     styles = [row.style for row in chart.rows]
     return [

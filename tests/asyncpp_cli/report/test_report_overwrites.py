@@ -59,6 +59,6 @@ def test_figures_replace_figures_and_nothing_else(experiment: Path, tmp_path: Pa
     assert sorted(path.name for path in figures.iterdir()) == ["deep", "gap.svg"]
     own.unlink()
     assert asyncpp("report", experiment, "--figures", figures).code == 0
-    assert len(list(figures.iterdir())) == 13
+    assert len(list(figures.iterdir())) == 16
     assert asyncpp("report", experiment, "--figures", figures).code == 0  # its own are replaced
-    assert len(list(figures.iterdir())) == 13
+    assert len(list(figures.iterdir())) == 16
