@@ -2,13 +2,11 @@
 
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30 --ahead-v 2
-    python benchmarks/pipeline.py --ranks 2 --microbatches 2 --real
     python benchmarks/pipeline.py --ranks 4 --microbatches 8 --data 2 --reduce-ms 100
 
 Compute is emulated: a stage sleeps a known time, twice as long backward as forward, so that many ranks can be
-measured on few cores. With `--real` every stage is a small decoder, one thread per rank. Times are per step
-in steady state, the median over `--rounds` rounds in which the arms take turns, so that a noisy machine meets
-all alike.
+measured on few cores. Times are per step in steady state, the median over `--rounds` rounds in which the arms
+take turns, so that a noisy machine meets all alike.
 
 With `--data` there are several pipelines that add their gradients, and instead of torch's schedule each of
 ours runs a second time over a network on which a reduction takes `--reduce-ms`. A schedule that flushes
@@ -29,7 +27,6 @@ import platform
 import queue
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,23 +34,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from real_stage import real_config, real_stage
-from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights, SlowNetwork, left_to_hide
-from torch_1f1b import torchs
+import torch.distributed as dist
+from sleeping_stage import (
+    SHAPE,
+    EmulatedBatches,
+    NoUpdate,
+    SleepingStage,
+    SleepingWeights,
+    SlowNetwork,
+    left_to_hide,
+)
 
 from schedules import Program, ScheduleError, build
 from stages.comm.collectives import DistributedGroup
 from stages.comm.process import Process, connected
 from stages.comm.topology import connect
 from stages.config import RunConfig
-from stages.data.batches import Batches
-from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
-from stages.model.head_loss import next_token_loss
-from stages.pipeline.build import build_ranks
 from stages.pipeline.clock import HostClock
 from stages.pipeline.executor import RankExecutor
-from stages.pipeline.initial_broadcast import broadcast_initial_weights
 from stages.update.optimizer_step import StageState
 from stages.update.step_decision import UpdateRules
 from stages.update.update_stream import OneStream
@@ -83,41 +82,28 @@ def ours(
         process,
         rank_of_stage=rank_of_stage,
         data_ranks=options.data,
-        shape=(options.batch, options.context, options.width) if options.real else SHAPE,
+        shape=SHAPE,
         dtype=torch.float32,
         common_step=True,
     )
     if reduce_ms:
         connection = replace(connection, data=slow_group(process, options, schedule, seconds=reduce_ms / 1e3))
-    if options.real:
-        config = real_config(options, schedule)
-        (rank,) = build_ranks(
-            config,
-            connections=[connection],
-            corpus=prepare(config.data),
-            device=process.device,
-            on_step=lambda result: None,
-            stop=never,
-        )
-        broadcast_initial_weights([rank], in_process=False)
-        executor = rank.executor
-    else:
-        own = [stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank]
-        seconds = options.forward_ms / 1e3 / len(own)
-        executor = RankExecutor(
-            rank=connection.rank,
-            stages={
-                stage: StageState(weights=SleepingWeights(seconds, data=connection.data), update=NoUpdate())
-                for stage in own
-            },
-            connection=connection,
-            batches=EmulatedBatches(),
-            rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
-            clock=HostClock(),
-            streams=OneStream(),
-            on_step=lambda result: None,
-            stop=never,
-        )
+    own = [stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank]
+    seconds = options.forward_ms / 1e3 / len(own)
+    executor = RankExecutor(
+        rank=connection.rank,
+        stages={
+            stage: StageState(weights=SleepingWeights(seconds, data=connection.data), update=NoUpdate())
+            for stage in own
+        },
+        connection=connection,
+        batches=EmulatedBatches(),
+        rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
+        clock=HostClock(),
+        streams=OneStream(),
+        on_step=lambda result: None,
+        stop=never,
+    )
 
     def segment() -> float:
         nonlocal step
@@ -142,35 +128,43 @@ def slow_group(
     return DistributedGroup(slow, rank=data_rank, size=options.data)
 
 
-def pure_compute(process: Process, options: argparse.Namespace) -> Callable[[], float]:
-    """What the micro-batches of a step take a stage that never waits, all ranks computing at once:
-    seconds."""
-    if not options.real:
-        return lambda: 3 * options.forward_ms / 1e3 * options.microbatches
-    module = real_stage(process, options)
-    config = real_config(options, "1f1b")
-    data = Batches(config, prepare(config.data), device=process.device)
-    rank = process.rank // options.data
-    given = (
-        data.tokens(0)
-        if rank == 0
-        else torch.randn((options.batch, options.context, options.width), requires_grad=True)
-    )
-    gradient = torch.randn((options.batch, options.context, options.width))
+def torchs(process: Process, options: argparse.Namespace, *, steps: int) -> Callable[[], float]:
+    """So many steps of torch's Schedule1F1B: seconds per step."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    def microbatch() -> None:
-        out = module(given)
-        if rank == options.ranks - 1:
-            next_token_loss(out, data.targets(0)).backward()
+    # torch's pipeline wants a group of all processes; ours has none.
+    dist.init_process_group("gloo", store=process.store, rank=process.rank, world_size=process.size)  # noqa: TID251
+    first, last = process.rank == 0, process.rank == process.size - 1
+    count = options.microbatches
+    module = SleepingStage(options.forward_ms / 1e3, data=1)
+    activation = torch.zeros(SHAPE, requires_grad=True)
+    tokens = torch.zeros((count, *SHAPE[1:]), requires_grad=True)
+    targets = torch.zeros((count, SHAPE[1]), dtype=torch.long)
+    stage = PipelineStage(
+        module,
+        process.rank,
+        process.size,
+        process.device,
+        input_args=(activation,),
+        output_args=(activation,),
+        group=dist.group.WORLD,
+    )
+    schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=next_token_loss)
+
+    def step() -> None:
+        if first:
+            schedule.step(tokens)
+        elif last:
+            schedule.step(target=targets)
         else:
-            out.backward(gradient)
+            schedule.step()
 
     def segment() -> float:
-        microbatch()
+        step()
         started = time.perf_counter()
-        for _ in range((STEPS - 1) * options.microbatches):
-            microbatch()
-        return (time.perf_counter() - started) / (STEPS - 1)
+        for _ in range(steps - 1):
+            step()
+        return (time.perf_counter() - started) / (steps - 1)
 
     return segment
 
@@ -200,7 +194,6 @@ def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -
         ) as process,
     ):
         arms = {
-            "compute": pure_compute(process, options),
             "2bw": ours(process, options, "2bw", reduce_ms=0),
             "1f1b": ours(process, options, "1f1b", reduce_ms=0),
         }
@@ -247,23 +240,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             worker.join()
     seconds = {arm: statistics.median(times) for arm, times in by_round.items()}
     p, m = options.ranks, options.microbatches
+    compute = 3 * options.forward_ms / 1e3 * m
     busy = {
-        "busy_2bw": seconds["compute"] / seconds["2bw"],
-        "busy_1f1b": seconds["compute"] / seconds["1f1b"],
+        "busy_2bw": compute / seconds["2bw"],
+        "busy_1f1b": compute / seconds["1f1b"],
     }
     if options.ahead_v:
-        busy["busy_2bw_v"] = seconds["compute"] / seconds["2bw-v"]
+        busy["busy_2bw_v"] = compute / seconds["2bw-v"]
     if options.data > 1:
         least = left_to_hide(backward=2 * options.forward_ms / 1e3, reduction=options.reduce_ms / 1e3)
         return busy | {
-            "busy_2bw_slow_reduction": seconds["compute"] / seconds["2bw slow"],
-            "busy_1f1b_slow_reduction": seconds["compute"] / seconds["1f1b slow"],
+            "busy_2bw_slow_reduction": compute / seconds["2bw slow"],
+            "busy_1f1b_slow_reduction": compute / seconds["1f1b slow"],
             "lost_by_2bw": 1 - seconds["2bw"] / seconds["2bw slow"],
             "lost_by_1f1b": 1 - seconds["1f1b"] / seconds["1f1b slow"],
             "least_lost_by_1f1b": least / (seconds["1f1b"] + least),
         }
     return busy | {
-        "busy_torch_1f1b": seconds["compute"] / seconds["torch"],
+        "busy_torch_1f1b": compute / seconds["torch"],
         "speedup_over_torch_1f1b": seconds["torch"] / seconds["2bw"],
         "speedup_by_round": [
             synchronous / delayed
@@ -281,9 +275,7 @@ def conditions(options: argparse.Namespace) -> dict[str, Any]:
         "microbatches": options.microbatches,
         "ahead": options.ahead,
         "ahead_v": options.ahead_v,
-        "compute": "decoder"
-        if options.real
-        else f"sleep {options.forward_ms} ms forward, twice that backward",
+        "compute": f"sleep {options.forward_ms} ms forward, twice that backward",
         "rounds": options.rounds,
         "steps_a_round": STEPS - 1,
         "cores": os.cpu_count(),
@@ -303,17 +295,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--forward-ms", type=float, default=30.0)
     parser.add_argument("--data", type=int, default=1, help="pipelines that add their gradients")
     parser.add_argument("--reduce-ms", type=float, default=100.0, help="with --data: what a reduction takes")
-    parser.add_argument("--real", action="store_true", help="a small decoder in the place of sleeps")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=8, help="sequences in a micro-batch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    if options.real and options.ahead_v:
-        parser.error("--ahead-v goes with sleeping stages: the real ones are cut one per rank")
-    if options.real and options.data > 1:
-        parser.error("--real goes with one pipeline: what a reduction must lose is known of sleeping stages")
     try:
         for schedule in ("2bw", "2bw-v") if options.ahead_v else ("2bw",):
             program_of(options, schedule, first_step=0)

@@ -19,8 +19,10 @@ from statistics import fmean, median
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.programs import CostOptions, comparison
-from benchmarks import delay_candidates, gap_law, gap_losses, sharpness_rows, time_to_loss
-from benchmarks.best_rates import best
+from benchmarks import time_to_loss
+from benchmarks.results import delayed_adamw as delayed
+from benchmarks.results import gap_map as law
+from benchmarks.results.best_rates import best
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -47,8 +49,8 @@ def rows_of(name: str) -> list[Row]:
 
 def delayed_adamw() -> Iterator[str]:
     """Tables and rank correlations of the lengths that the page shows, and gaps that its text repeats."""
-    losses = delay_candidates.read([str(RESULTS / f"{DELAYED_ADAMW}.csv")])
-    for section in delay_candidates.page(losses).split("## ")[1:]:
+    losses = delayed.read()
+    for section in delayed.page(losses).split("## ")[1:]:
         steps, _, body = section.partition(" steps")
         if steps in ("300", "1,200", "4,800", "19,200"):
             yield from filter(str.strip, body.splitlines())
@@ -63,7 +65,7 @@ STEP_TIMES = [1.843, 1.867, 1.863, 1.863, 1.868]
 """Measured steps of 1f1b over those of 2bw at m = p = 8, by round: from the page, without a raw file."""
 
 
-def _times(losses: delay_candidates.Losses) -> Iterator[str]:
+def _times(losses: delayed.Losses) -> Iterator[str]:
     """Time to the loss of synchronous training, under `1f1b` as measured and others as simulated."""
     near = {arm: rates for arm, rates in losses.items() if arm.steps in (3_200, 4_800, 7_200)}
     qhadamw = ", ".join(("1f1b, qhadamw", *(f"{name} {QHADAMW[name]}" for name in list(QHADAMW)[2:])))
@@ -116,14 +118,14 @@ ADAMW = {"schedule": "1f1b", "optimizer": "adamw", "optimizer.beta1": "0.9"}
 
 
 def _gap(
-    losses: delay_candidates.Losses, steps: int, arm: Mapping[str, str], baseline: Mapping[str, str] = ADAMW
+    losses: delayed.Losses, steps: int, arm: Mapping[str, str], baseline: Mapping[str, str] = ADAMW
 ) -> str:
     """Mean difference of two arms, each at its best rate, paired by seed, with its interval."""
     return _shown(_differences(losses, steps, arm, baseline))
 
 
 def _differences(
-    losses: delay_candidates.Losses, steps: int, arm: Mapping[str, str], baseline: Mapping[str, str]
+    losses: delayed.Losses, steps: int, arm: Mapping[str, str], baseline: Mapping[str, str]
 ) -> list[float]:
     ends, synchronous = (
         next(
@@ -145,36 +147,34 @@ def _shown(differences: Sequence[float]) -> str:
 
 def gap_map() -> Iterator[str]:
     """All that the fit prints."""
-    losses = gap_losses.read([str(RESULTS / f"{GAP_MAP}.csv")], where={})
-    published = gap_losses.Length(optimizer="", parameters=360_000_000, tokens_per_step=262_144, steps=27_466)
+    losses = law.read()
+    published = law.Length("", parameters=360_000_000, tokens_per_step=262_144, steps=27_466)
     target = {**published.factors, "lr": 1e-3}
-    yield from filter(str.strip, gap_law.page(losses, [target]).splitlines())
+    yield from filter(str.strip, law.page(losses, [target]).splitlines())
     # Fitted to short runs, the law of AdamW misses the long ones.
-    own = [gap for gap in gap_law.gaps_at_best(losses) if (gap.length.optimizer, gap.arm) == ("adamw", "2bw")]
-    short = gap_law.fitted([gap for gap in own if gap.length.steps <= 1_200], with_rate=False)
+    own = [gap for gap in law.gaps_at_best(losses) if (gap.length.optimizer, gap.arm) == ("adamw", "2bw")]
+    short = law.fitted([gap for gap in own if gap.length.steps <= 1_200], with_rate=False)
     assert short is not None
     long = sorted((gap for gap in own if gap.length.steps > 1_200), key=lambda gap: gap.length.steps)
     predicted = [f"{short.predict(gap.length.factors)[0]:+.3f}" for gap in long]
     measured = [f"{fmean(gap.differences):+.3f}" for gap in long]
     yield "{}, {} and {} for 4,800 steps (53 and 853 thousand parameters) and 19,200".format(*predicted)
     yield "where {}, {} and {} were measured".format(*measured)
-    equal = [
-        gap for gap in gap_law.gaps_at_equal(losses) if (gap.length.optimizer, gap.arm) == ("adamw", "2bw")
-    ]
-    law = gap_law.fitted(equal, with_rate=True)
-    assert law is not None
-    at_rates = [law.predict({**published.factors, "lr": lr})[0] for lr in (2.5e-4, 5e-4, 1e-3, 2e-3)]
+    equal = [gap for gap in law.gaps_at_equal(losses) if (gap.length.optimizer, gap.arm) == ("adamw", "2bw")]
+    at_equal = law.fitted(equal, with_rate=True)
+    assert at_equal is not None
+    at_rates = [at_equal.predict({**published.factors, "lr": lr})[0] for lr in (2.5e-4, 5e-4, 1e-3, 2e-3)]
     yield "{:+.2f}, {:+.2f}, {:+.2f} and {:+.2f} for rates of 2.5e-4, 5e-4, 1e-3 and 2e-3".format(*at_rates)
 
 
 def optimizers_document() -> Iterator[str]:
     """The evidence table of docs/optimizers.md: gap to synchronous AdamW and, of `qhadamw`, to itself."""
-    losses = delay_candidates.read([str(RESULTS / f"{DELAYED_ADAMW}.csv")])
-    delayed = {**ADAMW, "schedule": "2bw"}
+    losses = delayed.read()
+    uncorrected = {**ADAMW, "schedule": "2bw"}
     for name, arm in {
-        "adamw": delayed,
-        "adamw, error feedback of 1": {**delayed, "error_feedback": "1"},
-        "adamw, error feedback of 2": {**delayed, "optimizer.beta1": "0.95", "error_feedback": "2"},
+        "adamw": uncorrected,
+        "adamw, error feedback of 1": {**uncorrected, "error_feedback": "1"},
+        "adamw, error feedback of 2": {**uncorrected, "optimizer.beta1": "0.95", "error_feedback": "2"},
         "qhadamw (its defaults)": QHADAMW,
     }.items():
         gaps = (_differences(losses, steps, arm, ADAMW) for steps in (4_800, 19_200))
@@ -187,7 +187,7 @@ def optimizers_document() -> Iterator[str]:
 def _muon_beside_adamw() -> Iterator[str]:
     """Synchronous losses, each at its best rate; Muon's is the lower at every size, batch and length."""
     ends: dict[tuple[int, int, int], dict[str, float]] = {}
-    for length, arms in gap_losses.read([str(RESULTS / f"{GAP_MAP}.csv")], where={}).items():
+    for length, arms in law.read().items():
         if "synchronous" in arms:
             of = ends.setdefault((length.parameters, length.tokens_per_step, length.steps), {})
             of[length.optimizer] = fmean(best(arms["synchronous"]).losses.values())
@@ -278,6 +278,7 @@ def experts_beside_dense() -> Iterator[str]:
         yield f"{float(row['val_loss']):.3f} ± {float(row['val_loss_std']):.3f}"
 
 
+ARM = ("schedule", "optimizer", "error_feedback", "optimizer.lr")
 SHARPNESS_ARMS = {
     "AdamW": ("1f1b", "adamw", "0.0", "0.008"),
     "QHAdamW": ("1f1b", "qhadamw", "0.0", "0.008"),
@@ -295,7 +296,7 @@ def sharpness() -> Iterator[str]:
     rows = rows_of("sharpness-under-delay-2026-11-23")
     medians: dict[str, float] = {}
     for name, arm in SHARPNESS_ARMS.items():
-        own = [row for row in rows if tuple(row[key] for key in sharpness_rows.ARM) == arm]
+        own = [row for row in rows if tuple(row[key] for key in ARM) == arm]
         shares: dict[int, list[float]] = {}
         for row in own:
             shares.setdefault(int(row["step"]), []).append(float(row["lr_sharpness"]) / float(row["limit"]))
@@ -304,9 +305,9 @@ def sharpness() -> Iterator[str]:
     yield "of all eight arms, by limit from the highest: " + ", ".join(
         f"{value:.2f}" for value in medians.values()
     )
-    delayed = [medians[name] for name in reversed(SHARPNESS_ARMS) if "delay" in name]
-    assert all(low < high for low, high in pairwise(delayed))
-    yield ", ".join(f"{value:.2f}" for value in delayed) + " with a delay"
+    with_delay = [medians[name] for name in reversed(SHARPNESS_ARMS) if "delay" in name]
+    assert all(low < high for low, high in pairwise(with_delay))
+    yield ", ".join(f"{value:.2f}" for value in with_delay) + " with a delay"
 
 
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {

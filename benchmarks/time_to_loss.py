@@ -5,7 +5,7 @@
 
 Sources are experiments with `optimizer.lr` among their axes, or their raw numbers as CSV; the delayed arm has
 several lengths, each run with a learning rate that falls to its own end. ARM is named as
-benchmarks/delay_candidates.py names it. The step
+benchmarks/results/delayed_adamw.py names it. The step
 times are those of the synchronous schedule over those of the delayed one, one for each round of
 benchmarks/pipeline.py.
 
@@ -19,13 +19,14 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from asyncpp_cli.report.analysis.statistics import Interval, paired
 from asyncpp_cli.report.analysis.t_distribution import t_quantile
-from benchmarks.best_rates import best
-from benchmarks.delay_candidates import Arm, read
+from benchmarks.results.best_rates import best
+from benchmarks.results.delayed_adamw import Arm, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +173,7 @@ def main() -> None:
     parser.add_argument("--lengths", help="steps of the runs that count; default: all")
     options = parser.parse_args()
     times = [float(text) for text in options.step_times.split(",")]
-    losses = read(options.sources)
+    losses = read(*map(Path, options.sources))
     if options.lengths:
         lengths = {int(text) for text in options.lengths.split(",")}
         losses = {arm: rates for arm, rates in losses.items() if arm.steps in lengths}

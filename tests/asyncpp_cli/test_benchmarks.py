@@ -12,25 +12,17 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
-from support.resumed import saving
-from support.small_runs import TEXT, Rows, small_config, with_experts
 from support.texts import some_documents, write_lines, write_tokenizer
-
-from stages.trainer import replay
 
 pytestmark = pytest.mark.slow
 
 PIPELINE = "pipeline.py --ranks 2 --microbatches 2 --forward-ms 1 --rounds 1 --json"
-PLAN = "plan_step_time.py --width 64 --context 16 --microbatch-size 1 --steps 3 --repeats 1 --rounds 2 --json"
 
 PRINTS_JSON = {
     PIPELINE: "speedup_by_round",
     f"{PIPELINE} --data 2 --reduce-ms 2": "conditions",
-    "report_size.py --runs 4 --rows 20 --json": "reports",
     "schedule_sizes.py --one 2bw 4 8 1": "simulate",
     "optimizer_steps.py --models micro --steps 1 --device cpu --json": "ratio",
-    PLAN: "2bw",
-    "activation_memory.py --ranks 2 --blocks 2 --microbatches 3 --json": "share",
 }
 """For each command something that it prints."""
 
@@ -68,22 +60,3 @@ def test_experts(tmp_path: Path) -> None:
     run(tmp_path, "experts.py", "--sizes", "nano-moe", "--rounds", "1", "--out", tmp_path)
     (written,) = tmp_path.glob("experts-*.md")
     assert "| `nano-moe` | 1024 | 4 of 16 x 96 |" in written.read_text()
-
-
-def test_routing_changes(tmp_path: Path) -> None:
-    """None where neither the weights nor the balance biases move."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from routing_changes import changes
-
-    shares = {}
-    for name, lr, balance in (("still", 0.0, "none"), ("moving", 0.05, "bias")):
-        config = with_experts(
-            small_config("2bw", text=tmp_path / "text.txt", lr=lr, layers=2), balance=balance
-        )
-        replay(saving(config), recorder=Rows(), checkpoints=tmp_path / name)
-        shares[name] = changes(config, tmp_path / name, sequences=4)
-    assert shares["still"] == [(2, 4, 0.0)]
-    [(before, after, share)] = shares["moving"]
-    assert (before, after) == (2, 4)
-    assert 0 < share <= 1

@@ -1,10 +1,10 @@
-"""benchmarks/best_rates.py: the best rate of an arm, and the losses of its runs."""
+"""The best rate of an arm."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.best_rates import best
+from benchmarks.results.best_rates import best
 
 
 def test_the_best_rate_is_chosen_among_those_with_the_most_seeds() -> None:

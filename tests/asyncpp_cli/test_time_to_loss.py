@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.delay_candidates import Arm
+from benchmarks.results.delayed_adamw import Arm
 from benchmarks.time_to_loss import common_slope, page, steps_to, time_ratio
 
 
@@ -55,7 +55,7 @@ def test_the_interval_has_the_errors_of_seeds_rounds_and_slope() -> None:
 
 
 def arm(schedule: str, steps: int) -> Arm:
-    return Arm(steps=steps, settings=(("schedule", schedule), ("optimizer", "muon")), filter=None)
+    return Arm(steps=steps, settings=(("schedule", schedule), ("optimizer", "muon")))
 
 
 def test_a_page_of_three_lengths() -> None:

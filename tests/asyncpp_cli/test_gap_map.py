@@ -1,22 +1,24 @@
-"""benchmarks/gap_law.py: the paired gap, and the law."""
+"""The map of the gap: the paired gap, and the law."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support.launches import TINY
-from support.tuned_experiment import record
 
-import asyncpp
-from asyncpp_cli.runs.experiment_folder import open_experiment
-from benchmarks.gap_law import gaps_at_best, gaps_at_equal, page
-from benchmarks.gap_losses import SYNCHRONOUS, Length, read, write_csv
-from benchmarks.power_law import fit
-from benchmarks.steps_cost import curves, reach, steps_for
+from benchmarks.results.gap_map import (
+    SYNCHRONOUS,
+    Length,
+    curves,
+    fit,
+    gaps_at_best,
+    gaps_at_equal,
+    page,
+    reach,
+    steps_for,
+)
 
 STEPS = [300, 1200, 4800, 300, 1200, 4800]
 SIZES = [50_000, 50_000, 50_000, 850_000, 850_000, 850_000]
@@ -88,73 +90,6 @@ def test_at_equal_rates_a_gap_is_up_to_the_best_synchronous_rate_and_diverged_ru
     }
     [gap] = gaps_at_equal({length: arms})
     assert (gap.lr, gap.differences) == (1e-3, [pytest.approx(0.1)])
-
-
-def test_losses_are_read_by_size_batch_and_steps(tmp_path: Path) -> None:
-    matrix = "matrix={optimizer: adamw, schedule: [1f1b, 2bw], error_feedback: [false, true]}"
-    axes = ("matrix.train.microbatch_size=[1, 2]", "matrix.optimizer.lr=[1e-3, 2e-3]", "train.steps=16")
-    exclude = "exclude=[{schedule: 1f1b, error_feedback: true}]"
-    asyncpp.sweep("quickstart", *TINY, matrix, *axes, exclude, "parallel.stages=1", out=tmp_path / "e")
-    experiment = open_experiment(tmp_path / "e")
-    for number, run in enumerate(experiment.runs):
-        record(run, {8: 9.0, 16: 2.0 + 0.1 * number})
-    losses = read([str(tmp_path / "e")], where={})
-    small, large = sorted(losses)
-    assert (small.optimizer, small.steps, large.tokens_per_step) == ("adamw", 16, 2 * small.tokens_per_step)
-    assert set(losses[small]) == {SYNCHRONOUS, "2bw", "2bw, EF 1"}
-    found = {
-        loss
-        for arms in losses.values()
-        for rates in arms.values()
-        for s in rates.values()
-        for loss in s.values()
-    }
-    assert found == {2.0 + 0.1 * number for number in range(12)}
-    write_csv(losses, tmp_path / "e.csv")
-    assert read([str(tmp_path / "e.csv")], where={}) == losses
-    assert read([str(tmp_path / "e.csv"), str(tmp_path / "e")], where={}) == losses
-    [only] = read([str(tmp_path / "e")], where={"train.microbatch_size": "2", "absent": "x"})
-    assert only == large
-    text = page(losses, [{"steps": 100, "parameters": 100, "tokens a step": 1000, "lr": 1e-3}])
-    assert text.count("(edge)") == 6
-    # Each has a gap for either batch, and all have one length.
-    assert "- Too few gaps or lengths for a law: adamw, 2bw (2); adamw, 2bw, EF 1 (2)." in text
-
-
-def test_runs_that_differ_in_another_axis_are_refused(tmp_path: Path) -> None:
-    matrix = "matrix={optimizer: adamw, schedule: 1f1b, optimizer.beta1: [0.9, 0.95]}"
-    axes = ("matrix.optimizer.lr=[1e-3]", "train.steps=16")
-    asyncpp.sweep("quickstart", *TINY, matrix, *axes, out=tmp_path / "e")
-    for number, run in enumerate(open_experiment(tmp_path / "e").runs):
-        record(run, {16: 2.0 + number})
-    with pytest.raises(
-        ValueError, match=r"two runs of adamw, synchronous, 16 steps, seed 0 at 0.001 have other losses"
-    ):
-        read([str(tmp_path / "e")], where={})
-    [arms] = read([str(tmp_path / "e")], where={"optimizer.beta1": "0.95"}).values()
-    assert arms == {SYNCHRONOUS: {1e-3: {0: 3.0}}}
-
-
-def test_a_loss_that_is_not_a_number_is_infinite(tmp_path: Path) -> None:
-    axes = ("matrix={optimizer: adamw, schedule: 2bw}", "matrix.optimizer.lr=[1e-3]", "train.steps=16")
-    asyncpp.sweep("quickstart", *TINY, *axes, "exclude=[]", out=tmp_path / "e")
-    [run] = open_experiment(tmp_path / "e").runs
-    record(run, {16: math.nan})
-    [arms] = read([str(tmp_path / "e")], where={}).values()
-    assert arms == {"2bw": {1e-3: {0: math.inf}}}
-
-
-def test_a_run_with_damaged_metrics_is_refused(tmp_path: Path) -> None:
-    axes = ("matrix.optimizer.lr=[1e-3]", "train.steps=16")
-    matrix = "matrix={optimizer: adamw, schedule: [1f1b, 2bw]}"
-    asyncpp.sweep("quickstart", *TINY, matrix, "exclude=[]", *axes, out=tmp_path / "e")
-    runs = open_experiment(tmp_path / "e").runs
-    for run in runs:
-        record(run, {16: 2.0})
-    rows = runs[0].metrics_file.read_text().splitlines(keepends=True)
-    runs[0].metrics_file.write_text("".join(rows[:3] + rows[4:]))  # without step 3
-    with pytest.raises(ValueError, match=rf"{runs[0].id} has damaged metrics"):
-        read([str(tmp_path / "e")], where={})
 
 
 def test_a_gap_in_steps_is_how_many_times_more_than_a_synchronous_run_needs() -> None:

@@ -1,16 +1,11 @@
-"""Arms at the best of the learning rates tried: the losses of an experiment's runs, and the choice."""
+"""The best of the learning rates tried for an arm."""
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
-
-import asyncpp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +52,3 @@ def best(rates: Mapping[float, Mapping[int, float]]) -> Best:
 
 def _mean(losses: Mapping[int, float], seeds: set[int]) -> float:
     return float(np.mean([losses[seed] for seed in seeds]))
-
-
-def last_losses(experiment: asyncpp.Experiment) -> defaultdict[str, float]:
-    """The last validation loss by run; infinite without one."""
-    ends = (
-        experiment.steps()
-        .filter(pl.col("kind") == "eval")
-        .group_by("run")
-        .agg(pl.col("val_loss").sort_by("step").last())
-    )
-    found = {str(run): loss for run, loss in ends.iter_rows() if loss is not None}
-    return defaultdict(lambda: math.inf, found)

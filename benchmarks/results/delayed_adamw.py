@@ -1,36 +1,31 @@
 """Delayed arms beside synchronous AdamW, each at its best rate, with what the theory of filters says of them.
 
-    python -m benchmarks.delay_candidates SOURCE... [--csv FILE]
+    python -m benchmarks.results.delayed_adamw
 
-A source is an experiment with `optimizer.lr` among its axes (templates/experiments/adamw-under-delay.yaml),
-or a file that `--csv` made. An arm is what the other axes but seed and steps say; gaps are over the seeds
-that both arms have. Below a table stand the rank correlations of the filters' losses with their measures, at
-the rate and seed that most of them have, and with each filter at the best rate of that seed.
+Prints the tables of delayed-adamw-2026-11-22.md from its CSV file. An arm is what the axes but rate, seed
+and steps say; gaps are over the seeds that both arms have. Below a table stand the rank correlations of the
+filters' losses with their measures, at the rate and seed that most of them have, and with each filter at the
+best rate of that seed.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-import asyncpp
 from asyncpp_cli.report.analysis.statistics import paired
-from asyncpp_cli.report.formats.records import csv_text
-from asyncpp_cli.runs.experiment_folder import open_experiment
-from benchmarks.best_rates import Best, best, last_losses
+from benchmarks.results.best_rates import Best, best
 from optimizers import check_options
 from optimizers.theory.filters import Filter, settling, weight_variance
 from optimizers.theory.frontier import Point, point
-from stages.config import RunConfig, optimizer_options
 
-_NOT_OF_AN_ARM = ("optimizer.lr", "seed", "train.steps", "model")
+RAW = Path(__file__).with_name("delayed-adamw-2026-11-22.csv")
 _OF_A_RUN = ("steps", "optimizer.lr", "seed", "val_loss")
 _NAMED = ("schedule", "optimizer")
 """What an arm is called by in a table; its other settings have columns."""
@@ -51,7 +46,6 @@ class Arm:
 
     steps: int
     settings: tuple[tuple[str, str], ...]
-    filter: Filter | None = field(compare=False)
 
     @property
     def name(self) -> str:
@@ -64,93 +58,32 @@ class Arm:
     @property
     def theory(self) -> Point | None:
         """The filter's measures under a delay of 1; None if the arm is not one of the family's."""
-        return None if self.filter is None else point(self.filter, delay=1)
+        momentum = _filter(dict(self.settings))
+        return None if momentum is None else point(momentum, delay=1)
 
 
-def filter_of(config: RunConfig) -> Filter | None:
-    """The momentum of a delayed run, its fixed options included; None if it is not one of the family's."""
-    return _filter(
-        {"schedule": config.schedule.name, "correction.name": config.correction.name},
-        optimizer=config.optimizer.name,
-        options=optimizer_options(config.optimizer),
-        coefficient=config.error_feedback.coefficient,
-    )
-
-
-def _filter(
-    settings: Mapping[str, str], *, optimizer: str, options: Mapping[str, object], coefficient: float
-) -> Filter | None:
+def _filter(settings: Mapping[str, str]) -> Filter | None:
+    """The momentum of a delayed arm; None if it is not one of the family's."""
     corrected = settings.get("correction.name", "none") != "none"
+    optimizer = settings["optimizer"]
     if settings["schedule"] == "1f1b" or corrected or optimizer not in ("adamw", "qhadamw"):
         return None
-    values = check_options(optimizer, options)
-    return Filter(float(values["beta1"]), float(values.get("momentum_weight", 1.0)), coefficient)
+    given = {key: float(value) for key, value in settings.items() if key.startswith("optimizer.")}
+    options = check_options(optimizer, {key.removeprefix("optimizer."): given[key] for key in given})
+    coefficient = float(settings.get("error_feedback", 0))
+    return Filter(float(options["beta1"]), float(options.get("momentum_weight", 1.0)), coefficient)
 
 
-def arm_of(run: Mapping[str, object], axes: Sequence[str], *, momentum: Filter | None) -> Arm:
-    settings = {axis: run[axis] for axis in axes if axis not in _NOT_OF_AN_ARM}
-    plain = (None, "none", 0.0)
-    return Arm(
-        steps=int(str(run["steps"])),
-        settings=tuple((key, _text(value)) for key, value in settings.items() if value not in plain),
-        filter=momentum,
-    )
-
-
-def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def read(sources: Sequence[str]) -> Losses:
-    """The losses of the completed runs of experiments and raw numbers.
-
-    Raises:
-        ValueError: Two runs of one arm, rate and seed differ in their losses.
-    """
+def read(file: Path = RAW) -> Losses:
+    """The losses of the runs of a CSV file."""
     losses: dict[Arm, dict[float, dict[int, float]]] = {}
-    for source in sources:
-        runs = _of_csv(Path(source)) if source.endswith(".csv") else _of_experiment(source)
-        for arm, lr, seed, loss in runs:
-            seeds = losses.setdefault(arm, {}).setdefault(lr, {})
-            # The same run in two sources has the same bits.
-            if seeds.setdefault(seed, loss) != loss:
-                raise ValueError(
-                    f"{source}: two runs of {arm.name}, {arm.steps} steps, seed {seed} at {lr:g} "
-                    "have other losses"
-                )
-    return losses
-
-
-def _of_experiment(folder: str) -> Iterator[tuple[Arm, float, int, float]]:
-    experiment = asyncpp.open(folder)
-    ends = last_losses(experiment)
-    status = experiment.status()
-    # Axes stand between the run's id and its state.
-    axes = status.columns[1 : status.columns.index("state")]
-    filters = {run.id: filter_of(run.config()) for run in open_experiment(Path(folder)).runs}
-    for run in status.filter(pl.col("state") == "completed").iter_rows(named=True):
-        arm = arm_of(run, axes, momentum=filters[run["id"]])
-        yield arm, run["optimizer.lr"], run["seed"], ends[run["id"]]
-
-
-def _of_csv(file: Path) -> Iterator[tuple[Arm, float, int, float]]:
-    with file.open(newline="") as stream:
+    with file.open(newline="", encoding="utf-8") as stream:
         for row in csv.DictReader(stream):
             steps, lr, seed, loss = (row.pop(name) for name in _OF_A_RUN)
             settings = {key: value for key, value in row.items() if value}
-            options = {
-                key.removeprefix("optimizer."): float(value)
-                for key, value in settings.items()
-                if key.startswith("optimizer.")
-            }
-            momentum = _filter(
-                settings,
-                optimizer=settings["optimizer"],
-                options=options,
-                coefficient=float(settings.get("error_feedback", 0)),
-            )
-            arm = Arm(steps=int(steps), settings=tuple(settings.items()), filter=momentum)
-            yield arm, float(lr), int(seed), float(loss)
+            arm = Arm(steps=int(steps), settings=tuple(settings.items()))
+            losses.setdefault(arm, {}).setdefault(float(lr), {})[int(seed)] = float(loss)
+    return losses
 
 
 def page(losses: Losses) -> str:
@@ -255,34 +188,5 @@ def _ranks(losses: Mapping[Arm, float], filters: Mapping[Arm, Point]) -> str:
     return ", ".join(f"{name} {value:+.2f}" for name, value in zip(names, found, strict=True))
 
 
-def rows(losses: Losses) -> list[dict[str, object]]:
-    """A row for each run; every row has the settings of all arms."""
-    keys = _keys(losses)
-    return [
-        {
-            "steps": arm.steps,
-            **{key: dict(arm.settings).get(key, "") for key in keys},
-            "optimizer.lr": lr,
-            "seed": seed,
-            "val_loss": loss,
-        }
-        for arm, rates in sorted(losses.items())
-        for lr, of_rate in sorted(rates.items())
-        for seed, loss in sorted(of_rate.items())
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("sources", nargs="+", metavar="SOURCE")
-    parser.add_argument("--csv", type=Path)
-    options = parser.parse_args()
-    losses = read(options.sources)
-    print(page(losses))
-    if options.csv is not None:
-        of_runs = rows(losses)
-        options.csv.write_text(csv_text([list(of_runs[0]), *(list(row.values()) for row in of_runs)]))
-
-
 if __name__ == "__main__":
-    main()
+    print(page(read()))
