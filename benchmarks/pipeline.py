@@ -27,6 +27,7 @@ import platform
 import queue
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,6 +52,7 @@ from stages.comm.process import Process, connected
 from stages.comm.topology import connect
 from stages.config import RunConfig
 from stages.liveness.stop_signal import never
+from stages.model.head_loss import next_token_loss
 from stages.pipeline.clock import HostClock
 from stages.pipeline.executor import RankExecutor
 from stages.update.optimizer_step import StageState
