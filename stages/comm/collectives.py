@@ -144,11 +144,16 @@ class DistributedGroup:
         )
 
     def broadcast(self, flat: Tensor, parts: Sequence[Sequence[Run]]) -> Exchange[None]:
+        if self._device_waits:
+            # In one launch: there is a run for each owner, with experts one for each owner and stack.
+            self._communicator._start_coalescing()
         works = [
             self._communicator.broadcast(run, owner)
             for owner, runs in enumerate(parts)
             for run in runs_of(flat, runs)
         ]
+        if self._device_waits:
+            works = [self._communicator._end_coalescing()]
         return _in_progress(works, lambda: None, device_waits=self._device_waits)
 
 

@@ -30,3 +30,8 @@ class Communicator(Protocol):
     def alltoall_base(
         self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
     ) -> Work: ...
+
+    def _start_coalescing(self) -> None:
+        """NCCL only: operations begun from here on are one, until `_end_coalescing` begins it."""
+
+    def _end_coalescing(self) -> Work: ...

@@ -44,6 +44,12 @@ class HostStaged:
         work = self._host.alltoall_base(copy, _copy(given), output_sizes, given_sizes)
         return _StagedWork(work, [copy], into=[output])
 
+    def _start_coalescing(self) -> None:
+        raise NotImplementedError("the host waits for every operation")
+
+    def _end_coalescing(self) -> Work:
+        raise NotImplementedError("the host waits for every operation")
+
 
 class _StagedWork:
     """Work whose results are copied to the device when it is waited for."""

@@ -163,6 +163,8 @@ class _RecordedCommunicator:
         self._process = process
         self._name = name
         self._ranks = ranks
+        self._coalesced: list[tuple[Tensor, bool]] | None = None
+        """Broadcast runs, and whether this rank owns them, since `_start_coalescing`."""
 
     def _begin(
         self, kind: str, given: Sequence[Tensor], into: Sequence[Tensor] = (), peer: int | None = None
@@ -170,11 +172,12 @@ class _RecordedCommunicator:
         process = self._process
         number = next(process.numbers)
         peer_rank = None if peer is None else self._ranks[peer]
-        size = sum(tensor.numel() for tensor in given or into)
+        of_all = [*given, *into] if kind == "broadcasts" else given or into
+        size = sum(tensor.numel() for tensor in of_all)
         stream = process.streams.current
         process.events.append(Operation(number, self._name, kind, peer_rank, size, stream))
         with _disable_current_modes():
-            for tensor in () if kind.startswith("broadcast") else into:
+            for tensor in () if kind == "broadcasts" else into:
                 tensor.data.zero_()
         if process.uses is not None:
             for tensors, writes in ((given, False), (into, True)):
@@ -192,9 +195,20 @@ class _RecordedCommunicator:
         return self._begin("allgather", inputs, outputs[0])
 
     def broadcast(self, tensor: Tensor, root: int, /) -> Work:
-        if self._ranks[root] == self._process.rank:
-            return self._begin(f"broadcast from {root}", [tensor])
-        return self._begin(f"broadcast from {root}", (), [tensor])
+        assert self._coalesced is not None, "one operation for each run"
+        self._coalesced.append((tensor, self._ranks[root] == self._process.rank))
+        return _RecordedWork(-1, self._process, ())
+
+    def _start_coalescing(self) -> None:
+        assert self._coalesced is None
+        self._coalesced = []
+
+    def _end_coalescing(self) -> Work:
+        runs, self._coalesced = self._coalesced, None
+        assert runs
+        return self._begin(
+            "broadcasts", [run for run, own in runs if own], [run for run, own in runs if not own]
+        )
 
     def alltoall_base(
         self, output: Tensor, input_: Tensor, output_sizes: list[int], input_sizes: list[int], /

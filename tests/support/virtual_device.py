@@ -226,6 +226,7 @@ class VirtualCommunicator:
         self._size = size
         self._seconds = seconds
         self._count = 0
+        self._coalesced: list[int] | None = None
 
     def _begin(self, kind: str, entries: int) -> VirtualWork:
         key = self._name, self._count
@@ -244,8 +245,18 @@ class VirtualCommunicator:
             output.copy_(inputs[0])
         return self._begin("allgather", inputs[0].numel())
 
-    def broadcast(self, tensor: Any, root: int, /) -> VirtualWork:
-        return self._begin("broadcast", tensor.numel())
+    def broadcast(self, tensor: Any, root: int, /) -> VirtualWork | None:
+        if self._coalesced is None:
+            return self._begin("broadcast", tensor.numel())
+        self._coalesced.append(tensor.numel())
+        return None
+
+    def _start_coalescing(self) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self) -> VirtualWork:
+        runs, self._coalesced = self._coalesced, None
+        return self._begin("broadcasts", sum(runs or ()))
 
     def alltoall_base(self, output: Any, input_: Any, output_sizes: Any, input_sizes: Any, /) -> VirtualWork:
         output.zero_()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.host_events import Begin, Operation, Recording
 from support.recorded_host import record
-from support.small_runs import small_config
+from support.small_runs import small_config, with_experts
 from support.stream_model import hangs, hangs_where_one_syncs, hangs_where_two_sync, lead_of_receives
 
 from schedules import ScheduleError, build
@@ -91,6 +91,15 @@ def check_no_hang(recording: Recording, case: Case) -> int:
     for number in range(len(recording.events)):
         assert hangs_where_one_syncs(recording, number) == [], (case, number)
     return sum(map(len, recording.events))
+
+
+def test_owners_broadcast_all_of_their_weights_in_one_operation(text: Path, monkeypatch: Any) -> None:
+    config = with_experts(small_config("2bw", text=text, stages=1, data=4, steps=3))
+    recording = record(config, monkeypatch, uses=True)
+    updates, connecting = config.train.steps, 1
+    for events in recording.events:
+        kinds = [event.kind for event in events if isinstance(event, Operation)]
+        assert sum(kind.startswith("broadcast") for kind in kinds) == updates + connecting
 
 
 def early_share(recordings: Iterable[Recording]) -> float:

@@ -151,6 +151,7 @@ def played(
                 "allgather": NUMBERS,
                 "alltoall": chain.reduction * entries / whole,
                 "broadcast": chain.spread / size,
+                "broadcasts": chain.spread,
             }[kind]
 
         communicator = VirtualCommunicator(device, name, size=members, seconds=seconds)
