@@ -18,6 +18,7 @@ from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
 from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
 from asyncpp_cli.launch.slurm.submissions import submission_lock
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import StopRequest
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import send_signal, user_name
 from asyncpp_cli.runs.run_folder import Run
@@ -127,8 +128,8 @@ def _wait(experiment: Experiment, cancelled: Sequence[RunStatus]) -> None:
 def _stop_requested(run_status: RunStatus) -> bool:
     if run_status.status.state != State.RUNNING:
         return True
-    stop = Attempt(run_status.run, run_status.status.attempt).read("stop")
-    return stop is not None and stop.get("cause") == Cause.CANCELLED
+    stop = Attempt(run_status.run, run_status.status.attempt).read(StopRequest)
+    return stop is not None and stop.cause == Cause.CANCELLED
 
 
 def _grace(run: Run) -> float:

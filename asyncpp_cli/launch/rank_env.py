@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,18 +13,19 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import write_json
+from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.launch.resources import this_machine
 from asyncpp_cli.launch.supervisor import ATTEMPT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim
 from asyncpp_cli.runs.attempts.settle import end_rank
-from asyncpp_cli.runs.processes import is_gone, is_local, parse_process, this_process
+from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, this_process
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import State, Time
 from stages.config import RunConfig
 from stages.liveness.stop_signal import RESUMABLE
+from stages.records import Count, FileRecord, read_record
 
 _JOIN_TIMEOUT = 60.0
 _MAX_AGE = 600.0
@@ -138,26 +138,31 @@ def _begin(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> A
             raise UserError(f"{run.folder} is completed: nothing is left to train")
         raise UserError(f"{run.folder} is being run on {status.host} (attempt {status.attempt})")
     if rank_env.size > 1:
-        write_json(
-            _meeting_file(run),
-            {"attempt": attempt.number, "time": time.time(), "rank_0": vars(this_process())},
-        )
+        meeting = _Meeting(attempt=attempt.number, time=time.time(), rank_0=this_process())
+        write_record(_meeting_file(run), meeting)
     return attempt
+
+
+class _Meeting(FileRecord, frozen=True, kw_only=True):
+    """The attempt that rank 0 of a torchrun has claimed."""
+
+    attempt: Count
+    time: Time
+    rank_0: ProcessId
 
 
 def _join(run: Run) -> Attempt:
     deadline = time.monotonic() + _JOIN_TIMEOUT
     while time.monotonic() < deadline:
         try:
-            meeting = json.loads(_meeting_file(run).read_text())
+            meeting = read_record(_meeting_file(run), _Meeting)
         except FileNotFoundError:
             meeting = None
         # The file may be from an earlier start with the same address: then its rank 0 is gone, or it is old.
         if meeting is not None:
-            rank_0 = parse_process(meeting["rank_0"])
-            fresh = not is_gone(rank_0) if is_local(rank_0) else time.time() - meeting["time"] < _MAX_AGE
-            if fresh:
-                return Attempt(run, meeting["attempt"])
+            here, age = is_local(meeting.rank_0), time.time() - meeting.time
+            if not is_gone(meeting.rank_0) if here else age < _MAX_AGE:
+                return Attempt(run, meeting.attempt)
         time.sleep(0.05)
     raise UserError(f"rank 0 did not begin the run {run.folder} within {_JOIN_TIMEOUT:g} s")
 

@@ -16,6 +16,7 @@ from types import FrameType
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Outcome, RankEnd
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import ProcessId, is_gone, process_id, this_process
 from asyncpp_cli.runs.status import Cause, State
@@ -62,7 +63,7 @@ class _Supervisor:
         first_here = rank - local_rank
         self._neighbours = [first_here + (local_rank + step) % local_size for step in range(1, local_size)]
         """Other ranks on this machine that are not known to have ended; the first one is checked."""
-        self._processes: dict[int, list[ProcessId]] = {}
+        self._processes: dict[int, tuple[ProcessId, ...]] = {}
         self._polled = self._polled_others = 0.0
         self._poll_seconds = max(_POLL_SECONDS, 2 * size / _MAX_READS_PER_SECOND)
         self._others_poll_seconds = max(_OTHERS_POLL_SECONDS, 8 * size / _MAX_READS_PER_SECOND)
@@ -113,7 +114,7 @@ class _Supervisor:
         deadline = time.monotonic() + self._others_poll_seconds + _SECONDS_FOR_OTHERS
         while time.monotonic() < deadline and not self._missing:
             # Written when the last rank has ended.
-            if self._attempt.read("outcome") is not None:
+            if self._attempt.read(Outcome) is not None:
                 return
             self._announce_vanished()
             time.sleep(self._poll_seconds)
@@ -192,7 +193,7 @@ class _Supervisor:
         """
         while self._neighbours and self._is_gone(self._neighbours[0]):
             vanished = self._neighbours.pop(0)
-            if self._attempt.read(f"rank-{vanished}.end") is None:
+            if self._attempt.read(RankEnd, vanished) is None:
                 self._attempt.record_early_exit(vanished, failed=False)
                 # It may have been the last rank.
                 with contextlib.suppress(OSError, DamagedError):

@@ -5,18 +5,20 @@ EXPERIMENT/runs/ID/notes.jsonl   append-only: each note with its time, author, t
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from contextlib import suppress
+
+from msgspec import structs
 
 from asyncpp_cli.atomic_files import append_line
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Time
+from stages.records import DamagedError, Record, decoded, encoded
 
 FILE = "notes.jsonl"
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -24,12 +26,10 @@ _LONGEST = 4000
 """Characters of a note."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
+class Note(Record, frozen=True, kw_only=True):
     """A note of a run."""
 
-    time: float
-    """Seconds since 1970."""
+    time: Time
     by: str
     text: str
     """Empty if only tags were added."""
@@ -53,7 +53,7 @@ def add_note(run: Run, text: str, *, tags: Sequence[str]) -> Note:
     if len(text) > _LONGEST:
         raise UserError(f"the note has {len(text):,} characters; accepted: up to {_LONGEST:,}")
     note = Note(time=time.time(), by=user_name(), text=text, tags=tuple(dict.fromkeys(tags)))
-    append_line(run.folder / FILE, json.dumps(asdict(note)))
+    append_line(run.folder / FILE, encoded(note).decode().rstrip())
     return note
 
 
@@ -63,22 +63,15 @@ def notes_of(run: Run) -> list[Note]:
         text = (run.folder / FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    return [note for line in text.splitlines() if (note := _note(line)) is not None]
+    notes = []
+    for line in text.splitlines():
+        with suppress(DamagedError):
+            note = decoded(line, Note, where=FILE)
+            tags = tuple(map(printable, note.tags))
+            notes.append(structs.replace(note, by=printable(note.by), tags=tags))
+    return notes
 
 
 def tags_of(notes: Iterable[Note]) -> list[str]:
     """The tags of notes, each once."""
     return list(dict.fromkeys(tag for note in notes for tag in note.tags))
-
-
-def _note(line: str) -> Note | None:
-    try:
-        content: Any = json.loads(line)
-        return Note(
-            time=float(content["time"]),
-            by=printable(content["by"]),
-            text=str(content["text"]),
-            tags=tuple(printable(tag) for tag in content["tags"]),
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None

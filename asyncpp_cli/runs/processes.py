@@ -10,13 +10,13 @@ import getpass
 import os
 import signal
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from stages.records import Meta
 
 _UNKNOWN = 0
-_LARGEST_PID = 2**31 - 1
 _STOPPED_STATES = ("T", "t")
 """Process states (see proc(5)) of a process stopped by SIGSTOP or a debugger."""
 
@@ -26,7 +26,8 @@ class ProcessId:
     """A process on some machine."""
 
     host: str
-    pid: int
+    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    """kill(2) takes a pid of 0 or less for many processes."""
     start: int
     """Start time in clock ticks since boot; 0 if unknown."""
     boot: str = ""
@@ -52,25 +53,6 @@ def process_id(pid: int) -> ProcessId:
     """A process of this machine and PID namespace, by its pid."""
     host, boot, namespace = _here()
     return ProcessId(host, pid, _start(pid) or _UNKNOWN, boot, namespace)
-
-
-def parse_process(record: Any) -> ProcessId:
-    """The process in a JSON record.
-
-    Raises:
-        ValueError: the record is not a process.
-    """
-    if not isinstance(record, Mapping):
-        raise ValueError(f"{record!r} names no process")
-    pid, start = record.get("pid"), record.get("start")
-    texts = [record.get("host"), record.get("boot", ""), record.get("namespace", "")]
-    # kill(2) takes a pid of 0 or less for many processes.
-    if type(pid) is not int or not 0 < pid <= _LARGEST_PID or type(start) is not int:
-        raise ValueError(f"{record!r} names no process")
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{record!r} names no process")
-    host, boot, namespace = map(str, texts)
-    return ProcessId(host, pid, start, boot, namespace)
 
 
 def is_local(process: ProcessId) -> bool:

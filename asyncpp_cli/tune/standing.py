@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.runs.attempts.job_record import Scheduler
+from asyncpp_cli.runs.attempts.files import Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import Cause, State, Status, is_done

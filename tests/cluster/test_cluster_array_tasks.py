@@ -10,6 +10,7 @@ from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wa
 from support.slurm_queue import hurry, squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
@@ -66,7 +67,7 @@ def ended(run: Run) -> bool:
 def told(experiment: Experiment) -> object:
     """How it stands, for people."""
     reasons = [
-        [Attempt(run, number).read("outcome") for number in range(1, run.status().attempt + 1)]
+        [Attempt(run, number).read(Outcome) for number in range(1, run.status().attempt + 1)]
         for run in experiment.runs
     ]
     printed = [file.read_text()[-1500:] for file in sorted(experiment.submissions.glob("*/*.out"))]

@@ -27,6 +27,7 @@ from support.launches import rows_of
 from support.slurm_queue import hurry, preempt_all, squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import RankEnd
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.liveness.stop_signal import RESUMABLE
@@ -88,8 +89,8 @@ def test_preempted_requeued_and_a_node_killed(slurm_conf: Path, tmp_path: Path, 
     wait_for(lambda: run.status().state == State.INTERRUPTED, seconds=60, why=run.status)
     saved = run.saved_step
     assert run.status().step == saved == rows_of(run, "step")[-1]["step"]
-    ends = [Attempt(run, 1).read(f"rank-{rank}.end") for rank in (0, 1)]
-    assert [send_signal and send_signal["code"] for send_signal in ends] == [RESUMABLE, RESUMABLE]
+    ends = [Attempt(run, 1).read(RankEnd, rank) for rank in (0, 1)]
+    assert [end and end.code for end in ends] == [RESUMABLE, RESUMABLE]
     wait_for(lambda: status_of(experiment.folder)[0]["job_state"] == "PENDING", seconds=30, why=squeue)
 
     wait_until_it_trains(run, 2)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, status_of, sweep, wait_for
 from support.command_line import asyncpp
 from support.edited import edit
 from support.slurm_queue import squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankStart
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 
@@ -75,9 +78,9 @@ def test_a_dead_rank_ends_the_step_everywhere_and_is_named(slurm_conf: Path, tmp
     wait_for(lambda: trains(run, 1), seconds=100, why=lambda: (run.status(), squeue()))
     os.kill(run.status().pids[1], signal.SIGKILL)
     wait_for(lambda: trains(run, 2), seconds=100, why=lambda: (run.status(), squeue()))
-    outcome = Attempt(run, 1).read("outcome")
+    outcome = Attempt(run, 1).read(Outcome)
     assert outcome is not None
-    assert outcome["reason"].startswith("rank 1 was killed by SIGKILL")
+    assert outcome.reason.startswith("rank 1 was killed by SIGKILL")
 
     # With its supervisor it ends without a word; srun ends the other for it.
     trainer, supervisor = Attempt(run, 2).processes(1)
@@ -104,15 +107,13 @@ def test_an_attempt_on_another_machine_is_over_when_its_job_is(slurm_conf: Path,
     wait_for(lambda: not squeue(), seconds=100, why=squeue)
     completed = run.status()
     attempt = Attempt(run, 1)
-    processes = attempt.read("rank-0")
-    description = attempt.read("attempt")
-    assert processes is not None
-    assert description is not None
-    for process in [*processes["processes"], description["by"]]:
-        process["host"] = "elsewhere"
-    description["claimed"] -= 100
-    attempt.write("rank-0", processes)
-    attempt.write("attempt", description)
+    start, claimed = attempt.read(RankStart, 0), attempt.read(Claimed)
+    assert start is not None
+    assert claimed is not None
+    processes = tuple(replace(process, host="elsewhere") for process in start.processes)
+    attempt.write(structs.replace(start, processes=processes), 0)
+    by = replace(claimed.by, host="elsewhere")
+    attempt.write(structs.replace(claimed, by=by, claimed=claimed.claimed - 100))
     (attempt.folder / "rank-0.end.json").unlink()
     edit(run.status_file, state="running")
     assert run.status().state == State.RUNNING

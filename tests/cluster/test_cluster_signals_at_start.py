@@ -10,6 +10,7 @@ from support.early_death import dying
 from support.slurm_queue import hurry, squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 
@@ -37,5 +38,5 @@ def has_completed(run: Run) -> bool:
 
 
 def reasons(run: Run) -> list[str]:
-    read = [Attempt(run, number).read("outcome") for number in range(1, run.status().attempt + 1)]
-    return [outcome["reason"] for outcome in read if outcome is not None]
+    read = [Attempt(run, number).read(Outcome) for number in range(1, run.status().attempt + 1)]
+    return [outcome.reason for outcome in read if outcome is not None]

@@ -16,7 +16,7 @@ from typing import Any
 from support.command_line import asyncpp
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.job_record import Job
+from asyncpp_cli.runs.attempts.files import Job, Outcome
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 
@@ -79,8 +79,8 @@ def status_of(folder: Path) -> list[dict[str, Any]]:
 
 def outcomes(run: Run) -> list[tuple[str, str]]:
     """State and cause of each finished attempt."""
-    records = [Attempt(run, number).read("outcome") for number in range(1, run.status().attempt + 1)]
-    return [(outcome["state"], outcome["cause"]) for outcome in records if outcome is not None]
+    records = [Attempt(run, number).read(Outcome) for number in range(1, run.status().attempt + 1)]
+    return [(outcome.state, outcome.cause) for outcome in records if outcome is not None]
 
 
 def starts(run: Run) -> list[tuple[int, int]]:

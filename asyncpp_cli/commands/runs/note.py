@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +37,7 @@ def note(
     from asyncpp_cli.errors import UserError
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.runs.notes import add_note, notes_of
+    from stages.records import plain
 
     named = run_at(run)
     if text or tag:
@@ -48,7 +48,7 @@ def note(
         return
     notes = notes_of(named)
     if as_json:
-        print(json.dumps([asdict(each) for each in notes], indent=1))
+        print(json.dumps([plain(each) for each in notes], indent=1))
         return
     for each in notes:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.time))

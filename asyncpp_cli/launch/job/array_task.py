@@ -35,7 +35,7 @@ from asyncpp_cli.launch.submission.snapshot import code_hash, difference, file_h
 from asyncpp_cli.launch.supervisor import LIMIT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.runs.attempts.job_record import Job
+from asyncpp_cli.runs.attempts.files import Job, Outcome, Refused
 from asyncpp_cli.runs.attempts.settle import override_outcome, settle
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -94,7 +94,7 @@ def _attempt(
         return 0
     code = None
     if reason := _refusal(run, manifest, row):
-        attempt.write("refused", {"reason": reason})
+        attempt.write(Refused(reason=reason))
     else:
         code = _run_ranks(attempt, manifest, job)
     status = _corrected(settle(run, all_over=attempt.number), attempt, manifest, job, code)
@@ -240,9 +240,9 @@ def failures(run: Run, *, submission: str) -> int:
     count = 0
     for number in range(1, run.status().attempt + 1):
         attempt = Attempt(run, number)
-        outcome, job = attempt.read("outcome"), attempt.job
+        outcome, job = attempt.read(Outcome), attempt.job
         if outcome is not None and job is not None and job.submission == submission:
-            count += outcome["state"] == State.FAILED
+            count += outcome.state == State.FAILED
     return count
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from asyncpp_cli.launch.slurm.job_states import JobPhase
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import RankEnd, RankError
 from asyncpp_cli.runs.attempts.outcome import vanished
 from asyncpp_cli.runs.status import Cause, State, Status
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
@@ -70,7 +71,7 @@ def corrected_outcome(
         if near:
             return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is near: {how}"
         return State.INTERRUPTED, Cause.STOPPED, how
-    has_errors = any(attempt.read(f"rank-{rank}.error") is not None for rank in range(ranks))
+    has_errors = bool(attempt.by_rank(RankError))
     ended = end.phase is not None and end.phase is not JobPhase.RUNNING
     if ended and end.limit_reached and not has_errors:
         return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached; {unrecorded}"
@@ -82,12 +83,12 @@ def corrected_outcome(
 def _all_stopped_or_not_started(attempt: Attempt, ranks: int) -> bool:
     """Whether every rank stopped on request, completed, or ended before it recorded its start."""
     for rank in range(ranks):
-        end = attempt.read(f"rank-{rank}.end")
-        if attempt.read(f"rank-{rank}.error") is not None:
+        end = attempt.read(RankEnd, rank)
+        if attempt.read(RankError, rank) is not None:
             return False
         if end is None:
             if attempt.processes(rank):
                 return False
-        elif not (end["stopped"] or end["code"] in (0, RESUMABLE) or end["signal"] in SIGNALS):
+        elif not (end.stopped or end.code in (0, RESUMABLE) or end.signal in SIGNALS):
             return False
     return True

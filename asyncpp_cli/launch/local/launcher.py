@@ -24,7 +24,7 @@ from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses, check_pause
 from asyncpp_cli.launch.resources import Machine, Resources, resources_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.runs.attempts.job_record import Scheduler
+from asyncpp_cli.runs.attempts.files import Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, settle
 from asyncpp_cli.runs.processes import send_signal
 from asyncpp_cli.runs.run_folder import Run

@@ -19,6 +19,7 @@ from pathlib import Path
 from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import RankEnd, RankError, RankStart
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from stages.records import FileRecord, read_record
@@ -67,17 +68,13 @@ class BadNode(FileRecord, frozen=True, kw_only=True):
 
 def node_fault(attempt: Attempt) -> tuple[str, str] | None:
     """The node whose fault made an attempt fail, with the message; None if it was no node's fault."""
-    for file in sorted(attempt.folder.glob("rank-*.end.json")):
-        rank = int(file.name.removeprefix("rank-").partition(".")[0])
-        end = attempt.read(f"rank-{rank}.end")
-        node = attempt.node(rank)
-        if end is None or end["code"] == 0 or end["stopped"] or not node:
+    for rank, end in attempt.by_rank(RankEnd).items():
+        start, error = attempt.read(RankStart, rank), attempt.read(RankError, rank)
+        if end.code == 0 or end.stopped or start is None or not start.node:
             continue
-        error = attempt.read(f"rank-{rank}.error") or {}
-        lines = [str(error.get("message", "")), *_last_lines(attempt, rank)]
-        for line in lines:
+        for line in ([] if error is None else [error.message]) + _last_lines(attempt, rank):
             if _FAULT.search(line):
-                return node, f"rank {rank}: {line.strip()[:200]}"
+                return start.node, f"rank {rank}: {line.strip()[:200]}"
     return None
 
 

@@ -14,7 +14,7 @@ from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
 from asyncpp_cli.launch.slurm.submissions import read_submissions
 from asyncpp_cli.launch.submission.array_manifest import ArrayManifest, read_manifest
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.job_record import Job
+from asyncpp_cli.runs.attempts.files import Claimed, Job
 from asyncpp_cli.runs.experiment_folder import Experiment
 
 
@@ -71,9 +71,9 @@ def node_fault_reason(experiment: Experiment, attempt: Attempt, manifest: ArrayM
         experiment, attempt.run, node=node, cluster=job.cluster, reason=reason, attempt=attempt.number
     )
     # A node that cannot be excluded, or was to be and is not, would make the run fail again and again.
-    claimed = float((attempt.read("attempt") or {}).get("claimed", 0.0))
-    known_before = any(
-        bad.node == node and bad.time < claimed for bad in bad_nodes.recent_bad_nodes(experiment)
+    claimed = attempt.read(Claimed)
+    known_before = claimed is not None and any(
+        bad.node == node and bad.time < claimed.claimed for bad in bad_nodes.recent_bad_nodes(experiment)
     )
     now = _excluded_here(experiment, manifest)
     if known_before or node not in now.split(","):

@@ -14,7 +14,7 @@ from asyncpp_cli.launch.slurm.submissions import ArrayTask, Submissions, read_su
 from asyncpp_cli.launch.slurm.unclaimed import UnclaimedJob, unclaimed_job
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
-from asyncpp_cli.runs.attempts.job_record import Job
+from asyncpp_cli.runs.attempts.files import Job
 from asyncpp_cli.runs.attempts.outcome import last_lines, tail
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem

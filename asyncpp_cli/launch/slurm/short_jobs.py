@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from asyncpp_cli.launch.slurm.run_status import RunStatus
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.status import Cause, State
 
 _MANY_JOBS = 10
@@ -21,8 +22,8 @@ def short_job_notes(run_statuses: Sequence[RunStatus]) -> list[str]:
         ended = status.attempt - (status.state == State.RUNNING)
         if not site or ended < 2 or status.state in (State.COMPLETED, State.PAUSED):
             continue
-        outcomes = [Attempt(run_status.run, number).read("outcome") for number in (ended - 1, ended)]
-        if any(outcome is None or outcome["cause"] != Cause.TIME_LIMIT for outcome in outcomes):
+        outcomes = [Attempt(run_status.run, number).read(Outcome) for number in (ended - 1, ended)]
+        if any(outcome is None or outcome.cause != Cause.TIME_LIMIT for outcome in outcomes):
             continue
         per_job = (run_status.run.saved_step or 0) / ended
         left = math.ceil((status.steps - per_job * ended) / per_job) if per_job else None

@@ -18,9 +18,9 @@ from asyncpp_cli.report.load.predict import predicted_bubble
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.attempt_files import read_file
 from asyncpp_cli.runs.attempts.cost import cost_of_run
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.notes import FILE as NOTES_FILE
@@ -28,6 +28,7 @@ from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 from stages.config import RunConfig
+from stages.records import read_record
 
 _THREADS = 4
 """polars releases the interpreter lock while it parses."""
@@ -168,9 +169,11 @@ def _restarts(status: Status, measurement: Measurement) -> int:
 def _problems(run: Run, metrics: Metrics, status: Status) -> tuple[str, ...]:
     found = [f"{run.metrics_file}: {metrics.torn} truncated line(s) left out"] if metrics.torn else []
     for number in range(1, status.attempt + 1):
-        for name in ("attempt", "outcome"):
+        for kind in (Claimed, Outcome):
             try:
-                read_file(Attempt(run, number).file(name))
+                read_record(Attempt(run, number).file(kind), kind)
+            except FileNotFoundError:
+                continue
             except DamagedError as error:
                 found.append(f"{error}; the cost of this attempt is not known")
     return tuple(found)

@@ -1,49 +1,46 @@
 """One attempt at a run: its folder, with who claimed it, its ranks' processes and how they ended.
 
-attempts/N/attempt.json      who claimed it, with how many processes (one per rank; one in all for replay)
-                             and in which SLURM job, if any
-attempts/N/rank-K.json       processes and node of rank K
-attempts/N/rank-K.end.json   how rank K ended
-attempts/N/rank-K.error.json the exception that ended rank K
-attempts/N/rank-K.waits.json what rank K has waited for during half of `site.timeout` and longer
-attempts/N/rank-K.energy.json  energy of rank K's GPU, if it tells
-attempts/N/fallen.json       ranks that did not train to the end; watched by all supervisors
-attempts/N/stop.json         request to all ranks to stop, with the reason
-attempts/N/refused.json      why its job refused to start it
-attempts/N/outcome.json      state, cause and reason at its end
-attempts/N/starting.err      errors of the local process that starts the ranks
+The files are declared in `runs.attempts.files`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from asyncpp_cli.atomic_files import FULL, write_json
+from msgspec import structs
+
+from asyncpp_cli.atomic_files import FULL, write_record
 from asyncpp_cli.errors import DamagedError, refusal_of
 from asyncpp_cli.plain_text import printable
-from asyncpp_cli.runs.attempts.attempt_files import read_file
-from asyncpp_cli.runs.attempts.disk_reserve import release, reserve, write_reserved
-from asyncpp_cli.runs.attempts.early_exits import (
-    EARLY_EXITS,
+from asyncpp_cli.runs.attempts.files import (
+    AttemptFile,
+    Claimed,
     EarlyExit,
-    parse_early_exits,
-    with_early_exit,
+    EarlyExits,
+    Job,
+    RankEnd,
+    RankError,
+    RankStart,
+    RankWaits,
+    StopRequest,
+    release,
+    reserve,
+    write_reserved,
 )
-from asyncpp_cli.runs.attempts.job_record import Job, job_of
-from asyncpp_cli.runs.processes import ProcessId, parse_process
+from asyncpp_cli.runs.processes import ProcessId
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause
 from stages.config import SiteConfig
 from stages.liveness.stall import longest_silence
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 from stages.liveness.waiting import Waiting, awaited_rank
+from stages.records import read_record
 
-_END = re.compile(r"rank-(\d+)\.end\.json")
+Kind = TypeVar("Kind", bound=AttemptFile)
 
 
 @dataclass(frozen=True)
@@ -67,53 +64,70 @@ class Attempt:
         """Errors of the local process that starts the ranks."""
         return self.folder / "starting.err"
 
-    def file(self, name: str) -> Path:
-        """Path of one of the attempt's JSON files."""
-        return self.folder / f"{name}.json"
+    def file(self, kind: type[AttemptFile], rank: int | None = None) -> Path:
+        """Path of one of the attempt's files."""
+        return self.folder / f"{kind.file_name.format(rank)}.json"
 
-    def read(self, name: str) -> dict[str, Any] | None:
-        """Content of one of the attempt's JSON files; None if it is missing or damaged."""
+    def read(self, kind: type[Kind], rank: int | None = None) -> Kind | None:
+        """One of the attempt's files; None if it is missing or damaged."""
         try:
-            return read_file(self.file(name))
-        except DamagedError:
+            return read_record(self.file(kind, rank), kind)
+        except (FileNotFoundError, DamagedError):
             return None
 
-    def write(self, name: str, content: dict[str, Any]) -> None:
-        write_json(self.file(name), content)
+    def write(self, record: AttemptFile, rank: int | None = None) -> None:
+        """Write one of the attempt's files."""
+        write_record(self.file(type(record), rank), record)
 
-    def description(self) -> dict[str, Any]:
+    def ranks_with(self, kind: type[AttemptFile]) -> set[int]:
+        """Ranks that have a file of this kind; one directory listing, however many ranks there are."""
+        before, after = f"{kind.file_name}.json".split("{}")
+        try:
+            names = [file.name for file in self.folder.iterdir()]
+        except FileNotFoundError:
+            return set()
+        ranks = [name[len(before) : -len(after)] for name in names if name.endswith(after)]
+        return {int(rank) for rank in ranks if rank.isascii() and rank.isdigit() and len(rank) < 10}
+
+    def by_rank(self, kind: type[Kind]) -> dict[int, Kind]:
+        """The readable files of a kind, by rank."""
+        files = {rank: self.read(kind, rank) for rank in sorted(self.ranks_with(kind))}
+        return {rank: file for rank, file in files.items() if file is not None}
+
+    def description(self) -> Claimed:
         """Content of attempt.json.
 
         Raises:
             DamagedError: it is missing or cannot be read.
         """
-        content = read_file(self.file("attempt"))
-        if content is None:
-            raise DamagedError(f"{self.file('attempt')} is missing")
-        return content
+        try:
+            return read_record(self.file(Claimed), Claimed)
+        except FileNotFoundError:
+            raise DamagedError(f"{self.file(Claimed)} is missing") from None
 
     @property
     def replays(self) -> bool:
         """Whether all ranks take turns in one process."""
-        content = self.read("attempt")
-        return bool(content and content["replay"])
+        claimed = self.read(Claimed)
+        return claimed is not None and claimed.replay
 
     @property
     def until(self) -> int | None:
         """Step after which it pauses; None: it trains to the end."""
-        content = self.read("attempt")
-        return content.get("until") if content else None
+        claimed = self.read(Claimed)
+        return claimed.until if claimed else None
 
     @property
     def job(self) -> Job | None:
         """The SLURM job that the attempt runs in, if any."""
-        return job_of(self.read("attempt"))
+        claimed = self.read(Claimed)
+        return claimed.job if claimed else None
 
     @property
     def site_settings(self) -> dict[str, Any]:
         """Settings `site.*` of the site profile, which override the run's configuration."""
-        content = self.read("attempt")
-        return dict(content.get("site", {})) if content else {}
+        claimed = self.read(Claimed)
+        return claimed.site if claimed else {}
 
     def site(self) -> SiteConfig:
         """The `site` of this attempt: the run's, with the settings of the site profile.
@@ -131,15 +145,10 @@ class Attempt:
         except DamagedError:
             return longest_silence(SiteConfig())
 
-    def processes(self, rank: int) -> list[ProcessId]:
+    def processes(self, rank: int) -> tuple[ProcessId, ...]:
         """Processes of a rank; empty before it has started."""
-        content = self.read(f"rank-{rank}")
-        return [parse_process(process) for process in content["processes"]] if content else []
-
-    def node(self, rank: int) -> str:
-        """SLURM's name of the node that a rank runs on; empty if unknown."""
-        content = self.read(f"rank-{rank}")
-        return str(content.get("node", "")) if content else ""
+        start = self.read(RankStart, rank)
+        return start.processes if start else ()
 
     def record_start(self, rank: int, *processes: ProcessId, node: str = "") -> None:
         """Record a rank's processes: the trainer, and its supervisor if it has one.
@@ -149,12 +158,12 @@ class Attempt:
             processes: its processes.
             node: SLURM's name of its node.
         """
-        self.write(f"rank-{rank}", {"processes": [asdict(process) for process in processes], "node": node})
-        for name in (f"rank-{rank}.error", f"rank-{rank}.end"):
-            reserve(self.file(name))
+        self.write(RankStart(processes=processes, node=node), rank)
+        for kind in (RankError, RankEnd):
+            reserve(self.file(kind, rank))
         if rank == 0:
-            reserve(self.file(EARLY_EXITS))
-            reserve(self.file("stop"))
+            reserve(self.file(EarlyExits))
+            reserve(self.file(StopRequest))
 
     def record_end(self, rank: int, *, code: int | None, signal_number: int | None, stopped: bool) -> None:
         """Record how a rank ended.
@@ -165,9 +174,9 @@ class Attempt:
             signal_number: the signal that ended it.
             stopped: whether it was made to end: on request, or because another rank ended.
         """
-        end = {"code": code, "signal": signal_number, "stopped": stopped, "time": time.time()}
-        self._write_on_full_disk(f"rank-{rank}.end", end)
-        release(self.file(f"rank-{rank}.error"))
+        end = RankEnd(code=code, signal=signal_number, stopped=stopped, time=time.time())
+        self._write_on_full_disk(end, rank)
+        release(self.file(RankError, rank))
         if code != 0:
             failed = not stopped and signal_number not in SIGNALS and code != RESUMABLE
             self.record_early_exit(rank, failed=failed)
@@ -177,28 +186,21 @@ class Attempt:
         kind = type(error).__name__
         refusal = refusal_of(error) if isinstance(error, OSError) and error.filename else None
         message = printable(f"{kind}: {error}" if refusal is None else refusal.message)
-        content = {"kind": kind, "message": message[:500], "time": time.time()}
-        self._write_on_full_disk(f"rank-{rank}.error", content)
+        self._write_on_full_disk(RankError(kind=kind, message=message[:500], time=time.time()), rank)
         self.record_early_exit(rank, failed=True)
 
     def record_waiting(self, rank: int, waiting: Waiting | None) -> None:
         """Record what a rank has long waited for; None: it goes on."""
         with contextlib.suppress(OSError):
             if waiting is None:
-                self.file(f"rank-{rank}.waits").unlink(missing_ok=True)
+                self.file(RankWaits, rank).unlink(missing_ok=True)
             else:
-                self.write(f"rank-{rank}.waits", {**waiting._asdict(), "time": time.time()})
+                self.write(RankWaits(text=waiting.text, peer=waiting.peer, time=time.time()), rank)
 
     def waiting(self) -> dict[int, Waiting]:
         """What ranks have long waited for, by rank."""
-        waits = {}
-        for file in self.folder.glob("rank-*.waits.json"):
-            rank = file.name.removeprefix("rank-").partition(".")[0]
-            content = self.read(f"rank-{rank}.waits")
-            if rank.isdecimal() and content is not None:
-                with contextlib.suppress(KeyError, TypeError, ValueError):
-                    waits[int(rank)] = Waiting(printable(str(content["text"])), int(content["peer"]))
-        return waits
+        waits = self.by_rank(RankWaits)
+        return {rank: Waiting(printable(wait.text), wait.peer) for rank, wait in waits.items()}
 
     def awaited(self) -> str:
         """Which rank all that wait wait for, and how the first of them does; empty if that is not one."""
@@ -216,29 +218,25 @@ class Attempt:
             rank: the rank.
             failed: whether it failed by itself.
         """
-        early_exit = EarlyExit(rank, failed, time.time())
-        if with_early_exit(self.early_exits, early_exit) is None:
+        new = EarlyExit(rank=rank, failed=failed, time=time.time())
+        if self._early_exits.with_exit(new) is None:
             return
         with contextlib.suppress(OSError), self.run.locked():
-            if (content := with_early_exit(self.early_exits, early_exit)) is not None:
-                self._write_on_full_disk(EARLY_EXITS, content)
+            if (exits := self._early_exits.with_exit(new)) is not None:
+                self._write_on_full_disk(exits)
 
     @property
-    def early_exits(self) -> list[EarlyExit]:
+    def _early_exits(self) -> EarlyExits:
+        return self.read(EarlyExits) or EarlyExits()
+
+    @property
+    def early_exits(self) -> tuple[EarlyExit, ...]:
         """The first ranks that did not train to the end."""
-        return parse_early_exits(self.read(EARLY_EXITS))
+        return self._early_exits.fallen
 
-    def ends(self, ranks: int) -> dict[int, dict[str, Any] | None]:
+    def ends(self, ranks: int) -> dict[int, RankEnd | None]:
         """How each rank ended, by rank; None where that is not recorded."""
-        return {rank: self.read(f"rank-{rank}.end") for rank in range(ranks)}
-
-    def ended_ranks(self) -> set[int]:
-        """Ranks whose end is recorded; one directory listing, however many ranks there are."""
-        try:
-            names = [file.name for file in self.folder.iterdir()]
-        except FileNotFoundError:
-            return set()
-        return {int(match[1]) for match in map(_END.fullmatch, names) if match is not None}
+        return {rank: self.read(RankEnd, rank) for rank in range(ranks)}
 
     def stop(self, reason: str, *, cause: Cause = Cause.STOPPED) -> None:
         """Request all ranks to save and end.
@@ -247,31 +245,33 @@ class Attempt:
             reason: for the status; the first request's is kept, unless the run is cancelled.
             cause: kind of the reason.
         """
-        if cause == Cause.CANCELLED or self.read("stop") is None:
-            content = {"reason": reason, "cause": cause, "time": time.time()}
+        if cause == Cause.CANCELLED or self.read(StopRequest) is None:
+            request = StopRequest(reason=reason, cause=cause, time=time.time())
             try:
-                self.write("stop", content)
+                self.write(request)
             except OSError as error:
                 if error.errno not in FULL:
                     raise  # such as another user's run
-                write_reserved(self.file("stop"), content)
+                write_reserved(self.file(StopRequest), request)
 
     @property
     def stop_reason(self) -> str | None:
         """Reason of the stop request; None if there is none."""
-        content = self.read("stop")
-        return str(content["reason"]) if content else None
+        request = self.read(StopRequest)
+        return request.reason if request else None
 
-    def _write_on_full_disk(self, name: str, content: dict[str, Any]) -> None:
+    def _write_on_full_disk(self, record: AttemptFile, rank: int | None = None) -> None:
         """As `write`, but into reserved space if the disk is full; a write that still fails is ignored.
 
         Without the file the run is settled by whoever reads its status next.
         """
-        file = self.file(name)
+        file = self.file(type(record), rank)
         try:
-            self.write(name, content)
+            self.write(record, rank)
         except OSError as error:
+            if isinstance(record, RankEnd):
+                record = structs.replace(record, disk=error.strerror or "")
             with contextlib.suppress(OSError):
-                write_reserved(file, content | {"disk": error.strerror})
+                write_reserved(file, record)
         else:
             release(file)

@@ -10,15 +10,15 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from asyncpp_cli.atomic_files import temporary_folder, write_json
+from asyncpp_cli.atomic_files import temporary_folder, write_record
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.job_record import Job, Scheduler
+from asyncpp_cli.runs.attempts.files import Claimed, Job, Scheduler
 from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, settle_locked
-from asyncpp_cli.runs.processes import is_gone, parse_process, this_process
-from asyncpp_cli.runs.run_folder import FORMAT, Run
+from asyncpp_cli.runs.processes import is_gone, this_process
+from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
 
 
@@ -55,18 +55,17 @@ def claim(
             return None
         claimant = this_process()
         now = time.time()
-        description = {
-            "format": FORMAT,
-            "processes": processes,
-            "replay": replay,
-            "gpus": gpus,
-            "threads": threads,
-            "until": until,
-            "claimed": now,
-            "by": asdict(claimant),
-            "job": asdict(job) if job else None,
-            "site": dict(site_settings or {}),
-        }
+        description = Claimed(
+            processes=processes,
+            replay=replay,
+            gpus=gpus,
+            threads=threads,
+            until=until,
+            claimed=now,
+            by=claimant,
+            job=job,
+            site=dict(site_settings or {}),
+        )
         attempt = Attempt(run, status.attempt + 1)
         while not _create(attempt, description):
             if not _is_abandoned(attempt):
@@ -87,12 +86,12 @@ def claim(
         return attempt
 
 
-def _create(attempt: Attempt, description: Mapping[str, Any]) -> bool:
+def _create(attempt: Attempt, description: Claimed) -> bool:
     """Create the attempt's folder with its description; False if the folder exists."""
     attempt.run.attempts.mkdir(exist_ok=True)
     temporary = temporary_folder(attempt.folder)
     try:
-        write_json(temporary / "attempt.json", description)
+        write_record(temporary / attempt.file(Claimed).name, description)
         # rename(2) replaces an empty folder at most, never one that has a description.
         os.rename(temporary, attempt.folder)  # noqa: PTH104 (Path.replace hides what this relies on)
     except OSError:
@@ -105,12 +104,8 @@ def _create(attempt: Attempt, description: Mapping[str, Any]) -> bool:
 
 def _is_abandoned(attempt: Attempt) -> bool:
     """Whether an attempt that is not in the status was claimed by a process killed while claiming."""
-    description = attempt.read("attempt")
-    if description is None:
-        return True
-    if is_gone(parse_process(description["by"])):
-        return True
-    return bool(time.time() - description["claimed"] > SECONDS_TO_START)
+    claimed = attempt.read(Claimed)
+    return claimed is None or is_gone(claimed.by) or time.time() - claimed.claimed > SECONDS_TO_START
 
 
 def check_current(attempt: Attempt) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankEnergy
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 
@@ -67,32 +68,27 @@ def cost_of_run(run: Run, status: Status) -> Cost | None:
 
 
 def _cost_of_attempt(attempt: Attempt, status: Status) -> Cost | None:
-    description = attempt.read("attempt")
-    if description is None or "threads" not in description:
+    claimed, until = attempt.read(Claimed), _end(attempt, status)
+    if claimed is None or until is None:
         return None
-    until = _end(attempt, status)
-    if until is None:
-        return None
-    hours = max(0.0, until - description["claimed"]) / _SECONDS_PER_HOUR
-    if description["gpus"]:
-        return Cost(gpu_hours=hours * description["gpus"], energy_kwh=_energy_kwh(attempt))
-    return Cost(core_hours=hours * description["processes"] * description["threads"])
+    hours = max(0.0, until - claimed.claimed) / _SECONDS_PER_HOUR
+    if claimed.gpus:
+        return Cost(gpu_hours=hours * claimed.gpus, energy_kwh=_energy_kwh(attempt))
+    return Cost(core_hours=hours * claimed.processes * claimed.threads)
 
 
 def _end(attempt: Attempt, status: Status) -> float | None:
     """When an attempt ended, or showed its last sign of life; None if unknown."""
     if attempt.number == status.attempt and status.state == State.RUNNING:
         return status.updated
-    outcome = attempt.read("outcome")
-    return None if outcome is None else outcome.get("last_sign")
+    outcome = attempt.read(Outcome)
+    return None if outcome is None else outcome.last_sign
 
 
 def _energy_kwh(attempt: Attempt) -> float | None:
     """Energy of the attempt's GPUs; None if none tells."""
     by_gpu: dict[str, float] = {}
-    for file in attempt.folder.glob("rank-*.energy.json"):
-        content = attempt.read(file.name.removesuffix(".json"))
-        if content is not None:
-            # Processes that share a GPU read the same counter.
-            by_gpu[content["gpu"]] = max(content["joules"], by_gpu.get(content["gpu"], 0.0))
+    for energy in attempt.by_rank(RankEnergy).values():
+        # Processes that share a GPU read the same counter.
+        by_gpu[energy.gpu] = max(energy.joules, by_gpu.get(energy.gpu, 0.0))
     return math.fsum(by_gpu.values()) / _JOULES_PER_KWH if by_gpu else None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import RankEnergy
 
 NVML = "libnvidia-ml.so.1"
 _UUID_LENGTH = 96
@@ -28,7 +29,7 @@ def recorded_energy(attempt: Attempt, rank: int) -> Iterator[None]:
         after = energy_counters(NVML) if gpu in before else {}
         if gpu is not None and gpu in after:
             joules = (after[gpu] - before[gpu]) / 1000
-            attempt.write(f"rank-{rank}.energy", {"gpu": gpu, "joules": joules})
+            attempt.write(RankEnergy(gpu=gpu, joules=joules), rank)
 
 
 def energy_counters(library: str) -> dict[str, int]:

@@ -6,10 +6,10 @@ import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import missing_end_row, missing_pause_row
+from asyncpp_cli.runs.attempts.files import RankEnd, RankError, Refused, StopRequest
 from asyncpp_cli.runs.status import Cause, State
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
@@ -24,7 +24,7 @@ _OTHER_RANK_GONE = "GoneError"
 
 
 def outcome_of(
-    attempt: Attempt, ends: Mapping[int, dict[str, Any] | None], *, steps: int
+    attempt: Attempt, ends: Mapping[int, RankEnd | None], *, steps: int
 ) -> tuple[State, Cause, str]:
     """State, cause and reason of an attempt that has ended.
 
@@ -33,10 +33,10 @@ def outcome_of(
         ends: how its ranks ended (`Attempt.ends`).
         steps: steps of the whole run.
     """
-    if (refusal := attempt.read("refused")) is not None:
-        return State.FAILED, Cause.REFUSED, str(refusal["reason"])
+    if (refusal := attempt.read(Refused)) is not None:
+        return State.FAILED, Cause.REFUSED, refusal.reason
     missing = ""
-    if ends and all(end is not None and end["code"] == 0 for end in ends.values()):
+    if ends and all(end is not None and end.code == 0 for end in ends.values()):
         metrics, until = attempt.run.metrics_file, attempt.until
         if until is not None and until < steps:
             missing, state = missing_pause_row(metrics, attempt=attempt.number, until=until), State.PAUSED
@@ -44,9 +44,9 @@ def outcome_of(
             missing, state = missing_end_row(metrics, attempt=attempt.number, steps=steps), State.COMPLETED
         if not missing:
             return state, Cause.NONE, ""
-    if (stop := attempt.read("stop")) is not None:
-        return State.INTERRUPTED, Cause(stop.get("cause", Cause.STOPPED)), str(stop["reason"])
-    if ends and all(end is not None and end["code"] == RESUMABLE for end in ends.values()):
+    if (stop := attempt.read(StopRequest)) is not None:
+        return State.INTERRUPTED, stop.cause, stop.reason
+    if ends and all(end is not None and end.code == RESUMABLE for end in ends.values()):
         return State.INTERRUPTED, Cause.STOPPED, "told to end by SIGTERM or SIGUSR2"
     if missing:
         return State.FAILED, Cause.ERROR, f"its processes ended with exit code 0, but {missing}"
@@ -54,7 +54,7 @@ def outcome_of(
     return State.FAILED, cause, reason
 
 
-def _first_cause(attempt: Attempt, ends: Mapping[int, dict[str, Any] | None]) -> tuple[Cause, str]:
+def _first_cause(attempt: Attempt, ends: Mapping[int, RankEnd | None]) -> tuple[Cause, str]:
     """The end that caused the others.
 
     Out of memory comes first, since other ranks may abort because of it; then killed ranks, errors, errors
@@ -72,23 +72,23 @@ def _first_cause(attempt: Attempt, ends: Mapping[int, dict[str, Any] | None]) ->
             killed.append((0.0, Cause.KILLED, _unrecorded_end(attempt, rank)))
             continue
         # The recorded exception takes precedence: torch may abort while the interpreter shuts down after it.
-        if (error := attempt.read(f"rank-{rank}.error")) is not None:
-            how = f"rank {rank}: {error['message']}{see}"
-            if error.get("kind") in _NO_MEMORY:
-                no_memory.append((error["time"], Cause.OUT_OF_MEMORY, how))
+        if (error := attempt.read(RankError, rank)) is not None:
+            how = f"rank {rank}: {error.message}{see}"
+            if error.kind in _NO_MEMORY:
+                no_memory.append((error.time, Cause.OUT_OF_MEMORY, how))
             else:
-                group = failed if error.get("kind") != _OTHER_RANK_GONE else orphaned
-                group.append((error["time"], Cause.ERROR, how))
-        elif end["signal"] is not None and not end["stopped"]:
-            how = f"rank {rank} was killed by {_signal_name(end['signal'])}{see}"
+                group = failed if error.kind != _OTHER_RANK_GONE else orphaned
+                group.append((error.time, Cause.ERROR, how))
+        elif end.signal is not None and not end.stopped:
+            how = f"rank {rank} was killed by {_signal_name(end.signal)}{see}"
             # SIGTERM after another rank's failure is a consequence: srun ends the others.
-            (others if end["signal"] in SIGNALS else killed).append((end["time"], Cause.KILLED, how))
-        elif end["code"] != 0:
+            (others if end.signal in SIGNALS else killed).append((end.time, Cause.KILLED, how))
+        elif end.code != 0:
             how = "was made to end"
-            if not end["stopped"]:
-                why = end.get("disk") or _last_line(log) or "it printed nothing"
-                how = f"ended with exit code {end['code']}: {why}"
-            others.append((end["time"], Cause.ERROR, f"rank {rank} {how}{see}"))
+            if not end.stopped:
+                why = end.disk or _last_line(log) or "it printed nothing"
+                how = f"ended with exit code {end.code}: {why}"
+            others.append((end.time, Cause.ERROR, f"rank {rank} {how}{see}"))
     for causes in (no_memory, killed, failed, orphaned, others):
         if causes:
             _, cause, reason = min(causes)
@@ -100,7 +100,7 @@ def _first_cause(attempt: Attempt, ends: Mapping[int, dict[str, Any] | None]) ->
 def vanished(attempt: Attempt, ranks: int) -> str:
     """Describes the first rank that did not record its end; empty if there is none."""
     for rank in range(ranks):
-        if attempt.read(f"rank-{rank}.end") is None:
+        if attempt.read(RankEnd, rank) is None:
             return _unrecorded_end(attempt, rank)
     return ""
 
@@ -120,13 +120,11 @@ def _unrecorded_end(attempt: Attempt, rank: int) -> str:
 def blamed_rank(attempt: Attempt) -> int | None:
     """The rank that ended the attempt: out of memory if any, else the first that failed."""
     ends = []
-    for file in attempt.folder.glob("rank-*.end.json"):
-        rank = int(file.name.removeprefix("rank-").partition(".")[0])
-        end = attempt.read(f"rank-{rank}.end")
-        if end is not None and end["code"] != 0:
-            error = attempt.read(f"rank-{rank}.error")
-            no_memory = error is not None and error.get("kind") in _NO_MEMORY
-            ends.append((not no_memory, error["time"] if error else end["time"], rank))
+    for rank, end in attempt.by_rank(RankEnd).items():
+        if end.code != 0:
+            error = attempt.read(RankError, rank)
+            no_memory = error is not None and error.kind in _NO_MEMORY
+            ends.append((not no_memory, error.time if error else end.time, rank))
     return min(ends)[2] if ends else None
 
 

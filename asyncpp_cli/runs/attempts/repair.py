@@ -9,6 +9,7 @@ from pathlib import Path
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import is_gone, is_local
@@ -39,9 +40,9 @@ def repair_run(run: Run) -> None:
         if run.status_file.exists():
             run.status_file.replace(_backup_name(run.status_file))
         state, cause, reason = State.INTERRUPTED, Cause.ERROR, _REASON
-        description = attempt.read("attempt")
-        if description is not None:
-            outcome = outcome_of(attempt, attempt.ends(description["processes"]), steps=steps)
+        claimed = attempt.read(Claimed)
+        if claimed is not None:
+            outcome = outcome_of(attempt, attempt.ends(claimed.processes), steps=steps)
             if outcome[0] in (State.COMPLETED, State.PAUSED):
                 state, cause, reason = outcome
         step = steps if state == State.COMPLETED else run.saved_step or 0
@@ -82,10 +83,8 @@ def _may_be_running(attempt: Attempt) -> str | None:
     """Why the attempt may still be running; None if it has ended."""
     if not attempt.folder.is_dir():
         return None
-    ranks = [file.stem.removeprefix("rank-") for file in attempt.folder.glob("rank-*.json")]
-    open_ranks = [
-        int(rank) for rank in ranks if _is_number(rank) and attempt.read(f"rank-{rank}.end") is None
-    ]
+    started, ended = attempt.ranks_with(RankStart), attempt.by_rank(RankEnd)
+    open_ranks = sorted(started - ended.keys())
     processes = [process for rank in open_ranks for process in attempt.processes(rank)]
     if alive := [process for process in processes if is_local(process) and not is_gone(process)]:
         return f"its process {alive[0].pid} is still running"

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from asyncpp_cli.errors import DamagedError, refusal_of
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.disk_reserve import release
-from asyncpp_cli.runs.attempts.early_exits import EARLY_EXITS
-from asyncpp_cli.runs.attempts.job_record import Scheduler, job_of
+from asyncpp_cli.runs.attempts.files import (
+    Claimed,
+    EarlyExits,
+    Outcome,
+    RankEnd,
+    Scheduler,
+    StopRequest,
+    release,
+)
 from asyncpp_cli.runs.attempts.outcome import outcome_of
-from asyncpp_cli.runs.processes import is_gone, is_local, parse_process
+from asyncpp_cli.runs.processes import is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 
@@ -98,11 +102,18 @@ def settle_locked(
     )
     if settled is not status:
         attempt = Attempt(run, status.attempt)
-        outcome = {"state": settled.state, "cause": settled.cause, "reason": settled.reason}
-        attempt.write("outcome", outcome | {"time": settled.ended, "last_sign": last_sign})
+        attempt.write(
+            Outcome(
+                state=settled.state,
+                cause=settled.cause,
+                reason=settled.reason,
+                time=settled.ended or 0.0,
+                last_sign=last_sign,
+            )
+        )
         run.write_status(settled)
-        for name in (EARLY_EXITS, "stop"):
-            release(attempt.file(name))
+        for kind in (EarlyExits, StopRequest):
+            release(attempt.file(kind))
     return settled
 
 
@@ -112,8 +123,11 @@ def override_outcome(attempt: Attempt, *, state: State, cause: Cause, reason: st
         status = attempt.run.status()
         if status.attempt == attempt.number:
             status = replace(status, state=state, cause=cause, reason=reason)
-            outcome = {"state": state, "cause": cause, "reason": reason, "time": time.time()}
-            attempt.write("outcome", (attempt.read("outcome") or {}) | outcome)
+            before = attempt.read(Outcome)
+            last_sign = None if before is None else before.last_sign
+            attempt.write(
+                Outcome(state=state, cause=cause, reason=reason, time=time.time(), last_sign=last_sign)
+            )
             attempt.run.write_status(status)
         return status
 
@@ -149,9 +163,9 @@ def _settled(
     ):
         return status, None
     attempt = Attempt(run, status.attempt)
-    ends = attempt.ends(attempt.description()["processes"])
+    ends = attempt.ends(attempt.description().processes)
     state, cause, reason = outcome_of(attempt, ends, steps=status.steps)
-    signs = [float(end["time"]) for end in ends.values() if end is not None]
+    signs = [end.time for end in ends.values() if end is not None]
     if status.updated is not None:
         signs.append(status.updated)
     ended = time.time()
@@ -167,20 +181,20 @@ def _settled(
 def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler: Scheduler | None) -> bool:
     """Whether the run's attempt has ended, by its own files or else by the scheduler."""
     attempt = Attempt(run, status.attempt)
-    description = attempt.description()
-    never_starts = none_to_come == status.attempt or _launcher_is_gone(status, description)
-    open_ranks = set(range(description["processes"])) - attempt.ended_ranks()
+    claimed = attempt.description()
+    never_starts = none_to_come == status.attempt or _launcher_is_gone(status, claimed)
+    open_ranks = set(range(claimed.processes)) - attempt.ranks_with(RankEnd)
     if all(_rank_is_gone(attempt, rank, never_starts=never_starts) for rank in open_ranks):
         return True
-    return _has_ended_elsewhere(attempt, status, description, scheduler)
+    return _has_ended_elsewhere(attempt, status, claimed, scheduler)
 
 
-def _launcher_is_gone(status: Status, description: Mapping[str, Any]) -> bool:
+def _launcher_is_gone(status: Status, claimed: Claimed) -> bool:
     """Whether the process that claimed the attempt is gone, or has not started the ranks in time."""
-    if is_gone(parse_process(description["by"])):
+    if is_gone(claimed.by):
         return True
     # In a SLURM job the claiming process stays until the end, however long the ranks take to start.
-    return not description.get("job") and time.time() - (status.started or 0.0) > SECONDS_TO_START
+    return not claimed.job and time.time() - (status.started or 0.0) > SECONDS_TO_START
 
 
 def _rank_is_gone(attempt: Attempt, rank: int, *, never_starts: bool) -> bool:
@@ -189,19 +203,15 @@ def _rank_is_gone(attempt: Attempt, rank: int, *, never_starts: bool) -> bool:
 
 
 def _has_ended_elsewhere(
-    attempt: Attempt,
-    status: Status,
-    description: Mapping[str, Any],
-    scheduler: Scheduler | None,
+    attempt: Attempt, status: Status, claimed: Claimed, scheduler: Scheduler | None
 ) -> bool:
     """Whether an attempt with processes on other machines has ended."""
-    job = job_of(description)
-    if job is not None and scheduler is not None:
-        answer = scheduler.is_over(job, claimed=float(description["claimed"]))
+    if claimed.job is not None and scheduler is not None:
+        answer = scheduler.is_over(claimed.job, claimed=claimed.claimed)
         if answer is not None:
             return answer
     silent = time.time() - (status.updated or 0.0)
     if silent <= _SECONDS_BETWEEN_HEARTBEATS or silent <= attempt.longest_silence():
         return False
-    processes = [process for rank in range(description["processes"]) for process in attempt.processes(rank)]
+    processes = [process for rank in range(claimed.processes) for process in attempt.processes(rank)]
     return not any(is_local(process) and not is_gone(process) for process in processes)

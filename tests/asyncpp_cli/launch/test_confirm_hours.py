@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from support.command_line import asyncpp
 from support.folder_contents import contents
 from support.report_experiment import ExperimentFolder, settings
@@ -117,8 +118,8 @@ def completed_in(run: Run, *, core_hours: float) -> None:
     """Make an attempt on the CPU that has taken these hours."""
     attempt = claim(run, processes=1, replay=True, steps=run.config().train.steps, threads=1)
     assert attempt is not None
-    description = attempt.description()
-    attempt.write("attempt", description | {"claimed": description["claimed"] - core_hours * 3600})
+    claimed = attempt.description()
+    attempt.write(structs.replace(claimed, claimed=claimed.claimed - core_hours * 3600))
     attempt.record_start(0, this_process())
     end_rank(attempt, 0, code=0, signal_number=None, stopped=False)
     steps = run.config().train.steps

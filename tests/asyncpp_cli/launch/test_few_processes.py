@@ -19,6 +19,7 @@ from asyncpp_cli.launch.local.launcher import Launcher, Task
 from asyncpp_cli.launch.resources import Machine, Resources
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from stages.config import SiteConfig
@@ -78,10 +79,10 @@ def test_no_process_can_be_started_in_the_middle_of_a_launch(
     assert all("/no/such/text" in status.reason for status in statuses), statuses
     [line] = [line for line in capfd.readouterr().err.splitlines() if "could not be started" in line]
     assert "run-1 could not be started: a process cannot be started (Resource temporarily" in line
-    outcome = Attempt(runs[1], 1).read("outcome")
+    outcome = Attempt(runs[1], 1).read(Outcome)
     assert outcome is not None
-    assert outcome["state"] == State.INTERRUPTED
-    assert "could not be started" in outcome["reason"]
+    assert outcome.state == State.INTERRUPTED
+    assert "could not be started" in outcome.reason
 
 
 @pytest.mark.timeout(300)

@@ -19,7 +19,7 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=1")
     assert asyncpp("launch", experiment.folder, "--replay", "--max-parallel", "1").code == 0
     claimed = {
-        cell.id: Attempt(experiment.run(cell.id), 1).description()["claimed"] for cell in experiment.cells
+        cell.id: Attempt(experiment.run(cell.id), 1).description().claimed for cell in experiment.cells
     }
     in_order = sorted(experiment.cells, key=lambda cell: claimed[cell.id])
     assert [(cell.axes["seed"], cell.axes["schedule"]) for cell in in_order] == [

@@ -11,7 +11,7 @@ from asyncpp_cli.launch.job import array_task
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.submission.array_manifest import ArrayManifest
 from asyncpp_cli.launch.submission.job_shape import JobShape
-from asyncpp_cli.runs.attempts.job_record import Job
+from asyncpp_cli.runs.attempts.files import Job
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import Cause, State, Status
 from stages.liveness.stop_signal import RESUMABLE

@@ -74,7 +74,7 @@ def test_a_launch_says_that_processes_share_a_gpu_and_a_run_that_it_has_none(
     launched = asyncpp("launch", folder)
     assert "GPUs here: 1; the processes of a run share them" in launched.errors
     (run,) = open_experiment(folder).runs
-    assert Attempt(run, 1).description()["gpus"] == 1
+    assert Attempt(run, 1).description().gpus == 1
     if not torch.cuda.is_available():
         logs = "".join(file.read_text() for file in run.folder.glob("logs/**/*") if file.is_file())
         assert logs.count("finds no GPU: this run trains on the CPU") == 1

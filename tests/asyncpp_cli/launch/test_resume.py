@@ -15,6 +15,7 @@ from support.command_line import asyncpp
 from support.launches import StartLaunch, processes_of, rows_of, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import RankEnd
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import is_gone
 from asyncpp_cli.runs.run_folder import Run
@@ -104,8 +105,8 @@ def test_ctrl_c_and_a_signal_to_one_rank_save_first(
     assert second > first
     assert run.status().state == State.INTERRUPTED
     assert "SIGUSR2" in run.status().reason
-    ends = [Attempt(run, 2).read(f"rank-{rank}.end") for rank in (0, 1)]
-    assert [end and end["code"] for end in ends] == [RESUMABLE, RESUMABLE]
+    ends = [Attempt(run, 2).read(RankEnd, rank) for rank in (0, 1)]
+    assert [end and end.code for end in ends] == [RESUMABLE, RESUMABLE]
 
     launched = start_launch(experiment.folder)
     assert launched.finish(seconds=250) == 0, launched.errors

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, metrics, settings
 
@@ -16,6 +18,7 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.cost import Cost, cost_of_run, cost_text, total
 from asyncpp_cli.runs.attempts.energy import energy_counters
+from asyncpp_cli.runs.attempts.files import RankEnergy
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -28,8 +31,8 @@ def attempted(run: Run, *, hours: float, processes: int, gpus: int, threads: int
     """Add an attempt that has taken these hours."""
     attempt = claim(run, processes=processes, replay=False, steps=4, gpus=gpus, threads=threads)
     assert attempt is not None
-    description = attempt.description()
-    attempt.write("attempt", description | {"claimed": description["claimed"] - hours * HOUR})
+    claimed = attempt.description()
+    attempt.write(structs.replace(claimed, claimed=claimed.claimed - hours * HOUR))
     for rank in range(processes):
         attempt.record_start(rank, this_process())
     for rank in range(processes):
@@ -58,7 +61,7 @@ def test_all_attempts_of_a_run_count(experiment: ExperimentFolder) -> None:
     second = attempted(run, hours=1.0, processes=4, gpus=4, threads=3, failed=False)
     # Ranks 0 and 1 share a GPU and read one counter.
     for rank, (gpu, joules) in enumerate([("a", 1.8e6), ("a", 1.7e6), ("b", 3.6e6)]):
-        second.write(f"rank-{rank}.energy", {"gpu": gpu, "joules": joules})
+        second.write(RankEnergy(gpu=gpu, joules=joules), rank)
     both = cost_of_run(run, run.status())
     assert both is not None
     assert both.core_hours == first.core_hours
@@ -72,23 +75,14 @@ def test_an_attempt_that_vanished_counts_to_its_last_heartbeat(experiment: Exper
     assert attempt is not None
     gone = subprocess.Popen(["true"])
     gone.wait()
-    begun = attempt.description()["claimed"] - 10 * HOUR
-    by = attempt.description()["by"] | {"pid": gone.pid, "start": 1}
-    attempt.write("attempt", attempt.description() | {"claimed": begun, "by": by})
+    claimed = attempt.description()
+    begun = claimed.claimed - 10 * HOUR
+    attempt.write(structs.replace(claimed, claimed=begun, by=replace(claimed.by, pid=gone.pid, start=1)))
     running = Status(state=State.RUNNING, attempt=1, steps=4, started=begun, updated=begun + 3 * HOUR)
     run.write_status(running)
     assert cost_of_run(run, running) == Cost(core_hours=3.0)
     [record] = json.loads(asyncpp("status", experiment.folder, "--json").output)
     assert (record["state"], record["core_hours"]) == ("failed", 3.0)
-
-
-def test_attempts_of_earlier_versions_have_no_cost(experiment: ExperimentFolder) -> None:
-    run = pending(experiment, 0)
-    attempt = attempted(run, hours=1.0, processes=1, gpus=0, threads=1, failed=False)
-    old = {key: value for key, value in attempt.description().items() if key not in ("gpus", "threads")}
-    attempt.write("attempt", old)
-    assert cost_of_run(run, run.status()) is None
-    assert asyncpp("status", experiment.folder).code == 0
 
 
 def test_status_and_report_show_the_cost_per_cell_and_in_all(experiment: ExperimentFolder) -> None:

@@ -20,6 +20,7 @@ from support.report_experiment import ExperimentFolder, begun, settings
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.files import RankEnd
 from asyncpp_cli.runs.attempts.repair import repair_run
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.run_folder import Run
@@ -250,4 +251,4 @@ def test_the_attempt_of_a_run_says_what_is_damaged(experiment: ExperimentFolder)
     (run.attempts / "1" / "rank-0.end.json").write_text('{"code": "x"}')
     status = current_status(run)
     assert status.state == State.FAILED
-    assert Attempt(run, 1).read("rank-0.end") is None
+    assert Attempt(run, 1).read(RankEnd, 0) is None

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from asyncpp_cli.launch.supervisor import _Supervisor
-from asyncpp_cli.runs.attempts import early_exits
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.files import EarlyExits, RankEnd
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -73,8 +74,8 @@ def fall(attempt: Attempt, rank: int, code: int) -> None:
 
 
 def long_ago(attempt: Attempt) -> None:
-    falls = [vars(fall) | {"time": fall.time - 60} for fall in attempt.early_exits]
-    attempt.write("fallen", {"fallen": falls})
+    exits = [structs.replace(early_exit, time=early_exit.time - 60) for early_exit in attempt.early_exits]
+    attempt.write(EarlyExits(fallen=tuple(exits)))
 
 
 def files_of_a_look(attempt: Attempt, ranks: int) -> int:
@@ -88,7 +89,7 @@ def files_of_a_look(attempt: Attempt, ranks: int) -> int:
 def files_of_an_end(attempt: Attempt, ranks: int) -> int:
     """Of the last but one rank's."""
     for rank in range(ranks - 2):
-        attempt.write(f"rank-{rank}.end", {"code": 0, "signal": None, "stopped": False, "time": 1.0})
+        attempt.write(RankEnd(code=0, signal=None, stopped=False, time=1.0), rank)
     with opening() as files:
         end_rank(attempt, ranks - 2, code=0, signal_number=None, stopped=False)
     assert attempt.run.status().state == State.RUNNING
@@ -150,7 +151,7 @@ def test_a_rank_that_failed_is_told_of_after_many_that_were_ended(tmp_path: Path
 def test_a_rank_that_vanished_is_seen_on_its_machine_and_told_to_all(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path / "run", 8)
     attempt.record_start(1, GONE)
-    attempt.write("rank-1.end", {"code": 0, "signal": None, "stopped": False, "time": 1.0})
+    attempt.write(RankEnd(code=0, signal=None, stopped=False, time=1.0), 1)
     attempt.record_start(2, GONE)
     elsewhere, before = supervisor(attempt, 5, size=8), supervisor(attempt, 0, size=8)
     assert current_status(elsewhere) is None
@@ -175,9 +176,8 @@ def test_the_last_waiter_for_a_vanished_rank_settles_the_run(tmp_path: Path) -> 
 
 def test_a_file_that_is_damaged_ends_nobody(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path / "run", 4)
-    for content in ("{}", '{"fallen": [{"rank": 1}]}', '{"fallen": 3}', "["):
+    for content in ('{"fallen": [{"rank": 1}]}', '{"fallen": 3}', "["):
         (attempt.folder / "fallen.json").write_text(content)
-        assert attempt.early_exits == []
+        assert attempt.early_exits == ()
         assert current_status(supervisor(attempt, 3)) is None
-    assert early_exits.parse_early_exits(None) == []
     assert settle(attempt.run).state == State.RUNNING

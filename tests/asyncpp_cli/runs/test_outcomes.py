@@ -18,6 +18,7 @@ from support.small_runs import small_config
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim, record_processes
+from asyncpp_cli.runs.attempts.files import Claimed
 from asyncpp_cli.runs.attempts.outcome import blamed_rank
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import process_id, this_process
@@ -203,6 +204,6 @@ def test_a_silent_run_elsewhere_is_over_after_its_own_limits(
     assert attempt is not None
     elsewhere = replace(this_process(), host="elsewhere")
     attempt.record_start(0, elsewhere)
-    edit(attempt.file("attempt"), by=asdict(elsewhere))
+    edit(attempt.file(Claimed), by=asdict(elsewhere))
     run.write_status(replace(run.status(), updated=time.time() - 2 * 3600))
     assert settle(run).state == state

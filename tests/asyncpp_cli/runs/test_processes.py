@@ -17,16 +17,18 @@ from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import (
+    ProcessId,
     is_gone,
     is_local,
     is_suspended,
-    parse_process,
     send_signal,
     this_process,
 )
 from asyncpp_cli.runs.status import State, Status
+from stages.records import DamagedError, converted
 
 IN_ANOTHER_NAMESPACE = ("unshare", "--pid", "--fork")
 
@@ -56,8 +58,8 @@ def test_a_process_of_another_boot_or_namespace_is_elsewhere() -> None:
         assert not is_local(elsewhere)
         assert not is_gone(elsewhere)
         send_signal(replace(elsewhere, start=me.start), signal.SIGKILL)  # would be the end of this test
-    # As an earlier version wrote it: by host, pid and start alone.
-    earlier = parse_process({"host": me.host, "pid": me.pid, "start": me.start})
+    # Where boot and namespace are unknown, by host, pid and start alone.
+    earlier = ProcessId(me.host, me.pid, me.start)
     assert is_local(earlier)
     assert not is_gone(earlier)
 
@@ -79,8 +81,8 @@ def test_a_process_of_another_boot_or_namespace_is_elsewhere() -> None:
     ],
 )
 def test_malformed_process_records_are_refused(record: object) -> None:
-    with pytest.raises(ValueError, match="names no process"):
-        parse_process(record)
+    with pytest.raises(DamagedError, match=r"^here: "):
+        converted(record, ProcessId, where="here")
 
 
 @needs_unshare
@@ -95,11 +97,11 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
         [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdout is not None
-        there = parse_process(json.loads(child.stdout.readline()))
+        there = ProcessId(**json.loads(child.stdout.readline()))
         assert there.host == this_process().host
         assert there.namespace != this_process().namespace
         attempt.record_start(0, there)
-        edit(attempt.file("attempt"), by=asdict(there))
+        edit(attempt.file(Claimed), by=asdict(there))
         assert not is_local(there)
         # By host, pid and start alone it is gone, and the run would have been trained twice.
         assert is_gone(replace(there, boot="", namespace="", start=1))
@@ -108,12 +110,12 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
 
         # And the other way round: from there, this process is not looked for.
         mine = json.dumps(asdict(this_process()))
-        asked = [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", NAME + f"print(is_gone(parse_process({mine})))"]
+        asked = [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", NAME + f"print(is_gone(ProcessId(**{mine})))"]
         assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
     # An hour after its last sign of life nobody waits for it any more.
     run.write_status(replace(run.status(), updated=1.0))
     assert current_status(run).state == State.FAILED
-    assert Attempt(run, 1).read("outcome") is not None
+    assert Attempt(run, 1).read(Outcome) is not None
 
 
 def test_a_stopped_process_is_known() -> None:
