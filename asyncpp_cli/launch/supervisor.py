@@ -1,26 +1,30 @@
-"""Supervising one rank: the trainer is a child process of a supervisor, which records how it ends.
+"""Supervising the ranks of an attempt on one machine: each trainer is a child process, whose end is recorded.
 
-So every end of a rank is recorded, kill -9 included; a signal reaches every rank (submitit forwards it to
-rank 0 alone); and a rank that hangs after another one has ended is killed.
+So every end of a rank is recorded, kill -9 included; a signal reaches every rank; and a rank that hangs after
+another one has ended is killed. On this machine one supervisor starts all ranks; on a cluster srun starts one
+for each rank, and ends the others should one vanish.
+
+python -m asyncpp_cli.launch.supervisor RUN_DIR ATTEMPT SIZE DEVICES   all ranks, on these GPUs
+python -m asyncpp_cli.launch.supervisor RUN_DIR ATTEMPT                the rank that srun's environment names
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import Outcome, RankEnd
-from asyncpp_cli.runs.attempts.settle import end_rank, settle
-from asyncpp_cli.runs.processes import ProcessId, is_gone, process_id, this_process
-from asyncpp_cli.runs.status import Cause, State
-from stages.liveness.stop_signal import RESUMABLE, SIGNALS
+from asyncpp_cli.launch.job import early_signals
+
+if TYPE_CHECKING:
+    from asyncpp_cli.runs.attempts.attempt import Attempt
 
 ATTEMPT_VARIABLE = "ASYNCPP_ATTEMPT"
 """Number of the attempt; set only for a trainer that has a supervisor."""
@@ -28,6 +32,7 @@ ATTEMPT_VARIABLE = "ASYNCPP_ATTEMPT"
 LIMIT_VARIABLE = "ASYNCPP_TIME_LIMIT_NEAR"
 """Time (seconds since 1970) from which a signal to stop is taken for the job's time limit."""
 
+_WAIT_SECONDS = 0.05
 _POLL_SECONDS = 0.25
 _OTHERS_POLL_SECONDS = 1.0
 _SECONDS_AFTER_ANOTHER = 10.0
@@ -39,93 +44,109 @@ _MAX_READS_PER_SECOND = 2000
 """File reads of all supervisors of a run together, to spare the file server."""
 
 
-class _Supervisor:
-    """Watches one rank's trainer and the same few files of the attempt, however many ranks there are.
+class Supervisor:
+    """Watches trainers, and the same few files of the attempt, however many ranks there are.
 
-    A rank's early exit is announced in one file that all supervisors watch, by its own supervisor or, if that
-    was killed, by the supervisor of another rank on the same machine.
+    Args:
+        attempt: the attempt.
+        children: the trainers, by rank.
+        size: number of processes of the attempt, here and elsewhere.
+        grace: seconds that they may take to save and end on request.
+        received: signals received before this object installs its own handlers; may still grow.
     """
 
     def __init__(
         self,
         attempt: Attempt,
+        children: dict[int, subprocess.Popen[bytes]],
         *,
-        rank: int,
         size: int,
-        local_rank: int,
-        local_size: int,
         grace: float,
         received: list[signal.Signals],
     ) -> None:
         self._attempt = attempt
-        self._rank = rank
+        self._children = dict(children)
+        self._all_here = len(children) == size
         self._grace = grace
-        first_here = rank - local_rank
-        self._neighbours = [first_here + (local_rank + step) % local_size for step in range(1, local_size)]
-        """Other ranks on this machine that are not known to have ended; the first one is checked."""
-        self._processes: dict[int, tuple[ProcessId, ...]] = {}
         self._polled = self._polled_others = 0.0
         self._poll_seconds = max(_POLL_SECONDS, 2 * size / _MAX_READS_PER_SECOND)
         self._others_poll_seconds = max(_OTHERS_POLL_SECONDS, 8 * size / _MAX_READS_PER_SECOND)
         self._missing = 0
         self._received = received
 
-    def watch(self, child: subprocess.Popen[bytes]) -> bool:
-        """Wait for the child, ending it if needed; returns whether it completed or stopped on request."""
+    def watch(self) -> bool:
+        """Wait for the trainers, ending them if needed; returns whether all completed or stopped on request."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
-        stopped = False
-        while child.poll() is None:
-            if (seconds := self._seconds_left()) is not None:
-                stopped = True
-                _end(child, seconds=seconds)
-                break
-            try:
-                child.wait(_POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
-        code = child.wait()
-        if not stopped and (stop_signal := self._stop_signal(code)) is not None:
+        kill_at: float | None = None
+        ended_well = True
+        while self._children:
+            for rank, child in list(self._children.items()):
+                if (code := child.poll()) is not None:
+                    ended_well &= self._end(rank, code, stopped=kill_at is not None)
+                    del self._children[rank]
+            if kill_at is not None and time.monotonic() > kill_at:
+                for child in self._children.values():
+                    child.kill()
+            if kill_at is None and self._children and (seconds := self._seconds_left()) is not None:
+                kill_at = time.monotonic() + seconds
+                for child in self._children.values():
+                    child.terminate()
+            time.sleep(_WAIT_SECONDS if self._children else 0)
+        if not (ended_well or self._all_here):
+            self._wait_for_others()
+        return ended_well
+
+    def _end(self, rank: int, code: int, *, stopped: bool) -> bool:
+        """Record how a trainer ended; returns whether it completed or stopped on request."""
+        from asyncpp_cli.runs.attempts.settle import end_rank
+        from stages.liveness.stop_signal import RESUMABLE, SIGNALS
+
+        if not stopped and (stop_signal := self._stop_signal(rank, code)) is not None:
             self._stop(stop_signal)
+        signal_number = -code if code < 0 else None
         end_rank(
             self._attempt,
-            self._rank,
+            rank,
             code=code if code >= 0 else None,
-            signal_number=-code if code < 0 else None,
+            signal_number=signal_number,
             stopped=stopped,
         )
         # A signal kills a trainer that does not listen yet; it has nothing to save then.
-        stopped_early = -code in SIGNALS and self._attempt.stop_reason is not None
+        stopped_early = signal_number in SIGNALS and self._attempt.stop_reason is not None
         return stopped_early or code in (0, RESUMABLE)
 
-    def _stop_signal(self, code: int) -> signal.Signals | None:
-        """The signal that stopped the child before this process acted on it; SLURM signals either or both."""
-        if self._another_failed():
+    def _stop_signal(self, rank: int, code: int) -> signal.Signals | None:
+        """The signal that stopped a trainer before this process acted on it; SLURM signals either or both."""
+        from stages.liveness.stop_signal import RESUMABLE, SIGNALS
+
+        if self._another_failed(rank):
             return None
         if -code in SIGNALS:
             return signal.Signals(-code)
         return self._received[0] if self._received and code == RESUMABLE else None
 
-    def wait_for_others(self) -> None:
-        """Give the other ranks time to end by themselves and record how.
+    def _wait_for_others(self) -> None:
+        """Give the ranks elsewhere time to end by themselves and record how.
 
         SLURM kills the whole job as soon as one task fails, so this task waits before it ends.
         """
+        from asyncpp_cli.runs.attempts.files import Outcome
+
         deadline = time.monotonic() + self._others_poll_seconds + _SECONDS_FOR_OTHERS
-        while time.monotonic() < deadline and not self._missing:
+        while time.monotonic() < deadline and not self._is_removed():
             # Written when the last rank has ended.
             if self._attempt.read(Outcome) is not None:
                 return
-            self._announce_vanished()
             time.sleep(self._poll_seconds)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._received.append(signal.Signals(number))
 
     def _seconds_left(self) -> float | None:
-        """Seconds that the child has to end; None if it does not have to."""
+        """Seconds that the trainers have to end; None if they do not have to."""
         if self._received:
-            if self._another_failed():
+            if any(self._another_failed(rank) for rank in self._children):
                 return _SECONDS_TO_END
             self._stop(self._received[0])
             return self._grace
@@ -138,19 +159,21 @@ class _Supervisor:
         if now - self._polled_others < self._others_poll_seconds:
             return None
         self._polled_others = now
-        self._announce_vanished()
         over = self._is_removed() or self._is_superseded() or self._another_exited_long_ago(now)
         return _SECONDS_TO_END if over else None
 
     def _stop(self, number: signal.Signals) -> None:
-        """Request all ranks to stop, because this one got the signal."""
+        """Request all ranks to stop, because this process or a trainer got the signal."""
+        from asyncpp_cli.runs.status import Cause
+
         near = os.environ.get(LIMIT_VARIABLE)
+        first = min(self._children, default=0)
         if near is not None and time.time() > float(near):
-            reason = f"the job's time limit is near (rank {self._rank} got {number.name})"
+            reason = f"the job's time limit is near (rank {first} got {number.name})"
             cause = Cause.TIME_LIMIT
         else:
-            reason, cause = f"rank {self._rank} was told to end by {number.name}", Cause.STOPPED
-        # This rank stops even if the request cannot be written.
+            reason, cause = f"rank {first} was told to end by {number.name}", Cause.STOPPED
+        # The trainers stop even if the request cannot be written.
         with contextlib.suppress(OSError):
             self._attempt.stop(reason, cause=cause)
 
@@ -168,118 +191,151 @@ class _Supervisor:
 
     def _is_superseded(self) -> bool:
         """Whether a later attempt is running: SLURM gave this one up, say because its node was silent."""
+        from asyncpp_cli.errors import DamagedError
+
         try:
             status = self._attempt.run.status()
         except DamagedError:
             return False
         return status.attempt > self._attempt.number
 
-    def _another_failed(self) -> bool:
+    def _another_failed(self, rank: int) -> bool:
         """Whether another rank failed before any stop request; srun then signals the others."""
         if self._attempt.stop_reason is not None:
             return False
-        return any(other.failed and other.rank != self._rank for other in self._attempt.early_exits)
+        return any(other.failed and other.rank != rank for other in self._attempt.early_exits)
 
     def _another_exited_long_ago(self, now: float) -> bool:
         return any(
-            other.rank != self._rank and now - other.time > _SECONDS_AFTER_ANOTHER
+            other.rank not in self._children and now - other.time > _SECONDS_AFTER_ANOTHER
             for other in self._attempt.early_exits
         )
-
-    def _announce_vanished(self) -> None:
-        """Announce the early exit of the next local rank if its processes are gone without a record.
-
-        Its supervisor was killed, and a trainer ends at once when its supervisor does.
-        """
-        while self._neighbours and self._is_gone(self._neighbours[0]):
-            vanished = self._neighbours.pop(0)
-            if self._attempt.read(RankEnd, vanished) is None:
-                self._attempt.record_early_exit(vanished, failed=False)
-                # It may have been the last rank.
-                with contextlib.suppress(OSError, DamagedError):
-                    settle(self._attempt.run)
-
-    def _is_gone(self, other: int) -> bool:
-        if not self._processes.get(other):
-            self._processes = {other: self._attempt.processes(other)}
-        return bool(self._processes[other]) and all(is_gone(process) for process in self._processes[other])
-
-
-def _end(child: subprocess.Popen[bytes], *, seconds: float) -> None:
-    child.terminate()
-    try:
-        child.wait(seconds)
-    except subprocess.TimeoutExpired:
-        child.kill()
 
 
 def supervise(
     attempt: Attempt,
+    ranks: range,
     *,
-    rank: int,
     size: int,
-    local_rank: int,
+    first_here: int,
     local_size: int,
-    threads: int,
-    grace: float,
     devices: str | None,
-    received: list[signal.Signals] | None = None,
+    received: list[signal.Signals],
 ) -> bool:
-    """Run one rank of an attempt in a child process; returns whether it completed or stopped on request.
+    """Run ranks of an attempt in child processes; returns whether all completed or stopped on request.
 
     Args:
         attempt: the attempt.
-        rank: rank of the child, 0 .. size - 1.
+        ranks: ranks of the children.
         size: number of processes of the attempt.
-        local_rank: rank among the processes on this machine.
+        first_here: lowest rank on this machine.
         local_size: number of processes on this machine.
-        threads: CPU threads of the child.
-        grace: seconds that it may take to save and end on request.
         devices: GPUs for the attempt's processes on this machine, in CUDA_VISIBLE_DEVICES' notation; None:
             leave the environment as it is.
-        received: signals received before this function installs its own handlers; may still grow.
+        received: signals received so far; may still grow.
     """
+    from asyncpp_cli.runs.attempts.settle import end_rank
+    from asyncpp_cli.runs.processes import process_id, this_process
+    from asyncpp_cli.runs.status import State
+
     status = attempt.run.status()
     if status.state != State.RUNNING or status.attempt != attempt.number:
         return False  # the attempt was given up meanwhile
+    site = attempt.site()
     command = [sys.executable, "-m", "asyncpp_cli", "train", str(attempt.run.folder)]
     if attempt.replays:
         command.append("--replay")
     environment = dict(os.environ) | {
         ATTEMPT_VARIABLE: str(attempt.number),
-        "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(local_size),
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(site.threads),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
     node = os.environ.get("SLURMD_NODENAME", "")
-    try:
-        with attempt.run.log_file(attempt=attempt.number, rank=rank).open("ab") as log:
-            # The child ends when its standard input closes, so it does not outlive its supervisor.
-            child = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
-            )
-    except OSError as error:
-        attempt.record_start(rank, this_process(), node=node)
-        attempt.record_error(rank, error)
-        end_rank(attempt, rank, code=1, signal_number=None, stopped=False)
-        return False
-    attempt.record_start(rank, process_id(child.pid), this_process(), node=node)
-    supervisor = _Supervisor(
+    children: dict[int, subprocess.Popen[bytes]] = {}
+    for rank in ranks:
+        of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank - first_here)}
+        try:
+            with attempt.run.log_file(attempt=attempt.number, rank=rank).open("ab") as log:
+                # The child ends when its standard input closes, so it does not outlive its supervisor.
+                child = subprocess.Popen(
+                    command,
+                    env=environment | of_rank,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+        except OSError as error:
+            attempt.record_start(rank, this_process(), node=node)
+            attempt.record_error(rank, error)
+            end_rank(attempt, rank, code=1, signal_number=None, stopped=False)
+            continue
+        children[rank] = child
+        attempt.record_start(rank, process_id(child.pid), this_process(), node=node)
+    supervisor = Supervisor(attempt, children, size=size, grace=site.grace, received=received)
+    return supervisor.watch() and len(children) == len(ranks)
+
+
+def main() -> None:
+    """Run the ranks that the command line names, or the one of srun's environment."""
+    # First of all: SLURM may signal as soon as the job has started.
+    early_signals.listen(signal.SIGTERM, signal.SIGUSR2)
+
+    from asyncpp_cli.errors import exit_code_of
+
+    code = exit_code_of(_run)
+    # Without interpreter shutdown, during which a signal would be fatal.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _run() -> int:
+    from asyncpp_cli.runs.attempts.attempt import Attempt
+    from asyncpp_cli.runs.run_folder import open_run
+
+    attempt = Attempt(open_run(Path(sys.argv[1])), int(sys.argv[2]))
+    devices: str | None
+    if len(sys.argv) > 3:
+        size = local_size = int(sys.argv[3])
+        ranks, first_here, devices = range(size), 0, sys.argv[4]
+    else:
+        rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+        ranks, first_here = range(rank, rank + 1), rank - int(os.environ["SLURM_LOCALID"])
+        tasks, node = os.environ["SLURM_STEP_TASKS_PER_NODE"], int(os.environ["SLURM_NODEID"])
+        local_size = tasks_of_node(tasks, node=node)
+        # On GPUs, SLURM sets CUDA_VISIBLE_DEVICES.
+        devices = "" if attempt.site().device == "cpu" else None
+    ended_well = supervise(
         attempt,
-        rank=rank,
+        ranks,
         size=size,
-        local_rank=local_rank,
+        first_here=first_here,
         local_size=local_size,
-        grace=grace,
-        received=[] if received is None else received,
+        devices=devices,
+        received=early_signals.received,
     )
-    ended_well = supervisor.watch(child)
-    if not ended_well:
-        supervisor.wait_for_others()
-    return ended_well
+    # 0 after saving on request, or srun would kill the ranks that still save.
+    return 0 if ended_well else 1
+
+
+def tasks_of_node(counts: str, *, node: int) -> int:
+    """Number of tasks on a node, from SLURM's list for all nodes: `2(x3),1`."""
+    for part in counts.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            break
+        nodes = int(match[2] or 1)
+        if node < nodes:
+            return int(match[1])
+        node -= nodes
+    raise ValueError(f"SLURM's {counts!r} does not say how many tasks node {node} has")
+
+
+if __name__ == "__main__":
+    main()
