@@ -161,8 +161,8 @@ def launch_on_cluster(
     """
     from asyncpp_cli.console import command, say
     from asyncpp_cli.launch.cancellations import Cancellations
-    from asyncpp_cli.launch.local.executor import check_folder_name
     from asyncpp_cli.launch.slurm.launcher import follow, submit_missing
+    from asyncpp_cli.launch.submission.sbatch import check_folder_name
 
     check_folder_name(experiment.folder)
     cancelled = Cancellations(experiment)
@@ -199,7 +199,6 @@ def launch_locally(
     """
     from asyncpp_cli.console import say
     from asyncpp_cli.launch.cancellations import Cancellations
-    from asyncpp_cli.launch.local.executor import check_folder_name
     from asyncpp_cli.launch.local.launcher import Interrupted, Launcher, tasks_of
     from asyncpp_cli.launch.progress import shown_progress
     from asyncpp_cli.launch.resources import this_machine
@@ -210,7 +209,6 @@ def launch_locally(
 
     experiment = open_experiment(folder)
     cancelled = Cancellations(experiment)
-    check_folder_name(folder)
     machine = this_machine()
     runs = [run for run in experiment.runs_to_launch if only is None or run.id in only]
     # Configurations of runs that are done are not read: there may be a thousand.

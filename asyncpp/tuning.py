@@ -201,7 +201,7 @@ def _on_cluster(
     experiment: ExperimentFolder, plan: Plan, site: Site, options: LaunchOptions, *, promoting: bool
 ) -> int:
     from asyncpp_cli.console import command, say
-    from asyncpp_cli.launch.local.executor import check_folder_name
+    from asyncpp_cli.launch.submission.sbatch import check_folder_name
     from asyncpp_cli.tune.cluster import submit_due
 
     check_folder_name(experiment.folder)

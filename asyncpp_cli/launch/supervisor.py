@@ -75,7 +75,7 @@ class Supervisor:
         self._received = received
 
     def watch(self) -> bool:
-        """Wait for the trainers, ending them if needed; returns whether all completed or stopped on request."""
+        """Wait for the trainers, ending them if needed; whether all completed or stopped on request."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         kill_at: float | None = None
@@ -103,7 +103,7 @@ class Supervisor:
         from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
         if not stopped and (stop_signal := self._stop_signal(rank, code)) is not None:
-            self._stop(stop_signal)
+            self._stop(rank, stop_signal)
         signal_number = -code if code < 0 else None
         end_rank(
             self._attempt,
@@ -148,7 +148,7 @@ class Supervisor:
         if self._received:
             if any(self._another_failed(rank) for rank in self._children):
                 return _SECONDS_TO_END
-            self._stop(self._received[0])
+            self._stop(min(self._children), self._received[0])
             return self._grace
         now = time.time()
         if now - self._polled < self._poll_seconds:
@@ -162,17 +162,16 @@ class Supervisor:
         over = self._is_removed() or self._is_superseded() or self._another_exited_long_ago(now)
         return _SECONDS_TO_END if over else None
 
-    def _stop(self, number: signal.Signals) -> None:
-        """Request all ranks to stop, because this process or a trainer got the signal."""
+    def _stop(self, rank: int, number: signal.Signals) -> None:
+        """Request all ranks to stop, because one of them got the signal."""
         from asyncpp_cli.runs.status import Cause
 
         near = os.environ.get(LIMIT_VARIABLE)
-        first = min(self._children, default=0)
         if near is not None and time.time() > float(near):
-            reason = f"the job's time limit is near (rank {first} got {number.name})"
+            reason = f"the job's time limit is near (rank {rank} got {number.name})"
             cause = Cause.TIME_LIMIT
         else:
-            reason, cause = f"rank {first} was told to end by {number.name}", Cause.STOPPED
+            reason, cause = f"rank {rank} was told to end by {number.name}", Cause.STOPPED
         # The trainers stop even if the request cannot be written.
         with contextlib.suppress(OSError):
             self._attempt.stop(reason, cause=cause)

@@ -7,7 +7,6 @@ EXPERIMENT/runs/ID/timeline.json   action times of the latest segment, replaced 
 EXPERIMENT/runs/ID/lock            held while the status is changed
 EXPERIMENT/runs/ID/logs/           output of each rank of each attempt
 EXPERIMENT/runs/ID/code/           see `experiment.code_copies`
-EXPERIMENT/runs/ID/jobs/           submitit's files
 EXPERIMENT/runs/ID/checkpoints/    see `stages.checkpoint.files`
 EXPERIMENT/runs/ID/attempts/N/     see `runs.attempts.attempt`
 """
@@ -67,10 +66,6 @@ class Run:
     @property
     def logs(self) -> Path:
         return self.folder / "logs"
-
-    @property
-    def jobs(self) -> Path:
-        return self.folder / "jobs"
 
     @property
     def code(self) -> Path:

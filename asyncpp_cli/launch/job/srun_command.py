@@ -64,7 +64,7 @@ def srun_command(
         "--unbuffered",
         *srun_flags,
         *flags,
-        *[*python, "-P", "-m", "asyncpp_cli.launch.job.srun_rank"],
+        *[*python, "-P", "-m", "asyncpp_cli.launch.supervisor"],
         *[str(run.folder), str(attempt)],
     ]
 

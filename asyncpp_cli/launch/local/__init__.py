@@ -1,1 +1,1 @@
-"""Launching on this machine, through submitit's local executor."""
+"""Launching on this machine, one supervisor for each run."""

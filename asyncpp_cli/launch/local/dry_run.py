@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
+import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,7 +23,6 @@ from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.experiment.settings import config_hash, copy_of
-from asyncpp_cli.launch.local.executor import command_of
 from asyncpp_cli.launch.local.launcher import Launcher, Task
 from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.launch.resources import ranks_of, resources_of, this_machine
@@ -223,3 +224,9 @@ def _train(cells: list[_DryRunCell], folder: Path, *, replay: bool) -> dict[str,
         task.run.id: "" if status.state == State.COMPLETED else status.reason
         for task, status in zip(tasks, statuses, strict=True)
     }
+
+
+def command_of(run_folder: Path, *, replay: bool) -> str:
+    """The command that each process of a run executes, quoted for a shell."""
+    words = [sys.executable, "-m", "asyncpp_cli", "train", str(run_folder), *(["--replay"] if replay else [])]
+    return shlex.join(words)

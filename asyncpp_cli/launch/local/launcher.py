@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import FAILED, DamagedError, UserError, refusal_of
 from asyncpp_cli.experiment.run_data import config_to_train
-from asyncpp_cli.launch.local.executor import LocalJobs
-from asyncpp_cli.launch.local.suspended import SuspendedProcesses
+from asyncpp_cli.launch.import_path import import_path
 from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses, check_pause
 from asyncpp_cli.launch.resources import Machine, Resources, resources_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, settle
-from asyncpp_cli.runs.processes import send_signal
+from asyncpp_cli.runs.processes import ProcessId, is_gone, is_suspended, send_signal
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from stages.config import SiteConfig
@@ -37,6 +40,11 @@ from stages.validation import ConfigError, check_data
 _POLL_SECONDS = 0.25
 _SECONDS_TO_END = 20.0
 """Extra time to shut down after saving."""
+_SECONDS_BETWEEN_CHECKS = 1.0
+_SECONDS_AFTER_TRAINING = 3.0
+"""Time that a supervisor may stay stopped after its trainer has ended."""
+_MAX_RESUMES = 5
+"""Number of SIGCONTs before SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,94 @@ class Task:
     site: SiteConfig
     until: int | None = None
     """Step after which to pause it; None: it trains to the end."""
+
+
+class LocalJobs:
+    """Starts attempts on this machine, and tells when their supervisors have ended."""
+
+    def __init__(self) -> None:
+        self._supervisors: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, attempt: Attempt, *, resources: Resources, devices: tuple[str, ...]) -> None:
+        """Start all ranks of an attempt that this process has claimed.
+
+        Args:
+            attempt: the attempt.
+            resources: its resources.
+            devices: GPUs that its processes use, or none.
+        """
+        words = [str(attempt.run.folder.absolute()), str(attempt.number), str(resources.processes)]
+        # `python -m` would look in the working folder first, where the user may have a package `optimizers`.
+        path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": import_path(str(Path(__file__).parents[3]))}
+        with attempt.startup_log.open("ab") as errors:
+            self._supervisors[attempt.run.id] = subprocess.Popen(
+                [sys.executable, "-m", "asyncpp_cli.launch.supervisor", *words, ",".join(devices)],
+                env=dict(os.environ) | path,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                # Ctrl-C, or closing the terminal, reaches only the launcher.
+                start_new_session=True,
+            )
+
+    def finish(self, *, seconds: float) -> None:
+        """Wait for the supervisors of ended ranks to end as well, at most this long."""
+        deadline = time.monotonic() + seconds
+        for supervisor in self._supervisors.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                supervisor.wait(max(0.0, deadline - time.monotonic()))
+
+    def has_ended(self, attempt: Attempt) -> bool:
+        """Whether the attempt's supervisor has ended, so that it starts no more ranks."""
+        supervisor = self._supervisors.get(attempt.run.id)
+        return supervisor is None or supervisor.poll() is not None
+
+
+class SuspendedProcesses:
+    """Resumes processes that SIGSTOP has stopped, once their runs have been silent for a while.
+
+    A launch would wait for such runs forever.
+    """
+
+    def __init__(self) -> None:
+        self._checked: dict[str, float] = {}
+        self._stopped_since: dict[ProcessId, float] = {}
+        self._resumed: dict[ProcessId, int] = {}
+
+    def check(self, run: Run, status: Status, *, silence: float) -> None:
+        """Check the processes of a running run.
+
+        Args:
+            run: the run.
+            status: its status.
+            silence: seconds without a heartbeat after which the run counts as stalled.
+        """
+        now = time.monotonic()
+        if now - self._checked.get(run.id, 0.0) < _SECONDS_BETWEEN_CHECKS:
+            return
+        self._checked[run.id] = now
+        attempt = Attempt(run, status.attempt)
+        silent = time.time() - (status.updated or 0.0) > silence
+        for rank in range(len(status.pids)):
+            processes = attempt.processes(rank)
+            for process in processes:
+                if not is_suspended(process):
+                    self._stopped_since.pop(process, None)
+                elif process not in self._stopped_since:
+                    self._stopped_since[process] = now
+                    say(f"{run.id}: process {process.pid} of rank {rank} is stopped (SIGSTOP)")
+                elif silent or (
+                    now - self._stopped_since[process] > _SECONDS_AFTER_TRAINING
+                    and all(is_gone(other) for other in processes if other != process)
+                ):
+                    self._resume(process, run)
+
+    def _resume(self, process: ProcessId, run: Run) -> None:
+        times = self._resumed[process] = self._resumed.get(process, 0) + 1
+        number = signal.SIGCONT if times <= _MAX_RESUMES else signal.SIGKILL
+        say(f"{run.id}: process {process.pid} gets {number.name} because its run is stalled")
+        with contextlib.suppress(PermissionError):
+            send_signal(process, number)
 
 
 class ProgressDisplay(Protocol):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncpp_cli.errors import UserError
 from asyncpp_cli.launch.import_path import import_path_in_bash
 from asyncpp_cli.launch.job.early_signals import SIGNAL_VARIABLE
 from asyncpp_cli.launch.sites import Site
@@ -95,6 +96,18 @@ def submit_job(
         _add_dependency(executor, after)
     executor.parameters["additional_parameters"]["output"] = output
     return _submitted(executor, f"exec {shlex.join(command)}")
+
+
+def check_folder_name(folder: Path) -> None:
+    """Refuse a folder whose path contains one of submitit's patterns.
+
+    Raises:
+        UserError: the path contains %j, %t, %A or %a.
+    """
+    path = str(folder.absolute())
+    for pattern in ("%j", "%t", "%A", "%a"):
+        if pattern in path:
+            raise UserError(f"{path}: submitit would expand {pattern} in the path; rename the folder")
 
 
 def _add_dependency(executor: Any, others: Sequence[str]) -> None:

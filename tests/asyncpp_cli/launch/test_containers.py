@@ -175,7 +175,7 @@ def test_a_dry_run_shows_the_command(
     first = command.index("--bind")
     assert command[first : first + 5] == [*binds, "/images/$(touch x).sif"]
     assert "GLOO_SOCKET_IFNAME=ib0" in command
-    tail = ["-P", "-m", "asyncpp_cli.launch.job.srun_rank", str(experiment.runs[0].folder), "1"]
+    tail = ["-P", "-m", "asyncpp_cli.launch.supervisor", str(experiment.runs[0].folder), "1"]
     assert command[-6:] == ["python3", *tail]
 
 

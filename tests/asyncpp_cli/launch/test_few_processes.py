@@ -65,7 +65,7 @@ def test_no_process_can_be_started_in_the_middle_of_a_launch(
     start, started = subprocess.Popen.__init__, []
 
     def short(process: Any, command: Any, *arguments: Any, **options: Any) -> None:
-        if "submitit.local._local" in command:
+        if "asyncpp_cli.launch.supervisor" in command:
             started.append(command)
             if len(started) == 2:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -109,7 +109,7 @@ import sys, time
 from pathlib import Path
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.launch.local.executor import LocalJobs
+from asyncpp_cli.launch.local.launcher import LocalJobs
 from asyncpp_cli.launch.resources import Resources
 from asyncpp_cli.runs.run_folder import Run
 
@@ -131,7 +131,7 @@ def test_the_process_that_starts_the_ranks_can_start_none() -> None:
         [run] = runs_without_text(Path(outer) / "e", 1)
         for path in Path(outer).rglob("*"):
             path.chmod(0o777 if path.is_dir() else 0o666)
-        # Two: the one that launches, and submitit's that starts the ranks.
+        # Two: the one that launches, and the supervisor that starts the ranks.
         done = subprocess.run(
             [*ANOTHER.split(), "prlimit", "--nproc=2", sys.executable, "-c", SCRIPT, run.folder],
             env=dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", HOME=outer),
@@ -141,5 +141,5 @@ def test_the_process_that_starts_the_ranks_can_start_none() -> None:
             check=False,
         )
     assert done.stderr == ""
-    assert "rank 0 never started: BlockingIOError" in done.stdout
+    assert "rank 0: BlockingIOError" in done.stdout
     assert "Resource temporarily unavailable" in done.stdout

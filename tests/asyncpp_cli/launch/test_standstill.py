@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from support.report_experiment import ExperimentFolder, settings
 
-from asyncpp_cli.launch.local import suspended
-from asyncpp_cli.launch.local.launcher import Launcher, Task
-from asyncpp_cli.launch.local.suspended import SuspendedProcesses
+from asyncpp_cli.launch.local import launcher
+from asyncpp_cli.launch.local.launcher import Launcher, SuspendedProcesses, Task
 from asyncpp_cli.launch.resources import Machine, Resources
-from asyncpp_cli.launch.supervisor import _Supervisor
+from asyncpp_cli.launch.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.processes import is_suspended, process_id, send_signal, this_process
@@ -75,9 +74,9 @@ def signals() -> Iterator[None]:
 def test_a_rank_ends_whose_run_is_deleted(attempt: Attempt, children: list[subprocess.Popen[bytes]]) -> None:
     child = children[0]
     attempt.record_start(0, process_id(child.pid), this_process())
-    supervisor = _Supervisor(attempt, rank=0, size=1, local_rank=0, local_size=1, grace=1e3, received=[])
+    supervisor = Supervisor(attempt, {0: child}, size=1, grace=1e3, received=[])
     shutil.rmtree(attempt.run.folder)
-    assert not supervisor.watch(child)
+    assert not supervisor.watch()
     assert child.returncode == -signal.SIGTERM
     assert not attempt.run.folder.exists()
 
@@ -93,8 +92,8 @@ class Unseen:
 def test_a_stopped_supervisor_does_not_keep_a_launch_waiting(
     attempt: Attempt, children: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suspended, "_SECONDS_BETWEEN_CHECKS", 0.0)
-    monkeypatch.setattr(suspended, "_SECONDS_AFTER_TRAINING", 0.0)
+    monkeypatch.setattr(launcher, "_SECONDS_BETWEEN_CHECKS", 0.0)
+    monkeypatch.setattr(launcher, "_SECONDS_AFTER_TRAINING", 0.0)
     trains, supervises = children
     processes = process_id(trains.pid), process_id(supervises.pid)
     attempt.record_start(0, *processes)
@@ -117,7 +116,7 @@ def test_stopped_processes_are_resumed_once_their_run_is_stalled(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(suspended, "_SECONDS_BETWEEN_CHECKS", 0.0)
+    monkeypatch.setattr(launcher, "_SECONDS_BETWEEN_CHECKS", 0.0)
     trains, supervises = (process_id(child.pid) for child in children)
     attempt.record_start(0, trains, supervises)
     for child in children:
@@ -134,7 +133,7 @@ def test_stopped_processes_are_resumed_once_their_run_is_stalled(
         os.waitid(os.P_PID, child.pid, os.WCONTINUED)
         assert not is_suspended((trains, supervises)[number])
     # Whoever is stopped again and again is ended.
-    for _ in range(2 * suspended._MAX_RESUMES + 2):
+    for _ in range(2 * launcher._MAX_RESUMES + 2):
         if children[1].poll() is not None:
             break
         os.kill(children[1].pid, signal.SIGSTOP)

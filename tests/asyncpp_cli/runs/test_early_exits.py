@@ -1,19 +1,19 @@
-"""A rank's supervisor looks at one place, however many ranks there are."""
+"""A supervisor looks at one place, however many ranks there are."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from asyncpp_cli.launch.supervisor import _Supervisor
+from asyncpp_cli.launch.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import EarlyExits, RankEnd
@@ -21,9 +21,8 @@ from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
-from stages.liveness.stop_signal import RESUMABLE
+from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
-GONE = replace(this_process(), pid=2**22 + 1, start=1)
 SOON = 5.0
 opened: list[str] | None = None
 
@@ -56,14 +55,32 @@ def attempt_of(folder: Path, ranks: int) -> Attempt:
     return attempt
 
 
-def supervisor(attempt: Attempt, rank: int, *, size: int = 4) -> _Supervisor:
-    """Of a rank of machines with four each."""
-    return _Supervisor(
-        attempt, rank=rank, size=size, local_rank=rank % 4, local_size=4, grace=9.0, received=[]
-    )
+@pytest.fixture
+def trainer() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that trains until its standard input is closed."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        yield child
+        child.kill()
 
 
-def current_status(watching: _Supervisor) -> float | None:
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """What a supervisor does with signals is forgotten after it."""
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def supervisor(
+    attempt: Attempt, *ranks: int, trainer: subprocess.Popen[bytes] | None = None, size: int = 4
+) -> Supervisor:
+    """Of ranks whose trainers still run."""
+    child: Any = trainer
+    return Supervisor(attempt, dict.fromkeys(ranks, child), size=size, grace=9.0, received=[])
+
+
+def seconds_left(watching: Supervisor) -> float | None:
     watching._polled = watching._polled_others = 0.0
     return watching._seconds_left()
 
@@ -79,10 +96,9 @@ def long_ago(attempt: Attempt) -> None:
 
 
 def files_of_a_look(attempt: Attempt, ranks: int) -> int:
-    watching = supervisor(attempt, 1, size=ranks)
-    assert current_status(watching) is None  # which process is its neighbour's is read once
+    watching = supervisor(attempt, *range(ranks), size=ranks)
     with opening() as files:
-        assert current_status(watching) is None
+        assert seconds_left(watching) is None
     return sum(str(attempt.folder.parent.parent) in file for file in files)
 
 
@@ -118,60 +134,55 @@ def test_polling_of_all_ranks_is_bounded_beyond_some_hundreds(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("code", "failed"), [(1, True), (-signal.SIGKILL, True), (RESUMABLE, False), (-signal.SIGTERM, False)]
 )
-def test_a_rank_that_fell_long_ago_ends_the_others(code: int, failed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("here", [True, False])
+def test_a_rank_that_fell_long_ago_ends_the_others(
+    code: int, failed: bool, here: bool, tmp_path: Path
+) -> None:
     attempt = attempt_of(tmp_path / "run", 4)
-    itself, another = supervisor(attempt, 2), supervisor(attempt, 0)
+    # On one machine all ranks have one supervisor, which knows that rank 2 has ended.
+    itself, another = supervisor(attempt, 2), supervisor(attempt, *((0, 1, 3) if here else (0,)))
     fall(attempt, 2, code)
-    assert current_status(another) is None
-    assert another._another_failed() is failed
-    assert not itself._another_failed()
+    assert seconds_left(another) is None
+    assert another._another_failed(0) is failed
+    assert not itself._another_failed(2)
     long_ago(attempt)
-    assert current_status(another) == SOON
-    assert current_status(itself) is None
+    assert seconds_left(another) == SOON
+    assert seconds_left(itself) is None
 
 
 def test_a_rank_that_failed_is_told_of_after_many_that_were_ended(tmp_path: Path) -> None:
     attempt = attempt_of(tmp_path / "run", 8)
     for rank in range(4):
         fall(attempt, rank, RESUMABLE)
-    assert not supervisor(attempt, 7, size=8)._another_failed()
+    assert not supervisor(attempt, 7, size=8)._another_failed(7)
     for rank in range(4, 8):
         attempt.record_error(rank, ValueError("loss is not finite"))
         fall(attempt, rank, 1)
-    assert [(one.rank, one.failed) for one in attempt.early_exits] == [
-        (0, False),
-        (1, False),
-        (4, True),
-        (5, True),
-    ]
+    exits = [(early_exit.rank, early_exit.failed) for early_exit in attempt.early_exits]
+    assert exits == [(0, False), (1, False), (4, True), (5, True)]
     for rank in range(8):  # who failed first sees that another has as well
-        assert supervisor(attempt, rank, size=8)._another_failed()
+        assert supervisor(attempt, rank, size=8)._another_failed(rank)
 
 
-def test_a_rank_that_vanished_is_seen_on_its_machine_and_told_to_all(tmp_path: Path) -> None:
-    attempt = attempt_of(tmp_path / "run", 8)
-    attempt.record_start(1, GONE)
-    attempt.write(RankEnd(code=0, signal=None, stopped=False, time=1.0), 1)
-    attempt.record_start(2, GONE)
-    elsewhere, before = supervisor(attempt, 5, size=8), supervisor(attempt, 0, size=8)
-    assert current_status(elsewhere) is None
-    assert not attempt.early_exits
-    assert current_status(before) is None
-    assert [one.rank for one in attempt.early_exits] == [2]
-    long_ago(attempt)
-    assert [current_status(one) for one in (elsewhere, before)] == [SOON, SOON]
-    assert not elsewhere._another_failed()
-
-
-def test_the_last_waiter_for_a_vanished_rank_settles_the_run(tmp_path: Path) -> None:
-    attempt = attempt_of(tmp_path / "run", 4)
-    for rank in (1, 2, 3):
-        fall(attempt, rank, 1)
-    waiting = supervisor(attempt, 3)
-    attempt.record_start(0, GONE)
-    waiting.wait_for_others()
+@pytest.mark.usefixtures("signals")
+def test_a_rank_that_does_not_notice_is_ended_for_one_that_fell(
+    tmp_path: Path, trainer: subprocess.Popen[bytes]
+) -> None:
+    attempt = attempt_of(tmp_path / "run", 2)
+    with subprocess.Popen(["false"]) as fails:
+        fails.wait()
+        children = {0: fails, 1: trainer}
+        attempt.record_early_exit(0, failed=True)
+        long_ago(attempt)
+        assert not Supervisor(attempt, children, size=2, grace=9.0, received=[]).watch()
+    ends = [attempt.read(RankEnd, rank) for rank in (0, 1)]
+    assert [end and (end.code, end.signal, end.stopped) for end in ends] == [
+        (1, None, False),
+        (None, signal.SIGTERM, True),
+    ]
     assert attempt.run.status().state == State.FAILED
-    assert not list(attempt.folder.glob("fallen.json.reserved"))
+    assert attempt.run.status().reason.startswith("rank 0 ended with exit code 1")
+    assert not list(attempt.folder.glob("*.reserved"))
 
 
 def test_a_file_that_is_damaged_ends_nobody(tmp_path: Path) -> None:
@@ -179,5 +190,5 @@ def test_a_file_that_is_damaged_ends_nobody(tmp_path: Path) -> None:
     for content in ('{"fallen": [{"rank": 1}]}', '{"fallen": 3}', "["):
         (attempt.folder / "fallen.json").write_text(content)
         assert attempt.early_exits == ()
-        assert current_status(supervisor(attempt, 3)) is None
+        assert seconds_left(supervisor(attempt, 3)) is None
     assert settle(attempt.run).state == State.RUNNING
