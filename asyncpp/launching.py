@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from asyncpp_cli.launch.sites import Site
-    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
+    from asyncpp_cli.launch.submission.arrays import LaunchOptions
     from asyncpp_cli.runs.experiment_folder import Experiment
     from asyncpp_cli.runs.run_folder import Run
 
@@ -72,7 +72,7 @@ def launch_experiment(
             say(_next(experiment, complete=code == 0 and not pauses))
             tell_end(experiment, profile.on_end, source=profile.file)
         return code
-    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
+    from asyncpp_cli.launch.submission.arrays import LaunchOptions
 
     options = LaunchOptions(
         replay=replay,
@@ -160,7 +160,7 @@ def launch_on_cluster(
         UserError: a run or the profile is invalid, or SLURM refuses; nothing is queued.
     """
     from asyncpp_cli.console import command, say
-    from asyncpp_cli.launch.cancellations import Cancellations
+    from asyncpp_cli.launch.cancel import Cancellations
     from asyncpp_cli.launch.slurm.launcher import follow, submit_missing
     from asyncpp_cli.launch.submission.sbatch import check_folder_name
 
@@ -198,7 +198,7 @@ def launch_locally(
         UserError: there is no experiment, or a run needs more than this machine has.
     """
     from asyncpp_cli.console import say
-    from asyncpp_cli.launch.cancellations import Cancellations
+    from asyncpp_cli.launch.cancel import Cancellations
     from asyncpp_cli.launch.local.launcher import Interrupted, Launcher, tasks_of
     from asyncpp_cli.launch.progress import shown_progress
     from asyncpp_cli.launch.resources import this_machine

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncpp_cli.experiment.matrix import ResolvedCell
     from asyncpp_cli.experiment.template import Template
     from asyncpp_cli.launch.sites import Site
-    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
+    from asyncpp_cli.launch.submission.arrays import LaunchOptions
     from asyncpp_cli.runs.experiment_folder import Experiment as ExperimentFolder
     from asyncpp_cli.tune.plan import Plan, Question
 
@@ -162,7 +162,7 @@ def go_on(
         UserError: the folder is not tuned, or a run, the site or an option is not accepted.
     """
     from asyncpp_cli.launch.sites import LOCAL, find_site
-    from asyncpp_cli.launch.submission.array_plan import LaunchOptions
+    from asyncpp_cli.launch.submission.arrays import LaunchOptions
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.tune.plan import expected_steps
 

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpp_cli.doctor import slurm_info
 from asyncpp_cli.doctor.checks import Check, good, wrong
-from asyncpp_cli.doctor.preemption import preemption_check, requeue_check
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm import nodes as slurm_nodes
 from asyncpp_cli.launch.slurm.client import SlurmError
 from asyncpp_cli.launch.submission import sbatch
-from asyncpp_cli.launch.submission.array_plan import array_size
-from asyncpp_cli.launch.submission.job_shape import JobShape
-from asyncpp_cli.launch.submission.sbatch import BatchJob
+from asyncpp_cli.launch.submission.arrays import JobShape, array_size
+from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.processes import user_name
+from stages.config import SiteConfig
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 _LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a partition."""
+
+    gpus: int
+    state: str
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is available for jobs, now or later."""
+        return not re.search(r"down|drain|fail|\*", self.state)
 
 
 def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
@@ -38,29 +50,61 @@ def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
         return
     try:
         config = slurm.configuration()
-        partitions = slurm_info.partitions()
+        known = partitions()
     except SlurmError as error:
         yield wrong("slurm", str(error), advice="check that the controller runs: scontrol ping")
         return
     yield good("slurm", f"{config.get('SLURM_VERSION', '?')}, cluster {config.get('ClusterName', '?')}")
-    partition = slurm_info.find_partition(site.partition, partitions)
-    yield partition_check(site, partitions)
+    partition = find_partition(site.partition, known)
+    yield partition_check(site, known)
     if partition is not None:
-        yield nodes_check(site, slurm_info.nodes(partition["PartitionName"]))
+        yield nodes_check(site, nodes_of(partition["PartitionName"]))
         yield preemption_check(site, config, partition)
-    if site.exclude:
-        yield exclude_check(site)
     yield requeue_check(site, config)
-    yield from _account_checks(site, config)
+    yield _submit_limit(site)
     yield array_check(site, config)
     yield _accounting(config)
     yield _accepted(site)
     yield _shared(folder)
 
 
+def partitions() -> dict[str, dict[str, str]]:
+    """The settings of each partition, by its name.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    lines = slurm.run_command(["scontrol", "-o", "show", "partition"]).splitlines()
+    found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
+    return {partition["PartitionName"]: partition for partition in found if "PartitionName" in partition}
+
+
+def find_partition(partition: str | None, among: Mapping[str, Mapping[str, str]]) -> Mapping[str, str] | None:
+    """Settings of a partition, None: the default one; returns None if it does not exist."""
+    if partition is not None:
+        return among.get(partition)
+    return next((each for each in among.values() if each.get("Default") == "YES"), None)
+
+
+def nodes_of(partition: str) -> list[Node]:
+    """The nodes of a partition.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    command = ["sinfo", "-h", "-N", f"--partition={partition}", "-o", "%G|%T"]
+    lines = [line.split("|", 1) for line in slurm.run_command(command).splitlines()]
+    return [Node(gpus_of(resources), state) for resources, state in lines]
+
+
+def gpus_of(resources: str) -> int:
+    """Number of GPUs in a node's generic resources: `gpu:h100:8(S:0-1),nvme:1`."""
+    return sum(int(count) for count in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", resources))
+
+
 def partition_check(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> Check:
     """Whether the partition exists, is up, and allows the profile's time limit."""
-    found = slurm_info.find_partition(site.partition, partitions)
+    found = find_partition(site.partition, partitions)
     named = f"{site.file}: partition: "
     if found is None:
         detail = (
@@ -71,120 +115,111 @@ def partition_check(site: Site, partitions: Mapping[str, Mapping[str, str]]) -> 
     detail = f"{name} is {state.lower()}; {found.get('TotalNodes', '?')} nodes, time limit {limit.lower()}"
     if state != "UP":
         return wrong("partition", detail, advice=f"wait until it is up, or {named}another")
-    if slurm_info.seconds_of(site.time) > slurm_info.seconds_of(limit):
+    if seconds_of(site.time) > seconds_of(limit):
         return wrong("partition", detail, advice=f'{site.file}: time: "{limit}" at most, not "{site.time}"')
     return good("partition", detail)
 
 
-def nodes_check(site: Site, nodes: list[slurm_info.Node]) -> Check:
-    """Whether nodes have the resources that the profile takes."""
+def seconds_of(time: str) -> float:
+    """SLURM's time notation (`MINUTES`, `MINUTES:SS`, `HH:MM:SS`, `D-HH:MM:SS`) in seconds."""
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", time):
+        return float("inf")
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def nodes_check(site: Site, nodes: list[Node]) -> Check:
+    """Whether nodes are available; a note if they have GPUs that the profile does not take."""
     up = [node for node in nodes if node.is_up]
     if not up:
         detail = f"none of {len(nodes)} is available"
         return wrong("nodes", detail, advice="see sinfo -R for why; or name another partition")
-    most = {
-        "gpus_per_node": max(node.gpus for node in up),
-        "cpus_per_node": max(node.cpus for node in up),
-        "memory": max(node.memory for node in up),
-    }
+    gpus = max(node.gpus for node in up)
+    detail = f"{len(up)} of {len(nodes)} are available, with up to {gpus} GPUs each"
+    note = ""
+    if gpus and not site.gpus_per_node:
+        note = f"runs train on CPUs; for GPUs, {site.file}: gpus_per_node: {gpus}"
+    return good("nodes", detail, note=note)
+
+
+def _grace(site: Site) -> float:
+    return float(site.run.get("grace", SiteConfig().grace))
+
+
+def preemption_check(site: Site, config: Mapping[str, str], partition: Mapping[str, str]) -> Check:
+    """Whether a preempted run has the time to save, and is requeued.
+
+    Args:
+        site: site profile.
+        config: SLURM's settings.
+        partition: settings of the profile's partition.
+    """
+    kind = config.get("PreemptType", "preempt/none")
+    mode = partition.get("PreemptMode", config.get("PreemptMode", "OFF")).upper()
+    if kind == "preempt/none" or mode == "OFF":
+        return good("preemption", "jobs of this partition are not preempted")
+    seconds = int(partition.get("GraceTime", "0"))
+    signalled = "send_user_signal" in config.get("PreemptParameters", "")
+    detail = f"{mode}, GraceTime {seconds} s, signal {'USR2' if signalled else 'TERM'}"
+    if mode not in ("REQUEUE", "CANCEL"):
+        note = "a run that is suspended for longer than site.timeout fails; launch again to resume"
+        return good("preemption", detail, note=note)
+    notes = []
+    if seconds < _grace(site):
+        notes.append(
+            f"saving may take {_grace(site):g} s (run.grace): ask for a GraceTime as long, or shorten it; "
+            "otherwise a preempted run resumes from its newest checkpoint"
+        )
+    if mode == "CANCEL":
+        notes.append("SLURM does not requeue preempted jobs: launch again to resume")
+    return good("preemption", detail, note="; ".join(notes))
+
+
+def requeue_check(site: Site, config: Mapping[str, str]) -> Check:
+    """Whether jobs can be requeued, and have the time to save when they are cancelled."""
+    wait = re.match(r"\d+", config.get("KillWait", ""))
+    seconds = int(wait[0]) if wait else 0
     detail = (
-        f"{len(up)} of {len(nodes)} are available; the largest has {most['cpus_per_node']} CPUs, "
-        f"{most['memory'] / 1024:.0f} GiB, {most['gpus_per_node']} GPUs"
+        f"JobRequeue {config.get('JobRequeue', '?')}, KillWait {seconds} s; "
+        f"signalled {site.signal_lead} s before the time limit"
     )
-    cpus = _full_node(site).tasks * _full_node(site).cpus_per_task
-    asked = {
-        "gpus_per_node": site.gpus_per_node,
-        "cpus_per_node": site.cpus_per_node or 0,
-        "memory": slurm_info.megabytes_of(site.memory) if site.memory else 0,
-    }
-    for key, wanted in asked.items():
-        if wanted > most[key]:
-            unit = "M" if key == "memory" else ""
-            return wrong("nodes", detail, advice=f"{site.file}: {key}: {most[key]}{unit} at most")
-    if cpus > most["cpus_per_node"]:
-        ranks = _full_node(site).tasks
-        advice = (
-            f"{site.file}: cpus_per_task: {most['cpus_per_node'] // ranks} at most for {ranks} ranks per node"
+    if "requeue" in site.remove_flags and config.get("JobRequeue") == "0":
+        advice = f"{site.file}: remove_flags: do not remove requeue; without it no run is requeued"
+        return wrong("requeue", detail, advice=advice)
+    if seconds < _grace(site):
+        note = (
+            f"after scancel a run has KillWait to save; it may take {_grace(site):g} s (run.grace). "
+            "`asyncpp cancel` waits for it"
         )
-        return wrong("nodes", detail, advice=advice)
-    if most["gpus_per_node"] and not site.gpus_per_node:
-        note = f"runs train on CPUs; for GPUs, {site.file}: gpus_per_node: {most['gpus_per_node']}"
-        return good("nodes", detail, note=note)
-    if site.max_nodes is not None and site.max_nodes > len(nodes):
-        return wrong("nodes", detail, advice=f"{site.file}: max_nodes: {len(nodes)} at most")
-    fit = [node for node in up if node.memory >= asked["memory"]]
-    if len(fit) < min(site.max_nodes or 1, len(up)):
-        memory = sorted((node.memory for node in up), reverse=True)[: site.max_nodes][-1]
-        advice = (
-            f"{site.file}: memory: {memory}M at most for jobs of {site.max_nodes} nodes, "
-            f"or max_nodes: {len(fit)}, as many as have {site.memory}"
-        )
-        return wrong("nodes", detail, advice=advice)
-    if len(fit) < len(up):
-        return good("nodes", detail, note=f"{len(fit)} of {len(up)} have {site.memory} ({site.file}: memory)")
-    return good("nodes", detail)
+        return good("requeue", detail, note=note)
+    return good("requeue", detail)
 
 
-def exclude_check(site: Site) -> Check:
-    """Whether the cluster has the nodes that the profile excludes: sbatch refuses other names."""
-    excluded = site.exclude or ""
+def _submit_limit(site: Site) -> Check:
+    user, account = f"user={user_name()}", "format=Account,MaxSubmitJobs"
     try:
-        unknown = sorted(set(slurm_nodes.names(excluded)) - slurm_nodes.of_cluster())
+        of_user = slurm.run_command(["sacctmgr", "-n", "-P", "show", "assoc", user, account])
+        of_qos = slurm.run_command(["sacctmgr", "-n", "-P", "show", "qos", "format=Name,MaxSubmitJobsPU"])
     except SlurmError as error:
-        return wrong("exclude", str(error), advice=f"{site.file}: exclude: accepted: as n[3-4],n7")
-    if unknown:
-        advice = (
-            f"{site.file}: exclude: the cluster has no {', '.join(unknown)}, and sbatch refuses such names"
-        )
-        return wrong("exclude", excluded, advice=advice)
-    return good("exclude", excluded)
-
-
-def _full_node(site: Site) -> JobShape:
-    """A job with as many ranks as fit on a node."""
-    cpus = site.cpus_per_task or int(site.run.get("threads", 1))
-    bounds = [
-        bound
-        for bound in (site.gpus_per_node, site.tasks_per_node, (site.cpus_per_node or 0) // cpus)
-        if bound
+        note = "" if site.submit_limit else f"if there is one, set {site.file}: submit_limit"
+        return good("submit limit", f"unknown ({error})", note=note)
+    limits = [line.split("|", 1) for line in of_user.splitlines() if "|" in line]
+    bounds = [most for name, most in limits if site.account in (None, name)]
+    bounds += [
+        line.split("|", 1)[1] for line in of_qos.splitlines() if line.startswith(f"{site.qos or 'normal'}|")
     ]
-    ranks = min(bounds, default=1)
-    gpus = ranks if site.gpus_per_node else 0
-    return JobShape(nodes=1, tasks=ranks, tasks_per_node=ranks, cpus_per_task=cpus, gpus_per_node=gpus)
+    return submit_limit_check(site, bounds)
 
 
-def _account_checks(site: Site, config: Mapping[str, str]) -> Iterator[Check]:
-    try:
-        mine = slurm_info.associations(user_name())
-        most_of_qos = slurm_info.max_jobs_of_qos()
-    except SlurmError as error:
-        yield good("account", f"unknown ({error})")
-        if site.submit_limit is None:
-            note = f"if there is one, set {site.file}: submit_limit"
-            yield good("submit limit", "unknown", note=note)
-        return
-    yield account_check(site, mine, enforced=config.get("AccountingStorageEnforce", "none"))
-    yield submit_limit_check(site, mine, most_of_qos)
-
-
-def account_check(site: Site, mine: list[Mapping[str, str]], *, enforced: str) -> Check:
-    """Whether the user may use the profile's account and quality of service."""
-    accounts = sorted({each["account"] for each in mine})
-    services = sorted({name for each in mine for name in each["qos"].split(",") if name})
-    detail = f"yours: {', '.join(accounts) or 'none'}; QOS: {', '.join(services) or 'none'}"
-    for key, value, accepted in (("account", site.account, accounts), ("qos", site.qos, services)):
-        if value is not None and value not in accepted:
-            advice = f"{site.file}: {key}: {value} is not yours; accepted: {', '.join(accepted) or 'none'}"
-            if enforced in ("none", "(null)", ""):
-                return good("account", detail, note=f"{advice} (not enforced here)")
-            return wrong("account", detail, advice=advice)
-    return good("account", detail)
-
-
-def submit_limit_check(site: Site, mine: list[Mapping[str, str]], most_of_qos: Mapping[str, str]) -> Check:
-    """Whether the profile respects the limit on a user's jobs."""
-    account = [each for each in mine if site.account in (None, each["account"])]
-    bounds = [each["most"] for each in account] + [most_of_qos.get(site.qos or "normal", "")]
+def submit_limit_check(site: Site, bounds: list[str]) -> Check:
+    """Whether the profile respects the limits on a user's queued and running jobs; empty bounds are none."""
     limit = min((int(bound) for bound in bounds if bound.isdigit()), default=None)
     if limit is None:
         return good("submit limit", "none known")
@@ -218,19 +253,26 @@ def _accounting(config: Mapping[str, str]) -> Check:
 
 
 def _accepted(site: Site) -> Check:
-    """Whether sbatch accepts the script of a job that fills a node; nothing is queued."""
+    """Whether sbatch accepts the script of the largest job that the profile allows; nothing is queued."""
+    cpus = site.cpus_per_task or int(site.run.get("threads", 1))
+    bounds = (site.gpus_per_node, site.tasks_per_node, (site.cpus_per_node or 0) // cpus)
+    ranks, nodes = min((bound for bound in bounds if bound), default=1), site.max_nodes or 1
+    shape = JobShape(
+        nodes=nodes,
+        tasks=ranks * nodes,
+        tasks_per_node=ranks,
+        cpus_per_task=cpus,
+        gpus_per_node=ranks if site.gpus_per_node else 0,
+    )
+    job = BatchJob(name="asyncpp-doctor", shape=shape, tasks=1, code="", exclude=site.exclude or "")
     with tempfile.TemporaryDirectory(prefix="asyncpp-doctor-") as made:
-        folder = Path(made)
-        shape = _full_node(site)
-        file = folder / "job.sh"
-        file.write_text(
-            sbatch.array_script(site, folder, BatchJob(name="asyncpp-doctor", shape=shape, tasks=1, code=""))
-        )
+        file = Path(made) / "job.sh"
+        file.write_text(sbatch.array_script(site, Path(made), job))
         try:
             with slurm.clean_environment():
-                slurm.run_command(["sbatch", "--test-only", f"--chdir={folder}", str(file)])
+                slurm.run_command(["sbatch", "--test-only", f"--chdir={made}", str(file)])
         except SlurmError as error:
-            advice = f"change {site.file}: sbatch refuses its jobs"
+            advice = f"change {site.file}: {profile_keys(str(error))}: sbatch refuses a job of {shape}"
             return wrong("submission", str(error), advice=advice)
     return good("submission", f"sbatch accepts a job of {shape} (--test-only)")
 

@@ -13,14 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.doctor import node_check, slurm_info
+from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check, good, wrong
+from asyncpp_cli.doctor.cluster import find_partition, nodes_of, partitions
 from asyncpp_cli.launch.containers import Container, ContainerError, container_words, mounts_with
 from asyncpp_cli.launch.job.srun_command import network_variables
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import SlurmError
-from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
+from asyncpp_cli.launch.slurm.client import JobPhase, SlurmError, phase_of
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.snapshot import copy_code, interpreter
 
@@ -97,9 +97,9 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
 
 def _nodes(site: Site) -> int:
     """Two if the partition has two nodes that are up, else one."""
-    partition = slurm_info.find_partition(site.partition, slurm_info.partitions())
-    up = [] if partition is None else [n for n in slurm_info.nodes(partition["PartitionName"]) if n.is_up]
-    return 2 if len(up) > 1 else 1
+    partition = find_partition(site.partition, partitions())
+    nodes = [] if partition is None else nodes_of(partition["PartitionName"])
+    return 2 if sum(node.is_up for node in nodes) > 1 else 1
 
 
 def _command(site: Site, folder: Path) -> list[str]:

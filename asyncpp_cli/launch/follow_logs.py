@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
-from asyncpp_cli.launch.slurm.unclaimed import output_file
+from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue, output_file
 from asyncpp_cli.plain_text import printable_lines
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment

@@ -16,8 +16,7 @@ from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
 from asyncpp_cli.launch.slurm.submissions import submission_lock
-from asyncpp_cli.launch.submission.array_manifest import read_manifest
-from asyncpp_cli.launch.submission.array_plan import LaunchOptions, plan_arrays
+from asyncpp_cli.launch.submission.arrays import LaunchOptions, plan_arrays, read_manifest
 from asyncpp_cli.launch.submission.submit import submit
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State

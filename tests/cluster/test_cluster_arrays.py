@@ -28,7 +28,7 @@ from support.command_line import asyncpp
 from support.paths import ROOT
 from support.slurm_queue import set_partition, squeue
 
-from asyncpp_cli.launch.job.throttle_handover import throttle_of
+from asyncpp_cli.launch.job.array_task import throttle_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import Cause, State

@@ -11,7 +11,7 @@ from support.command_line import asyncpp
 from support.slurm_queue import hurry, squeue
 
 from asyncpp_cli.launch.sites import find_site
-from asyncpp_cli.launch.slurm.node_exclusion import excluded_nodes_at
+from asyncpp_cli.launch.slurm.bad_nodes import excluded_nodes_at
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State

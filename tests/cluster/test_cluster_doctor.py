@@ -56,14 +56,17 @@ def test_resources_that_the_cluster_lacks_are_named(
     monkeypatch.setenv("SLURM_CONF", str(without))
     found = checks_of(tmp_path, memory="900G", account="nobodys")
     # Without accounting nothing is wrong by that, nor with an account that nobody keeps.
-    assert {name for name, check in found.items() if not check.ok} == {"nodes", "submission"}
-    assert "memory: 8000M at most" in found["nodes"].advice
+    assert {name for name, check in found.items() if not check.ok} == {"submission"}
     assert "Memory" in found["submission"].detail or "node configuration" in found["submission"].detail
+    assert "memory" in found["submission"].advice
     assert found["accounting"].verdict == "note"
 
     monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
-    assert "the cluster has no n7, n8" in checks_of(tmp_path, exclude="n[1,7-8]")["exclude"].advice
-    assert checks_of(tmp_path, exclude="n[1-2]")["exclude"].verdict == "ok"
+    refused = checks_of(tmp_path, exclude="n[1,7-8]")["submission"]
+    assert "Invalid node name" in refused.detail
+    assert ": exclude: " in refused.advice
+    assert checks_of(tmp_path, exclude="n[1-2]")["submission"].verdict == "ok"
+    assert ": account" in checks_of(tmp_path, account="nobodys")["submission"].advice
     found = checks_of(tmp_path, partition="gpu")
     assert {name for name, check in found.items() if not check.ok} == {"partition", "submission"}
     assert "accepted: main, single, urgent" in found["partition"].advice

@@ -16,7 +16,7 @@ from support.disks import disk, fill
 from support.privileges import User
 from support.slurm_queue import set_partition, squeue
 
-from asyncpp_cli.launch.job.time_limit import first_end_time, time_limit
+from asyncpp_cli.launch.job.array_task import first_end_time, time_limit
 from asyncpp_cli.launch.retry import runs_to_retry
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.runs.attempts.files import Job

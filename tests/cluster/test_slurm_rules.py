@@ -15,8 +15,8 @@ from support.cluster_runs import wait_for
 from support.slurm_queue import hurry, set_partition, squeue
 
 from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm import nodes
-from asyncpp_cli.launch.slurm.job_states import KNOWN, JobPhase, phase_of
+from asyncpp_cli.launch.slurm.bad_nodes import set_excluded
+from asyncpp_cli.launch.slurm.client import KNOWN, JobPhase, phase_of
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def test_a_job_that_is_queued_again_keeps_its_name_and_only_then_may_be_kept_fro
         assert phase_of(slurm.job_state(job)) is JobPhase.RUNNING
         node = starts.read_text().split()[-1]
         with pytest.raises(slurm.SlurmError, match="no longer pending"):
-            nodes.exclude(job, node)
+            set_excluded(job, node)
         slurm.requeue(job)
-        nodes.exclude(job, node)
+        set_excluded(job, node)
         # The node has just revoked its credential: at once it would refuse the job, and SLURM would end it.
         wait_for(lambda count=count: begun(starts, count + 1), seconds=60, why=squeue)  # type: ignore[misc]
     restarts = [line.split(" on ") for line in starts.read_text().splitlines()]

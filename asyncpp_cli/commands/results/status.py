@@ -52,8 +52,7 @@ def status(
     from asyncpp.statuses import status_records
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.launch.slurm.bad_nodes import exclusion_notes
-    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
-    from asyncpp_cli.launch.slurm.short_jobs import short_job_notes
+    from asyncpp_cli.launch.slurm.run_status import SlurmQueue, short_job_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
 
     experiment = open_experiment(folder)

@@ -6,41 +6,42 @@ stopped or lost a node is requeued; a run that failed is started again at once w
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.launch.containers import image_state
 from asyncpp_cli.launch.job.early_signals import received, signals_blocked
-from asyncpp_cli.launch.job.job_end import JobEnd, corrected_outcome
 from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
-from asyncpp_cli.launch.job.throttle_handover import hand_over_slot
-from asyncpp_cli.launch.job.time_limit import CLOCK_TOLERANCE, EARLY_SECONDS, first_end_time, time_limit
 from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm import nodes
-from asyncpp_cli.launch.slurm.client import SlurmError
-from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
-from asyncpp_cli.launch.slurm.node_exclusion import (
+from asyncpp_cli.launch.slurm.bad_nodes import (
+    broken_nodes,
     exclude_from_requeued,
     exclude_from_waiting,
     excluded_nodes_of,
     node_fault_reason,
     record_broken_nodes,
 )
+from asyncpp_cli.launch.slurm.client import JobPhase, QueuedJob, SlurmError, phase_of
 from asyncpp_cli.launch.slurm.run_status import SlurmQueue
-from asyncpp_cli.launch.slurm.submissions import read_submissions
-from asyncpp_cli.launch.submission.array_manifest import ArrayManifest, ManifestRow, read_manifest
+from asyncpp_cli.launch.slurm.submissions import Submission, read_submissions
+from asyncpp_cli.launch.submission.arrays import ArrayManifest, ManifestRow, read_manifest
 from asyncpp_cli.launch.submission.snapshot import code_hash, difference, file_hash
 from asyncpp_cli.launch.supervisor import LIMIT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.runs.attempts.files import Job, Outcome, Refused
+from asyncpp_cli.runs.attempts.files import Job, Outcome, RankEnd, RankError, Refused
+from asyncpp_cli.runs.attempts.outcome import vanished
 from asyncpp_cli.runs.attempts.settle import override_outcome, settle
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
-from stages.liveness.stop_signal import RESUMABLE
+from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
 _POLL_SECONDS = 0.2
 _SECONDS_TO_BE_ENDED = 120.0
@@ -194,7 +195,7 @@ def _corrected(
         srun_code=srun_code,
         signalled=bool(received),
         phase=_phase(job),
-        broken=bool(nodes.broken(job.nodes)),
+        broken=bool(broken_nodes(job.nodes)),
         limit_near=limit is not None and now > limit - manifest.signal_lead - EARLY_SECONDS,
         limit_reached=limit is not None and now > limit - CLOCK_TOLERANCE,
     )
@@ -304,3 +305,205 @@ def _queue_again(experiment: Experiment, manifest: ArrayManifest, job: Job, *, c
 
 def _say(message: str) -> None:
     print(f"{time.strftime('%F %T')} {message}", flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """What a job knows about the end of its ranks."""
+
+    srun_code: int | None
+    """Exit code of srun, negative if a signal killed it; None if it was not started."""
+    signalled: bool
+    """The array task itself received a signal to stop."""
+    phase: JobPhase | None
+    """Phase of the job; None if SLURM does not answer."""
+    broken: bool
+    """A node of the job is down or failing."""
+    limit_near: bool
+    """The time limit is so near that SLURM's signal is due to it."""
+    limit_reached: bool
+    """The time limit has passed."""
+
+
+def signal_of(srun_code: int | None) -> signal.Signals | None:
+    """The stop signal that killed a rank or srun itself, from srun's exit code; None if none did.
+
+    srun exits with the highest exit code of its tasks; a task killed by a signal has 128 plus its number: 143
+    for SIGTERM, 140 for SIGUSR2.
+    """
+    return next((number for number in SIGNALS if srun_code in (128 + number, -number)), None)
+
+
+def corrected_outcome(
+    status: Status, attempt: Attempt, *, ranks: int, end: JobEnd
+) -> tuple[State, Cause, str] | None:
+    """The corrected state, cause and reason of an attempt; None if the recorded ones are right.
+
+    Args:
+        status: the recorded status.
+        attempt: the attempt, with no process left.
+        ranks: number of its processes.
+        end: what the job knows.
+    """
+    unrecorded = vanished(attempt, ranks)
+    number = signal_of(end.srun_code)
+    stopped_at_start = number is not None and _all_stopped_or_not_started(attempt, ranks)
+    if status.state == State.INTERRUPTED:
+        # A rank died, and the stop signal came only from srun, which then ends the other ranks.
+        by_srun = status.cause == Cause.STOPPED and not end.signalled and end.phase is JobPhase.RUNNING
+        if unrecorded and by_srun and not stopped_at_start:
+            return State.FAILED, Cause.KILLED, unrecorded
+        if status.cause == Cause.STOPPED and end.limit_reached:
+            # The early signal came before there were ranks to attribute it to the time limit.
+            return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached: {status.reason}"
+        return None
+    if status.state != State.FAILED or status.cause != Cause.KILLED or not unrecorded:
+        return None
+    if number is not None and stopped_at_start:
+        near = end.limit_reached or (number == signal.SIGUSR2 and end.limit_near)
+        how = f"told to end by {number.name} while the ranks were starting"
+        if near:
+            return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is near: {how}"
+        return State.INTERRUPTED, Cause.STOPPED, how
+    has_errors = bool(attempt.by_rank(RankError))
+    ended = end.phase is not None and end.phase is not JobPhase.RUNNING
+    if ended and end.limit_reached and not has_errors:
+        return State.INTERRUPTED, Cause.TIME_LIMIT, f"the job's time limit is reached; {unrecorded}"
+    if ended and not end.broken and not has_errors:
+        return State.INTERRUPTED, Cause.STOPPED, f"SLURM was ending the job; {unrecorded}"
+    return None
+
+
+def _all_stopped_or_not_started(attempt: Attempt, ranks: int) -> bool:
+    """Whether every rank stopped on request, completed, or ended before it recorded its start."""
+    for rank in range(ranks):
+        end = attempt.read(RankEnd, rank)
+        if attempt.read(RankError, rank) is not None:
+            return False
+        if end is None:
+            if attempt.processes(rank):
+                return False
+        elif not (end.stopped or end.code in (0, RESUMABLE) or end.signal in SIGNALS):
+            return False
+    return True
+
+
+EARLY_SECONDS = 75.0
+"""SLURM may signal up to a minute earlier than `signal_lead`."""
+CLOCK_TOLERANCE = 2.0
+"""Seconds; SLURM's times are whole seconds, and the clocks of machines differ."""
+
+
+def time_limit(job_id: str) -> float | None:
+    """When the job reaches its time limit, in seconds since 1970; None if SLURM does not say."""
+    # Preemption moves the end forward, which does not change the limit.
+    ends = [end for end in (first_end_time(job_id), slurm.job_end_time(job_id)) if end is not None]
+    return max(ends, default=None)
+
+
+@functools.cache
+def first_end_time(job_id: str) -> float | None:
+    """End time that SLURM reported when it was first asked; asked when the job starts."""
+    return slurm.job_end_time(job_id)
+
+
+_DEPENDENCY = "Dependency"
+"""SLURM's pending reason of an array that waits for another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayLoad:
+    """An array with tasks left."""
+
+    name: str
+    tasks: int
+    """Tasks that have not ended."""
+    at_once: int
+    """Its throttle: tasks that may run at the same time."""
+    follows: bool
+    """It starts when another array has ended."""
+
+
+def receiving_array(
+    own: ArrayLoad, others: Sequence[ArrayLoad], *, follower: ArrayLoad | None
+) -> ArrayLoad | None:
+    """The array that gets the slot of a task that ends; None if its own array needs it, or none does.
+
+    Args:
+        own: the task's own array, without the task.
+        others: other arrays of the launch.
+        follower: the one among them that starts when `own` has ended.
+    """
+    reserved = follower.at_once if follower is not None else 0
+    before, after = (max(min(own.at_once, tasks), reserved) for tasks in (own.tasks + 1, own.tasks))
+    needy = [other for other in others if not other.follows and other.tasks > other.at_once]
+    if after == before or not needy:
+        return None
+    return max(needy, key=lambda other: other.tasks / other.at_once)
+
+
+def hand_over_slot(submission: Submission, *, name: str, index: int) -> str | None:
+    """Hand over the slot of a task that ends for good, by raising the throttle of another array of the launch.
+
+    SLURM throttles each array by itself: without this, slots of an array with few tasks left stay empty while
+    tasks of another one wait. The total never exceeds the launch's limit: a job hands over only its own slot,
+    and only if neither the rest of its array nor the array that follows it in its lane needs it.
+
+    Args:
+        submission: the task's submission.
+        name: name of the task's array.
+        index: the task's array index.
+
+    Returns:
+        The array that got it; None if none did.
+
+    Raises:
+        SlurmError: SLURM does not answer, or refuses.
+    """
+    if len(submission.arrays) < 2:
+        return None
+    queued = slurm.queued_jobs([array.name for array in submission.arrays])
+    by_array: dict[str, list[QueuedJob]] = {}
+    for (array, other_index), job in sorted(queued.items(), key=lambda item: item[0]):
+        if (array, other_index) != (name, index):
+            by_array.setdefault(array, []).append(job)
+    # Arrays without pending tasks need no slot, and without a limit no array has any.
+    pending = {
+        array: jobs
+        for array, jobs in by_array.items()
+        if array != name and any(_is_pending(job) for job in jobs)
+    }
+    own_job = queued.get((name, index))
+    if not pending or own_job is None or phase_of(own_job.state) is not JobPhase.RUNNING:
+        return None  # a job that does not run may be requeued
+    loads = {array: _load_of(array, jobs) for array, jobs in pending.items()}
+    own = ArrayLoad(
+        name=name, tasks=len(by_array.get(name, [])), at_once=throttle_of(own_job.id), follows=False
+    )
+    follower = next((array.name for array in submission.arrays if array.after == name), "")
+    receiver = receiving_array(own, list(loads.values()), follower=loads.get(follower))
+    if receiver is None:
+        return None
+    array_id = pending[receiver.name][0].id.partition("_")[0]
+    throttle = f"ArrayTaskThrottle={receiver.at_once + 1}"
+    slurm.run_command(["scontrol", "update", f"JobId={array_id}", throttle])
+    return receiver.name
+
+
+def _load_of(name: str, jobs: Sequence[QueuedJob]) -> ArrayLoad:
+    first = next(job for job in jobs if _is_pending(job))
+    follows = all(job.reason == _DEPENDENCY for job in jobs)
+    return ArrayLoad(name=name, tasks=len(jobs), at_once=throttle_of(first.id), follows=follows)
+
+
+def _is_pending(job: QueuedJob) -> bool:
+    return phase_of(job.state) is JobPhase.PENDING
+
+
+def throttle_of(job_id: str) -> int:
+    """Throttle of a job's array: the number of its tasks that may run at the same time.
+
+    Raises:
+        SlurmError: SLURM does not say.
+    """
+    return slurm.shown_number(job_id, "ArrayTaskThrottle")

@@ -10,6 +10,7 @@ otherwise move from node to node forever.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Collection, Sequence
@@ -18,8 +19,13 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.launch.sites import Site
+from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm.client import JobPhase, SlurmError, phase_of, run_command
+from asyncpp_cli.launch.slurm.submissions import read_submissions
+from asyncpp_cli.launch.submission.arrays import ArrayManifest, read_manifest
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import RankEnd, RankError, RankStart
+from asyncpp_cli.runs.attempts.files import Claimed, Job, RankEnd, RankError, RankStart
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from stages.records import FileRecord, read_record
@@ -154,3 +160,164 @@ def _folder(experiment: Experiment) -> Path:
 
 def _file(experiment: Experiment, node: str) -> Path:
     return _folder(experiment) / f"{node}.json"
+
+
+def broken_nodes(nodes: str) -> dict[str, str]:
+    """Nodes that are down, failing or not responding, with their states; none if SLURM does not answer.
+
+    Args:
+        nodes: list in SLURM's notation: `n[1-2]`.
+    """
+    if not nodes:
+        return {}
+    try:
+        lines = run_command(["sinfo", "-h", "-N", f"--nodes={nodes}", "-o", "%N %T"]).splitlines()
+    except SlurmError:
+        return {}
+    states = {name: state.strip() for name, state in sorted(line.split(maxsplit=1) for line in lines)}
+    return {
+        name: state for name, state in states.items() if state.startswith(("down", "fail")) or "*" in state
+    }
+
+
+def _names(nodes: str) -> list[str]:
+    return run_command(["scontrol", "show", "hostnames", nodes]).split() if nodes else []
+
+
+def set_excluded(job_id: str, nodes: str) -> None:
+    """Set the nodes that a pending job, or the pending tasks of an array, must not use.
+
+    Args:
+        job_id: id of the job or array.
+        nodes: nodes to exclude; replaces earlier ones.
+
+    Raises:
+        SlurmError: SLURM refuses, for instance because the job is not pending.
+    """
+    run_command(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={nodes}"])
+
+
+def excluded_nodes(
+    experiment: Experiment, *, cluster: str, partition: str | None, needed: int, always: str
+) -> str:
+    """The nodes to exclude from a job, in SLURM's notation; empty for none.
+
+    Args:
+        experiment: the experiment.
+        cluster: SLURM's name of the cluster.
+        partition: the job's partition; None: the default one, which `sinfo` marks with a star.
+        needed: number of nodes of the job.
+        always: nodes that the site profile excludes.
+    """
+    bad = recent_bad_nodes(experiment, cluster=cluster)
+    if not bad:
+        return always
+    try:
+        lines = [line.split() for line in run_command(["sinfo", "-h", "-N", "-o", "%N %P"]).splitlines()]
+        usable = {
+            node
+            for node, name in lines
+            if name.rstrip("*") == partition or (partition is None and name.endswith("*"))
+        } - set(_names(always))
+    except SlurmError:
+        return always
+    return ",".join([*([always] if always else []), *excludable(bad, usable, needed=needed)])
+
+
+def excluded_nodes_at(site: Site, experiment: Experiment, *, needed: int) -> str:
+    """As `excluded_nodes`, for jobs to be submitted at a site; without SLURM, the profile's nodes."""
+    always = site.exclude or ""
+    # SLURM is not asked for nothing: where it does not answer, each question takes a minute.
+    if not recent_bad_nodes(experiment):
+        return always
+    try:
+        cluster = slurm.cluster().name
+    except SlurmError:
+        return always
+    return excluded_nodes(experiment, cluster=cluster, partition=site.partition, needed=needed, always=always)
+
+
+def _excluded_here(experiment: Experiment, manifest: ArrayManifest) -> str:
+    """The nodes to exclude from an array's jobs in the partition of the job that this process is in."""
+    return excluded_nodes(
+        experiment,
+        cluster=manifest.cluster,
+        partition=os.environ.get("SLURM_JOB_PARTITION"),
+        needed=manifest.shape.nodes,
+        always=manifest.exclude,
+    )
+
+
+def node_fault_reason(experiment: Experiment, attempt: Attempt, manifest: ArrayManifest, job: Job) -> str:
+    """Record a node whose fault made an attempt fail, and describe it; empty if the failure is the run's."""
+    if description := record_broken_nodes(experiment, attempt, job):
+        return description
+    if (fault := node_fault(attempt)) is None:
+        return ""
+    node, reason = fault
+    record_bad_node(
+        experiment, attempt.run, node=node, cluster=job.cluster, reason=reason, attempt=attempt.number
+    )
+    # A node that cannot be excluded, or was to be and is not, would make the run fail again and again.
+    claimed = attempt.read(Claimed)
+    known_before = claimed is not None and any(
+        bad.node == node and bad.time < claimed.claimed for bad in recent_bad_nodes(experiment)
+    )
+    if known_before or node not in _excluded_here(experiment, manifest).split(","):
+        return ""
+    return f"the fault of node {node}, which is excluded from now on"
+
+
+def record_broken_nodes(experiment: Experiment, attempt: Attempt, job: Job) -> str:
+    """Record which nodes of a job are broken, and describe them; empty if none is."""
+    broken = broken_nodes(job.nodes)
+    for node, state in broken.items():
+        reason = f"SLURM had it as {state}"
+        record_bad_node(
+            experiment, attempt.run, node=node, cluster=job.cluster, reason=reason, attempt=attempt.number
+        )
+    return ", ".join(f"node {node} is {state}" for node, state in broken.items())
+
+
+def exclude_from_waiting(experiment: Experiment, *, cluster: str) -> None:
+    """Exclude bad nodes from the experiment's pending jobs.
+
+    Called in a job, for jobs of its partition. Errors of SLURM are ignored.
+    """
+    if not recent_bad_nodes(experiment, cluster=cluster):
+        return
+    submissions = read_submissions(experiment)
+    try:
+        queued = slurm.queued_jobs(submissions.job_names)
+    except SlurmError:
+        return
+    pending = {key: job for key, job in queued.items() if phase_of(job.state) is JobPhase.PENDING}
+    waiting = {name: job.id.partition("_")[0] for (name, _), job in pending.items()}
+    for submission in submissions.all:
+        for array in submission.arrays:
+            if array.name in waiting and submission.cluster == cluster:
+                # SLURM also reports an error if some of the tasks are not pending.
+                with suppress(DamagedError, FileNotFoundError, SlurmError):
+                    manifest = read_manifest(submission.folder / array.file)
+                    set_excluded(waiting[array.name], _excluded_here(experiment, manifest))
+
+
+def excluded_nodes_of(experiment: Experiment, manifest: ArrayManifest, job: Job) -> list[str]:
+    """Nodes of this job that are to be excluded from it.
+
+    SLURM changes the exclusion of pending jobs only, and one that it requeues itself may start before anybody
+    can tell it.
+    """
+    if not recent_bad_nodes(experiment, cluster=manifest.cluster):
+        return []
+    try:
+        return sorted(set(_names(job.nodes)) & set(_names(_excluded_here(experiment, manifest))))
+    except SlurmError:
+        return []
+
+
+def exclude_from_requeued(experiment: Experiment, manifest: ArrayManifest, job: Job) -> None:
+    """Exclude bad nodes from this job, which has just been requeued and is still ending."""
+    if recent_bad_nodes(experiment, cluster=manifest.cluster):
+        with suppress(SlurmError):
+            set_excluded(job.id, _excluded_here(experiment, manifest))

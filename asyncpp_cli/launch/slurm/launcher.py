@@ -16,17 +16,17 @@ from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm.client import SlurmError
 from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue, run_statuses
 from asyncpp_cli.launch.slurm.submissions import Submission, submission_lock
-from asyncpp_cli.launch.submission.array_plan import (
+from asyncpp_cli.launch.submission.arrays import (
     LaunchOptions,
     PlannedArray,
+    Throttle,
     free_jobs,
     plan_arrays,
     runs_to_submit,
+    site_settings_of,
 )
-from asyncpp_cli.launch.submission.job_shape import site_settings_of
 from asyncpp_cli.launch.submission.snapshot import code_hash
 from asyncpp_cli.launch.submission.submit import array_script, report_file, submit
-from asyncpp_cli.launch.submission.throttle import Throttle
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State, is_done
 

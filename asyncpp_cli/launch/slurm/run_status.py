@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import AccountedJob, NoSlurmError, QueuedJob, SlurmError
-from asyncpp_cli.launch.slurm.job_states import JobPhase, phase_of
+from asyncpp_cli.launch.slurm.client import (
+    AccountedJob,
+    JobPhase,
+    NoSlurmError,
+    QueuedJob,
+    SlurmError,
+    phase_of,
+)
 from asyncpp_cli.launch.slurm.submissions import ArrayTask, Submissions, read_submissions
-from asyncpp_cli.launch.slurm.unclaimed import UnclaimedJob, unclaimed_job
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
-from asyncpp_cli.runs.attempts.files import Job
+from asyncpp_cli.runs.attempts.files import Job, Outcome
 from asyncpp_cli.runs.attempts.outcome import last_lines, tail
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.runs.status import Cause, State, Status
 
 _CLOCK_TOLERANCE = 20.0
 """Seconds by which the clocks of two machines may differ."""
@@ -204,3 +211,101 @@ def run_statuses(experiment: Experiment, *, with_accounting: bool = False) -> li
         with_accounting: whether to look up ended jobs in SLURM's accounting.
     """
     return SlurmQueue(experiment).run_statuses(with_accounting=with_accounting)
+
+
+_NEVER_STARTED = "53"
+"""Signal that SLURM's accounting gives a job whose script it could not start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnclaimedJob:
+    """A job that ended before it claimed its run, so that the run's own files do not mention it.
+
+    Either it could not start (the interpreter is gone, `setup` failed, a node did not boot) or it was cancelled
+    while pending. All that is known is its accounting record, if any, and its output.
+    """
+
+    id: str
+    failed: bool
+    """False if it was cancelled, or if nothing is known."""
+    reason: str
+    output: Path | None
+    """Its output file, if it started."""
+
+    def applied_to(self, status: Status) -> Status:
+        """The run's status after this job."""
+        if not self.failed:
+            return Status(**vars(status) | {"reason": status.reason or self.reason})
+        return Status(**vars(status) | {"state": State.FAILED, "cause": Cause.ERROR, "reason": self.reason})
+
+
+def output_file(task: ArrayTask) -> Path:
+    """Output file of an array task, besides the ranks' logs."""
+    return task.submission.folder / f"{task.array.id}_{task.index}.out"
+
+
+def unclaimed_job(
+    run: Run, status: Status, task: ArrayTask, accounted: AccountedJob | None
+) -> UnclaimedJob | None:
+    """The latest job of a run, if it ended before it claimed the run; else None.
+
+    Args:
+        run: the run.
+        status: its status from its own files.
+        task: the array task, no longer in SLURM's queue.
+        accounted: its accounting record.
+    """
+    submitted = task.submission.state == "submitted" and task.array.id
+    if not submitted or status.state in (State.COMPLETED, State.RUNNING):
+        return None
+    job = Attempt(run, status.attempt).job if status.attempt else None
+    claimed = job is not None and (job.name, job.index) == task.key
+    if claimed or (status.started or 0.0) > task.submission.time:
+        return None
+    file = output_file(task)
+    output = file if file.exists() else None
+    job_id = f"{task.array.id}_{task.index}"
+    state = accounted.state if accounted is not None else ""
+    if state == "CANCELLED" or (output is None and not state):
+        how = "was cancelled before the run began" if state else "never started (reason unknown)"
+        return UnclaimedJob(id=job_id, failed=False, reason=f"its job {job_id} {how}", output=output)
+    by_slurm = f" ({state}{_how_it_ended(accounted.exit_code)})" if accounted is not None else ""
+    last = tail(output)[-1:] if output is not None else []
+    said = f": {last[0]}" if last else ""
+    see = f" (submissions/{file.parent.name}/{file.name})" if output is not None else ""
+    reason = f"its job {job_id} ended before the run began{by_slurm}{said}{see}"
+    return UnclaimedJob(id=job_id, failed=True, reason=reason, output=output)
+
+
+def _how_it_ended(exit_code: str) -> str:
+    """SLURM's exit code of a job, `CODE:SIGNAL`, in words."""
+    code, _, signal = exit_code.partition(":")
+    if signal == _NEVER_STARTED:
+        return ": SLURM could not enter its folder or write its output there; was the experiment moved?"
+    return f", signal {signal}" if code == "0" and signal not in ("", "0") else f", exit code {code}"
+
+
+_MANY_JOBS = 10
+"""More jobs than this for the rest of a run are worth a word."""
+
+
+def short_job_notes(run_statuses: Sequence[RunStatus]) -> list[str]:
+    """One line for each run that needs many more jobs, where the time limit ended its last two."""
+    notes = []
+    for run_status in run_statuses:
+        status, site = run_status.status, run_status.site
+        ended = status.attempt - (status.state == State.RUNNING)
+        if not site or ended < 2 or status.state in (State.COMPLETED, State.PAUSED):
+            continue
+        outcomes = [Attempt(run_status.run, number).read(Outcome) for number in (ended - 1, ended)]
+        if any(outcome is None or outcome.cause != Cause.TIME_LIMIT for outcome in outcomes):
+            continue
+        per_job = (run_status.run.saved_step or 0) / ended
+        left = math.ceil((status.steps - per_job * ended) / per_job) if per_job else None
+        if left is None or left > _MANY_JOBS:
+            jobs = "and will not end so" if left is None else f"and needs about {left:,} more jobs"
+            notes.append(
+                f"{run_status.run.id} saves about {per_job:,.3g} steps per job of {site}, {jobs}: "
+                f"a longer `time` in that profile helps, or a shorter train.checkpoint_interval"
+            )
+    return notes

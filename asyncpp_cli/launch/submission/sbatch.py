@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.import_path import import_path_in_bash
 from asyncpp_cli.launch.job.early_signals import SIGNAL_VARIABLE
+from asyncpp_cli.launch.resources import import_path_in_bash
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm.client import SlurmError, clean_environment, error_text
-from asyncpp_cli.launch.submission.job_shape import JobShape
+from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.launch.submission.snapshot import interpreter
 
 
@@ -222,3 +222,45 @@ def _submitted(executor: Any, command: str) -> str:
         raise SlurmError(f"sbatch: {error_text(str(error))}") from None
     except FileNotFoundError:
         raise SlurmError("there is no SLURM here: sbatch is not found") from None
+
+
+_KEYS = (
+    ("maxsubmit|maxjobs|too many jobs", ("submit_limit",)),
+    ("maxwall", ("time", "qos")),
+    ("invalid account|association", ("account", "partition", "qos")),
+    # After SLURM's name of the limit that is violated, where it gives one.
+    ("accounting/qos policy", ("submit_limit", "qos", "account", "time")),
+    ("partition", ("partition",)),
+    ("qos", ("qos",)),
+    ("account", ("account", "qos")),
+    ("job ?array|array (index|size|spec)|invalid job array", ("array_limit",)),
+    ("submit limit|job limit", ("submit_limit",)),
+    ("time limit|timelimit|invalid time", ("time",)),
+    ("memory", ("memory",)),
+    ("gres|gpu", ("gpus_per_node", "gpu_type")),
+    ("feature|constraint", ("constraint",)),
+    ("licen[sc]e", ("flags",)),
+    ("reservation", ("flags",)),
+    ("node name", ("exclude",)),
+    ("node count", ("max_nodes", "tasks_per_node", "partition")),
+    ("cpu count|cpus per|more processors", ("cpus_per_task", "cpus_per_node", "tasks_per_node")),
+    (
+        "node configuration|not available",
+        ("cpus_per_task", "cpus_per_node", "tasks_per_node", "gpus_per_node", "memory", "constraint"),
+    ),
+    ("unrecognized option|invalid option|ambiguous", ("flags", "remove_flags")),
+    ("dependency", ("flags",)),
+)
+"""Patterns of SLURM's messages with the keys concerned; the first match counts."""
+
+
+def profile_keys(message: str) -> str:
+    """The keys of a site profile that may be the cause of a refusal, comma-separated.
+
+    Args:
+        message: SLURM's message.
+    """
+    for words, keys in _KEYS:
+        if re.search(words, message, re.IGNORECASE):
+            return ", ".join(keys)
+    return "partition, account, qos, time, memory, flags"

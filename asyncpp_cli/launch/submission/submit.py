@@ -11,8 +11,8 @@ from pathlib import Path
 from asyncpp_cli.launch.containers import image_state
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
+from asyncpp_cli.launch.slurm.bad_nodes import excluded_nodes_at
 from asyncpp_cli.launch.slurm.client import SlurmError
-from asyncpp_cli.launch.slurm.node_exclusion import excluded_nodes_at
 from asyncpp_cli.launch.slurm.submissions import (
     Submission,
     SubmittedArray,
@@ -21,12 +21,17 @@ from asyncpp_cli.launch.slurm.submissions import (
     write_submission,
 )
 from asyncpp_cli.launch.submission import sbatch, snapshot
-from asyncpp_cli.launch.submission.array_manifest import ArrayManifest, ManifestRow, write_manifest
-from asyncpp_cli.launch.submission.array_plan import LaunchOptions, PlannedArray, PlannedRun
+from asyncpp_cli.launch.submission.arrays import (
+    ArrayManifest,
+    LaunchOptions,
+    ManifestRow,
+    PlannedArray,
+    PlannedRun,
+    site_settings_of,
+    write_manifest,
+)
 from asyncpp_cli.launch.submission.end_job import submit_end_job
-from asyncpp_cli.launch.submission.job_shape import site_settings_of
-from asyncpp_cli.launch.submission.sbatch import BatchJob
-from asyncpp_cli.launch.submission.sbatch_errors import profile_keys
+from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import user_name
 

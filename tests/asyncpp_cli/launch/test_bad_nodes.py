@@ -11,7 +11,7 @@ from support.edited import edit
 
 from asyncpp_cli.launch.sites import find_site
 from asyncpp_cli.launch.slurm import bad_nodes
-from asyncpp_cli.launch.submission.job_shape import JobShape, site_settings_of
+from asyncpp_cli.launch.submission.arrays import JobShape, site_settings_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import end_rank

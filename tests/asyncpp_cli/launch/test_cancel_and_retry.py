@@ -9,7 +9,7 @@ import pytest
 from support.command_line import asyncpp
 from support.launches import HOURS, StartLaunch, is_training, sweep, wait_for
 
-from asyncpp_cli.launch.cancellations import Cancellations, record_cancellation
+from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
 from asyncpp_cli.launch.local.launcher import Launcher, tasks_of
 from asyncpp_cli.launch.resources import this_machine
 from asyncpp_cli.launch.retry import runs_to_retry

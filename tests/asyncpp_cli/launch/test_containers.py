@@ -19,7 +19,7 @@ from asyncpp_cli.launch.containers import (
 )
 from asyncpp_cli.launch.sites import read_site
 from asyncpp_cli.launch.slurm.launcher import show_scripts
-from asyncpp_cli.launch.submission.array_plan import LaunchOptions, plan_arrays
+from asyncpp_cli.launch.submission.arrays import LaunchOptions, plan_arrays
 from stages.config import RunConfig
 
 WORK = Path("/exp/submissions/1")

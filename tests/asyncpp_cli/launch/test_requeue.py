@@ -9,8 +9,7 @@ from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch.job import array_task
 from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.submission.array_manifest import ArrayManifest
-from asyncpp_cli.launch.submission.job_shape import JobShape
+from asyncpp_cli.launch.submission.arrays import ArrayManifest, JobShape
 from asyncpp_cli.runs.attempts.files import Job
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import Cause, State, Status

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncpp_cli.launch.submission.sbatch_errors import profile_keys
+from asyncpp_cli.launch.submission.sbatch import profile_keys
 
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncpp_cli.launch.slurm.run_status import RunStatus
-from asyncpp_cli.launch.slurm.short_jobs import short_job_notes
+from asyncpp_cli.launch.slurm.run_status import RunStatus, short_job_notes
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import override_outcome, settle
 from asyncpp_cli.runs.run_folder import Run

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from support.early_death import dying
 
-from asyncpp_cli.launch.job.job_end import JobEnd, corrected_outcome, signal_of
+from asyncpp_cli.launch.job.array_task import JobEnd, corrected_outcome, signal_of
 from asyncpp_cli.launch.sites import find_site
-from asyncpp_cli.launch.slurm.job_states import JobPhase
+from asyncpp_cli.launch.slurm.client import JobPhase
 from asyncpp_cli.launch.submission import sbatch
-from asyncpp_cli.launch.submission.job_shape import JobShape
+from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.launch.submission.sbatch import BatchJob
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim

@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpp_cli.launch.job.throttle_handover import ArrayLoad, receiving_array
-from asyncpp_cli.launch.submission.throttle import Throttle, throttles
+from asyncpp_cli.launch.job.array_task import ArrayLoad, receiving_array
+from asyncpp_cli.launch.submission.arrays import Throttle, throttles
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 400))
