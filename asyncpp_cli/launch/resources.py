@@ -93,9 +93,9 @@ def _gpus() -> tuple[str, ...]:
 def import_path(first: str) -> str:
     """PYTHONPATH for a child of this process, beginning with the folder `first`.
 
-    Python reads an empty entry as the working folder, in spite of PYTHONSAFEPATH, and imports the modules found
-    there in place of installed ones. Such entries come from `PYTHONPATH=` and `PYTHONPATH=$PYTHONPATH:/more`;
-    they are dropped.
+    Python reads an empty entry as the working folder, in spite of PYTHONSAFEPATH, and imports the modules
+    found there in place of installed ones. Such entries come from `PYTHONPATH=` and
+    `PYTHONPATH=$PYTHONPATH:/more`; they are dropped.
     """
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([first, *filter(None, inherited)])

@@ -443,7 +443,7 @@ def receiving_array(
 
 
 def hand_over_slot(submission: Submission, *, name: str, index: int) -> str | None:
-    """Hand over the slot of a task that ends for good, by raising the throttle of another array of the launch.
+    """Hand over the slot of a task that ends for good, by raising another array's throttle.
 
     SLURM throttles each array by itself: without this, slots of an array with few tasks left stay empty while
     tasks of another one wait. The total never exceeds the launch's limit: a job hands over only its own slot,

@@ -315,9 +315,9 @@ class JobPhase(StrEnum):
     """Phase of a job between submission and end.
 
     `squeue` prints one state. A job has a base state (PENDING, RUNNING, ...) and flags, and a flag hides the
-    base state: a running job is SIGNALING from the time a signal is sent until every node has acknowledged it.
-    The states are those of SLURM's `job_state_string` (src/common/slurm_protocol_defs.c, read up to version
-    26.11) and of the man page squeue(1), JOB STATE CODES.
+    base state: a running job is SIGNALING from the time a signal is sent until every node has
+    acknowledged it. The states are those of SLURM's `job_state_string` (src/common/slurm_protocol_defs.c,
+    read up to version 26.11) and of the man page squeue(1), JOB STATE CODES.
     """
 
     PENDING = "pending"

@@ -221,8 +221,8 @@ _NEVER_STARTED = "53"
 class UnclaimedJob:
     """A job that ended before it claimed its run, so that the run's own files do not mention it.
 
-    Either it could not start (the interpreter is gone, `setup` failed, a node did not boot) or it was cancelled
-    while pending. All that is known is its accounting record, if any, and its output.
+    Either it could not start (the interpreter is gone, `setup` failed, a node did not boot) or it was
+    cancelled while pending. All that is known is its accounting record, if any, and its output.
     """
 
     id: str

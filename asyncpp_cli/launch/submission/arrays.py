@@ -236,8 +236,8 @@ def throttles(sizes: Sequence[int], *, at_once: int | None) -> list[Throttle]:
     """The throttle of each array.
 
     SLURM throttles the tasks of one array (`--array=0-9%3`), not of several together. If there are no more
-    arrays than runs allowed, each array gets a share of the limit. If there are more, arrays run one task at a
-    time in as many lanes as runs are allowed; an array starts when the one before it in its lane has ended.
+    arrays than runs allowed, each array gets a share of the limit. If there are more, arrays run one task at
+    a time in as many lanes as runs are allowed; an array starts when the one before it in its lane has ended.
 
     Args:
         sizes: number of tasks of each array.
