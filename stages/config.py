@@ -290,6 +290,21 @@ def correction_options(config: CorrectionConfig) -> dict[str, float | bool | str
     return declared_options(config)
 
 
+def chosen_correction(config: RunConfig) -> tuple[str, dict[str, float | bool | str]] | None:
+    """The run's correction by its name in `optimizers.CORRECTIONS`, and its options; None: plain delay.
+
+    The section `error_feedback` is the short form of the two corrections of that name.
+    """
+    if config.correction.name != "none":
+        return config.correction.name, correction_options(config.correction)
+    feedback = config.error_feedback
+    if feedback.coefficient == 0:
+        return None
+    if feedback.form == "look-ahead":
+        return "error-feedback", {"coefficient": feedback.coefficient}
+    return "error-feedback-buffered", {"coefficient": feedback.coefficient, "decay_at": feedback.decay_at}
+
+
 def declared_options(section: OptimizerConfig | CorrectionConfig) -> dict[str, float | bool | str]:
     """The options of the catalogue that a section sets."""
     options = {name: getattr(section, name) for name in _OPTION_NAMES[type(section)]}

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from optimizers.corrections.base import Correction, PlainUpdate
-from optimizers.corrections.catalogue import check_correction
-from optimizers.corrections.discrepancy import DiscrepancyCorrection
-from optimizers.corrections.error_feedback import build_error_feedback
-from optimizers.corrections.lr_discount import LrDiscount
-from optimizers.corrections.weight_prediction import WeightPrediction
+from optimizers.corrections.catalogue import check_correction, correction_named
+from optimizers.named import import_named
 from optimizers.options import Value
 
 
 def build_stage_correction(
     name: str, *, options: Mapping[str, Value], delay: int, mismatch: int
 ) -> Correction:
-    """The correction `name` for a stage.
-
-    It is the plain update for `delay-compensation`, which changes the gradient before clipping
-    (`optimizers.corrections.dc_asgd`), for `sync-start`, which changes the program, and for `discrepancy`
-    at a stage without mismatch (the last one).
+    """The correction `name` for a stage; the plain update where the catalogue says that it is not active.
 
     Args:
         name: One of `optimizers.CORRECTIONS`.
@@ -32,15 +24,8 @@ def build_stage_correction(
     Raises:
         ValueError: Unknown correction or option, or a value that is not accepted.
     """
-    settings: dict[str, Any] = dict(check_correction(name, options))
-    if name == "error-feedback":
-        return build_error_feedback(coefficient=settings["coefficient"])
-    if name == "error-feedback-buffered":
-        return build_error_feedback(form="buffered", **settings)
-    if name == "weight-prediction":
-        return WeightPrediction(settings["reach"] * delay, settings["flavour"])
-    if name == "lr-discount":
-        return LrDiscount(PlainUpdate(), delay=delay, anneal=settings["anneal"])
-    if name == "discrepancy" and mismatch > 0:
-        return DiscrepancyCorrection(mismatch, settings["memory"])
-    return PlainUpdate()
+    method, settings = correction_named(name), check_correction(name, options)
+    if not method.factory or not method.active(settings, mismatch):
+        return PlainUpdate()
+    made: Correction = import_named(method.factory)(settings, delay=delay, mismatch=mismatch)
+    return made

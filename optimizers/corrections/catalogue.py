@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,8 +26,24 @@ class CorrectionMethod:
     reference: str
     needs: Needs
     values_per_parameter: int
-    """Values kept for each parameter, beside the optimizer's."""
+    """Values kept for each parameter in addition to the optimizer's, where the correction is active."""
     options: Mapping[str, Option]
+    factory: str = ""
+    """`package.module:name` of a function that makes a stage's `Correction` from the settings and the stage's
+    `delay` and `mismatch`; empty: the update is plain, and the gradient or the program is what changes."""
+    active: Callable[[Mapping[str, Value], int], bool] = lambda settings, mismatch: True
+    """Whether it changes the updates of a stage, from the settings and the stage's mismatch."""
+    evaluates_its_state: bool = False
+    """Whether the weights to evaluate depend on the state that it keeps."""
+
+    def values_kept(self, options: Mapping[str, Value], *, mismatch: int) -> int:
+        """Values kept for each parameter of a stage.
+
+        Raises:
+            ValueError: An unknown option, or a value that is not accepted.
+        """
+        active = self.active(check_correction(self.name, options), mismatch)
+        return self.values_per_parameter if active else 0
 
     @property
     def state_bytes_per_parameter(self) -> float:
@@ -37,6 +53,11 @@ class CorrectionMethod:
 
 _COEFFICIENT = Option(default=1.0, low=0.0, meaning="c; 0 is plain delay")
 
+
+def _has_coefficient(settings: Mapping[str, Value], mismatch: int) -> bool:
+    return settings["coefficient"] != 0
+
+
 _CORRECTIONS = (
     CorrectionMethod(
         name="error-feedback",
@@ -45,6 +66,8 @@ _CORRECTIONS = (
         needs=Needs.DELAY,
         values_per_parameter=0,
         options={"coefficient": _COEFFICIENT},
+        factory="optimizers.corrections.error_feedback:look_ahead",
+        active=_has_coefficient,
     ),
     CorrectionMethod(
         name="error-feedback-buffered",
@@ -58,6 +81,9 @@ _CORRECTIONS = (
                 default="y", choices=("y", "x"), meaning="weights that weight decay applies to"
             ),
         },
+        factory="optimizers.corrections.error_feedback:buffered",
+        active=_has_coefficient,
+        evaluates_its_state=True,
     ),
     CorrectionMethod(
         name="weight-prediction",
@@ -73,6 +99,7 @@ _CORRECTIONS = (
             ),
             "reach": Option(default=1.0, low=0.0, meaning="horizon as a share of the stage's delay"),
         },
+        factory="optimizers.corrections.weight_prediction:of_stage",
     ),
     CorrectionMethod(
         name="lr-discount",
@@ -81,6 +108,7 @@ _CORRECTIONS = (
         needs=Needs.DELAY,
         values_per_parameter=0,
         options={"anneal": Option(default=1000, low=0, meaning="updates over which the discount fades out")},
+        factory="optimizers.corrections.lr_discount:of_stage",
     ),
     CorrectionMethod(
         name="discrepancy",
@@ -96,6 +124,8 @@ _CORRECTIONS = (
                 meaning="share of the average left after `mismatch` updates",
             )
         },
+        factory="optimizers.corrections.discrepancy:of_stage",
+        active=lambda settings, mismatch: mismatch > 0,
     ),
     CorrectionMethod(
         name="delay-compensation",

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from optimizers.corrections.base import Correction
+
 
 class DiscrepancyCorrection:
     """The ordinary update, and estimated weights for backwards whose forward was `mismatch` updates ago.
@@ -72,3 +74,7 @@ class DiscrepancyCorrection:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._velocities = [tensor.clone() for tensor in state["velocities"]]
+
+
+def of_stage(settings: Mapping[str, Any], *, delay: int, mismatch: int) -> Correction:
+    return DiscrepancyCorrection(mismatch, settings["memory"])

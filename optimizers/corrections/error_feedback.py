@@ -114,25 +114,9 @@ class BufferedErrorFeedback:
         self._previous = [tensor.clone() for tensor in state["previous"]]
 
 
-def build_error_feedback(*, coefficient: float, form: str = "look-ahead", decay_at: str = "y") -> Correction:
-    """Error feedback with coefficient c, or the plain update where c is 0.
+def look_ahead(settings: Mapping[str, Any], *, delay: int, mismatch: int) -> Correction:
+    return LookAheadErrorFeedback(settings["coefficient"])
 
-    Args:
-        coefficient: c in x' = x - u - c (u - u_previous); the paper's is 1.
-        form: `look-ahead` (no history kept) or `buffered` (the reference).
-        decay_at: Weights that weight decay applies to: `y` or `x`.
 
-    Raises:
-        ValueError: An unknown form or `decay_at`, or x in the look-ahead form.
-    """
-    if form not in ("look-ahead", "buffered"):
-        raise ValueError(f"unknown form of error feedback {form!r}; accepted: look-ahead, buffered")
-    if decay_at not in ("x", "y"):
-        raise ValueError(f"unknown place of weight decay {decay_at!r}; accepted: x, y")
-    if form == "look-ahead" and decay_at == "x":
-        raise ValueError("weight decay at x needs the previous update, which only the buffered form keeps")
-    if coefficient == 0:
-        return PlainUpdate()
-    if form == "buffered":
-        return BufferedErrorFeedback(coefficient, decay_at)
-    return LookAheadErrorFeedback(coefficient)
+def buffered(settings: Mapping[str, Any], *, delay: int, mismatch: int) -> Correction:
+    return BufferedErrorFeedback(settings["coefficient"], settings["decay_at"])

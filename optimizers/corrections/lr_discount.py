@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optimizers.corrections.base import Correction
+from optimizers.corrections.base import Correction, PlainUpdate
 
 
 def lr_discount(update: int, *, delay: float, anneal: int) -> float:
@@ -60,3 +60,7 @@ class LrDiscount:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._updates = state["updates"]
         self._inner.load_state_dict(state["inner"])
+
+
+def of_stage(settings: Mapping[str, Any], *, delay: int, mismatch: int) -> Correction:
+    return LrDiscount(PlainUpdate(), delay=delay, anneal=settings["anneal"])

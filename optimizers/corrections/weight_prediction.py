@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optimizers.corrections.base import PlainUpdate
+from optimizers.corrections.base import Correction, PlainUpdate
 
 FLAVOURS = ("last-update", "momentum", "adam-moments")
 
@@ -89,3 +89,7 @@ def _adam_direction(state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Te
     first: Tensor = state["exp_avg"] / (1 - beta1**step)
     direction: Tensor = first / second
     return direction
+
+
+def of_stage(settings: Mapping[str, Any], *, delay: int, mismatch: int) -> Correction:
+    return WeightPrediction(settings["reach"] * delay, settings["flavour"])

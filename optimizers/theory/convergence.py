@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from optimizers.build import build_optimizer
-from optimizers.corrections.error_feedback import build_error_feedback
+from optimizers.corrections.build import build_stage_correction
 
 _NAME = "blocks.0.mlp.up.weight"
 
@@ -72,7 +72,8 @@ def mean_gradient_norm(*, steps: int, delay: int, coefficient: float, size: floa
         weight_decay=0.0,
         options={"scale": "original", "iteration": "polar-express"},
     )
-    correction = build_error_feedback(coefficient=coefficient)
+    options = {"coefficient": coefficient}
+    correction = build_stage_correction("error-feedback", options=options, delay=delay, mismatch=0)
     versions = [weights.detach().clone() for _ in range(delay + 1)]
     total = 0.0
     for _ in range(steps):

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optimizers.corrections.base import Correction, PlainUpdate
-from optimizers.corrections.error_feedback import build_error_feedback
+from optimizers.corrections.build import build_stage_correction
+from optimizers.corrections.catalogue import correction_named
 from stages.checkpoint import files
 from stages.checkpoint.export_options import Weights
 from stages.checkpoint.files import CheckpointError, FormatError, Owner
 from stages.checkpoint.reader import CheckpointReader, Form
 from stages.checkpoint.state import STATE_ERRORS, Saved, shown
-from stages.config import RunConfig
+from stages.config import RunConfig, chosen_correction
 from stages.model.families.catalogue import describe
 from stages.pipeline.build import dtypes
 from stages.pipeline.segments import segment_program
@@ -127,24 +127,19 @@ class SavedWeights:
         return into
 
     def _evaluated(self, name: str, master: Tensor) -> Tensor:
-        correction: Correction = PlainUpdate()
-        # With error feedback alone the evaluation weights may differ from the master copy.
-        if self._config.correction.name == "none":
-            feedback = self._config.error_feedback
-            correction = build_error_feedback(
-                coefficient=feedback.coefficient, form=feedback.form, decay_at=feedback.decay_at
-            )
-            kept = self._read(self._saved.correction_keys([name]))
-            for key, tensor in kept.items():
-                if (tensor.shape, tensor.dtype) != (master.shape, master.dtype):
-                    raise CheckpointError(f"{key} is not of the form of {name}")
-            try:
-                correction.load_state_dict(self._saved.correction_state([name], kept))
-                [evaluated] = correction.evaluation_weights([master])
-            except STATE_ERRORS as error:
-                raise CheckpointError(f"what the correction keeps of {name} is not of its form") from error
-            return evaluated
-        [evaluated] = correction.evaluation_weights([master])
+        chosen = chosen_correction(self._config)
+        if chosen is None or not correction_named(chosen[0]).evaluates_its_state:
+            return master
+        correction = build_stage_correction(chosen[0], options=chosen[1], delay=1, mismatch=0)
+        kept = self._read(self._saved.correction_keys([name]))
+        for key, tensor in kept.items():
+            if (tensor.shape, tensor.dtype) != (master.shape, master.dtype):
+                raise CheckpointError(f"{key} is not of the form of {name}")
+        try:
+            correction.load_state_dict(self._saved.correction_state([name], kept))
+            [evaluated] = correction.evaluation_weights([master])
+        except STATE_ERRORS as error:
+            raise CheckpointError(f"what the correction keeps of {name} is not of its form") from error
         return evaluated
 
 

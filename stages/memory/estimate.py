@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
+from optimizers.corrections.catalogue import correction_named
 from optimizers.options import Value
 from optimizers.state_size import state_values
 from schedules import Program, analyze
-from stages.config import ModelConfig, RunConfig, optimizer_options
+from stages.config import ModelConfig, RunConfig, chosen_correction, optimizer_options
 from stages.memory.in_flight import after, in_flight_counts, most_held
 from stages.model.activations import INDEX_BYTES
 from stages.model.families.catalogue import describe
@@ -266,10 +267,11 @@ def _tokens(config: RunConfig) -> int:
 def _corrections(config: RunConfig, mismatch: int) -> int:
     """Values that the correction keeps for each parameter, the latest update for diagnostics included."""
     recorded = int(config.train.diagnostics > 0)
-    if config.correction.name == "discrepancy":
-        return recorded + int(mismatch > 0)
-    feedback = config.error_feedback
-    return recorded + int(feedback.coefficient != 0 and feedback.form == "buffered")
+    chosen = chosen_correction(config)
+    if chosen is None:
+        return recorded
+    name, options = chosen
+    return recorded + correction_named(name).values_kept(options, mismatch=mismatch)
 
 
 def message_bytes(config: RunConfig) -> int:

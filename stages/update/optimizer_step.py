@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from optimizers.build import build_optimizer
-from optimizers.corrections.base import Correction
+from optimizers.corrections.base import Correction, PlainUpdate
 from optimizers.corrections.build import build_stage_correction
 from optimizers.corrections.catalogue import check_correction
 from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
-from optimizers.corrections.error_feedback import build_error_feedback
 from optimizers.named import is_custom
-from stages.config import RunConfig, correction_options, optimizer_options
+from stages.config import RunConfig, chosen_correction, optimizer_options
 from stages.diagnostics.recorded_updates import RecordedUpdates
 from stages.model.families.catalogue import parameter_roles
 from stages.model.moe.settings import mixture_of
@@ -107,35 +106,25 @@ class StageUpdate:
             self.optimizer = self._new_optimizer()
         self.taken = 0
         """Steps that the optimizer has taken: updates that were not skipped."""
-        settings = correction_options(config.correction)
         mixture = mixture_of(config.model)
         self._balance_rate = mixture.balance_rate if mixture and mixture.balance == "bias" else 0.0
         biases = weights.replicas[0].biases
         blocks = weights.replicas[0].module.expert_blocks
         self.tally = LoadTally(blocks, experts=config.model.experts, device=biases.device)
         """Loads of the segment's updates."""
-        self._strength = 0.0
-        if config.correction.name == "delay-compensation":
-            self._strength = float(check_correction(config.correction.name, settings)["strength"])
+        chosen = chosen_correction(config)
+        self._strength = float(check_correction(*chosen).get("strength", 0.0)) if chosen else 0.0
         self._delay, self._mismatch = delays[stage], mismatch
         correction = self._new_correction()
         self._discrepancy = correction if isinstance(correction, DiscrepancyCorrection) else None
         self.correction = self._recorded(correction)
 
     def _new_correction(self) -> Correction:
-        config = self._config
-        if config.correction.name == "none":
-            return build_error_feedback(
-                coefficient=config.error_feedback.coefficient,
-                form=config.error_feedback.form,
-                decay_at=config.error_feedback.decay_at,
-            )
-        return build_stage_correction(
-            config.correction.name,
-            options=correction_options(config.correction),
-            delay=self._delay,
-            mismatch=self._mismatch,
-        )
+        chosen = chosen_correction(self._config)
+        if chosen is None:
+            return PlainUpdate()
+        name, options = chosen
+        return build_stage_correction(name, options=options, delay=self._delay, mismatch=self._mismatch)
 
     def _recorded(self, correction: Correction) -> Correction:
         return RecordedUpdates(correction) if self._config.train.diagnostics else correction

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from support.optimizer_models import error_feedback
 from torch import Tensor
 
 from optimizers.build import build_optimizer
@@ -15,7 +16,7 @@ from optimizers.corrections.build import build_stage_correction
 from optimizers.corrections.catalogue import CORRECTIONS, refusal
 from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
-from optimizers.corrections.error_feedback import build_error_feedback
+from optimizers.corrections.error_feedback import BufferedErrorFeedback, LookAheadErrorFeedback
 from optimizers.corrections.lr_discount import LrDiscount, lr_discount
 from optimizers.corrections.weight_prediction import WeightPrediction
 
@@ -84,7 +85,7 @@ def test_prediction_one_ahead_is_error_feedback_but_for_its_start() -> None:
     optimizer = build_optimizer(
         {NAME: weight}, name="sgd", lr=0.1, weight_decay=0.0, options={"momentum": 0.0}
     )
-    feedback, prediction = build_error_feedback(coefficient=1.0), WeightPrediction(1.0)
+    feedback, prediction = error_feedback(1.0), WeightPrediction(1.0)
     replica = torch.zeros(1, dtype=torch.float64)
     ends = []
     for correction in (feedback, prediction):
@@ -130,7 +131,7 @@ def test_discount_follows_its_formula() -> None:
 def test_discount_leaves_the_rate_as_it_was_and_wraps_any_correction() -> None:
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
     optimizer = build_optimizer({NAME: weight}, name="adamw", lr=0.3, weight_decay=0.0, options={})
-    discounted = LrDiscount(build_error_feedback(coefficient=1.0), delay=4, anneal=10)
+    discounted = LrDiscount(error_feedback(1.0), delay=4, anneal=10)
     weight.grad = torch.ones(1, dtype=torch.float64)
     discounted.update(optimizer=optimizer, master=[weight], replica=[torch.zeros(1, dtype=torch.float64)])
     assert [group["lr"] for group in optimizer.param_groups] == [0.3]
@@ -224,8 +225,9 @@ def test_bad_arguments(build: object) -> None:
 def test_a_stage_gets_its_correction_by_name() -> None:
     """The same versions as from the classes, with horizons and discounts by the stage's delay."""
     for name, options, direct in (
-        ("error-feedback", {"coefficient": 0.5}, build_error_feedback(coefficient=0.5)),
-        ("error-feedback-buffered", {}, build_error_feedback(coefficient=1.0, form="buffered")),
+        ("error-feedback", {"coefficient": 0.5}, LookAheadErrorFeedback(0.5)),
+        ("error-feedback", {"coefficient": 0.0}, PlainUpdate()),
+        ("error-feedback-buffered", {}, BufferedErrorFeedback(1.0)),
         ("weight-prediction", {"reach": 0.5}, WeightPrediction(1.5)),
         ("lr-discount", {"anneal": 20}, LrDiscount(PlainUpdate(), delay=3, anneal=20)),
         ("discrepancy", {}, DiscrepancyCorrection(3)),
@@ -243,6 +245,8 @@ def test_a_stage_gets_its_correction_by_name() -> None:
         ("feedback", {}, "unknown correction 'feedback'; accepted: error-feedback"),
         ("lr-discount", {"delay": 3}, "correction 'lr-discount' has no option 'delay'; accepted: anneal"),
         ("weight-prediction", {"flavour": "adam"}, "accepted: last-update | momentum | adam-moments"),
+        ("error-feedback", {"decay_at": "x"}, "has no option 'decay_at'; accepted: coefficient"),
+        ("error-feedback-buffered", {"decay_at": "z"}, "accepted: y | x"),
         ("discrepancy", {"memory": 1.0}, "accepted: a number at least 1e-06 and below 1"),
     ],
 )

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.optimizer_models import error_feedback
 
 from optimizers.build import build_optimizer
-from optimizers.corrections.error_feedback import build_error_feedback
 from optimizers.theory.stability import FORMS, best_coefficient, spectral_radius, stability_limit
 
 TABLE = [
@@ -88,7 +88,7 @@ def last_over_first(form: str, beta: float, delay: int, coefficient: float, step
         weight_decay=0.0,
         options={"momentum": 0.0 if form == "none" else beta, "nesterov": form == "nesterov-ema"},
     )
-    correction = build_error_feedback(coefficient=coefficient)
+    correction = error_feedback(coefficient)
     replica = torch.ones(1, dtype=torch.float64)
     computed_with = [replica.clone()] * (delay + 1)
     sizes = []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.optimizer_models import SHAPES, gradients, parameters
+from support.optimizer_models import SHAPES, error_feedback, gradients, parameters
 from torch import Tensor
 
 import optimizers
@@ -16,16 +16,15 @@ from optimizers.build import build_optimizer
 from optimizers.corrections.base import Correction, PlainUpdate
 from optimizers.corrections.catalogue import CORRECTIONS
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
-from optimizers.corrections.error_feedback import build_error_feedback
 from optimizers.corrections.lr_discount import LrDiscount
 from optimizers.corrections.weight_prediction import WeightPrediction
 
 BUILT: dict[str, Callable[[], Correction]] = {
     "none": PlainUpdate,
-    "error-feedback": lambda: build_error_feedback(coefficient=1.0),
-    "error-feedback-buffered": lambda: build_error_feedback(coefficient=1.0, form="buffered"),
+    "error-feedback": lambda: error_feedback(1.0),
+    "error-feedback-buffered": lambda: error_feedback(1.0, form="buffered"),
     "weight-prediction": lambda: WeightPrediction(2.0),
-    "lr-discount": lambda: LrDiscount(build_error_feedback(coefficient=0.5), delay=3, anneal=5),
+    "lr-discount": lambda: LrDiscount(error_feedback(0.5), delay=3, anneal=5),
     "discrepancy": lambda: DiscrepancyCorrection(2),
 }
 """Delay compensation keeps nothing: it is a function."""

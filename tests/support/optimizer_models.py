@@ -7,6 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from optimizers.corrections.base import Correction
+from optimizers.corrections.build import build_stage_correction
+
 SHAPES = {
     "embedding.weight": (11, 6),
     "blocks.0.attention.wq.weight": (6, 6),
@@ -53,3 +56,9 @@ def draw(shape: tuple[int, ...], generator: torch.Generator, widen: int) -> Tens
 def rates(steps: int, peak: float) -> list[float]:
     """Learning rates with warm-up and decay, so that a rule that ignores their changes fails."""
     return [peak * min(1.0, (step + 1) / 4) * (0.6 + 0.4 * math.cos(step / steps)) for step in range(steps)]
+
+
+def error_feedback(coefficient: float, form: str = "look-ahead", **options: str) -> Correction:
+    """Error feedback of the catalogue, in one of its forms."""
+    name = "error-feedback" if form == "look-ahead" else f"error-feedback-{form}"
+    return build_stage_correction(name, options={"coefficient": coefficient, **options}, delay=1, mismatch=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from support.small_runs import Rows, small_config, with_experts
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from optimizers import CORRECTIONS
 from optimizers import NAMES as OPTIMIZERS
 from optimizers.grouping import role_of
 from schedules import NAMES as SCHEDULES
@@ -196,6 +198,21 @@ def test_corrections_keep_what_their_formula_says(
     memory = measured(config)
     assert memory["correction"] == by_kind(config, buffers_of(config, memory))["correction"]
     assert any(memory["correction"]) == (form == "buffered" or correction == "discrepancy")
+
+
+def test_what_error_feedback_keeps_is_planned_as_the_catalogue_declares(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(coefficient: float, form: str) -> list[float]:
+        config = config_of("2bw", text, form=form, coefficient=coefficient)
+        return by_kind(config, [2] * config.parallel.stages)["correction"]
+
+    once = planned(1.0, "buffered")
+    assert not any([*planned(0.0, "buffered"), *planned(1.0, "look-ahead")])
+    method = replace(CORRECTIONS["error-feedback-buffered"], values_per_parameter=3)
+    monkeypatch.setitem(CORRECTIONS, "error-feedback-buffered", method)
+    assert planned(1.0, "buffered") == [3 * held for held in once]
+    assert all(once)
 
 
 def test_measuring_changes_no_bit(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
