@@ -68,7 +68,9 @@ class MadeUpPipeline:
     def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: [numbers] * self.size)
 
-    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+    def reduce_scatter(
+        self, flat: Tensor, plan: ReductionPlan, *, early: bool, part: Tensor | None = None
+    ) -> Reduction:
         raise NotImplementedError("gradients are added over data ranks, not along a pipeline")
 
     def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:

@@ -6,6 +6,7 @@ import schedules
 from schedules.library.v_block import block_costs
 from stages.config import RunConfig
 from stages.limits import ConfigError
+from stages.pipeline.gradient_buffers import gradient_buffers
 from stages.pipeline.segments import schedule_costs, schedule_facts, segment_program, sync_steps
 
 MOST_SLOTS = 100_000
@@ -58,12 +59,28 @@ def check_schedule(config: RunConfig) -> None:
             f"global needs a step that all stages share, and under {name} each stage updates on its own; "
             "accepted with it: stage, none",
         )
+    if config.parallel.shard_gradients:
+        _check_shard_gradients(config)
     if config.model.tied:
         for first_step in {0, sync_steps(config)}:
             problem = tied_problem(segment_program(config, first_step=first_step, steps=TIED_STEPS))
             if problem is not None:
                 accepted = f"false, parallel.stages: 1, or a schedule in a V ({', '.join(IN_A_V)})"
                 raise ConfigError("model.tied", f"{problem}; accepted: {accepted}")
+
+
+def _check_shard_gradients(config: RunConfig) -> None:
+    key, data = "parallel.shard_gradients", config.parallel.data
+    if data == 1:
+        raise ConfigError(key, "shards over data ranks, and parallel.data is 1; accepted with it: false")
+    steps = 2 + config.schedule.delay
+    program = segment_program(config, first_step=sync_steps(config), steps=steps)
+    if max(gradient_buffers([program], data_ranks=data, on_gpu=False)) == 1:
+        raise ConfigError(
+            key,
+            f"shards the second gradient buffer, and {config.schedule.name} has one: its backwards never run "
+            "beside an update; accepted with it: false",
+        )
 
 
 TIED_STEPS = 3

@@ -209,6 +209,17 @@ def _has_closed_form(name: str) -> bool:
 
 
 def _step_time(config: RunConfig, times: StageTimes) -> StepTime:
+    if config.parallel.shard_gradients and schedule_facts(config).updates_together:
+        # The next backward waits for the reduction, which therefore counts as an update. It is not work.
+        updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
+        unhidden = replace(times, update=updating, reduction=(0.0,) * len(updating))
+        step = _plain_step_time(config, unhidden)
+        waiting = sum(times.reduction) / config.parallel.stages / step.seconds
+        return replace(step, bubble=step.bubble + waiting)
+    return _plain_step_time(config, times)
+
+
+def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
     schedule, stages = config.schedule, len(times.forward)
     if not _has_closed_form(schedule.name):
         steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches)

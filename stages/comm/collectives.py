@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from stages.update.gradient_reduction import Reducer, add_up, runs_of
 from stages.update.optimizer_sharding import Run
 from stages.update.reduction_rounds import ReductionPlan
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -41,7 +42,8 @@ class Exchange(Generic[T]):
 
 @dataclass(frozen=True)
 class Reduction(Exchange[None]):
-    """A reduce-scatter of a stage's gradients in progress; `take` leaves the sums in this member's part."""
+    """A reduce-scatter of a stage's gradients in progress; `take` leaves the sums in this member's part.
+    Afterwards this member's buffer may be written."""
 
     advance: Callable[[int], None]
     """Tell how many parameters, counted from the end of the model, have their complete gradient, in the end
@@ -62,16 +64,17 @@ class Group(Protocol):
     def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         """Gather the `numbers` of all members, of one shape everywhere; the result is by rank."""
 
-    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+    def reduce_scatter(
+        self, flat: Tensor, plan: ReductionPlan, *, early: bool, part: Tensor | None = None
+    ) -> Reduction:
         """Prepare to add the members' buffers in rank order; `advance` begins the exchange.
-
-        Taking it leaves the sums in this member's part of its own buffer. Until every member has taken its
-        part, a member may write only to its own part.
 
         Args:
             flat: this member's buffer, 1-d.
             plan: of the stage's reduction.
             early: whether to begin before the whole buffer is complete; the same for every member.
+            part: 1-d; the sums of the entries that this member owns are written here. None: to their place in
+                `flat`.
         """
 
     def broadcast(self, flat: Tensor, parts: Sequence[Sequence[Run]]) -> Exchange[None]:
@@ -93,7 +96,9 @@ class SingleRankGroup:
     def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         return _completed([numbers])
 
-    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+    def reduce_scatter(
+        self, flat: Tensor, plan: ReductionPlan, *, early: bool, part: Tensor | None = None
+    ) -> Reduction:
         return Reduction(ready=lambda: True, wait=lambda: None, take=lambda: None, advance=lambda whole: None)
 
     def broadcast(self, flat: Tensor, parts: Sequence[Sequence[Run]]) -> Exchange[None]:
@@ -128,9 +133,11 @@ class DistributedGroup:
         work = self._communicator.allgather([parts], [numbers])
         return _in_progress([work], lambda: parts, device_waits=self._device_waits)
 
-    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
+    def reduce_scatter(
+        self, flat: Tensor, plan: ReductionPlan, *, early: bool, part: Tensor | None = None
+    ) -> Reduction:
         reducer = self._reducer
-        request = reducer.ask(flat, plan, early=early)
+        request = reducer.ask(flat, plan, early=early, part=part)
 
         def ready() -> bool:
             reducer.go_on()
@@ -162,9 +169,9 @@ class InProcessExchanges:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._incomplete: dict[int, dict[int, Tensor]] = {}
+        self._incomplete: dict[int, dict[int, Any]] = {}
 
-    def add(self, exchange: int, rank: int, part: Tensor) -> dict[int, Tensor]:
+    def add(self, exchange: int, rank: int, part: T) -> dict[int, T]:
         """Add a member's part; returns the parts by rank, complete once all members have added theirs."""
         parts = self._incomplete.setdefault(exchange, {})
         parts[rank] = part
@@ -187,18 +194,24 @@ class InProcessGroup:
     def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
         return self._exchange(numbers, lambda parts: parts)
 
-    def reduce_scatter(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> Reduction:
-        own = plan.ownership.runs[self.rank]
+    def reduce_scatter(
+        self, flat: Tensor, plan: ReductionPlan, *, early: bool, part: Tensor | None = None
+    ) -> Reduction:
+        own = runs_of(flat, plan.ownership.runs[self.rank])
+        into = own if part is None else list(torch.split(part, list(map(len, own))))
         begun: list[Exchange[None]] = []
 
-        def sum_part(buffers: list[Tensor]) -> None:
-            for run in own:
-                first, *others = (buffer[slice(*run)] for buffer in buffers)
-                add_up(first.clone(), others, into=[flat[slice(*run)]])
+        def sum_parts(members: list[tuple[Tensor, list[Tensor]]]) -> None:
+            # For all members at once, so that each may write to its buffer as soon as it has taken its part.
+            buffers = [buffer for buffer, _ in members]
+            for runs, (_, targets) in zip(plan.ownership.runs, members, strict=True):
+                for run in runs if targets else ():
+                    first, *others = (buffer[slice(*run)] for buffer in buffers)
+                    add_up(first.clone(), others, into=[targets.pop(0)])
 
         def advance(whole: int) -> None:
             if whole == len(plan.sizes) and not begun:
-                begun.append(self._exchange(flat, sum_part))
+                begun.append(self._exchange((flat, into), sum_parts))
 
         return Reduction(
             ready=lambda: begun[0].ready(),
@@ -216,7 +229,7 @@ class InProcessGroup:
 
         return self._exchange(flat, copy)
 
-    def _exchange(self, part: Tensor, take: Callable[[list[Tensor]], T]) -> Exchange[T]:
+    def _exchange(self, part: S, take: Callable[[list[S]], T]) -> Exchange[T]:
         parts = self._exchanges.add(next(self._numbers), self.rank, part)
 
         def wait() -> None:

@@ -131,7 +131,10 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
             StageMemory(
                 weights=course.versions[stage] * (count * size.replica + biases * BIAS_BYTES),
                 master=master,
-                gradients=(gradient_buffers[stage] * count + tied) * size.master
+                gradients=count * size.master
+                + (gradient_buffers[stage] - 1)
+                * (master if config.parallel.shard_gradients else count * size.master)
+                + tied * size.master
                 + gradient_buffers[stage] * biases * INDEX_BYTES,
                 optimizer=optimizer,
                 correction=correction,

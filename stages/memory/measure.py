@@ -173,7 +173,11 @@ class MemoryMeter:
         for replica in weights.replicas:
             replicas += [*replica.parameters, replica.biases]
         master = list(weights.master.parameters)
-        gradients = [tensor for buffer in weights.gradients for tensor in (buffer.flat, buffer.loads)]
+        gradients = [
+            tensor
+            for buffer in weights.gradients
+            for tensor in (buffer.flat, *buffer.owned_runs, buffer.loads)
+        ]
         if state.tied is not None:
             gradients.append(state.tied.gradient)
         moments = [

@@ -142,6 +142,7 @@ def build_ranks(
                 seed=config.seed,
                 replicas=max(analysis.versions[stage] for analysis in analyses),
                 gradient_buffers=buffers[stage],
+                shard_gradients=config.parallel.shard_gradients,
                 master_dtype=types.master,
                 replica_dtype=types.replica,
                 device=device,

@@ -39,11 +39,15 @@ class Master:
 
 
 class GradientBuffer:
-    """One flat buffer into which backwards of any replica accumulate, with a view per parameter.
+    """The gradient of one step: a flat buffer into which backwards of any replica accumulate, with a view per
+    parameter.
 
     Args:
         flat: the buffer.
         views: one per parameter.
+        part: the members that this data rank owns, and a view for each, if their sums over the data ranks
+            have a buffer of their own; that of the next step then accumulates in `flat`, too, once the sums
+            are taken. None: the sums are in `flat`.
         runs: of the buffer, that this data rank owns.
         owned: numbers of the members in these runs.
         loads: tokens by expert for each of the stage's blocks of experts, int64 `(blocks, experts)`, zero.
@@ -54,15 +58,17 @@ class GradientBuffer:
         flat: Tensor,
         views: list[Tensor],
         *,
+        part: tuple[Tensor, list[Tensor]] | None,
         runs: Sequence[Run],
         owned: Sequence[int],
         loads: Tensor,
     ) -> None:
         self.flat = flat
         self.views = views
-        self.owned_runs = runs_of(flat, runs)
+        self.part = None if part is None else part[0]
+        self.owned_runs = runs_of(flat, runs) if part is None else [part[0]]
         members = [member for view in views for member in members_of(view)]
-        self.owned_views = [members[number] for number in owned]
+        self.owned_views = [members[number] for number in owned] if part is None else part[1]
         """One for each member that this data rank owns."""
         self.versions: list[int] = []
         """For each accumulated micro-batch, the version that its forward read."""
@@ -81,6 +87,8 @@ class GradientBuffer:
             total += load
 
     def clear(self) -> None:
-        self.flat.zero_()
+        """Forget the gradient, after its update."""
+        if self.part is None:
+            self.flat.zero_()
         self.loads.zero_()
         self.versions.clear()

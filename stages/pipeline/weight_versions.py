@@ -75,6 +75,7 @@ class WeightVersions:
         seed: of the initial weights.
         replicas: number of weight versions that the program needs at this stage.
         gradient_buffers: 1, or 2 where backwards of the next step run before an update has been applied.
+        shard_gradients: whether the second one holds only the members that this data rank owns.
         master_dtype: of the master copy and of the gradients.
         replica_dtype: of the weights that forward and backward compute with.
         version: version number of the initial weights. With several data ranks each draws the members it
@@ -93,6 +94,7 @@ class WeightVersions:
         seed: int,
         replicas: int,
         gradient_buffers: int,
+        shard_gradients: bool = False,
         master_dtype: torch.dtype,
         replica_dtype: torch.dtype,
         device: torch.device,
@@ -119,16 +121,6 @@ class WeightVersions:
             self._module(config, cut, context=context, dtype=replica_dtype, device=device)
             for _ in range(replicas)
         ]
-        self.gradients = [
-            GradientBuffer(
-                *self._flat(dtype=master_dtype, device=device),
-                runs=self.ownership.runs[data_rank],
-                owned=self.owned,
-                loads=torch.zeros_like(self.replicas[0].biases, dtype=torch.int64),
-            )
-            for _ in range(gradient_buffers)
-        ]
-        self._current = 0
         members = [
             (name, member_shape(shape), parameter)
             for parameter, shape in shapes.items()
@@ -139,7 +131,23 @@ class WeightVersions:
         own_members = [members[number] for number in self.owned]
         self.parameter_of = {name: parameter for name, _, parameter in own_members}
         """For each member that this data rank owns, the name of its parameter."""
-        _, masters = flat_views([shape for _, shape, _ in own_members], dtype=master_dtype, device=device)
+        own_shapes = [shape for _, shape, _ in own_members]
+        whole = part = None
+        if shard_gradients and gradient_buffers > 1:
+            whole = self._flat(dtype=master_dtype, device=device)
+            part = flat_views(own_shapes, dtype=master_dtype, device=device)
+        self.gradients = [
+            GradientBuffer(
+                *(whole or self._flat(dtype=master_dtype, device=device)),
+                part=part,
+                runs=self.ownership.runs[data_rank],
+                owned=self.owned,
+                loads=torch.zeros_like(self.replicas[0].biases, dtype=torch.int64),
+            )
+            for _ in range(gradient_buffers)
+        ]
+        self._current = 0
+        _, masters = flat_views(own_shapes, dtype=master_dtype, device=device)
         self.master = Master([name for name, _, _ in own_members], [nn.Parameter(view) for view in masters])
         self._fill(lambda name, weight: initialise(weight, name=name, seed=seed, layers=config.layers))
         self._initial_version = version

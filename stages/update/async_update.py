@@ -81,6 +81,10 @@ class RankUpdates:
         self._streams = streams
         self._gathered: list[Gathered] = []
         self._early: dict[int, Reduction] = {}
+        self._sharded: dict[int, Reduction] = {}
+        """By stage, the latest reduction of a buffer that the next step's backwards accumulate in, too."""
+        self._cleared: dict[int, Any] = {}
+        """By stage, the point on the updates' stream from which on its buffer is free for them."""
         self._pending: _Pending | None = None
         self._launched: _Launched | None = None
         self._phases = UpdatePhases(context, update_clock=self._update_clock)
@@ -122,7 +126,9 @@ class RankUpdates:
             weights = state.weights
             gradient = weights.gradient_buffer
             for early in (False, True):
-                reduction = self._data.reduce_scatter(gradient.flat, weights.reduction, early=early)
+                reduction = self._data.reduce_scatter(
+                    gradient.flat, weights.reduction, early=early, part=gradient.part
+                )
                 reduction.advance(len(gradient.views))
                 _complete(reduction)
             numbers = gradient.flat.new_zeros(unit + 2, dtype=torch.float64)
@@ -162,6 +168,8 @@ class RankUpdates:
         gathered = Gathered(
             stage=action.stage, version=action.version, gradient=gradient, losses=losses, reduction=reduction
         )
+        if gradient.part is not None:
+            self._sharded[action.stage] = reduction
         # Before the reduction begins, so that the time is known when the verdict is.
         self._clock.tell(gathered.began_at.append)
         reduction.advance(len(gradient.views))
@@ -184,8 +192,9 @@ class RankUpdates:
     def _reduction(self, stage: int, gradient: GradientBuffer, *, early: bool) -> Reduction:
         """The reduction of a gradient, all of it on the updates' stream."""
         plan = self._stages[stage].weights.reduction
-        reduction = self._data.reduce_scatter(gradient.flat, plan, early=early)
+        reduction = self._data.reduce_scatter(gradient.flat, plan, early=early, part=gradient.part)
         streams = self._streams
+        taken = False
 
         def beside(call: Callable[[], T]) -> Callable[[], T]:
             def call_beside() -> T:
@@ -199,12 +208,35 @@ class RankUpdates:
             with streams.beside():
                 reduction.advance(whole)
 
+        def take() -> None:
+            nonlocal taken
+            if taken:
+                return
+            taken = True
+            with streams.beside():
+                reduction.take()
+                if gradient.part is not None:
+                    gradient.flat.zero_()
+                    self._cleared[stage] = streams.point()
+
         return Reduction(
-            ready=beside(reduction.ready),
-            wait=beside(reduction.wait),
-            take=beside(reduction.take),
-            advance=advance,
+            ready=beside(reduction.ready), wait=beside(reduction.wait), take=take, advance=advance
         )
+
+    def _free_buffer(self, before: Action) -> Iterator[None]:
+        """Wait until the buffer that a backward adds to has been reduced, if it is the only whole one."""
+        if before.op is Op.FORWARD or before.op is Op.UPDATE or before.stage not in self._sharded:
+            return
+        reduction = self._sharded.pop(before.stage)
+        started = self._clock.mark()
+        while not reduction.ready():
+            if self._waits:
+                reduction.wait()
+            else:
+                yield
+        reduction.take()
+        self._streams.join(self._cleared.pop(before.stage))
+        self._clock.measure(started, self._trace.note_wait_for_update)
 
     def go_on(self, *, before: Action | None) -> Iterator[None]:
         """Continue the pending update as far as its exchanges have completed.
@@ -213,6 +245,8 @@ class RankUpdates:
         to wait and other ranks of its process may run.
         """
         self._resume_without_waiting()
+        if before is not None:
+            yield from self._free_buffer(before)
         while self._pending is not None:
             if before is not None and not self._pending.is_needed(before):
                 return

@@ -31,7 +31,7 @@ class UnderWay(NamedTuple):
     """A round that has begun."""
 
     own: list[Tensor]
-    """The runs of the flat buffer that the sums are written to."""
+    """The tensors that the sums are written to."""
     received: Tensor
     """One row from each data rank."""
     work: Work
@@ -44,6 +44,8 @@ class RoundsOfAStage:
 
     flat: Tensor
     rounds: Sequence[Round]
+    part: Tensor | None
+    """Where the sums are written, from its end on; None: to their place in `flat`."""
     whole: int = 0
     """Number of parameters, from the end of the model, whose gradients are complete."""
     begun: int = 0
@@ -77,10 +79,10 @@ class Reducer:
         self._rooms: list[Room] = []
         self._free: list[Room] = []
 
-    def ask(self, flat: Tensor, plan: ReductionPlan, *, early: bool) -> RoundsOfAStage:
+    def ask(self, flat: Tensor, plan: ReductionPlan, *, early: bool, part: Tensor | None) -> RoundsOfAStage:
         """Request a reduction that begins as the gradients in `flat` become complete."""
         self._make_room(plan, like=flat)
-        asked = RoundsOfAStage(flat, plan.early_rounds if early else plan.rounds)
+        asked = RoundsOfAStage(flat, plan.early_rounds if early else plan.rounds, part)
         self._asked.append(asked)
         return asked
 
@@ -132,7 +134,11 @@ class Reducer:
         torch._foreach_copy_(list(torch.split(sent, list(map(len, copied)))), copied)
         work = self._communicator.alltoall_base(received, sent, [own] * self._size, sizes)
         rows = received.view(self._size, own)
-        asked.under_way.append(UnderWay(pieces[self._rank], rows, work, room))
+        into = pieces[self._rank]
+        if asked.part is not None:
+            left = len(asked.part) - own
+            into, asked.part = [asked.part[left:]], asked.part[:left]
+        asked.under_way.append(UnderWay(into, rows, work, room))
         asked.begun += 1
         return True
 

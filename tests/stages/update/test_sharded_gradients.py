@@ -1,0 +1,134 @@
+"""`parallel.shard_gradients`: the same bits and the same order with a part of the second gradient buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.recorded_host import record, record_replay, tiny_run
+from support.small_runs import Rows, in_processes, small_config, with_experts
+from support.stream_model import hangs, hangs_where_one_syncs, unordered
+from support.training_cases import measured
+
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.estimate import estimate
+from asyncpp_cli.planner.roofline import Roofline
+from stages.comm.process import Process
+from stages.config import RunConfig
+from stages.limits import ConfigError
+from stages.schedule_validation import check_schedule
+from stages.trainer import replay, train
+from stages.update.async_update import RankUpdates
+
+CASES: list[dict[str, Any]] = [
+    {"schedule": "2bw", "optimizer": "muon"},
+    {"schedule": "2bw", "ahead": 2, "data": 3, "precision": "bfloat16"},
+    {"schedule": "2bw", "delay": 2, "stages": 1, "coefficient": 1.0},
+    {"schedule": "2bw-v", "split": True},
+    {"schedule": "2bw-v", "stages": 1, "recompute": "full"},
+    {"schedule": "pipedream", "clip": "stage", "update_interval": 1},
+]
+
+
+def config_of(text: Path, *, shard: bool = True, data: int = 2, stages: int = 2, **options: Any) -> RunConfig:
+    config = small_config(
+        text=text, stages=stages, data=data, microbatches=4, steps=5, eval_interval=5, **options
+    )
+    config.parallel.shard_gradients = shard
+    return config
+
+
+def rows_of(config: RunConfig) -> Rows:
+    rows = Rows()
+    replay(config, recorder=rows)
+    return rows
+
+
+def numbers(rows: Rows) -> list[dict[str, Any]]:
+    return [{key: row[key] for key in row if key != "memory"} for row in measured(rows)]
+
+
+def gradient_bytes(rows: Rows) -> list[int]:
+    return list(rows.of_kind("segment")[-1]["memory"]["gradients"])
+
+
+def check_planned(config: RunConfig, rows: Rows) -> None:
+    config.site.device = "cpu"
+    plan = estimate(config, Roofline(find_device("h100", key="")), limit_gb=None)
+    assert gradient_bytes(rows) == [kinds["gradients"] for kinds in plan.memory]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_same_bits_in_less_memory_which_is_planned(case: dict[str, Any], text: Path) -> None:
+    for experts in (False, True):
+        whole, sharded = (config_of(text, shard=shard, **case) for shard in (False, True))
+        if experts:
+            whole, sharded = with_experts(whole), with_experts(sharded)
+        before, after = rows_of(whole), rows_of(sharded)
+        assert numbers(after) == numbers(before)
+        check_planned(whole, before)
+        check_planned(sharded, after)
+        # A stage of one buffer stays as it is: of `pipedream` the last one.
+        assert gradient_bytes(after)[0] < gradient_bytes(before)[0]
+
+
+def test_the_second_buffer_holds_the_part_of_the_data_rank_that_owns_most(text: Path) -> None:
+    config = config_of(text, schedule="2bw")
+    memory = rows_of(config).of_kind("segment")[-1]["memory"]
+    parameters = [
+        weights // versions // 4
+        for weights, versions in zip(memory["weights"], memory["versions"], strict=True)
+    ]
+    owned = [master // 4 for master in memory["master"]]
+    assert memory["gradients"] == [4 * (whole + part) for whole, part in zip(parameters, owned, strict=True)]
+
+
+def weights_and_gradients(process: Process, config: RunConfig) -> tuple[str, list[int]] | None:
+    rows = Rows()
+    train(config, process=process, recorder=rows)
+    return (str(rows.rows[-1]["weights_sha256"]), gradient_bytes(rows)) if rows.rows else None
+
+
+@pytest.mark.slow
+def test_processes_compute_the_bits_of_replay(text: Path) -> None:
+    configs = [config_of(text, **case) for case in CASES if case.get("data", 2) * case.get("stages", 2) == 4]
+    by_rank = in_processes(weights_and_gradients, configs, size=4)
+    for config, *of_ranks in zip(configs, *by_rank, strict=True):
+        rows = rows_of(config)
+        assert [result for result in of_ranks if result] == [
+            (rows.rows[-1]["weights_sha256"], gradient_bytes(rows))
+        ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_streams_are_ordered_and_nothing_hangs(
+    case: dict[str, Any], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run(config_of(text, **case | {"precision": "float32"}))
+    for events in record(config, monkeypatch, uses=True).events:
+        assert unordered(events) == []
+    recording = record(config, monkeypatch)
+    assert hangs(recording) == []
+    for number in range(len(recording.events)):
+        assert hangs_where_one_syncs(recording, number) == []
+    events, _ = record_replay(config, monkeypatch, late=3)
+    assert unordered(events) == []
+
+
+def test_a_backward_that_does_not_wait_for_the_reduction_would_be_found(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run(config_of(text, schedule="2bw"))
+    monkeypatch.setattr(RankUpdates, "_free_buffer", lambda updates, before: iter(()))
+    assert any(unordered(events) for events in record(config, monkeypatch, uses=True).events)
+
+
+def test_it_is_refused_where_there_is_nothing_to_shard(text: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.data is 1"):
+        check_schedule(config_of(text, schedule="2bw", data=1))
+    for schedule in ("1f1b", "gpipe"):
+        with pytest.raises(ConfigError, match=f"{schedule} has one"):
+            check_schedule(config_of(text, schedule=schedule))
+    for case in CASES:
+        check_schedule(config_of(text, **case))
