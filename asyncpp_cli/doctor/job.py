@@ -120,7 +120,7 @@ def _command(site: Site, folder: Path) -> list[str]:
             mounts_with(site.container, [(folder, "rw")]),
             work_folder=folder,
             gpus=site.gpus_per_node > 0,
-            environment=site.environment | network,
+            environment={name: str(value) for name, value in site.environment.items()} | network,
         )
     named = [f"{name}={value}" for name, value in network.items()]
     srun = ["srun", "--export=ALL", *site.srun_flags, *flags, *python, "-P", "node_check.py"]

@@ -9,16 +9,14 @@ program that srun starts. Both share the node's network and its process ids, on 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 from stages.config import RunConfig
-
-RUNTIMES = ("apptainer", "pyxis")
+from stages.records import Meta
 
 _REFERENCE = {
     "apptainer": re.compile(r"(docker|oras|library)://[A-Za-z0-9][A-Za-z0-9._:/@+-]*"),
@@ -28,6 +26,10 @@ _ACCEPTED_IMAGE = {
     "apptainer": "an absolute path of a .sif file or a folder, or docker://NAME:TAG",
     "pyxis": "an absolute path of a .sqsh file, or NAME:TAG as enroot writes it",
 }
+_PYTHON = Meta(
+    pattern=r"\A[A-Za-z0-9/][^\x00-\x20\x7f=]*\Z",
+    description="a name such as python3, or a path in the image",
+)
 _UNMOUNTABLE = re.compile(r'[:,"\\\x00-\x1f\x7f]')
 """What neither runtime takes in the path of a mount."""
 _PASSED_ON = (
@@ -58,51 +60,27 @@ class ContainerError(ValueError):
 class Container:
     """Image and mounts of the ranks' container."""
 
-    runtime: str
-    """`apptainer` or `pyxis`."""
+    runtime: Literal["apptainer", "pyxis"]
     image: str
     """Absolute path of an image, or its name in a registry."""
-    python: str = "python3"
+    python: Annotated[str, _PYTHON] = "python3"
     """Python interpreter in the image, 3.11 to 3.13."""
     mounts: list[str] = field(default_factory=list)
     """Further folders: SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro."""
 
 
-def read_container(content: Any) -> Container:
-    """The container that a profile describes.
+def check_container(container: Container) -> None:
+    """Check the image and the mounts.
 
     Raises:
-        ContainerError: a key or a value is not accepted.
+        ContainerError: one is not accepted.
     """
-    keys = [entry.name for entry in dataclasses.fields(Container)]
-    if not isinstance(content, dict):
-        raise ContainerError("", f"must be a mapping with the keys {', '.join(keys)}, not {content!r}")
-    for key in content:
-        if key not in keys:
-            raise ContainerError(str(key), f"unknown key; accepted: {', '.join(keys)}")
-    for key in ("runtime", "image", "python"):
-        if not isinstance(content.get(key, "python3" if key == "python" else None), str):
-            raise ContainerError(key, f"must be text, not {content.get(key)!r}")
-    mounts = content.get("mounts", [])
-    if not isinstance(mounts, list) or not all(isinstance(mount, str) for mount in mounts):
-        raise ContainerError("mounts", f"must be a list of texts, not {mounts!r}")
-    container = Container(**content)
-    if container.runtime not in RUNTIMES:
-        raise ContainerError("runtime", f"{container.runtime!r}; accepted: {', '.join(RUNTIMES)}")
-    _check_image(container)
-    if not re.fullmatch(r"[A-Za-z0-9/][^\x00-\x20\x7f=]*", container.python):
-        accepted = "a name such as python3, or a path in the image"
-        raise ContainerError("python", f"{container.python!r}; accepted: {accepted}")
-    for mount in container.mounts:
-        _parsed(mount)
-    return container
-
-
-def _check_image(container: Container) -> None:
     image = container.image
     is_path = image.startswith("/") and not re.search(r"[\x00-\x1f\x7f]", image)
     if not is_path and not _REFERENCE[container.runtime].fullmatch(image):
         raise ContainerError("image", f"{image!r}; accepted: {_ACCEPTED_IMAGE[container.runtime]}")
+    for mount in container.mounts:
+        _parsed(mount)
 
 
 def _parsed(mount: str) -> tuple[str, str, str]:

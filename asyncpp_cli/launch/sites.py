@@ -10,26 +10,33 @@ import dataclasses
 import difflib
 import os
 import re
-import types
-import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.settings import SettingError, typed
 from asyncpp_cli.experiment.shipped import find_template, template_names
 from asyncpp_cli.experiment.yaml_data import read_mapping
-from asyncpp_cli.launch.containers import Container, ContainerError, read_container
+from asyncpp_cli.launch.containers import Container, ContainerError, check_container
+from stages.records import Count, Meta, converted
 
 LOCAL = "local"
 
 _FLAG = re.compile(r"[a-z][a-z0-9-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
-_MEMORY = re.compile(r"\d+[KMGT]?")
-_NODES = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
-_INTERFACE = re.compile(r"[A-Za-z0-9_.:-]+")
+_TIME = Meta(
+    pattern=r"\A(\d+-)?\d{1,3}(:\d{1,2}){0,2}\Z",
+    description="'MINUTES', 'HH:MM:SS', 'D-HH:MM:SS'",
+)
+_MEMORY = Meta(pattern=r"\A\d+[KMGT]?\Z", description="an amount of memory: 64G, 900M")
+_NODES = Meta(pattern=r"\A[A-Za-z0-9_.,\[\]-]+\Z", description="nodes in sbatch's notation: n[3-4],n7")
+_INTERFACE = Meta(pattern=r"\A[A-Za-z0-9_.:-]+\Z", description="the name of an interface")
+_LINE = Meta(pattern=r"\A[^\n]*\Z", description="a list with one line per entry")
+_WITH_DASH = Meta(pattern=r"\A-", description="--name=value")
+Word = Annotated[str, Meta(pattern=r"\A[^\s\x00-\x1f]+\Z", description="text without white space")]
+Positive = Annotated[int, Meta(ge=1)]
 _OURS = ("array", "chdir", "job-name", "nodes", "ntasks", "output", "error", "parsable", "wrap")
 """sbatch flags that asyncpp sets itself; a profile must not."""
 
@@ -42,56 +49,56 @@ class Site:
     """Name of the file without its suffix."""
     file: Path
     description: str = ""
-    scheduler: str = "slurm"
+    scheduler: Literal["slurm", "local"] = "slurm"
     """`slurm`; `local` only in the profile of that name."""
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
     """Features that nodes must have, in sbatch's notation."""
-    exclude: str | None = None
+    exclude: Annotated[str, _NODES] | None = None
     """Nodes to exclude, in sbatch's notation: n[3-4],n7. See also `bad_nodes`."""
-    gpus_per_node: int = 0
+    gpus_per_node: Count = 0
     """GPUs per node; each task takes one. 0: runs train on CPUs."""
-    gpu_type: str | None = None
+    gpu_type: Word | None = None
     """Type in `--gres=gpu:TYPE:N`."""
-    cpus_per_node: int | None = None
+    cpus_per_node: Positive | None = None
     """CPUs per node, which limit the tasks per node. null: no limit."""
-    tasks_per_node: int | None = None
+    tasks_per_node: Positive | None = None
     """Maximum number of tasks per node. null: no limit."""
-    cpus_per_task: int | None = None
+    cpus_per_task: Positive | None = None
     """CPUs per rank; null: one per thread."""
-    max_nodes: int | None = None
+    max_nodes: Positive | None = None
     """Maximum number of nodes per job."""
-    memory: str | None = None
+    memory: Annotated[str, _MEMORY] | None = None
     """Memory per node, in sbatch's notation: 64G."""
-    time: str = "24:00:00"
+    time: Annotated[str, _TIME] = "24:00:00"
     """Time limit of a job, in quotes: "MINUTES", "HH:MM:SS" or "D-HH:MM:SS". A longer run resumes in the next
     job."""
     signal_lead: int = 120
     """Seconds before the time limit at which a job is signalled to save and requeue itself."""
-    retries: int = 2
+    retries: Count = 2
     """How often a failed run is started again. Preempted runs are always requeued."""
-    max_parallel: int | None = None
+    max_parallel: Positive | None = None
     """Maximum number of runs at a time; null: no limit."""
-    confirm_hours: int | None = None
+    confirm_hours: Count | None = None
     """Expected GPU-hours (core-hours on CPUs) above which `launch` asks; it also asks if they are unknown.
     null: never."""
-    array_limit: int | None = None
+    array_limit: Positive | None = None
     """Maximum number of tasks per array; null: SLURM's MaxArraySize."""
-    submit_limit: int | None = None
+    submit_limit: Positive | None = None
     """Maximum number of your queued and running jobs, counting array tasks; null: no limit."""
-    network_interface: str | None = None
+    network_interface: Annotated[str, _INTERFACE] | None = None
     """Interface for traffic between nodes: ib0. null: chosen by gloo and NCCL."""
-    setup: list[str] = field(default_factory=list)
+    setup: list[Annotated[str, _LINE]] = field(default_factory=list)
     """Shell lines to run at the beginning of each job: module load ..."""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str | int | float] = field(default_factory=dict)
     """Environment variables of each job."""
     flags: dict[str, Any] = field(default_factory=dict)
     """sbatch flags to add or replace: {exclusive: true, licenses: "a:1"}."""
     remove_flags: list[str] = field(default_factory=list)
     """sbatch flags to remove because the site refuses them."""
-    srun_flags: list[str] = field(default_factory=list)
+    srun_flags: list[Annotated[str, _WITH_DASH]] = field(default_factory=list)
     """Additional arguments of srun: [--mpi=none]."""
     container: Container | None = None
     """Container in which srun starts the ranks."""
@@ -104,7 +111,8 @@ class Site:
 
 
 _KEYS = {entry.name: entry for entry in dataclasses.fields(Site) if entry.name not in ("name", "file")}
-_HINTS = typing.get_type_hints(Site)
+_TEXTS = ("partition", "account", "qos", "constraint", "exclude", "gpu_type", "memory", "network_interface")
+"""Keys whose text may look like a number."""
 
 
 def user_folder() -> Path:
@@ -145,106 +153,58 @@ def read_site(file: Path, *, name: str) -> Site:
     Raises:
         UserError: it is invalid; the message names file and key.
     """
-    content = read_mapping(file)
-    for key in content:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(_KEYS)}"
-            raise UserError(f"{file}: {key}: unknown key; {hint}")
-    values = {key: _typed(file, key, value) for key, value in content.items()}
-    site = Site(name=name, file=file, **values)
+    content = dict(read_mapping(file))
+    _check_keys(file, "", content, _KEYS)
+    if isinstance(container := content.get("container"), dict):
+        _check_keys(file, "container.", container, [key.name for key in dataclasses.fields(Container)])
+    for key in _TEXTS:
+        if type(content.get(key)) is int:
+            content[key] = str(content[key])
+    try:
+        site = converted(content | {"name": name, "file": file}, Site, where=str(file))
+    except DamagedError as error:
+        raise UserError(str(error)) from None
     _check(site)
     return site
 
 
-def _typed(file: Path, key: str, value: Any) -> Any:
-    if key == "container" and value is not None:
-        try:
-            return read_container(value)
-        except ContainerError as error:
-            name = f"container.{error.key}" if error.key else key
-            raise UserError(f"{file}: {name}: {error.message}") from None
-    hint = _HINTS[key]
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if key == "time" and isinstance(value, int):
-        message = 'put it in quotes: "HH:MM:SS" or "MINUTES" (without them YAML makes a number of 1:30:00)'
-        raise UserError(f"{file}: {key}: {message}")
-    origins = {typing.get_origin(kind) or kind for kind in kinds}
-    if value is None and types.NoneType in origins:
-        return None
-    if dict in origins and isinstance(value, dict):
-        return _texts(file, key, value) if key == "environment" else value
-    if list in origins and isinstance(value, list):
-        for entry in value:
-            if not isinstance(entry, str):
-                raise UserError(f"{file}: {key}: must be a list of texts, not {entry!r}")
-        return value
-    if str in origins and isinstance(value, str | int) and not isinstance(value, bool):
-        return str(value)
-    if int in origins and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    accepted = {str: "text", int: "an integer", dict: "a mapping", list: "a list", types.NoneType: "null"}
-    words = " or ".join(accepted[kind] for kind in accepted if kind in origins)
-    raise UserError(f"{file}: {key}: must be {words}, not {value!r}")
-
-
-def _texts(file: Path, key: str, value: dict[str, Any]) -> dict[str, str]:
-    for name, entry in value.items():
-        if not _VARIABLE.fullmatch(name):
-            raise UserError(f"{file}: {key}: {name!r} is not a name of an environment variable")
-        if isinstance(entry, bool | dict | list) or entry is None:
-            raise UserError(f"{file}: {key}.{name}: must be text, not {entry!r}")
-    return {name: str(entry) for name, entry in value.items()}
+def _check_keys(file: Path, prefix: str, content: dict[str, Any], known: Collection[str]) -> None:
+    for key in content:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else f"accepted: {', '.join(known)}"
+            raise UserError(f"{file}: {prefix}{key}: unknown key; {hint}")
 
 
 def _check(site: Site) -> None:
+    """Check what depends on other keys, or on the value of one.
+
+    Raises:
+        UserError: the profile is invalid.
+    """
+
     def refuse(key: str, message: str) -> None:
         raise UserError(f"{site.file}: {key}: {message}")
 
-    if site.scheduler not in ("slurm", LOCAL):
-        refuse("scheduler", f"{site.scheduler!r} is not known; accepted: slurm")
-    at_least_one = ("cpus_per_node", "tasks_per_node", "cpus_per_task", "max_nodes", "max_parallel")
-    for key in (*at_least_one, "array_limit", "submit_limit"):
-        if (value := getattr(site, key)) is not None and value < 1:
-            refuse(key, f"must be at least 1, not {value}")
-    for key in ("gpus_per_node", "retries", "confirm_hours"):
-        if (value := getattr(site, key)) is not None and value < 0:
-            refuse(key, f"must be at least 0, not {value}")
-    if not _TIME.fullmatch(site.time):
-        refuse("time", f"{site.time!r} is not a time; accepted: 'MINUTES', 'HH:MM:SS' or 'D-HH:MM:SS'")
-    if site.memory is not None and not _MEMORY.fullmatch(site.memory):
-        refuse("memory", f"{site.memory!r} is not an amount of memory; accepted: 64G, 900M")
-    if site.network_interface is not None and not _INTERFACE.fullmatch(site.network_interface):
-        refuse("network_interface", f"{site.network_interface!r} is not a name of an interface")
-    if site.exclude is not None and not _NODES.fullmatch(site.exclude):
-        refuse(
-            "exclude", f"{site.exclude!r} is not a list of nodes; accepted, in sbatch's notation: n[3-4],n7"
-        )
-    for key in ("partition", "account", "qos", "constraint", "gpu_type"):
-        if (text := getattr(site, key)) is not None and (not text or re.search(r"[\s\x00-\x1f]", text)):
-            refuse(key, f"{text!r} is empty or contains white space")
-    for line in site.setup:
-        if "\n" in line:
-            refuse("setup", "accepted: one line per entry")
+    for name in site.environment:
+        if not _VARIABLE.fullmatch(name):
+            refuse("environment", f"{name!r} is not a name of an environment variable")
     for name, value in site.flags.items():
-        if not _FLAG.fullmatch(name) or isinstance(value, dict | list) or value in (None, False):
-            refuse(
-                "flags", f"{name}: accepted: a flag's name without its dashes, with text, a number or true"
-            )
-        if isinstance(value, str) and re.search(r"[\x00-\x1f]", value):
-            refuse("flags", f"{name}: a control character in {value!r}")
+        accepted = value is True or (isinstance(value, int | float | str) and value is not False)
+        if not accepted or (isinstance(value, str) and re.search(r"[\x00-\x1f]", value)):
+            refuse("flags", f"{name} is {value!r}; accepted: text, a number or true")
     for name in (*site.flags, *site.remove_flags):
         if not _FLAG.fullmatch(name):
-            refuse(
-                "remove_flags", f"{name!r} is not the name of a flag; accepted: as in `wckey`, without dashes"
-            )
+            refuse("flags", f"{name}: accepted: a flag's name without its dashes")
         if name in _OURS:
             refuse("flags", f"{name} is set by asyncpp and cannot be changed")
     if site.on_end and not site.on_end[0]:
         refuse("on_end", "the first word is empty; accepted: a command and its arguments")
-    for flag in site.srun_flags:
-        if not flag.startswith("-"):
-            refuse("srun_flags", f"{flag!r} is not a flag; accepted: --name=value")
+    if site.container is not None:
+        try:
+            check_container(site.container)
+        except ContainerError as error:
+            refuse(f"container.{error.key}", error.message)
     for key, value in site.run.items():
         try:
             site.run[key] = typed(f"site.{key}", value)

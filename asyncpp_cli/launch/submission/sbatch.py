@@ -197,7 +197,7 @@ def _setup(site: Site, *, code: str) -> list[str]:
         "asyncpp_folder=$PWD asyncpp_told=",
         "trap 'asyncpp_told=SIGTERM' TERM",
         "trap 'asyncpp_told=SIGUSR2' USR2",
-        *(f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()),
+        *(f"export {name}={shlex.quote(str(value))}" for name, value in site.environment.items()),
         *site.setup,
         'cd -- "$asyncpp_folder" || exit 1',
         # Relative: an absolute path may contain a colon.
