@@ -8,9 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncpp.launching import INTERRUPTED_CODE, launch_experiment
 from asyncpp.statuses import status_records
 from asyncpp.sweeping import sweep_template
+from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_experiment
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -80,32 +81,15 @@ class Experiment:
         """A row for each cell: its id, and a column for each axis of the matrix."""
         return _frame([{"id": cell.id, **cell.axes} for cell in self._read().cells])
 
-    def launch(
-        self,
-        *,
-        site: str = "local",
-        replay: bool = False,
-        max_parallel: int | None = None,
-        wait: bool = False,
-        retries: int | None = None,
-        report: bool = False,
-        yes: bool = False,
-        until: int | None = None,
-    ) -> bool:
+    def launch(self, **options: Any) -> bool:
         """Run the cells that are not completed, and show progress on standard error.
 
         Here (`site="local"`) it returns when all have ended; on a cluster, when they are submitted. Completed
         runs, and runs of another launch, are left alone; failed and interrupted ones resume.
 
         Args:
-            site: site profile; `local`: this machine.
-            replay: each run in one process, its ranks taking turns; the numbers are the same.
-            max_parallel: number of runs at a time; None: one core per rank here, no limit on a cluster.
-            wait: on a cluster, stay until all runs have ended.
-            retries: on a cluster, how often a failed run is started again; None: as the site says.
-            report: on a cluster, add a job that writes the report at the end.
-            yes: do not ask, whatever the expected cost (`confirm_hours` of the site).
-            until: step after which each run pauses; None: they train to the end.
+            **options: `site`, `replay`, `max_parallel`, `wait`, `retries`, `report`, `yes` and `until`, as
+                the options of `asyncpp launch` (`asyncpp_cli.launch.options.LaunchOptions`).
 
         Returns:
             Whether all runs are completed or paused there, or (on a cluster) submitted.
@@ -114,17 +98,7 @@ class Experiment:
             UserError: a run, the site or an option is not accepted; nothing was started.
             KeyboardInterrupt: after Ctrl-C; the runs started here have saved.
         """
-        code = launch_experiment(
-            self._read(),
-            site=site,
-            replay=replay,
-            max_parallel=max_parallel,
-            wait=wait,
-            retries=retries,
-            report=report,
-            yes=yes,
-            until=until,
-        )
+        code = launch_experiment(self._read(), LaunchOptions(**options))
         if code == INTERRUPTED_CODE:
             raise KeyboardInterrupt
         return code == 0

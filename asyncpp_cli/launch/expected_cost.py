@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.matrix import ResolvedCell
-from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses
+from asyncpp_cli.launch.options import NO_PAUSES, Pauses
 from asyncpp_cli.launch.resources import this_machine
 from asyncpp_cli.launch.sites import LOCAL, Site
 from asyncpp_cli.planner.cells import device_of, estimate_key, expected

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from asyncpp_cli.console import console, duration, say
 from asyncpp_cli.launch.local import launcher
-from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses
+from asyncpp_cli.launch.options import NO_PAUSES, Pauses
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done

@@ -30,6 +30,7 @@ from support.slurm_queue import set_partition, squeue
 
 from asyncpp_cli.launch.job.array_task import throttle_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import Cause, State
 
@@ -129,10 +130,10 @@ def test_more_arrays_than_runs_at_once_and_places_that_are_passed_on(
 def most_at_once(experiment: Experiment) -> int:
     changes = []
     for run in experiment.runs:
-        begun, ended = (Attempt(run, 1).read(name) for name in ("attempt", "outcome"))
+        begun, ended = Attempt(run, 1).read(Claimed), Attempt(run, 1).read(Outcome)
         assert begun is not None
         assert ended is not None
-        changes += [(begun["claimed"], 1), (ended["time"], -1)]
+        changes += [(begun.claimed, 1), (ended.time, -1)]
     return max(accumulate(change for _, change in sorted(changes)))
 
 

@@ -66,7 +66,6 @@ def test_resources_that_the_cluster_lacks_are_named(
     assert "Invalid node name" in refused.detail
     assert ": exclude: " in refused.advice
     assert checks_of(tmp_path, exclude="n[1-2]")["submission"].verdict == "ok"
-    assert ": account" in checks_of(tmp_path, account="nobodys")["submission"].advice
     found = checks_of(tmp_path, partition="gpu")
     assert {name for name, check in found.items() if not check.ok} == {"partition", "submission"}
     assert "accepted: main, single, urgent" in found["partition"].advice

@@ -8,11 +8,11 @@ from pathlib import Path
 from support.launches import TINY
 from support.report_experiment import metrics
 
-from asyncpp.tuning import write_tuning
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.tune.plan import Question
+from asyncpp_cli.tune.tuning import write_tuning
 from stages.config import tokens_per_step
 
 LOSSES = {"1f1b": [3.0, 2.0, 2.5, 4.0], "2bw": [3.0, 2.9, 2.8, 2.1]}

@@ -93,9 +93,10 @@ def launch(
     or queued. Where the site's profile has `confirm_hours`, a launch that is expected to cost more asks.
     With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
     """
-    from asyncpp.launching import launch_experiment
+    from asyncpp_cli.launch.options import LaunchOptions
     from asyncpp_cli.launch.retry import chosen_by_site
     from asyncpp_cli.launch.sites import LOCAL, find_site
+    from asyncpp_cli.launch.start import launch_experiment
     from asyncpp_cli.runs.experiment_folder import runs_named
 
     find_site(site or LOCAL)
@@ -105,8 +106,7 @@ def launch(
         by_site = chosen_by_site(experiment, named, failed=failed, timeout=timeout, oom=oom, site=site)
     code = 0
     for name, only in by_site.items():
-        ended = launch_experiment(
-            experiment,
+        options = LaunchOptions(
             site=name,
             replay=replay,
             dry_run=dry_run,
@@ -118,5 +118,5 @@ def launch(
             until=until,
             only=only,
         )
-        code = max(code, ended)
+        code = max(code, launch_experiment(experiment, options))
     raise typer.Exit(code)

@@ -23,10 +23,11 @@ def quickstart(
 
     Same as `sweep`, `launch` and `report` with the template `quickstart`. Nothing is downloaded.
     """
-    from asyncpp.launching import INTERRUPTED_CODE, launch_locally
     from asyncpp.sweeping import sweep_template
     from asyncpp_cli.commands.results.report import report
     from asyncpp_cli.console import command, quoted, say
+    from asyncpp_cli.launch.options import LaunchOptions
+    from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_locally
 
     folder = out if out is not None else _new_folder()
     swept = sweep_template(TEMPLATE, [], out=folder, site=None)
@@ -40,7 +41,7 @@ def quickstart(
     )
     if rendered.added < len(cells):
         say(f"{folder} exists already: running what is missing.")
-    code = launch_locally(folder, replay=False, max_parallel=None)
+    code = launch_locally(rendered.experiment, LaunchOptions())
     if code == INTERRUPTED_CODE:
         raise typer.Exit(code)
     report([folder])

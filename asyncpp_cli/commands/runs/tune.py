@@ -90,8 +90,9 @@ def tune(
     Killed at any point, the same command goes on, and so does `asyncpp tune DIR`. `asyncpp report DIR` shows
     each arm at its best.
     """
-    from asyncpp.tuning import go_on, planned, write_tuning
+    from asyncpp_cli.launch.options import LaunchOptions
     from asyncpp_cli.tune.plan import Question, read_plan
+    from asyncpp_cli.tune.tuning import go_on, planned, write_tuning
 
     folder = Path(template)
     if folder.is_dir() and read_plan(folder) is not None:
@@ -117,15 +118,8 @@ def tune(
     if dry_run:
         _show_result(folder, as_json=as_json)
         return
-    code = go_on(
-        folder,
-        site=site,
-        replay=replay,
-        max_parallel=max_parallel,
-        retries=retries,
-        yes=yes,
-        promoting=promote,
-    )
+    options = LaunchOptions(site=site, replay=replay, max_parallel=max_parallel, retries=retries, yes=yes)
+    code = go_on(folder, options, promoting=promote)
     _show_result(folder, as_json=as_json)
     raise typer.Exit(code)
 
@@ -176,13 +170,13 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
 
 def _show_result(folder: Path, *, as_json: bool) -> None:
     """Print how the arms of a tuning stand."""
-    from asyncpp.tuning import plan_in
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.launch.slurm.run_status import SlurmQueue
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.tables import Fit
     from asyncpp_cli.tune.result import records, sentences, table
     from asyncpp_cli.tune.standing import standings
+    from asyncpp_cli.tune.tuning import plan_in
 
     experiment, plan = open_experiment(folder), plan_in(folder)
     arms = standings(experiment, plan, scheduler=SlurmQueue(experiment))

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import FAILED, DamagedError, UserError, refusal_of
 from asyncpp_cli.experiment.run_data import config_to_train
-from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses, check_pause
+from asyncpp_cli.launch.options import NO_PAUSES, Pauses, check_pause
 from asyncpp_cli.launch.resources import Machine, Resources, import_path, resources_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from asyncpp_cli.console import command, say
 from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
+from asyncpp_cli.launch.options import LaunchOptions
 from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
@@ -17,7 +18,6 @@ from asyncpp_cli.launch.slurm.client import SlurmError
 from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue, run_statuses
 from asyncpp_cli.launch.slurm.submissions import Submission, submission_lock
 from asyncpp_cli.launch.submission.arrays import (
-    LaunchOptions,
     PlannedArray,
     Throttle,
     free_jobs,

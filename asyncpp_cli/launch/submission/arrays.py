@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.containers import Container, ContainerError, mounts_of
-from asyncpp_cli.launch.pauses import Pauses, check_pause
+from asyncpp_cli.launch.options import LaunchOptions, Pauses, check_pause
 from asyncpp_cli.launch.resources import ranks_of
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
@@ -24,19 +24,6 @@ from asyncpp_cli.runs.status import State, is_done
 from stages.config import RunConfig
 from stages.records import Count, FileRecord, Record, read_record
 from stages.validation import ConfigError, check
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """Options of a launch on a cluster; they override the site profile."""
-
-    replay: bool
-    max_parallel: int | None
-    retries: int | None
-    report: bool
-    tell_end: bool = False
-    """Add a job that runs the site's `on_end`."""
-    pauses: Pauses = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from asyncpp_cli.launch.containers import image_state
+from asyncpp_cli.launch.options import LaunchOptions
 from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.slurm.bad_nodes import excluded_nodes_at
@@ -23,7 +24,6 @@ from asyncpp_cli.launch.slurm.submissions import (
 from asyncpp_cli.launch.submission import sbatch, snapshot
 from asyncpp_cli.launch.submission.arrays import (
     ArrayManifest,
-    LaunchOptions,
     ManifestRow,
     PlannedArray,
     PlannedRun,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
 from support.launches import TINY
 
-from asyncpp.launching import resume_command
 from asyncpp_cli.console import command
+from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.launch.start import resume_command
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State, Status
 
@@ -25,13 +27,13 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     assert hint == ["asyncpp", "launch", "./-a dash"]
     assert asyncpp("status", *hint[2:]).code == 0
     (run,) = open_experiment(Path("-a dash")).runs
-    shown = {"replay": True, "max_parallel": 2, "only": None, "pauses": {}}
+    options = LaunchOptions(replay=True, max_parallel=2)
     assert (
-        resume_command([run], Path("-a dash"), **shown)
+        resume_command([run], Path("-a dash"), options)
         == "asyncpp launch './-a dash' --replay --max-parallel 2"
     )
     # What was chosen to be tried again is chosen by its name: it has not failed this time.
-    shown["only"] = [run.id]
-    assert resume_command([run], Path("-a dash"), **shown) == f"asyncpp launch './-a dash' {run.id}"
+    options = replace(options, only=[run.id])
+    assert resume_command([run], Path("-a dash"), options) == f"asyncpp launch './-a dash' {run.id}"
     run.write_status(Status(state=State.COMPLETED))
     assert asyncpp("status", *shlex.split(command("status", Path("-a dash")))[2:]).code == 0

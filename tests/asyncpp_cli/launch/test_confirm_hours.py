@@ -13,14 +13,14 @@ from support.command_line import asyncpp
 from support.folder_contents import contents
 from support.report_experiment import ExperimentFolder, settings
 
-from asyncpp import launching
 from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.launch import start
 from asyncpp_cli.launch.expected_cost import ExpectedCost, cost_line, expected_cost, question
 from asyncpp_cli.launch.sites import find_site
 from asyncpp_cli.planner.cells import expected
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import end_rank
-from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
@@ -47,11 +47,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that would be launched."""
     folders: list[Path] = []
 
-    def launch(folder: Path, **_: object) -> int:
-        folders.append(folder)
+    def launch(experiment: Experiment, _: object) -> int:
+        folders.append(experiment.folder)
         return 0
 
-    monkeypatch.setattr(launching, "launch_locally", launch)
+    monkeypatch.setattr(start, "launch_locally", launch)
     return folders
 
 

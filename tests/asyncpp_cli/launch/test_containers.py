@@ -17,9 +17,10 @@ from asyncpp_cli.launch.containers import (
     image_state,
     mounts_of,
 )
+from asyncpp_cli.launch.options import LaunchOptions
 from asyncpp_cli.launch.sites import read_site
 from asyncpp_cli.launch.slurm.launcher import show_scripts
-from asyncpp_cli.launch.submission.arrays import LaunchOptions, plan_arrays
+from asyncpp_cli.launch.submission.arrays import plan_arrays
 from stages.config import RunConfig
 
 WORK = Path("/exp/submissions/1")
@@ -171,7 +172,7 @@ def test_a_dry_run_shows_the_command(
         "gpus_per_node: 2\nsrun_flags: [--mpi=none]\nnetwork_interface: ib0\n"
         "container: {runtime: apptainer, image: '/images/$(touch x).sif', mounts: ['/scratch:/s:ro']}\n"
     )
-    options = LaunchOptions(replay=False, max_parallel=None, retries=None, report=False)
+    options = LaunchOptions()
     show_scripts(experiment, read_site(site, name="mine"), options)
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("srun ")]
     command = shlex.split(line)
@@ -191,7 +192,7 @@ def test_an_experiment_that_cannot_be_mounted_is_refused_before_anything_is_subm
     experiment = sweep(tmp_path / "a,b", *ONE_RUN)
     file = tmp_path / "mine.yaml"
     file.write_text("container: {runtime: apptainer, image: /a.sif}\n")
-    options = LaunchOptions(replay=False, max_parallel=None, retries=None, report=False)
+    options = LaunchOptions()
     with pytest.raises(UserError) as refused:
         plan_arrays(experiment.runs, read_site(file, name="mine"), options, max_array_size=9)
     assert str(refused.value).startswith(f"{file}: container.mounts: ")

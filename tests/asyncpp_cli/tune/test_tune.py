@@ -80,8 +80,8 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
 
 def test_python_asks_the_same_question(tmp_path: Path) -> None:
     """Refused before anything is trained: the folder holds another tuning, made by the command line."""
-    from asyncpp.tuning import write_tuning
     from asyncpp_cli.tune.plan import Question
+    from asyncpp_cli.tune.tuning import write_tuning
 
     over = ("optimizer.lr=1e-4:1e-1:log",)
     question = Question(

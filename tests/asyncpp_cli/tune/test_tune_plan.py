@@ -11,10 +11,10 @@ from support.command_line import asyncpp
 from support.folder_contents import contents
 from support.launches import TINY
 
-from asyncpp.tuning import planned, write_tuning
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.tune.plan import Plan, Question, budget, expected_steps, read_plan
+from asyncpp_cli.tune.tuning import planned, write_tuning
 
 RATES = "optimizer.lr=1e-4:1e-1:log"
 

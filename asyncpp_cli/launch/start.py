@@ -3,51 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.pauses import NO_PAUSES, Pauses
+from asyncpp_cli.launch.options import LaunchOptions, Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+    from pathlib import Path
 
     from asyncpp_cli.launch.sites import Site
-    from asyncpp_cli.launch.submission.arrays import LaunchOptions
     from asyncpp_cli.runs.experiment_folder import Experiment
     from asyncpp_cli.runs.run_folder import Run
 
 INTERRUPTED_CODE = 130
 
 
-def launch_experiment(
-    experiment: Experiment,
-    *,
-    site: str = "local",
-    replay: bool = False,
-    dry_run: bool = False,
-    max_parallel: int | None = None,
-    wait: bool = False,
-    retries: int | None = None,
-    report: bool = False,
-    yes: bool = False,
-    until: int | None = None,
-    only: Collection[str] | None = None,
-) -> int:
+def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
     """Launch the runs that are not completed; returns the exit code of `asyncpp launch`. Says what is next.
-
-    Args:
-        experiment: the experiment.
-        site: site profile; `local`: this machine.
-        replay: each run in one process.
-        dry_run: only check every cell, and train a small twin of it.
-        max_parallel: number of runs at a time; None: one core per rank here, no limit on a cluster.
-        wait: on a cluster, stay until all runs have ended.
-        retries: on a cluster, how often a failed run is started again; None: as the site says.
-        report: on a cluster, add a job that writes the report.
-        yes: do not ask, whatever the expected cost (`confirm_hours` of the site).
-        until: step after which the runs pause; None: they train to the end.
-        only: ids of the runs to consider; None: all.
 
     Raises:
         UserError: a run, the site or an option is not accepted; nothing was started.
@@ -56,42 +29,33 @@ def launch_experiment(
     from asyncpp_cli.launch.end_message import claim_end, tell_end
     from asyncpp_cli.launch.sites import LOCAL, find_site
 
-    profile = find_site(site)
-    pauses = NO_PAUSES if until is None else {cell.id: until for cell in experiment.cells}
-    if not (dry_run or yes) and not confirmed(experiment, profile, pauses, only=only):
+    profile = find_site(options.site)
+    if options.until is not None:
+        options = replace(options, pauses={cell.id: options.until for cell in experiment.cells})
+    if not (options.dry_run or options.yes) and not confirmed(
+        experiment, profile, options.pauses, only=options.only
+    ):
         return 1
-    if profile.scheduler == LOCAL:
-        if wait or report or retries is not None:
-            raise UserError(f"--wait, --report and --retries are for clusters, and {site} is this machine")
-        if dry_run:
-            return _rehearse(experiment, replay=replay, site=site, only=only)
-        code = launch_locally(
-            experiment.folder, replay=replay, max_parallel=max_parallel, only=only, pauses=pauses
+    local = profile.scheduler == LOCAL
+    if local and (options.wait or options.report or options.retries is not None):
+        raise UserError(
+            f"--wait, --report and --retries are for clusters, and {options.site} is this machine"
         )
-        if code != INTERRUPTED_CODE:
-            say(_next(experiment, complete=code == 0 and not pauses))
+    if options.dry_run:
+        if not local:
+            from asyncpp_cli.launch.slurm.launcher import show_scripts
+
+            show_scripts(experiment, profile, options)
+        return _rehearse(experiment, options)
+    if local:
+        code = launch_locally(experiment, options)
+    else:
+        options = replace(options, tell_end=not (options.wait or options.pauses))
+        code = launch_on_cluster(experiment, profile, options)
+    if (local or options.wait) and code != INTERRUPTED_CODE:
+        say(_next(experiment, complete=code == 0 and not options.pauses))
+        if local or (profile.on_end and claim_end(experiment)):
             tell_end(experiment, profile.on_end, source=profile.file)
-        return code
-    from asyncpp_cli.launch.submission.arrays import LaunchOptions
-
-    options = LaunchOptions(
-        replay=replay,
-        max_parallel=max_parallel,
-        retries=retries,
-        report=report,
-        tell_end=not wait and not pauses,
-        pauses=pauses,
-    )
-    if dry_run:
-        from asyncpp_cli.launch.slurm.launcher import show_scripts
-
-        show_scripts(experiment, profile, options)
-        return _rehearse(experiment, replay=replay, site=site, only=only)
-    code = launch_on_cluster(experiment, profile, options, wait=wait, only=only)
-    if wait and code != INTERRUPTED_CODE:
-        say(_next(experiment, complete=code == 0 and not pauses))
-    if wait and code != INTERRUPTED_CODE and profile.on_end and claim_end(experiment):
-        tell_end(experiment, profile.on_end, source=profile.file)
     return code
 
 
@@ -133,17 +97,18 @@ def confirmed(
     return asked is None or agreed(f"{asked}; start them?", refused="nothing was started")
 
 
-def _rehearse(experiment: Experiment, *, replay: bool, site: str, only: Collection[str] | None) -> int:
+def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
     from asyncpp_cli.console import command, say
     from asyncpp_cli.launch.local.dry_run import dry_run
     from asyncpp_cli.launch.local.launcher import Interrupted
     from asyncpp_cli.launch.sites import LOCAL
 
+    only = options.only
     try:
         cells = tuple(cell for cell in experiment.cells if only is None or cell.id in only)
-        if not dry_run(replace(experiment, cells=cells), replay=replay):
+        if not dry_run(replace(experiment, cells=cells), replay=options.replay):
             return 1
-        at_site = [] if site == LOCAL else ["--site", site]
+        at_site = [] if options.site == LOCAL else ["--site", options.site]
         say(f"Next: {command('launch', experiment.folder, *at_site)}")
         return 0
     except Interrupted as interrupted:
@@ -151,10 +116,8 @@ def _rehearse(experiment: Experiment, *, replay: bool, site: str, only: Collecti
         return INTERRUPTED_CODE
 
 
-def launch_on_cluster(
-    experiment: Experiment, site: Site, options: LaunchOptions, *, wait: bool, only: Collection[str] | None
-) -> int:
-    """Submit the missing runs, and follow them if `wait`; returns the command's exit code.
+def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions) -> int:
+    """Submit the missing runs, and follow them if `options.wait`; returns the command's exit code.
 
     Raises:
         UserError: a run or the profile is invalid, or SLURM refuses; nothing is queued.
@@ -166,8 +129,8 @@ def launch_on_cluster(
 
     check_folder_name(experiment.folder)
     cancelled = Cancellations(experiment)
-    submit_missing(experiment, site, options, only=only, cancelled=cancelled)
-    if not wait:
+    submit_missing(experiment, site, options, only=options.only, cancelled=cancelled)
+    if not options.wait:
         return 0
     try:
         return follow(experiment, site, options, cancelled=cancelled)
@@ -177,25 +140,11 @@ def launch_on_cluster(
         return INTERRUPTED_CODE
 
 
-def launch_locally(
-    folder: Path,
-    *,
-    replay: bool,
-    max_parallel: int | None,
-    only: Collection[str] | None = None,
-    pauses: Pauses = NO_PAUSES,
-) -> int:
+def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     """Launch an experiment on this machine; returns the command's exit code.
 
-    Args:
-        folder: the experiment's folder.
-        replay: run each in one process.
-        max_parallel: number of runs at a time; None: one core per rank.
-        only: ids of the runs to consider; None: all.
-        pauses: steps after which runs pause.
-
     Raises:
-        UserError: there is no experiment, or a run needs more than this machine has.
+        UserError: a run needs more than this machine has.
     """
     from asyncpp_cli.console import say
     from asyncpp_cli.launch.cancel import Cancellations
@@ -204,16 +153,15 @@ def launch_locally(
     from asyncpp_cli.launch.resources import this_machine
     from asyncpp_cli.launch.slurm.run_status import SlurmQueue
     from asyncpp_cli.runs.attempts.settle import current_status
-    from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.runs.status import Cause, State, is_done
 
-    experiment = open_experiment(folder)
+    only, pauses = options.only, options.pauses
     cancelled = Cancellations(experiment)
     machine = this_machine()
     runs = [run for run in experiment.runs_to_launch if only is None or run.id in only]
     # Configurations of runs that are done are not read: there may be a thousand.
     missing = [run for run in runs if not is_done(current_status(run), until=pauses.get(run.id))]
-    tasks, damaged = tasks_of(missing, replay=replay, machine=machine, pauses=pauses)
+    tasks, damaged = tasks_of(missing, replay=options.replay, machine=machine, pauses=pauses)
     for message in damaged:
         say(f"left out: {message}")
     if any(0 < task.resources.gpus < task.resources.processes for task in tasks):
@@ -226,18 +174,15 @@ def launch_locally(
             statuses = Launcher(
                 tasks,
                 machine=machine,
-                max_parallel=max_parallel,
-                replay=replay,
+                max_parallel=options.max_parallel,
+                replay=options.replay,
                 progress=progress,
                 scheduler=SlurmQueue(experiment),
                 cancelled=cancelled,
             ).run()
     except Interrupted as interrupted:
         say(f"{interrupted}: ended the runs that this launch had started.")
-        resume = resume_command(
-            runs, folder, replay=replay, max_parallel=max_parallel, only=only, pauses=pauses
-        )
-        say(f"To resume: {resume}")
+        say(f"To resume: {resume_command(runs, experiment.folder, options)}")
         return INTERRUPTED_CODE
     done = [is_done(status, until=task.until) for task, status in zip(tasks, statuses, strict=True)]
     completed = len(runs) - len(missing) + sum(done)
@@ -248,31 +193,23 @@ def launch_locally(
     )
     cancelled_note = f"; {left_out} were cancelled before they began" if left_out else ""
     how = "completed or paused" if pauses else "completed"
-    say(f"{completed} of {len(runs)} runs {how} in {folder}{cancelled_note}")
+    say(f"{completed} of {len(runs)} runs {how} in {experiment.folder}{cancelled_note}")
     return 0 if completed == len(runs) else 1
 
 
-def resume_command(
-    runs: Sequence[Run],
-    folder: Path,
-    *,
-    replay: bool,
-    max_parallel: int | None,
-    only: Collection[str] | None,
-    pauses: Pauses,
-) -> str:
+def resume_command(runs: Sequence[Run], folder: Path, options: LaunchOptions) -> str:
     """The command that resumes what this one has not completed."""
     from asyncpp_cli.console import command
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import State
 
-    flags = ["--replay"] if replay else []
-    flags += ["--max-parallel", str(max_parallel)] if max_parallel is not None else []
-    if only is not None and pauses:
+    flags = ["--replay"] if options.replay else []
+    flags += ["--max-parallel", str(options.max_parallel)] if options.max_parallel is not None else []
+    if options.only is not None and options.pauses:
         return command("tune", folder, *flags)
-    if only is not None:
+    if options.only is not None:
         return command(
             "launch", folder, *(run.id for run in runs if current_status(run).state != State.COMPLETED)
         )
-    flags += ["--until", str(next(iter(pauses.values())))] if pauses else []
+    flags += ["--until", str(next(iter(options.pauses.values())))] if options.pauses else []
     return command("launch", folder, *flags)
