@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from pathlib import Path
 
 import schedules
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.planner.estimate import CostModel, Estimate, fitting, least_seconds, losses
+from asyncpp_cli.planner.estimate import CostModel, Estimate, losses
 from asyncpp_cli.planner.layouts import CONSIDERED, layouts
-from asyncpp_cli.planner.ranking import order
+from asyncpp_cli.planner.ranking import best_first
 from asyncpp_cli.planner.representative import Shape, represented
 from stages.config import RunConfig
 
@@ -24,8 +23,6 @@ TOKENS = (0.5, 1, 2, 4)
 """Tokens per step of a map, over those of the run."""
 LARGER_BATCH = 2
 """Tokens per step of the third choice, over those of the point."""
-_MARGIN = 0.99
-"""A simulated step seems shorter than its work by less than this, where ranks end at different times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,45 +133,33 @@ def best_layouts(
 
     One of more delay that is no faster than the others is left out.
 
-    Layouts are estimated from the one with least work on, until the work alone takes longer than the best.
-
     Raises:
         UserError: there is no layout.
     """
-    possible = sorted(
-        (least_seconds(config, costs), number, config)
-        for number, config in enumerate(
-            layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
-        )
-    )
-    best: dict[str, tuple[tuple[bool, float, int, float, int], Estimate]] = {}
-    needed = {"synchronous": True, "delay 1": not all(map(schedules.is_synchronous, names))}
-    for least, number, config in possible:
-        slowest = max(best[kind][0][1] if kind in best else inf for kind in KINDS[:2] if needed[kind])
-        if _MARGIN * least > slowest:
+    best: dict[str, Estimate] = {}
+
+    def wanted(config: RunConfig) -> bool:
+        # No slower one of its kind, and none of more delay that is slower than another kind.
+        kind = _kind(represented(Shape.of(config)).delay)
+        return not (best.keys() & (set(KINDS) if kind == KINDS[2] else {kind}))
+
+    missing = {KINDS[0]} if all(map(schedules.is_synchronous, names)) else set(KINDS[:2])
+    configs = layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
+    for layout in best_first(configs, costs=costs, limit_gb=limit_gb, wanted=wanted):
+        if layout.memory_gb > limit_gb:
             break
-        try:
-            run = represented(Shape.of(config))
-            kind = KINDS[min(run.delay, 2)]
-            beaten_by = KINDS if kind == KINDS[2] else (kind,)
-            if any(each in best and _MARGIN * least > best[each][0][1] for each in beaten_by):
-                continue
-            if config.model.tied and not run.can_tie:
-                continue
-            layout = fitting(config, costs, limit_gb=limit_gb)
-        except schedules.ScheduleError:
-            continue
-        if layout is None or layout.memory_gb > limit_gb:
-            continue
-        key = (*order(layout, limit_gb=limit_gb), number)
-        if kind not in best or key < best[kind][0]:
-            best[kind] = key, layout
-    found: dict[str, Best | None] = dict.fromkeys(KINDS)
-    for kind, (key, layout) in best.items():
-        if kind == KINDS[2] and any(best[each][0][1] <= key[1] for each in KINDS[:2] if each in best):
-            continue
-        found[kind] = Best(layout=layout, losses=losses(layout, costs))
-    return found
+        if wanted(layout.config):
+            best[_kind(layout.delay)] = layout
+        if missing <= best.keys():
+            break
+    return {
+        kind: Best(layout=best[kind], losses=losses(best[kind], costs)) if kind in best else None
+        for kind in KINDS
+    }
+
+
+def _kind(delay: int) -> str:
+    return KINDS[min(delay, 2)]
 
 
 def draw(points: Sequence[Point], *, title: str, file: Path) -> None:

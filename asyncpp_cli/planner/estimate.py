@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from math import inf
 from typing import Any, Protocol
@@ -16,12 +17,13 @@ from asyncpp_cli.planner.peak_memory import (
     communicator_bytes,
     update_bytes,
 )
-from asyncpp_cli.planner.representative import Shape, represented
+from asyncpp_cli.planner.representative import Shape, messages, represented
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
 from asyncpp_cli.planner.step_time import StageTimes, StepTime, simulated_step, step_time
 from schedules.simulate import steps_to_measure
 from stages.config import RunConfig, tokens_per_step
 from stages.memory.estimate import message_bytes, reduction_bytes, stage_memory
+from stages.model.families.catalogue import describe
 from stages.model.partition import (
     StageCut,
     cut_of,
@@ -126,16 +128,27 @@ def estimate(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    planned = fitting(config, costs, limit_gb=limit_gb)
-    return planned or _with_cut(config, _own_cut(config), costs)
+    return fitting(config, costs, limit_gb=limit_gb) or own_estimate(config, costs)
+
+
+def own_estimate(config: RunConfig, costs: CostModel) -> Estimate:
+    """As `estimate`, with the run's own cut."""
+    return _with_cut(config, _own_cut(config), costs)
 
 
 def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> Estimate | None:
     """As `estimate`, or None where no cut fits: then no time is simulated."""
     own = _own_cut(config)
-    memory = _memory(config, own)
     if limit_gb is None:
-        return _with_cut(config, own, costs, memory=memory)
+        return _with_cut(config, own, costs)
+    # Messages take longer to count than all else; most of what does not fit does not fit without them.
+    alone = _memory(config, own, with_messages=False)
+    if _fullest(config, alone) > limit_gb and (
+        config.parallel.cut is not None
+        or _fitting_cut(config, costs, limit_gb=limit_gb, with_messages=False) is None
+    ):
+        return None
+    memory = _memory(config, own)
     fits = _fullest(config, memory) <= limit_gb
     fitted = None if config.parallel.cut is not None else _fitting_cut(config, costs, limit_gb=limit_gb)
     if fitted is None or fitted == own:
@@ -162,12 +175,75 @@ def _fullest(config: RunConfig, memory: Sequence[dict[str, int]]) -> float:
 
 
 def least_seconds(config: RunConfig, costs: CostModel) -> float:
-    """Seconds of a step of ranks that share the work equally and never wait."""
-    parts = costs.parts(config)
-    work = sum(_recomputing(config, block) for block in parts.blocks)
-    for part in (parts.embedding, *parts.blocks, parts.head):
-        work += part.forward + min(part.backward, part.input_half + part.weight_half)
-    return config.schedule.microbatches * work / config.parallel.stages
+    """A lower bound of the seconds of a step of a schedule of the family, whatever the cut.
+
+    A rank performs all micro-batches of whole blocks, at least one in each of its stages. In a synchronous
+    schedule with whole backwards it does so between the forwards of the stages before its own and their
+    backwards. Embedding and head count where they are, and reductions where nothing hides them.
+    """
+    parts, ranks = costs.parts(config), config.parallel.stages
+    microbatches, layers = config.schedule.microbatches, config.model.layers
+    embedding, head = _least_work(parts.embedding), _least_work(parts.head)
+    blocks = [_least_work(block) + _recomputing(config, block) for block in parts.blocks]
+    block, chunks = min(blocks), schedule_facts(config).stages // ranks
+    split, in_a_v = _traits(config.schedule.name)
+    fills = schedules.is_synchronous(config.schedule.name) and not split and not in_a_v
+    head_rank = 0 if in_a_v else ranks - 1
+    exposed = _least_reductions(config, costs) if not in_a_v else (0.0, 0.0)
+
+    def enough(seconds: float) -> bool:
+        total = 0
+        for rank in range(ranks):
+            ends = (rank == 0) * embedding + (rank == head_rank) * head
+            before = 0.0 if not fills or rank == 0 else embedding + block * (rank if chunks > 1 else total)
+            left = seconds - before - (microbatches * ends + exposed[rank > 0])
+            fitting_blocks = int(left / (microbatches * block))
+            if fitting_blocks < chunks:
+                return False
+            # Each later stage has a block, too.
+            total += min(fitting_blocks, layers - total - chunks * (ranks - 1 - rank))
+        return total >= layers
+
+    low = microbatches * (embedding + sum(blocks) + head) / ranks
+    high = low
+    while not enough(high * _ROUNDED):
+        low, high = high, 1.5 * high
+    while high > 1.002 * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low
+
+
+def _least_reductions(config: RunConfig, costs: CostModel) -> tuple[float, float]:
+    """Seconds of a step in which the first rank, and any other, waits for a reduction, at least.
+
+    In a synchronous schedule the first stage ends a step and begins the next; where stages update on their
+    own, the next action of each reads what it has updated.
+    """
+    schedule = schedules.find(config.schedule.name)
+    spec = describe(config.model)
+    smallest = min(block.parameter_count for block in spec.blocks)
+    embedding = sum(parameter.size for parameter in spec.embedding.parameters)
+    first, other = (costs.reduction(config, count) for count in (embedding + smallest, smallest))
+    if schedule.synchronous:
+        return first, 0.0
+    if schedule.default_interval is None:
+        return 0.0, 0.0
+    microbatches = config.schedule.microbatches
+    interval = config.schedule.update_interval or schedule.default_interval(microbatches)
+    return first * microbatches / interval, other * microbatches / interval
+
+
+_ROUNDED = 1 + 1e-9
+"""Sums of the same times in another order differ by less than this share."""
+
+
+@cache
+def _traits(name: str) -> tuple[bool, bool]:
+    """Whether a schedule of the family splits backwards, and whether its last stage is on the first rank."""
+    chunks = 2 if "chunks" in schedules.options_taken(name) else 1
+    program = schedules.build(name, stages=2, microbatches=4, steps=1, chunks=chunks)
+    return program.split_backward, program.rank_of_stage[-1] == 0
 
 
 def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
@@ -235,7 +311,9 @@ def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
     )
 
 
-def _fitting_cut(config: RunConfig, costs: CostModel, *, limit_gb: float) -> list[int] | None:
+def _fitting_cut(
+    config: RunConfig, costs: CostModel, *, limit_gb: float, with_messages: bool = True
+) -> list[int] | None:
     """Of the cuts that fit, the one whose slowest rank is fastest."""
     rank_of_stage = represented(Shape.of(config)).rank_of_stage
     stages = len(rank_of_stage)
@@ -243,8 +321,14 @@ def _fitting_cut(config: RunConfig, costs: CostModel, *, limit_gb: float) -> lis
     block_costs = [_whole(block) + _recomputing(config, block) for block in parts.blocks]
     # Each kind of memory grows linearly with the blocks of a stage, up to its bound in MOST.
     dense_layers = config.model.dense_layers
-    one_block, two_blocks = (_memory(_alike(config, dense=False), [size] * stages) for size in (1, 2))
-    two_dense = _memory(_alike(config, dense=True), [2] * stages) if dense_layers else two_blocks
+    one_block, two_blocks = (
+        _memory(_alike(config, dense=False), [size] * stages, with_messages=with_messages) for size in (1, 2)
+    )
+    two_dense = (
+        _memory(_alike(config, dense=True), [2] * stages, with_messages=with_messages)
+        if dense_layers
+        else two_blocks
+    )
 
     def cost(stage: int, size: int) -> float:
         ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
@@ -274,11 +358,12 @@ def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
     return alike
 
 
-def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
+def _memory(config: RunConfig, sizes: list[int], *, with_messages: bool = True) -> list[dict[str, int]]:
     config = copy_of(config)
     config.parallel.cut = sizes
     config.model.layers = sum(sizes)  # of a hypothetical cut
-    run = represented(Shape.of(config))
+    shape = Shape.of(config)
+    run, held_messages = represented(shape), messages(shape) if with_messages else None
     synchronous = schedule_facts(config).synchronous
     stage_memories = stage_memory(config, run.course, gradient_buffers=run.buffers)
     cuts, rank_of_stage = first_alike(config.model, stage_cuts(sizes)), run.rank_of_stage
@@ -300,7 +385,7 @@ def _memory(config: RunConfig, sizes: list[int]) -> list[dict[str, int]]:
             held = frozenset(cut for cut, holder in zip(cuts, rank_of_stage, strict=True) if holder == rank)
             if held not in reduction:
                 reduction[held] = reduction_bytes(config, list(held))
-            of_rank["messages"] = run.messages[rank] * message
+            of_rank["messages"] = 0 if held_messages is None else held_messages[rank] * message
             of_rank["reduction"] = reduction[held]
             of_rank["communicators"] = _communicators(config, rank, rank_of_stage)
         memory.append(
@@ -382,3 +467,7 @@ def _recomputing(config: RunConfig, block: PartTimes) -> float:
 
 def _whole(part: PartTimes) -> float:
     return part.forward + part.backward
+
+
+def _least_work(part: PartTimes) -> float:
+    return part.forward + min(part.backward, part.input_half + part.weight_half)

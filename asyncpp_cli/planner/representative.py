@@ -68,8 +68,6 @@ class Represented(NamedTuple):
     course: Course
     buffers: tuple[int, ...]
     """Gradient buffers of each stage."""
-    messages: tuple[int, ...]
-    """The most messages that each rank holds at once."""
     can_tie: bool
     """Whether embedding and head can share a matrix (`model.tied`)."""
 
@@ -81,10 +79,35 @@ def represented(shape: Shape) -> Represented:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
+    program = _program(shape)
+    return Represented(
+        rank_of_stage=program.rank_of_stage,
+        delay=max(analyze(program).delay_max),
+        course=course_of([program]),
+        buffers=tuple(
+            gradient_buffers([program], data_ranks=1 + shape.several_data_ranks, on_gpu=shape.on_gpu)
+        ),
+        can_tie=tied_problem(program) is None,
+    )
+
+
+@lru_cache(maxsize=4096)
+def messages(shape: Shape) -> tuple[int, ...]:
+    """The most messages that each rank holds at once.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+    program = _program(shape)
+    return tuple(most_messages(program, common_step=program.updates_together))
+
+
+@lru_cache(maxsize=1)
+def _program(shape: Shape) -> schedules.Program:
     steps = max(3, -(-2 * shape.ahead * shape.stages // shape.microbatches) + 1)
     if shape.name in schedules.FAMILY and schedules.is_synchronous(shape.name):
         steps = 1
-    program = schedules.build(
+    return schedules.build(
         shape.name,
         stages=shape.stages,
         microbatches=shape.microbatches,
@@ -95,14 +118,4 @@ def represented(shape: Shape) -> Represented:
         costs=shape.costs,
         chunks=shape.chunks,
         update_interval=shape.update_interval,
-    )
-    return Represented(
-        rank_of_stage=program.rank_of_stage,
-        delay=max(analyze(program).delay_max),
-        course=course_of([program]),
-        buffers=tuple(
-            gradient_buffers([program], data_ranks=1 + shape.several_data_ranks, on_gpu=shape.on_gpu)
-        ),
-        messages=tuple(most_messages(program, common_step=program.updates_together)),
-        can_tie=tied_problem(program) is None,
     )

@@ -144,12 +144,7 @@ def v_block(*, ranks: int, forward: int, backward: int, weight: int, message: in
         message: Time that is left for each message between ranks.
     """
     period = 2 * (forward + backward + weight)
-    orders = _orders(forward=forward, backward=backward, weight=weight)
-    steps = {
-        (i, j): _steps(here, there, period=period, forward=forward + message, backward=backward + message)
-        for i, here in enumerate(orders)
-        for j, there in enumerate(orders)
-    }
+    orders, steps = _orders_and_steps(forward=forward, backward=backward, weight=weight, message=message)
     fronts = [
         [
             _Path(
@@ -173,6 +168,21 @@ def v_block(*, ranks: int, forward: int, backward: int, weight: int, message: in
         for first_rank in [path.total + _turn(orders[path.order], forward, backward, period)]
     )[2]
     return _block(tip, orders, forward=forward, backward=backward, weight=weight)
+
+
+@lru_cache(maxsize=64)
+def _orders_and_steps(
+    *, forward: int, backward: int, weight: int, message: int
+) -> tuple[list[_Order], dict[tuple[int, int], list[_Step]]]:
+    """The orders, and the ways from each to each, by their numbers."""
+    period = 2 * (forward + backward + weight)
+    orders = _orders(forward=forward, backward=backward, weight=weight)
+    steps = {
+        (i, j): _steps(here, there, period=period, forward=forward + message, backward=backward + message)
+        for i, here in enumerate(orders)
+        for j, there in enumerate(orders)
+    }
+    return orders, steps
 
 
 def _orders(*, forward: int, backward: int, weight: int) -> list[_Order]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -379,7 +379,7 @@ def _named(schedule: ScheduleConfig) -> str:
 
 
 def _show(
-    estimates: list[Estimate],
+    estimates: Iterator[Estimate],
     *,
     rows: int,
     limit_gb: float,
@@ -392,7 +392,7 @@ def _show(
     """Print the best layouts, and the memory of the first by stage.
 
     Args:
-        estimates: all layouts, best first.
+        estimates: of all layouts, best first; those to print are taken from it.
         rows: layouts to print.
         limit_gb: memory of a rank, 10^9 bytes.
         budget: tokens of the whole run.
@@ -405,8 +405,7 @@ def _show(
     from asyncpp_cli.runs.attempts.cost import amount
     from asyncpp_cli.tables import Fit
 
-    different = _different(estimates)
-    shown = different[:rows]
+    shown, alike = _different(estimates, rows=rows)
     unit, size, form = ("MB", 1e-3, "{:,.0f}") if max(each.memory_gb for each in shown) < 1 else _GB
     hours = "GPU-hours" if threads is None else "core-hours"
     columns = ["schedule", "stages", "pipelines", "micro-batches x size", "recompute", "fits"]
@@ -432,12 +431,12 @@ def _show(
             row += [f"{estimate.step.seconds:.3g}", amount(seconds / 3600 * gpus * (threads or 1))]
         table.append(row)
     kind = "rank" if threads is not None or source is None else "GPU"
-    title = f"{estimates[0].config.model.name} on {gpus} {kind}{'' if gpus == 1 else 's'}, "
+    title = f"{shown[0].config.model.name} on {gpus} {kind}{'' if gpus == 1 else 's'}, "
     title += "" if source is None else f"times of {source}, "
-    title += f"{tokens:,} tokens per step: {len(shown)} of {len(estimates)} layouts, best first"
+    title += f"{tokens:,} tokens per step: the best {len(shown)} layouts"
     fit = Fit(share=columns[1:], hide=[hours, "step s", "bubble", "training"])
     show_table(columns, table, title=title, fit=fit)
-    if alike := len(estimates) - len(different):
+    if alike:
         say(
             f"{alike} layouts that take as long as one of these and differ from it in micro-batches and size "
             "alone are left out (--json has them)."
@@ -468,15 +467,26 @@ def _show(
 _GB = ("GB", 1.0, "{:,.2f}")
 
 
-def _different(estimates: list[Estimate]) -> list[Estimate]:
-    """Of layouts that differ in micro-batches and size alone and take as long, the one with least memory."""
+def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estimate], int]:
+    """The first `rows` of the estimates, and how many others are like one of them.
+
+    Of layouts that differ in micro-batches and size alone and take as long, the one with least memory is
+    taken.
+    """
     alike: dict[tuple[Any, ...], list[Estimate]] = {}
+    last = 0.0
     for estimate in estimates:
         config = estimate.config
         key = (_named(config.schedule), config.parallel.stages, config.parallel.data, config.train.recompute)
-        time = (f"{estimate.step.seconds:.3g}", f"{estimate.step.bubble:.1%}", estimate.delay)
-        alike.setdefault((*key, *time), []).append(estimate)
-    return [min(group, key=lambda each: each.memory_gb) for group in alike.values()]
+        seconds = f"{estimate.step.seconds:.3g}"
+        key += (seconds, f"{estimate.step.bubble:.1%}", estimate.delay)
+        if len(alike) == rows and key not in alike and float(seconds) != last:
+            break
+        if len(alike) < rows or key in alike:
+            alike.setdefault(key, []).append(estimate)
+            last = float(seconds)
+    shown = [min(group, key=lambda each: each.memory_gb) for group in alike.values()]
+    return shown, sum(map(len, alike.values())) - len(shown)
 
 
 def _span(seconds: float) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from support.command_line import asyncpp
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.estimate import Estimate, estimate
-from asyncpp_cli.planner.layouts import RECOMPUTE, layout
+from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, least_seconds
+from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.roofline import Roofline
-from schedules import is_synchronous
+from schedules import ScheduleError, is_synchronous
 from stages.config import tokens_per_step
 from stages.memory.estimate import course_of, stage_memory
 from stages.model.families.catalogue import describe
@@ -131,11 +132,39 @@ def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
         assert (not better["fits"], better["step_time"]) <= (not worse["fits"], worse["step_time"])
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "tokens", "limit"), [("135m", 4, 2**15, 4.0), ("360m", 8, 2**16, 75.0)]
+)
+def test_the_first_layouts_are_those_of_all_sorted(
+    monkeypatch: pytest.MonkeyPatch, model: str, gpus: int, tokens: int, limit: float
+) -> None:
+    base = base_of(model, []).config
+    every: list[Estimate] = []
+    for config in layouts(base, gpus=gpus, tokens_per_step=tokens):
+        with suppress(ScheduleError):
+            every.append(estimate(config, COSTS, limit_gb=limit))
+    every.sort(key=lambda one: (one.memory_gb > limit, one.step.seconds, one.delay, one.memory_gb))
+    assert all(0.99 * least_seconds(one.config, COSTS) < one.step.seconds for one in every)
+    estimated = 0
+
+    def counted(*arguments: Any, **options: Any) -> Estimate | None:
+        nonlocal estimated
+        estimated += 1
+        return fitting(*arguments, **options)
+
+    monkeypatch.setattr("asyncpp_cli.planner.ranking.fitting", counted)
+    found = ranked(base, gpus=gpus, tokens_per_step=tokens, names=CONSIDERED, costs=COSTS, limit_gb=limit)
+    first = list(islice(found, 20))
+    assert first == every[:20]
+    assert estimated < len(every)
+    assert first + list(found) == every
+
+
 @pytest.mark.slow
 def test_every_layout_is_a_run_that_could_be_trained() -> None:
     base = base_of("360m", ["optimizer=muon"])
     names = ("1f1b", "interleaved-1f1b", "2bw", "2bw-v", "paci")
-    found = ranked(base.config, gpus=4, tokens_per_step=2**16, names=names, costs=COSTS, limit_gb=75)
+    found = list(ranked(base.config, gpus=4, tokens_per_step=2**16, names=names, costs=COSTS, limit_gb=75))
     assert len(found) > 20
     for one in found:
         one.config.model.vocab_size = 50304  # at least that of any data
