@@ -477,9 +477,14 @@ def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estima
     last = 0.0
     for estimate in estimates:
         config = estimate.config
-        key = (_named(config.schedule), config.parallel.stages, config.parallel.data, config.train.recompute)
+        layout = (
+            _named(config.schedule),
+            config.parallel.stages,
+            config.parallel.data,
+            config.train.recompute,
+        )
         seconds = f"{estimate.step.seconds:.3g}"
-        key += (seconds, f"{estimate.step.bubble:.1%}", estimate.delay)
+        key = (*layout, seconds, f"{estimate.step.bubble:.1%}", estimate.delay)
         if len(alike) == rows and key not in alike and float(seconds) != last:
             break
         if len(alike) < rows or key in alike:
