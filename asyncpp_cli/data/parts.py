@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncpp_cli.data.parquet_sizes import text_size
 from asyncpp_cli.data.sources import EXTRA, Source, opened
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.threads import need_polars
@@ -26,8 +25,6 @@ LONGEST = 1 << 22
 LONGEST_LINE = 1 << 26
 """Most bytes in a line of JSON, which is read whole; a longer one is refused."""
 
-LONGEST_PAGE = 1 << 28
-"""Most bytes in a Parquet page, which is unpacked whole; a longer one is refused."""
 MOST_PACKED = 4
 """Most bytes of unpacked Parquet text in a part, as a multiple of the part's size; parts of files that unpack
 to more have fewer rows."""
@@ -152,17 +149,18 @@ def end_of_line(text: bytes) -> int:
 def _rows(source: Source, *, size: int, column: str) -> Iterator[tuple[InputPiece, int, int]]:
     polars = import_polars(source)
     try:
-        text = text_size(source.file, column)
-        rows = int(polars.scan_parquet(source.file).select(polars.len()).collect().item())
-    except (OSError, ValueError, polars.exceptions.PolarsError) as error:
+        table = polars.scan_parquet(source.file)
+        columns = table.collect_schema()
+        if column not in columns:
+            raise UserError(f"{source.name}: no column {column!r} (--field); columns: {', '.join(columns)}")
+        if columns[column] != polars.String:
+            raise UserError(f"{source.name}: the column {column!r} is {columns[column]}, not text")
+        sizes = polars.col(column).str.len_bytes().cast(polars.UInt64)
+        rows, unpacked = table.select(polars.len(), sizes.sum()).collect(engine="streaming").row(0)
+    except (OSError, polars.exceptions.PolarsError) as error:
         raise UserError(f"{source.name} cannot be read as Parquet ({error})") from error
-    if text.largest_page > LONGEST_PAGE:
-        raise UserError(
-            f"{source.name}: a page of {column!r} unpacks to {text.largest_page >> 20} MiB "
-            f"at once; accepted: up to {LONGEST_PAGE >> 20} MiB (write it with smaller pages or texts)"
-        )
     # Text is about twice as large as in a Parquet file.
-    unpacked_size = max(2 * source.size, text.total // MOST_PACKED)
+    unpacked_size = max(2 * source.size, unpacked // MOST_PACKED)
     rows_per_part = max(1, rows * size // unpacked_size)
     for first in range(0, rows, rows_per_part):
         count = min(rows_per_part, rows - first)

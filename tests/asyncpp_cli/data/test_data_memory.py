@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import lzma
@@ -11,13 +10,10 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import example, given
-from hypothesis import strategies as st
 from support.command_line import asyncpp
 from support.texts import prepared, write_tokenizer, written_tokens
 
 from asyncpp_cli.data import documents, parts, sources
-from asyncpp_cli.data.parquet_sizes import text_size
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -103,32 +99,6 @@ def test_a_document_of_json_is_cut_where_a_text_is(tmp_path: Path, monkeypatch: 
     assert sum(split["documents"] for split in content["splits"].values()) > 5
 
 
-@pytest.mark.parametrize("compression", ["zstd", "snappy", "uncompressed"])
-def test_the_size_of_text_in_parquet_is_known_before_it_is_unpacked(compression: str, tmp_path: Path) -> None:
-    import polars
-
-    # Of their own, or they would stand in the file once.
-    texts = [f"{number} " + "abc " * 5000 for number in range(400)]
-    table = polars.DataFrame({"other": [[1, 2]] * 400, "text": texts})
-    table.write_parquet(tmp_path / "x.parquet", compression=compression, row_group_size=100)  # type: ignore[arg-type]
-    found = text_size(tmp_path / "x.parquet", "text")
-    size = sum(map(len, texts))
-    assert size <= found.total < 1.1 * size
-    assert size / 400 <= found.largest_page < 1.1 * size / 4
-    assert text_size(tmp_path / "x.parquet", "none").total == 0
-
-
-def test_a_page_of_parquet_that_is_too_long_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import polars
-
-    polars.DataFrame({"text": ["short", "a" * 8 * MIB]}).write_parquet(tmp_path / "x.parquet")
-    monkeypatch.setattr(parts, "LONGEST_PAGE", MIB)
-    assert (tmp_path / "x.parquet").stat().st_size < MIB / 10
-    assert "x.parquet: a page of 'text' unpacks to 8 MiB" in refused(tmp_path / "x.parquet")
-
-
 def test_highly_compressed_data_is_read_in_smaller_pieces(tmp_path: Path) -> None:
     import polars
 
@@ -139,22 +109,3 @@ def test_highly_compressed_data_is_read_in_smaller_pieces(tmp_path: Path) -> Non
     sizes = [sum(map(len, documents.documents(piece, field="text", separator=""))) for piece in part.pieces]
     assert sum(sizes) == sum(map(len, texts))
     assert max(sizes) <= parts.MOST_PACKED * 1.1 * MIB
-
-
-# A column chunk that claims to lie before the file.
-@example(place=5932, junk=b"\x01")
-@given(place=st.integers(0, 10**6), junk=st.binary(min_size=1, max_size=4))
-@pytest.mark.slow
-def test_a_damaged_parquet_file_is_refused_or_read(
-    place: int, junk: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    import polars
-
-    file = tmp_path_factory.mktemp("t") / "x.parquet"
-    polars.DataFrame({"text": ["some", "text"] * 50}).write_parquet(file)
-    content = bytearray(file.read_bytes())
-    place = len(content) - 1 - place % len(content)
-    content[place : place + len(junk)] = junk
-    file.write_bytes(content)
-    with contextlib.suppress(ValueError):
-        text_size(file, "text")
