@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 from optimizers import CORRECTIONS, METHODS
-from stages.config_keys import FIRST_CORRECTION_OPTIONS, FIRST_OPTIONS, facts, key, with_options
+from stages.config_keys import facts, key, with_options
 
 
 class _Declared:
@@ -41,20 +41,20 @@ class ScheduleConfig:
     micro-batches. 2bw-v, paci-v: each message has `ahead` - 1 sixths of a micro-batch's time to arrive."""
     chunks: int = key(1, low=1, high=1_000)
     """interleaved-1f1b, looped-bfs: stages per rank."""
-    split: bool = key(False, later=True)
+    split: bool = False
     """2bw-v: split backwards, for fewer activations."""
-    costs: list[int] | None = key(None, later=True)  # noqa: RUF009, the default is no list
+    costs: list[int] | None = None
     """2bw-v, paci-v: times of a stage's forward and of the two halves of its backward, whole numbers up to
     24 in any unit; the order leaves no rank idle at these. null: [1, 1, 1]."""
     update_interval: int | None = key(None, high=100_000)
     """pipedream, paci, paci-v: micro-batches between a stage's updates; null: 1 for pipedream,
     `microbatches` for the others."""
-    code_sha256: str | None = key(None, later=True)
+    code_sha256: str | None = None
     """Hash of the source of a schedule of your own (docs/run-folder.md#code). `sweep` writes it; a run
     refuses other code."""
 
 
-@with_options(METHODS.values(), first=FIRST_OPTIONS)
+@with_options(METHODS.values())
 @dataclass
 class OptimizerConfig(_Declared):
     """With a key for every option that an optimizer declares (`asyncpp optimizers show NAME`)."""
@@ -69,14 +69,14 @@ class OptimizerConfig(_Declared):
     """Share of the steps in which the learning rate rises linearly."""
     final_lr: float = key(0.1, low=0)
     """Learning rate at the end of the schedule, as a share of the peak."""
-    schedule: str = key("cosine", later=True)
+    schedule: str = "cosine"
     """Learning rate after the warm-up: `cosine`, `linear`, `constant`, or `wsd` (stable, then a linear
     decay)."""
-    decay_share: float | None = key(None, above=0, high=1, later=True)
+    decay_share: float | None = key(None, above=0, high=1)
     """wsd: share of the steps in which the learning rate decays; null: 0.2."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of an optimizer of your own, passed to it by keyword: `optimizer.options.KEY`."""
-    code_sha256: str | None = key(None, later=True)
+    code_sha256: str | None = None
     """Hash of the source of an optimizer of your own, as `schedule.code_sha256`."""
 
 
@@ -95,7 +95,7 @@ CORRECTION_NAMES = tuple(name for name in CORRECTIONS if not name.startswith("er
 """The corrections that `correction.name` accepts; error feedback has a section of its own."""
 
 
-@with_options((CORRECTIONS[name] for name in CORRECTION_NAMES), first=FIRST_CORRECTION_OPTIONS)
+@with_options(CORRECTIONS[name] for name in CORRECTION_NAMES)
 @dataclass
 class CorrectionConfig(_Declared):
     """With a key for every option that a correction declares."""
@@ -108,7 +108,7 @@ class CorrectionConfig(_Declared):
 class ModelConfig:
     name: str = MISSING
     """Name of the model size, for display."""
-    family: str = key("llama", later=True)
+    family: str = "llama"
     """Family of the decoder (docs/models.md): `llama`, or `qwen3` (queries and keys are normalized)."""
     layers: int = key(MISSING, low=1, high=10_000)
     """Number of blocks."""
@@ -118,13 +118,13 @@ class ModelConfig:
     """Number of attention heads."""
     kv_heads: int = key(MISSING, low=1, high=10**5)
     """Key/value heads (grouped-query attention); divides `heads`."""
-    head_dim: int | None = key(None, low=1, high=10**5, later=True)
+    head_dim: int | None = key(None, low=1, high=10**5)
     """Width of a head; null: `width` / `heads`."""
     mlp_width: int = key(MISSING, low=1, high=10**7)
     """Hidden width of the SwiGLU block."""
     vocab_size: int = key(256, high=2**31 - 1)
     """Number of tokens in the vocabulary."""
-    tied: bool = key(False, later=True)
+    tied: bool = False
     """The head multiplies with the embedding's matrix and has none of its own. Needs both on one rank: one
     stage alone, or a schedule in a V (`2bw-v`, `zb-v`, `v-half`, `v-min`, `dualpipe-v`)."""
     rope_base: float = key(10000.0, low=1, high=1e15)
@@ -134,33 +134,33 @@ class ModelConfig:
     factory: str | None = None
     """`package.module:function` that makes a model of your own (docs/models.md); null: the decoder of
     `model.family`."""
-    code_sha256: str | None = key(None, later=True)
+    code_sha256: str | None = None
     """Hash of the source of a model of your own, as `schedule.code_sha256`."""
     init: str | None = None
     """Initial weights: safetensors (a folder or a file) from `asyncpp export`, or of the family's class in
     Hugging Face transformers; null: random, from `seed`."""
     init_sha256: str | None = None
     """SHA-256 of the weights in `init`. `sweep` writes it; a run refuses other weights."""
-    experts: int = key(0, low=0, high=10**5, later=True)
+    experts: int = key(0, low=0, high=10**5)
     """Routed experts in a block, which take the place of its MLP; 0: a dense model."""
-    active_experts: int | None = key(None, low=1, high=10**5, later=True)
+    active_experts: int | None = key(None, low=1, high=10**5)
     """Experts that each token is sent to."""
-    shared_experts: int = key(0, low=0, high=10**4, later=True)
+    shared_experts: int = key(0, low=0, high=10**4)
     """Further experts that every token passes; they are computed as one of their joint width."""
-    expert_width: int | None = key(None, low=1, high=10**7, later=True)
+    expert_width: int | None = key(None, low=1, high=10**7)
     """Hidden width of an expert."""
-    dense_layers: int = key(0, low=0, high=10_000, later=True)
+    dense_layers: int = key(0, low=0, high=10_000)
     """First blocks that have an MLP of `mlp_width` instead of experts."""
-    router_score: str | None = key(None, later=True)
+    router_score: str | None = None
     """`sigmoid`, or `softmax` over all experts; null: `sigmoid`."""
-    route_normalised: bool | None = key(None, later=True)
+    route_normalised: bool | None = None
     """Divide the scores of a token's experts by their sum; null: true."""
-    route_scale: float | None = key(None, above=0, high=1e6, later=True)
+    route_scale: float | None = key(None, above=0, high=1e6)
     """Factor of the routed experts' output; null: 1."""
-    balance: str | None = key(None, later=True)
+    balance: str | None = None
     """`bias`: a bias, added to the scores for the selection alone, moves towards an even load after each
     step; `none`; null: `bias`."""
-    balance_rate: float | None = key(None, above=0, high=1.0, later=True)
+    balance_rate: float | None = key(None, above=0, high=1.0)
     """Step of the balance bias; null: 0.001."""
 
 
@@ -215,27 +215,24 @@ class TrainConfig:
     precision: str = key("float32", choices=("float32", "float64", "bfloat16"))
     """`float32`, `float64` (for tests), or `bfloat16` (weights used for computing; master weights and
     gradients stay float32)."""
-    recompute: str = key(
-        "none", choices=("none", "selective", "full"), hashed_as={"none": False, "full": True}
-    )
+    recompute: str = key("none", choices=("none", "selective", "full"))
     """What backward computes again instead of keeping it. `selective`: norms, rotary positions and SwiGLU's
     product, for about half of the activations and a few per cent more time. `full`: all but the input of
     each block, for a third more compute. Without a weight stash (`paci`) either changes the numbers, because
-    what runs again reads the newest weights. `false` and `true`, as earlier versions had it, are `none` and
-    `full`."""
-    compile: bool | None = key(None, hashed_as={None: False})
+    what runs again reads the newest weights."""
+    compile: bool | None = None
     """Compile the blocks with torch.compile. Needs a compiler; the first step takes up to a minute longer.
     null: on a GPU, if the schedule and the machine allow it (docs/memory.md)."""
-    deterministic: bool = key(False, later=True)
+    deterministic: bool = False
     """On a GPU, use only torch kernels that give the same bits every time: they may be slower, and an
     operator without one is an error. A CPU run is deterministic anyway."""
     checkpoint_interval: int = key(100, low=0)
     """Steps between checkpoints. The pipeline drains for each, which changes the numbers of `pipedream`
     and `paci` slightly. 0: only at the end, and when the run is stopped."""
-    diagnostics: int = key(0, low=0, later=True)
+    diagnostics: int = key(0, low=0)
     """Steps between measurements of curvature and of how updates turn (docs/diagnostics.md), a multiple of
     `eval_interval`; 0: none. The weights stay the same."""
-    profile_steps: int = key(0, low=0, high=1000, later=True)
+    profile_steps: int = key(0, low=0, high=1000)
     """First steps of each attempt that torch's profiler records, per rank, into `attempts/<n>/`; 0: none.
     On a GPU a snapshot of memory, written if it runs out, then has the stack of every allocation."""
 

@@ -9,7 +9,7 @@ range of float32, signed 64-bit integers, or the system's clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, make_dataclass
 from typing import Any, TypeVar
 
@@ -35,12 +35,6 @@ class KeyFacts:
     """Largest accepted number, with either sign."""
     choices: tuple[str, ...] = ()
     """Accepted texts; empty: any, or the names of a catalogue."""
-    later: bool = False
-    """The key was added after run ids were introduced. It is hashed only if it differs from its default, so
-    that the ids of runs that do not use it stay the same."""
-    hashed_as: Mapping[str | None, bool] = field(default_factory=dict)
-    """Values that are hashed as what meant the same in earlier versions, so that the ids of runs stay the
-    same. Where the key was a bool, the earlier ones are read as them."""
     option: bool = False
     """The key is an option of the section's optimizers or corrections."""
 
@@ -77,19 +71,9 @@ def key(
     below: float | None = None,
     high: float = LARGEST,
     choices: tuple[str, ...] = (),
-    later: bool = False,
-    hashed_as: Mapping[str | None, bool] | None = None,
 ) -> Any:
     """A field of a section that accepts what `KeyFacts` describes."""
-    declared = KeyFacts(
-        low=low,
-        above=above,
-        below=below,
-        high=high,
-        choices=choices,
-        later=later,
-        hashed_as=hashed_as or {},
-    )
+    declared = KeyFacts(low=low, above=above, below=below, high=high, choices=choices)
     return field(default=default, metadata={"key": declared})
 
 
@@ -100,41 +84,16 @@ def facts(declared: Field[Any]) -> KeyFacts:
     return found
 
 
-FIRST_OPTIONS = frozenset({
-    "beta1", "beta2", "beta3", "eps", "momentum", "nesterov", "scale", "iteration", "precision",
-    "auxiliary_lr_ratio", "momentum_decay", "row_beta2", "row_eps", "refresh_interval", "source", "geometry",
-    "stage_aware", "gamma", "radius", "sign_radius", "constrained",
-})  # fmt: skip
-"""Optimizer options that existed when run ids were introduced. This list does not grow."""
-
-FIRST_CORRECTION_OPTIONS = frozenset({"anneal", "flavour", "memory", "reach", "strength", "sync_steps"})
-"""The same for corrections."""
-
-
-def with_options(
-    methods: Iterable[Method | CorrectionMethod], *, first: Collection[str]
-) -> Callable[[type[T]], type[T]]:
-    """Give a section a key for every option of `methods`; null stands for the method's default.
-
-    Args:
-        methods: What declares the options.
-        first: Options that are not `later` keys.
-    """
+def with_options(methods: Iterable[Method | CorrectionMethod]) -> Callable[[type[T]], type[T]]:
+    """Give a section a key for every option of `methods`; null stands for the method's default."""
     options = {name: option for method in methods for name, option in method.options.items()}
 
     def extend(section: type[T]) -> type[T]:
-        extended = make_dataclass(
-            section.__name__,
-            [
-                (
-                    name,
-                    type(option.default) | None,
-                    field(default=None, metadata={"key": KeyFacts(option=True, later=name not in first)}),
-                )
-                for name, option in options.items()
-            ],
-            bases=(section,),
-        )
+        keys = [
+            (name, type(option.default) | None, field(default=None, metadata={"key": KeyFacts(option=True)}))
+            for name, option in options.items()
+        ]
+        extended = make_dataclass(section.__name__, keys, bases=(section,))
         extended.__module__ = section.__module__
         return extended
 

@@ -70,7 +70,7 @@ def check_same_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None
             and (resolved.config.data.path, resolved.config.data.validation_share) == (path, share)
         ]
         known = recorded_sha256(existing.run(resolved.cell.id) for resolved in same_data)
-        if known is not None and not find_corpus(same_data[0].config.data).has_hash(known):
+        if known is not None and find_corpus(same_data[0].config.data).sha256 != known:
             raise _changed(path, existing)
 
 

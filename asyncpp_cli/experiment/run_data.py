@@ -106,7 +106,7 @@ def move_data(experiment: Experiment, path: Path) -> int:
         sha256 = corpus.sha256
         # Without a known checksum the data is accepted if there is none at the old path.
         unknown = not checksums and len(by_data) == 1 and not Path(old).exists()
-        if unknown or (checksums and all(corpus.has_hash(known) for known in checksums)):
+        if unknown or checksums == {corpus.sha256}:
             moved[old] = new
             count += len(entries)
     if not moved:

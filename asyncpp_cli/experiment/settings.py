@@ -22,7 +22,6 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from stages.config import RunConfig
-from stages.config_keys import facts
 
 
 class SettingError(Exception):
@@ -128,9 +127,6 @@ def typed(key: str, value: Any) -> Any:
 def _typed_scalar(key: str, value: Any) -> Any:
     expected = _field_type(key)
     if isinstance(value, bool) and "bool" not in expected:
-        for current, former in _HASHED_AS.get(key, {}).items():
-            if former is value:
-                return current
         raise SettingError(key, f"must be {expected}, not {_printed(value)}")
     if isinstance(value, str) and "text" not in expected:
         # The YAML reader has already converted everything that looks like a number.
@@ -246,21 +242,32 @@ def copy_of(config: RunConfig) -> RunConfig:
     )
 
 
-LATER_KEYS = frozenset(
-    f"{name}.{field.name}"
-    for name in SECTIONS
-    for field in dataclasses.fields(getattr(RunConfig(), name))
-    if facts(field).later
-)
-"""Keys that are hashed only if they differ from their default (`stages.config_keys`)."""
+_ALWAYS_HASHED = frozenset(
+    f"{section}.{name}"
+    for section, names in {
+        "schedule": "name microbatches delay ahead chunks update_interval",
+        "optimizer": "name lr weight_decay warmup final_lr momentum nesterov beta1 beta2 eps momentum_decay "
+        "scale iteration precision auxiliary_lr_ratio row_beta2 row_eps refresh_interval beta3 gamma radius "
+        "sign_radius constrained source geometry stage_aware",
+        "error_feedback": "coefficient form decay_at",
+        "correction": "name flavour reach anneal memory strength sync_steps",
+        "model": "name layers width heads kv_heads mlp_width vocab_size rope_base norm_eps factory "
+        "init_sha256",
+        "data": "path sha256 context validation_share",
+        "parallel": "stages cut data",
+        "train": "steps microbatch_size eval_interval eval_microbatches clip clip_norm max_skipped precision "
+        "recompute compile checkpoint_interval",
+    }.items()
+    for name in names.split()
+) | {"seed"}
+"""Keys that are hashed at their default, too. The list does not grow: any other key is hashed where it
+differs from its default, so that a new key leaves the ids of runs that do not use it as they are."""
 
-
-_HASHED_AS = {
-    f"{name}.{field.name}": facts(field).hashed_as
-    for name in SECTIONS
-    for field in dataclasses.fields(getattr(RunConfig(), name))
-    if facts(field).hashed_as
+_HASHED_AS: Mapping[str, Mapping[Any, bool]] = {
+    "train.recompute": {"none": False, "full": True},
+    "train.compile": {None: False},
 }
+"""How values enter the hash, where not as they are."""
 
 
 def config_hash(config: RunConfig) -> str:
@@ -273,8 +280,8 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """The settings that make a run what it is, by dotted key.
 
     `site` and the paths of initial weights and data are left out; their contents stand for them
-    (`model.init_sha256`, `data.sha256`). Without `data.sha256` (runs of asyncpp 0.1) the path of the data is
-    kept. The standard library's text is left out, so that ids do not depend on the version of Python.
+    (`model.init_sha256`, `data.sha256`). Without `data.sha256` the path of the data is kept. The standard
+    library's text is left out, so that ids do not depend on the version of Python.
     """
     defaults = RunConfig()
     data_key = (
@@ -286,5 +293,5 @@ def identity(config: RunConfig) -> dict[str, Any]:
         for key, value in items(config)
         if not key.startswith(f"{SITE}.")
         and key not in excluded
-        and not (key in LATER_KEYS and value == get(defaults, key))
+        and (key in _ALWAYS_HASHED or value != get(defaults, key))
     }

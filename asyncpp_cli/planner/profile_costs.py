@@ -11,7 +11,6 @@ from typing import Any
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
 from stages.config import RunConfig
-from stages.config_keys import facts
 from stages.model.families.catalogue import describe
 from stages.model.moe.settings import block_part
 from stages.model.spec import ModelPart, Parameter
@@ -32,13 +31,10 @@ _NOT_TIMED = frozenset(
 
 def conditions(config: RunConfig) -> dict[str, Any]:
     """The settings that a measurement is valid for."""
-    values = {field: getattr(config.model, field.name) for field in fields(config.model)}
     shape = {
-        field.name: value
-        for field, value in values.items()
+        field.name: getattr(config.model, field.name)
+        for field in fields(config.model)
         if field.name not in _NOT_TIMED
-        # Older files lack later keys.
-        and not (facts(field).later and value == field.default)
     }
     return {
         "model": shape,

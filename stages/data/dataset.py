@@ -31,12 +31,6 @@ class Corpus:
     """Entropy of the validation text's bytes, the best that a model without context can reach; or None."""
     sha256: str
     """Of the tokens of both splits; identifies the corpus independent of its path."""
-    earlier_sha256: str | None = None
-    """The hash that runs before asyncpp 0.2 recorded for the same data, if another."""
-
-    def has_hash(self, sha256: str) -> bool:
-        """Whether a run's recorded hash is that of this corpus."""
-        return sha256 in (self.sha256, self.earlier_sha256)
 
 
 def find_corpus(config: DataConfig, *, cache: Path | None = None, spare: Path | None = None) -> Corpus:
@@ -66,7 +60,7 @@ def prepare(config: DataConfig, *, cache: Path | None = None, spare: Path | None
     """
     corpus = find_corpus(config, cache=cache, spare=spare)
     where = config.path or "the Python standard library"
-    if config.sha256 is not None and not corpus.has_hash(config.sha256):
+    if config.sha256 is not None and config.sha256 != corpus.sha256:
         raise DataError(
             f"{where} holds other data than the run was made for: its SHA-256 is {corpus.sha256}, the run's "
             f"{config.sha256}; put the data back, say where it lies now (`asyncpp data moved`), or sweep "
@@ -182,21 +176,4 @@ def _of_shards(files: tuple[Path, ...], validation_share: float, *, cache: Path 
         bytes_per_token=None,
         unigram_bits_per_byte=None,
         sha256=digest.hexdigest(),
-        earlier_sha256=_of_samples(files, validation_share),
     )
-
-
-def _of_samples(files: tuple[Path, ...], validation_share: float) -> str:
-    """The hash of names, sizes, beginnings and ends that asyncpp before 0.2 recorded for foreign shards."""
-    digest = hashlib.sha256(f"{validation_share}".encode())
-    for file in files:
-        with file.open("rb") as opened:
-            size = file.stat().st_size
-            digest.update(f"{file.name}:{size}\n".encode(errors="surrogateescape"))
-            digest.update(opened.read(_SAMPLE))
-            opened.seek(max(0, size - _SAMPLE))
-            digest.update(opened.read())
-    return digest.hexdigest()
-
-
-_SAMPLE = 1 << 16

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.settings import LATER_KEYS, SITE, assign, config_hash, copy_of, get, items
+from asyncpp_cli.experiment.settings import SITE, SettingError, assign, config_hash, copy_of, items
 from asyncpp_cli.experiment.template import load
 from stages.config import RunConfig
 from stages.validation import ConfigError, check
@@ -26,40 +26,44 @@ def test_ids_of_the_quickstart_are_those_of_the_first_version() -> None:
     ]
 
 
-def test_texts_of_a_key_that_was_a_bool_are_hashed_as_it_was() -> None:
-    """The id is of a version whose `train.recompute` was true or false."""
-    ids = {}
-    for value in (True, "full", False, "none", "selective"):
-        config = copy_of(QUICKSTART[2].config)
-        assign(config, {"train.recompute": value})
-        ids[value] = config_hash(config)[:8]
-    assert ids[True] == ids["full"] == "0724b0e2"
-    assert ids[False] == ids["none"] == "9e981ded"
-    assert len(set(ids.values())) == 3
-    for unknown in (1, "maybe"):
-        assign(config, {"train.recompute": unknown})
-        with pytest.raises(ConfigError, match="accepted: none, selective, full"):
-            check(config)
+def with_value(key: str, value: Any) -> RunConfig:
+    section, _, name = key.rpartition(".")
+    config = copy_of(QUICKSTART[2].config)
+    setattr(getattr(config, section) if section else config, name, value)
+    return config
 
 
-@pytest.mark.parametrize("key", sorted(LATER_KEYS))
-def test_a_later_key_counts_where_it_is_set(key: str) -> None:
-    config = QUICKSTART[0].config
-    assert get(config, key) == get(RunConfig(), key)
-    section, _, name = key.partition(".")
-    changed = replace(config, **{section: replace(getattr(config, section), **{name: 0.5})})
-    assert config_hash(changed) != config_hash(config)
+@pytest.mark.parametrize(
+    ("key", "value", "begins"),
+    [
+        ("train.recompute", "none", "9e981ded"),
+        ("train.recompute", "full", "0724b0e2"),
+        ("train.compile", None, "9e981ded"),
+        ("train.compile", False, "9e981ded"),
+    ],
+)
+def test_ids_of_values_that_are_hashed_as_others(key: str, value: object, begins: str) -> None:
+    assert config_hash(with_value(key, value)).startswith(begins)
 
 
-def test_later_keys_are_keys_of_what_is_hashed() -> None:
-    keys = {key for key, _ in items(RunConfig()) if not key.startswith(f"{SITE}.")}
-    assert keys >= LATER_KEYS
+def check_with(key: str, value: object) -> None:
+    config = copy_of(QUICKSTART[2].config)
+    assign(config, {key: value})
+    check(config)
 
 
-def test_a_run_keeps_its_id_where_null_became_the_default_of_compiling() -> None:
-    config = QUICKSTART[0].config
-    ids = [
-        config_hash(replace(config, train=replace(config.train, compile=value)))
-        for value in (False, None, True)
-    ]
-    assert ids[0] == ids[1] != ids[2]
+@pytest.mark.parametrize("value", [True, False, 1, "maybe"])
+def test_recompute_takes_its_names_alone(value: object) -> None:
+    with pytest.raises((SettingError, ConfigError), match=r"must be text|accepted: none, selective, full"):
+        check_with("train.recompute", value)
+
+
+def test_every_key_counts_where_it_is_set() -> None:
+    """Those of the site, and the paths of what is known by its content, do not."""
+    keys = [key for key, _ in items(RunConfig()) if not key.startswith(f"{SITE}.")]
+    hashes = {key: config_hash(with_value(key, 0.5)) for key in keys}
+    assert {key for key in keys if hashes[key] == config_hash(QUICKSTART[2].config)} == {
+        "model.init",
+        "data.sha256",
+    }
+    assert len(set(hashes.values())) == len(keys) - 1
