@@ -69,14 +69,18 @@ class Roofline:
         logits = tokens * model.vocab_size * (2 * size.wide + size.replica) / bandwidth
         head = 2 * tokens * spec.head.multiply_adds / (peak * MATRIX_SHARE)
         looked_up = tokens * model.width / bandwidth
+        rows = head_chunk_rows(config)
+        chunks = 0 if rows is None else -(-tokens // rows)
+        # Each chunk reads and writes the gradient of the head's matrix.
+        summed = chunks * 2 * model.width * model.vocab_size * size.wide / bandwidth
         times = {block.multiply_adds: self._block(config, block) for block in spec.distinct_blocks}
         return ModelTimes(
             embedding=_part(2 * looked_up * size.replica, 0.0, 3 * looked_up * size.master),
             blocks=tuple(times[block.multiply_adds] for block in spec.blocks),
             # In chunks, the gradients are taken in the forward.
             head=_part(head + logits, head + logits, head)
-            if head_chunk_rows(config) is None
-            else _part(3 * head + 2 * logits, 2 * looked_up * size.replica, 0.0),
+            if rows is None
+            else _part(3 * head + 2 * logits + summed, 2 * looked_up * size.replica, 0.0),
         )
 
     def _block(self, config: RunConfig, block: PartSpec) -> PartTimes:

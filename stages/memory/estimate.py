@@ -234,7 +234,11 @@ def head_chunk_rows(config: RunConfig) -> int | None:
     if model.factory is not None:
         return None
     return chunk_rows(
-        tokens=_tokens(config), width=model.width, vocabulary=model.vocab_size, wide=sizes(config).wide
+        tokens=_tokens(config),
+        width=model.width,
+        vocabulary=model.vocab_size,
+        wide=sizes(config).wide,
+        on_gpu=config.site.device != "cpu",
     )
 
 

@@ -39,7 +39,7 @@ def head_loss(head: Linear, x: Tensor, targets: Tensor) -> Tensor:
     """
     vocabulary, width = head.weight.shape
     wide = max(4, x.dtype.itemsize)
-    rows = chunk_rows(tokens=targets.numel(), width=width, vocabulary=vocabulary, wide=wide)
+    rows = chunk_rows(tokens=targets.numel(), width=width, vocabulary=vocabulary, wide=wide, on_gpu=x.is_cuda)
     if rows is None:
         return next_token_loss(head(x), targets)
     loss = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]

@@ -13,11 +13,15 @@ from support.small_runs import Rows, small_config
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.peak_memory import backward_bytes
+from asyncpp_cli.planner.roofline import Roofline
 from stages.config import RunConfig
 from stages.memory.estimate import course_of, head_chunk_rows, stage_memory
 from stages.model import head_chunks
 from stages.model.head_chunks import chunk_rows
 from stages.model.head_loss import head_loss, next_token_loss
+from stages.model.partition import cut_of
 from stages.model.split_backward import DeferredGradients, Linear, deferring
 from stages.pipeline.build import representative_programs
 from stages.pipeline.gradient_buffers import gradient_buffers
@@ -29,6 +33,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every head is computed in chunks of 8 rows."""
     monkeypatch.setattr(head_chunks, "LARGE_LOGITS", 0)
     monkeypatch.setattr(head_chunks, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(head_chunks, "GPU_CHUNK_BYTES", 0)
     monkeypatch.setattr(head_chunks, "LEAST_ROWS", 8)
 
 
@@ -144,15 +149,35 @@ def test_memory_is_what_the_plan_says(schedule: str, precision: str, text: Path,
 
 
 def test_small_and_wide_heads_stay_whole() -> None:
-    def rows(tokens: int, width: int, vocabulary: int) -> int | None:
-        return chunk_rows(tokens=tokens, width=width, vocabulary=vocabulary, wide=4)
+    def rows(tokens: int, width: int, vocabulary: int, *, on_gpu: bool = False) -> int | None:
+        return chunk_rows(tokens=tokens, width=width, vocabulary=vocabulary, wide=4, on_gpu=on_gpu)
 
     assert rows(8 * 128, 128, 256) is None  # the quickstart
     assert rows(4 * 128, 576, 49152) is None
     assert rows(2**14, 576, 49152) == 640
     assert rows(8192, 4096, 128256) == 256
+    assert rows(8192, 4096, 128256, on_gpu=True) == 2048
     # The matrix's gradient would take more than the logits.
     assert rows(2048, 4096, 49152) is None
+
+
+def test_the_plan_knows_the_chunks_of_a_gpu(text: Path) -> None:
+    """1 GiB of logits, their gradient, and both in bfloat16; the gradient of the matrix once per chunk."""
+    config = small_config("2bw", text=text, precision="bfloat16")
+    config.model.vocab_size, config.data.context, config.train.microbatch_size = 2**17, 2**13, 1
+    config.model.width = 4096
+    cut = cut_of(config)[-1]
+    temporary, seconds = {}, {}
+    for device, rows in (("cpu", 256), ("cuda", 2048)):
+        config.site.device = device
+        assert head_chunk_rows(config) == rows
+        temporary[device] = backward_bytes(config, cut)
+        seconds[device] = Roofline(find_device("h100", key="")).parts(config).head.forward
+    assert temporary["cuda"] >= 3 * 2**30 > temporary["cpu"]
+    fewer_chunks = 2**13 // 256 - 2**13 // 2048
+    bandwidth = find_device("h100", key="").bandwidth_gbs * 1e9
+    saved = fewer_chunks * 2 * 2**17 * 4096 * 4 / bandwidth
+    assert seconds["cpu"] - seconds["cuda"] == pytest.approx(saved)
 
 
 def test_a_users_own_head_stays_whole(text: Path, small_chunks: None) -> None:
