@@ -60,8 +60,9 @@ def build_optimizer(
     by_rule: dict[Rule, list[dict[str, Any]]] = {}
     for group in assigned:
         rule = method_named(name).rule(group.role.value)
-        peak = lr * float(settings.get("auxiliary_lr_ratio", 1.0)) if rule.name == "adamw" else lr
-        torch_group = _torch_group(group, parameters, peak, weight_decay) | {"momentum_key": rule.momentum}
+        peak = lr * float(settings.get("auxiliary_lr_ratio", 1.0)) if rule.auxiliary else lr
+        torch_group = _torch_group(group, parameters, peak, weight_decay)
+        torch_group |= {"momentum_key": rule.momentum, "momentum_scale": rule.scale and tuple(rule.scale)}
         by_rule.setdefault(rule, []).append(torch_group)
     return Composite([import_named(rule.factory)(groups, settings) for rule, groups in by_rule.items()])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from optimizers.declaration import Method, Rule, Settings, custom_method
+from optimizers.declaration import Method, Momentum, Rule, Scale, Settings, custom_method
 from optimizers.named import is_custom
 from optimizers.options import Option, Value, settled
 from optimizers.shared_options import (
@@ -27,11 +27,38 @@ def _rotation_state(settings: Settings) -> str:
     return " + ".join(["2 rows columns", *(f"{copies} {side}^2" for side in sides)])
 
 
+def _first_moment(settings: Settings, step: int) -> Momentum:
+    return Momentum(beta=float(settings["beta1"]))
+
+
+def _nesterov(settings: Settings, step: int) -> Momentum:
+    beta = float(settings["momentum"])
+    return Momentum(beta=beta, weight=beta if settings["nesterov"] else 1.0)
+
+
+def _nadam(settings: Settings, step: int) -> Momentum:
+    beta = float(settings["beta1"])
+    # mu_t of torch.optim.NAdam
+    return Momentum(beta=beta, weight=beta * (1 - 0.5 * 0.96 ** (step * float(settings["momentum_decay"]))))
+
+
+def _quasi_hyperbolic(settings: Settings, step: int) -> Momentum:
+    return Momentum(beta=float(settings["beta1"]), weight=float(settings["momentum_weight"]))
+
+
+def _adan(settings: Settings, step: int) -> Momentum:
+    return Momentum(beta=float(settings["beta1"]), change=float(settings["beta2"]))
+
+
+_SECOND_MOMENT = Scale(second_moment="exp_avg_sq")
+
 _ADAMW = Rule(
     name="adamw",
     factory="optimizers.rules.adam:adamw",
     state="2 rows columns",
     momentum="exp_avg",
+    scale=_SECOND_MOMENT,
+    auxiliary=True,
     adam_moments=True,
 )
 
@@ -55,7 +82,9 @@ _METHODS = (
             factory="optimizers.rules.sgd:SGD",
             state=lambda settings: "rows columns" if settings["momentum"] else "0",
             momentum="momentum",
+            scale=Scale(),
         ),
+        momentum=_nesterov,
         options={
             "momentum": decay_rate(0.9, "decay of the averaged gradient; 0: none is kept"),
             "nesterov": Option(
@@ -68,6 +97,7 @@ _METHODS = (
         summary="Adam with decoupled weight decay",
         reference="arXiv 1711.05101",
         main=_ADAMW,
+        momentum=_first_moment,
         options=adam_options(0.9, 0.95),
     ),
     Method(
@@ -79,7 +109,9 @@ _METHODS = (
             factory="optimizers.rules.adam:nadamw",
             state="2 rows columns",
             momentum="exp_avg",
+            scale=_SECOND_MOMENT,
         ),
+        momentum=_nadam,
         options={
             **adam_options(0.99, 0.999),
             "momentum_decay": Option(
@@ -96,7 +128,9 @@ _METHODS = (
             factory="optimizers.rules.qhadamw:QHAdamW",
             state="2 rows columns",
             momentum="exp_avg",
+            scale=_SECOND_MOMENT,
         ),
+        momentum=_quasi_hyperbolic,
         options={
             # Under a delay of one these end level with synchronous AdamW in 4,800 steps and more
             # (benchmarks/results/delayed-adamw-*).
@@ -120,6 +154,7 @@ _METHODS = (
             matrix_iterations=5,
             momentum="momentum",
         ),
+        momentum=_nesterov,
         others=_AUXILIARY_ADAMW,
         options={
             **MOMENTUM,
@@ -143,6 +178,7 @@ _METHODS = (
             matrix_iterations=5,
             momentum="momentum",
         ),
+        momentum=_nesterov,
         others=_AUXILIARY_ADAMW,
         options={
             **MOMENTUM,
@@ -164,6 +200,7 @@ _METHODS = (
         main=Rule(
             name="soap", factory="optimizers.rules.soap:Soap", state="2 rows columns + 2 rows^2 + 2 columns^2"
         ),
+        momentum=_first_moment,
         others=_AUXILIARY_ADAMW,
         options={**adam_options(0.95, 0.95), **REFRESH},
         step_copies=4,
@@ -173,8 +210,13 @@ _METHODS = (
         summary="Adam with a Nesterov look-ahead from gradient differences",
         reference="arXiv 2208.06677",
         main=Rule(
-            name="adan", factory="optimizers.rules.adan:Adan", state="4 rows columns", momentum="first"
+            name="adan",
+            factory="optimizers.rules.adan:Adan",
+            state="4 rows columns",
+            momentum="first",
+            scale=Scale(second_moment="square", rate="beta3"),
         ),
+        momentum=_adan,
         options={
             **adam_options(0.98, 0.92),
             "beta2": decay_rate(0.92, "decay of the gradient's change"),
@@ -221,6 +263,7 @@ _METHODS = (
             matrix_iterations=5,
             momentum="momentum",
         ),
+        momentum=lambda settings, step: Momentum(beta=float(settings["momentum"])),
         others={"embedding": _SCION_SIGN, "head": _SCION_SIGN, "vector": _ADAMW, "router": _ADAMW},
         options={
             "momentum": decay_rate(0.9, "decay of the averaged gradient"),
@@ -242,6 +285,7 @@ _METHODS = (
             factory="optimizers.rules.basis_rotation:BasisRotation",
             state=_rotation_state,
         ),
+        momentum=_first_moment,
         others=_AUXILIARY_ADAMW,
         options={
             **adam_options(0.95, 0.95),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from optimizers.catalogue import method_named
 from optimizers.options import Value
 from optimizers.theory.filters import Filter, limit
 from optimizers.theory.stability import largest_stable_step, polynomials
@@ -28,26 +29,14 @@ def momentum_limit(
     Returns:
         None for a momentum that is neither a point of `optimizers.theory.filters` nor Adan's.
     """
-    weight = 1.0
-    if name in ("adamw", "soap", "basis-rotation"):
-        beta = float(settings["beta1"])
-    elif name == "qhadamw":
-        beta, weight = float(settings["beta1"]), float(settings["momentum_weight"])
-    elif name in ("sgd", "muon", "normuon"):
-        beta = float(settings["momentum"])
-        weight = beta if settings["nesterov"] else 1.0
-    elif name == "scion":
-        beta = float(settings["momentum"])
-    elif name == "nadamw":
-        beta = float(settings["beta1"])
-        # mu_t of torch.optim.NAdam
-        weight = beta * (1 - 0.5 * 0.96 ** (step * float(settings["momentum_decay"])))
-    elif name == "adan":
-        beta1, beta2 = float(settings["beta1"]), float(settings["beta2"])
-        return _of_adan(beta1=beta1, beta2=beta2, delay=delay, coefficient=coefficient)
-    else:
+    averaging = method_named(name).momentum
+    if averaging is None:
         return None
-    return limit(Filter(beta=beta, weight=weight, coefficient=coefficient), delay=delay)
+    momentum = averaging(settings, step)
+    if momentum.change is not None:
+        return _of_adan(beta1=momentum.beta, beta2=momentum.change, delay=delay, coefficient=coefficient)
+    own = Filter(beta=momentum.beta, weight=momentum.weight, coefficient=coefficient)
+    return limit(own, delay=delay)
 
 
 def _of_adan(*, beta1: float, beta2: float, delay: int, coefficient: float) -> float:

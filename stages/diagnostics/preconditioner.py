@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimizers.declaration import Scale
 from stages.update.optimizer_step import StageState
-
-_SECOND_MOMENTS = {
-    "adamw": ("exp_avg_sq", "beta2"),
-    "nadamw": ("exp_avg_sq", "beta2"),
-    "qhadamw": ("exp_avg_sq", "beta2"),
-    "adan": ("square", "beta3"),
-}
-"""By rule: where the second moment is kept, and the decay rate of it."""
 
 
 def step_sizes(state: StageState) -> dict[str, Tensor] | None:
@@ -30,13 +23,15 @@ def step_sizes(state: StageState) -> dict[str, Tensor] | None:
         kept = state.update.optimizer.state.get(parameter, {}) if state.update.optimizer is not None else {}
         if group["role"] == "embedding":
             sizes[name] = torch.zeros_like(parameter, dtype=torch.float64)
-        elif group.get("rule") == "sgd":
+            continue
+        scale = _scale(group)
+        if scale is None or (scale.second_moment and scale.second_moment not in kept):
+            return None
+        if not scale.second_moment:
             sizes[name] = torch.full_like(parameter, group["lr"], dtype=torch.float64)
         else:
-            key, rate = _SECOND_MOMENTS.get(group.get("rule", ""), ("", ""))
-            if key not in kept:
-                return None
-            second = kept[key].double() / (1 - _decay_rate(group, rate) ** float(kept["step"]))
+            rate = _decay_rate(group, scale.rate)
+            second = kept[scale.second_moment].double() / (1 - rate ** float(kept["step"]))
             sizes[name] = group["lr"] / (second.sqrt() + group["eps"])
     return sizes
 
@@ -51,9 +46,14 @@ def momenta(state: StageState) -> dict[str, Tensor] | None:
         if not key or key not in kept:
             return None
         averages[name] = kept[key].double()
-        if group.get("rule") in _SECOND_MOMENTS:
+        scale = _scale(group)
+        if scale is not None and scale.second_moment:
             averages[name] /= 1 - _decay_rate(group, "beta1") ** float(kept["step"])
     return averages
+
+
+def _scale(group: dict[str, Any]) -> Scale | None:
+    return Scale(*group["momentum_scale"]) if group.get("momentum_scale") is not None else None
 
 
 def _decay_rate(group: dict[str, Any], name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,3 +73,11 @@ def test_error_feedback_and_steps_count() -> None:
     early, late = (momentum_limit("nadamw", nadamw, step=n, delay=1, coefficient=0.0) for n in (1, 10**5))
     assert (early, late) == pytest.approx((2.0, 9.1), abs=0.05)
     assert momentum_limit("lion", METHODS["lion"].defaults, step=9, delay=1, coefficient=0.0) is None
+
+
+def test_the_limit_of_a_new_optimizer_follows_from_its_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "mine", replace(METHODS["qhadamw"], name="mine"))
+    same = {"settings": check_options("qhadamw", {}), "step": 10, "delay": 1, "coefficient": 0.5}
+    limit = momentum_limit("qhadamw", **same)
+    assert limit is not None
+    assert momentum_limit("mine", **same) == limit
