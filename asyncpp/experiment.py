@@ -242,7 +242,7 @@ class Experiment:
         return open_experiment(self.folder)
 
     def _status_records(self) -> list[dict[str, Any]]:
-        from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+        from asyncpp_cli.slurm.run_status import SlurmQueue
 
         experiment = self._read()
         return status_records(experiment, SlurmQueue(experiment).run_statuses(with_accounting=True))

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncpp_cli.launch.slurm.run_status import RunStatus
     from asyncpp_cli.runs.experiment_folder import Experiment
+    from asyncpp_cli.slurm.run_status import RunStatus
 
 
 def status_records(experiment: Experiment, run_statuses: Iterable[RunStatus]) -> list[dict[str, Any]]:

@@ -51,9 +51,9 @@ def sweep_template(
     from asyncpp_cli.experiment.matrix import check_cells, expand
     from asyncpp_cli.experiment.render import render
     from asyncpp_cli.experiment.template import load
-    from asyncpp_cli.launch.sites import find_site
     from asyncpp_cli.planner.cells import device_of, expected
     from asyncpp_cli.planner.profile_costs import read_profile
+    from asyncpp_cli.sites.profile import find_site
 
     of_dry_run = [] if out is None else sorted((out / "profiles").glob("*.json"))
     measured = [read_profile(file) for file in (*profiles, *of_dry_run)]

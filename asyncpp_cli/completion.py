@@ -76,7 +76,7 @@ def models_and_templates(incomplete: str) -> list[str]:
 
 def sites(incomplete: str) -> list[str]:
     """Names of site profiles, shipped and the user's own."""
-    from asyncpp_cli.launch.sites import site_files
+    from asyncpp_cli.sites.profile import site_files
 
     return _beginning(sorted(site_files()), incomplete)
 

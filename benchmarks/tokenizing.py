@@ -29,7 +29,7 @@ from asyncpp_cli.data.documents import documents
 from asyncpp_cli.data.parts import part_size, parts
 from asyncpp_cli.data.sources import find_sources
 from asyncpp_cli.data.tokenizers import BATCH, read_tokenizer
-from asyncpp_cli.launch.resources import this_machine
+from asyncpp_cli.sites.resources import this_machine
 
 SEPARATOR = "<|endoftext|>"
 

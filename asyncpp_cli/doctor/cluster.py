@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.doctor.checks import Check, good, wrong
-from asyncpp_cli.launch.sites import Site
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import SlurmError
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.arrays import JobShape, array_size
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.processes import user_name
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import SlurmError
 from stages.config import SiteConfig
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")

@@ -16,13 +16,13 @@ from typing import Any
 from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check, good, wrong
 from asyncpp_cli.doctor.cluster import find_partition, nodes_of, partitions
-from asyncpp_cli.launch.containers import Container, ContainerError, container_words, mounts_with
 from asyncpp_cli.launch.job.srun_command import network_variables
-from asyncpp_cli.launch.sites import Site
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import JobPhase, SlurmError, phase_of
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.snapshot import copy_code, interpreter
+from asyncpp_cli.sites.containers import Container, ContainerError, container_words, mounts_with
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
 
 _JOB_TIMEOUT = 120.0
 _HANDSHAKE_TIMEOUT = 120.0
@@ -32,7 +32,7 @@ _VISIBILITY_TIMEOUT = 15.0
 _STARTER = "import os, sys; import omegaconf, submitit; os.execvp(sys.argv[1], sys.argv[1:])"
 """Python code that becomes the command in its arguments, where the job of a run finds its packages."""
 _CLOCK_TOLERANCE = 20.0
-"""Seconds by which clocks may differ, as in `launch.slurm.run_status`."""
+"""Seconds by which clocks may differ, as in `slurm.run_status`."""
 
 
 def job_checks(site: Site, folder: Path) -> Iterator[Check]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.doctor.checks import Check, good, wrong
-from asyncpp_cli.launch.resources import import_path, this_machine
+from asyncpp_cli.sites.resources import import_path, this_machine
 from stages.model.compiler import missing_for_compile
 
 _TIMEOUT = 120.0

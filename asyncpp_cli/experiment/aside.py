@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.aside import check_idle, check_inside, set_aside
 from asyncpp_cli.experiment.render import experiment_locked
-from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
 
 @dataclass(frozen=True, kw_only=True)

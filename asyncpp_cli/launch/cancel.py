@@ -13,16 +13,16 @@ from contextlib import suppress
 
 from asyncpp_cli.atomic_files import FULL, append_line
 from asyncpp_cli.console import say
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import JobPhase, SlurmError, phase_of
-from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
-from asyncpp_cli.launch.slurm.submissions import submission_lock
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import StopRequest
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import send_signal, user_name
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
+from asyncpp_cli.slurm.submissions import submission_lock
 from stages.records import DamagedError, Record, decoded, encoded
 
 _POLL_SECONDS = 0.5

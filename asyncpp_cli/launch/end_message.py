@@ -1,21 +1,38 @@
-"""Runs the user's command when a launch has ended (`on_end` of the site profile)."""
+"""Runs the command `on_end` of a site profile when a launch has ended, here or in a last small job.
+
+python -m asyncpp_cli.launch.end_message end.json
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.console import say
-from asyncpp_cli.launch.slurm.submissions import read_submissions
+from asyncpp_cli.errors import exit_code_of
+from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.runs.attempts.settle import current_status
-from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.slurm.submissions import Submission, read_submissions
+from stages.records import FileRecord, read_record
 
 _SECONDS = 60
 _TOLD = "end-told"
 """In the submission's folder, once its end has been told."""
+
+
+class _Notice(FileRecord, frozen=True, kw_only=True):
+    """Content of end.json: what the last job of a launch runs."""
+
+    on_end: list[str]
+    site_file: str
 
 
 def tell_end(experiment: Experiment, command: Sequence[str], *, source: Path) -> None:
@@ -71,3 +88,51 @@ def claim_end(experiment: Experiment, *, submission: str | None = None) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+_FILE = "end.json"
+_MINUTES = "3"
+_MEMORY = "500M"
+_FLAGS_OF_RUNS = ("exclusive", "gres", "gpus", "mem-per-cpu", "time", "mem")
+"""Flags of a profile that ask for more than this job needs."""
+
+
+def submit_end_job(site: Site, submission: Submission, *, after: Sequence[str]) -> str:
+    """Submit it, to start when the jobs `after` have ended in whatever way; SLURM's id for it.
+
+    Raises:
+        SlurmError: sbatch refuses; the message is sbatch's.
+    """
+    folder = submission.folder.absolute()
+    write_record(folder / _FILE, _Notice(on_end=site.on_end, site_file=str(site.file.absolute())))
+    flags = {name: value for name, value in site.flags.items() if name not in _FLAGS_OF_RUNS}
+    memory = None if site.memory is None else _MEMORY
+    return sbatch.submit_job(
+        replace(site, time=_MINUTES, memory=memory, flags=flags),
+        folder,
+        name=submission.end,
+        nodes=1,
+        command=[submission.interpreter, "-P", "-m", "asyncpp_cli.launch.end_message", _FILE],
+        after=after,
+        code=submission.code,
+        output="end-%j.out",
+    )
+
+
+def main() -> None:
+    """Tell the end of the experiment, unless another job or command has, or will."""
+    sys.exit(exit_code_of(_tell))
+
+
+def _tell() -> int:
+    file = Path(sys.argv[1]).absolute()
+    notice = read_record(file, _Notice)
+    experiment = open_experiment(file.parents[2])
+    # Claimed first: SLURM may start the job again at any time, and a second message is worse than none.
+    if claim_end(experiment, submission=file.parent.name):
+        tell_end(experiment, notice.on_end, source=Path(notice.site_file))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

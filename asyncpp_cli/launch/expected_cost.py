@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.launch.options import NO_PAUSES, Pauses
-from asyncpp_cli.launch.resources import this_machine
-from asyncpp_cli.launch.sites import LOCAL, Site
 from asyncpp_cli.planner.cells import device_of, estimate_key, expected
 from asyncpp_cli.runs.attempts.cost import amount, cost_of_run
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State, is_done
+from asyncpp_cli.sites.profile import LOCAL, Site
+from asyncpp_cli.sites.resources import this_machine
 from stages.config import RunConfig
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from asyncpp_cli.console import console, duration, say
-from asyncpp_cli.launch.local import launcher
+from asyncpp_cli.launch import local_machine as launcher
 from asyncpp_cli.launch.options import NO_PAUSES, Pauses
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.run_folder import Run

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.resources import this_machine
 from asyncpp_cli.launch.supervisor import ATTEMPT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim
@@ -23,6 +22,7 @@ from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Time
+from asyncpp_cli.sites.resources import this_machine
 from stages.config import RunConfig
 from stages.liveness.stop_signal import RESUMABLE
 from stages.records import Count, FileRecord, read_record

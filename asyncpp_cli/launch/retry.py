@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 
 from asyncpp_cli.console import command, say
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.sites import LOCAL
-from asyncpp_cli.launch.slurm.run_status import SlurmQueue
 from asyncpp_cli.runs.attempts.repair import repair_run
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
+from asyncpp_cli.sites.profile import LOCAL
+from asyncpp_cli.slurm.run_status import SlurmQueue
 
 
 def chosen_by_site(

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from asyncpp_cli.launch.sites import Site
     from asyncpp_cli.runs.experiment_folder import Experiment
     from asyncpp_cli.runs.run_folder import Run
+    from asyncpp_cli.sites.profile import Site
 
 INTERRUPTED_CODE = 130
 
@@ -27,7 +27,7 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
     """
     from asyncpp_cli.console import say
     from asyncpp_cli.launch.end_message import claim_end, tell_end
-    from asyncpp_cli.launch.sites import LOCAL, find_site
+    from asyncpp_cli.sites.profile import LOCAL, find_site
 
     profile = find_site(options.site)
     if options.until is not None:
@@ -43,7 +43,7 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
         )
     if options.dry_run:
         if not local:
-            from asyncpp_cli.launch.slurm.launcher import show_scripts
+            from asyncpp_cli.launch.cluster import show_scripts
 
             show_scripts(experiment, profile, options)
         return _rehearse(experiment, options)
@@ -99,9 +99,9 @@ def confirmed(
 
 def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
     from asyncpp_cli.console import command, say
-    from asyncpp_cli.launch.local.dry_run import dry_run
-    from asyncpp_cli.launch.local.launcher import Interrupted
-    from asyncpp_cli.launch.sites import LOCAL
+    from asyncpp_cli.launch.dry_run import dry_run
+    from asyncpp_cli.launch.local_machine import Interrupted
+    from asyncpp_cli.sites.profile import LOCAL
 
     only = options.only
     try:
@@ -124,7 +124,7 @@ def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions
     """
     from asyncpp_cli.console import command, say
     from asyncpp_cli.launch.cancel import Cancellations
-    from asyncpp_cli.launch.slurm.launcher import follow, submit_missing
+    from asyncpp_cli.launch.cluster import follow, submit_missing
     from asyncpp_cli.launch.submission.sbatch import check_folder_name
 
     check_folder_name(experiment.folder)
@@ -148,12 +148,12 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     """
     from asyncpp_cli.console import say
     from asyncpp_cli.launch.cancel import Cancellations
-    from asyncpp_cli.launch.local.launcher import Interrupted, Launcher, tasks_of
+    from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
     from asyncpp_cli.launch.progress import shown_progress
-    from asyncpp_cli.launch.resources import this_machine
-    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import Cause, State, is_done
+    from asyncpp_cli.sites.resources import this_machine
+    from asyncpp_cli.slurm.run_status import SlurmQueue
 
     only, pauses = options.only, options.pauses
     cancelled = Cancellations(experiment)

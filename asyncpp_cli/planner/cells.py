@@ -8,13 +8,13 @@ from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell, describe
-from asyncpp_cli.launch.resources import ranks_of, this_machine
-from asyncpp_cli.launch.sites import Site
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE
 from asyncpp_cli.planner.profile_costs import Measured
 from asyncpp_cli.planner.roofline import Roofline
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.resources import ranks_of, this_machine
 from stages.config import RunConfig
 
 

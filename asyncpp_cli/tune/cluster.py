@@ -13,14 +13,14 @@ from dataclasses import replace
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.launch.options import LaunchOptions
-from asyncpp_cli.launch.sites import Site
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
-from asyncpp_cli.launch.slurm.submissions import submission_lock
 from asyncpp_cli.launch.submission.arrays import plan_arrays, read_manifest
 from asyncpp_cli.launch.submission.submit import submit
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
+from asyncpp_cli.slurm.submissions import submission_lock
 from asyncpp_cli.tune.plan import Plan
 from asyncpp_cli.tune.standing import ArmStanding, standings
 

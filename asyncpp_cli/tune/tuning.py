@@ -14,8 +14,8 @@ from asyncpp_cli.launch.start import INTERRUPTED_CODE, confirmed, launch_locally
 if TYPE_CHECKING:
     from asyncpp_cli.experiment.matrix import ResolvedCell
     from asyncpp_cli.experiment.template import Template
-    from asyncpp_cli.launch.sites import Site
     from asyncpp_cli.runs.experiment_folder import Experiment
+    from asyncpp_cli.sites.profile import Site
     from asyncpp_cli.tune.plan import Plan, Question
 
 
@@ -93,8 +93,8 @@ def go_on(folder: Path, options: LaunchOptions, *, promoting: bool = False) -> i
     Raises:
         UserError: the folder is not tuned, or a run, the site or an option is not accepted.
     """
-    from asyncpp_cli.launch.sites import LOCAL, find_site
     from asyncpp_cli.runs.experiment_folder import open_experiment
+    from asyncpp_cli.sites.profile import LOCAL, find_site
     from asyncpp_cli.tune.plan import expected_steps
 
     experiment, plan = open_experiment(folder), plan_in(folder)
@@ -137,7 +137,7 @@ def _on_cluster(
 
 def _locally(experiment: Experiment, plan: Plan, options: LaunchOptions) -> int:
     from asyncpp_cli.console import say
-    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+    from asyncpp_cli.slurm.run_status import SlurmQueue
     from asyncpp_cli.tune.standing import standings
 
     tried: set[tuple[str, int]] = set()

@@ -10,11 +10,11 @@ from support.cluster_runs import ONE_RUN, kill_node, launch, outcomes, site_file
 from support.command_line import asyncpp
 from support.slurm_queue import hurry, squeue
 
-from asyncpp_cli.launch.sites import find_site
-from asyncpp_cli.launch.slurm.bad_nodes import excluded_nodes_at
+from asyncpp_cli.launch.bad_nodes import excluded_nodes_at
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.sites.profile import find_site
 
 BROKEN = """\
 import os, sys

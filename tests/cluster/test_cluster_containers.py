@@ -13,8 +13,8 @@ from support.cluster_runs import ONE_RUN, launch, site_file, starts, sweep, weig
 from support.command_line import asyncpp
 
 from asyncpp_cli.doctor.job import job_checks
-from asyncpp_cli.launch.sites import find_site
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.sites.profile import find_site
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 

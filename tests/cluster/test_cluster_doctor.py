@@ -14,7 +14,7 @@ from support.slurm_queue import squeue
 
 from asyncpp_cli.doctor.cluster import cluster_checks
 from asyncpp_cli.doctor.job import job_checks
-from asyncpp_cli.launch.sites import find_site
+from asyncpp_cli.sites.profile import find_site
 
 
 @pytest.mark.timeout(200)

@@ -11,10 +11,10 @@ from support.command_line import asyncpp
 from support.launches import rows_of
 from support.slurm_queue import hurry, preempt_all, squeue
 
-from asyncpp_cli.launch.slurm.submissions import read_submissions
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.slurm.submissions import read_submissions
 
 STEPS = 600
 ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={STEPS}"]

@@ -18,9 +18,9 @@ from support.slurm_queue import set_partition, squeue
 
 from asyncpp_cli.launch.job.array_task import first_end_time, time_limit
 from asyncpp_cli.launch.retry import runs_to_retry
-from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.runs.attempts.files import Job
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.slurm import client as slurm
 
 TWO = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
 

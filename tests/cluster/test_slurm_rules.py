@@ -14,9 +14,9 @@ import pytest
 from support.cluster_runs import wait_for
 from support.slurm_queue import hurry, set_partition, squeue
 
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.bad_nodes import set_excluded
-from asyncpp_cli.launch.slurm.client import KNOWN, JobPhase, phase_of
+from asyncpp_cli.launch.bad_nodes import set_excluded
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import KNOWN, JobPhase, phase_of
 
 
 @pytest.fixture

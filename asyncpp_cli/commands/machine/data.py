@@ -66,7 +66,7 @@ def prepare(
     from asyncpp_cli.data.prepare import PrepareOrder, prepare_data
     from asyncpp_cli.data.progress import shown_progress
     from asyncpp_cli.data.sources import find_sources
-    from asyncpp_cli.launch.resources import this_machine
+    from asyncpp_cli.sites.resources import this_machine
     from stages.data.prepared import few_documents
     from stages.data.shards import count
 

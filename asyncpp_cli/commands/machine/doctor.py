@@ -15,7 +15,7 @@ from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
     from asyncpp_cli.doctor.checks import Check
-    from asyncpp_cli.launch.sites import Site
+    from asyncpp_cli.sites.profile import Site
 
 
 def doctor(
@@ -47,7 +47,7 @@ def doctor(
     Nothing is queued without --job. A `note` is something that runs work without. Exit code 0 if nothing is
     wrong, 1 otherwise.
     """
-    from asyncpp_cli.launch.sites import LOCAL, find_site
+    from asyncpp_cli.sites.profile import LOCAL, find_site
 
     chosen = find_site(site)
     if job and chosen.scheduler == LOCAL:
@@ -66,7 +66,7 @@ def _checks(site: Site, folder: Path, *, job: bool) -> Iterator[Check]:
     from asyncpp_cli.doctor.cluster import cluster_checks
     from asyncpp_cli.doctor.job import job_checks
     from asyncpp_cli.doctor.machine import machine_checks
-    from asyncpp_cli.launch.sites import LOCAL
+    from asyncpp_cli.sites.profile import LOCAL
 
     yield from machine_checks(folder)
     if site.scheduler != LOCAL:

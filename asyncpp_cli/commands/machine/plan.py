@@ -318,11 +318,11 @@ def _costs_and_limit(
     base: Base, *, site: str | None, device: str | None, profile: Path | None, memory: float | None
 ) -> tuple[CostModel, float, bool]:
     """The costs, the memory of a rank in 10^9 bytes, and whether the costs are those of the run's machine."""
-    from asyncpp_cli.launch.sites import find_site
     from asyncpp_cli.planner.cells import device_of
     from asyncpp_cli.planner.devices import USABLE, find_device
     from asyncpp_cli.planner.profile_costs import read_profile
     from asyncpp_cli.planner.roofline import Roofline
+    from asyncpp_cli.sites.profile import find_site
 
     site_device = {} if site is None else device_of(find_site(site))
     named = device or site_device.get("gpu") or base.config.site.gpu

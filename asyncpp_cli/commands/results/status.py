@@ -19,8 +19,8 @@ from asyncpp_cli.runs.status import State
 from asyncpp_cli.tables import Fit, printed
 
 if TYPE_CHECKING:
-    from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue
     from asyncpp_cli.runs.experiment_folder import Experiment
+    from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
 _POLL_SECONDS = 2.0
 _INTERRUPTED_CODE = 130
@@ -51,9 +51,9 @@ def status(
     """
     from asyncpp.statuses import status_records
     from asyncpp_cli.console import say, show_table
-    from asyncpp_cli.launch.slurm.bad_nodes import exclusion_notes
-    from asyncpp_cli.launch.slurm.run_status import SlurmQueue, short_job_notes
+    from asyncpp_cli.launch.bad_nodes import exclusion_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
+    from asyncpp_cli.slurm.run_status import SlurmQueue, short_job_notes
 
     experiment = open_experiment(folder)
     if cells and (as_json or failed):
@@ -109,7 +109,7 @@ def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
 def _current_table(
     experiment: Experiment, *, cells: bool, failed: bool
 ) -> tuple[str, list[str], list[list[str]]]:
-    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
+    from asyncpp_cli.slurm.run_status import SlurmQueue
 
     queue = SlurmQueue(experiment)
     title, columns, rows = _table(

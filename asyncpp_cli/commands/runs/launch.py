@@ -95,9 +95,9 @@ def launch(
     """
     from asyncpp_cli.launch.options import LaunchOptions
     from asyncpp_cli.launch.retry import chosen_by_site
-    from asyncpp_cli.launch.sites import LOCAL, find_site
     from asyncpp_cli.launch.start import launch_experiment
     from asyncpp_cli.runs.experiment_folder import runs_named
+    from asyncpp_cli.sites.profile import LOCAL, find_site
 
     find_site(site or LOCAL)
     experiment, named = runs_named(folder, runs)

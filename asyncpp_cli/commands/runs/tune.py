@@ -171,8 +171,8 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
 def _show_result(folder: Path, *, as_json: bool) -> None:
     """Print how the arms of a tuning stand."""
     from asyncpp_cli.console import say, show_table
-    from asyncpp_cli.launch.slurm.run_status import SlurmQueue
     from asyncpp_cli.runs.experiment_folder import open_experiment
+    from asyncpp_cli.slurm.run_status import SlurmQueue
     from asyncpp_cli.tables import Fit
     from asyncpp_cli.tune.result import records, sentences, table
     from asyncpp_cli.tune.standing import standings

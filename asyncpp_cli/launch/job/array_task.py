@@ -15,11 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpp_cli.launch.containers import image_state
-from asyncpp_cli.launch.job.early_signals import received, signals_blocked
-from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.bad_nodes import (
+from asyncpp_cli.launch.bad_nodes import (
     broken_nodes,
     exclude_from_requeued,
     exclude_from_waiting,
@@ -27,9 +23,8 @@ from asyncpp_cli.launch.slurm.bad_nodes import (
     node_fault_reason,
     record_broken_nodes,
 )
-from asyncpp_cli.launch.slurm.client import JobPhase, QueuedJob, SlurmError, phase_of
-from asyncpp_cli.launch.slurm.run_status import SlurmQueue
-from asyncpp_cli.launch.slurm.submissions import Submission, read_submissions
+from asyncpp_cli.launch.job.early_signals import received, signals_blocked
+from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
 from asyncpp_cli.launch.submission.arrays import ArrayManifest, ManifestRow, read_manifest
 from asyncpp_cli.launch.submission.snapshot import code_hash, difference, file_hash
 from asyncpp_cli.launch.supervisor import LIMIT_VARIABLE
@@ -41,6 +36,11 @@ from asyncpp_cli.runs.attempts.settle import override_outcome, settle
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.sites.containers import image_state
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import JobPhase, QueuedJob, SlurmError, phase_of
+from asyncpp_cli.slurm.run_status import SlurmQueue
+from asyncpp_cli.slurm.submissions import Submission, read_submissions
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
 _POLL_SECONDS = 0.2

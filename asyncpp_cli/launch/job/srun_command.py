@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.experiment.run_data import config_to_train
-from asyncpp_cli.launch.containers import Container, container_words, mounts_of
 from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.sites.containers import Container, container_words, mounts_of
 
 
 def srun_command(

@@ -12,15 +12,15 @@ from typing import Any
 from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.run_data import config_to_train
-from asyncpp_cli.launch.containers import Container, ContainerError, mounts_of
 from asyncpp_cli.launch.options import LaunchOptions, Pauses, check_pause
-from asyncpp_cli.launch.resources import ranks_of
-from asyncpp_cli.launch.sites import Site
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.run_status import RunStatus
 from asyncpp_cli.runs.lineage import FolderName, RunId
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, is_done
+from asyncpp_cli.sites.containers import Container, ContainerError, mounts_of
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.resources import ranks_of
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.run_status import RunStatus
 from stages.config import RunConfig
 from stages.records import Count, FileRecord, Record, read_record
 from stages.validation import ConfigError, check

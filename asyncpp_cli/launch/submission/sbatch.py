@@ -13,11 +13,11 @@ from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.launch.job.early_signals import SIGNAL_VARIABLE
-from asyncpp_cli.launch.resources import import_path_in_bash
-from asyncpp_cli.launch.sites import Site
-from asyncpp_cli.launch.slurm.client import SlurmError, clean_environment, error_text
 from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.launch.submission.snapshot import interpreter
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.resources import import_path_in_bash
+from asyncpp_cli.slurm.client import SlurmError, clean_environment, error_text
 
 
 @dataclass(frozen=True, kw_only=True)

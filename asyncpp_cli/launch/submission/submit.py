@@ -8,19 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from asyncpp_cli.launch.containers import image_state
+from asyncpp_cli.launch.bad_nodes import excluded_nodes_at
+from asyncpp_cli.launch.end_message import submit_end_job
 from asyncpp_cli.launch.options import LaunchOptions
-from asyncpp_cli.launch.sites import Site
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.bad_nodes import excluded_nodes_at
-from asyncpp_cli.launch.slurm.client import SlurmError
-from asyncpp_cli.launch.slurm.submissions import (
-    Submission,
-    SubmittedArray,
-    job_name,
-    new_folder,
-    write_submission,
-)
 from asyncpp_cli.launch.submission import sbatch, snapshot
 from asyncpp_cli.launch.submission.arrays import (
     ArrayManifest,
@@ -30,10 +20,20 @@ from asyncpp_cli.launch.submission.arrays import (
     site_settings_of,
     write_manifest,
 )
-from asyncpp_cli.launch.submission.end_job import submit_end_job
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import user_name
+from asyncpp_cli.sites.containers import image_state
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import SlurmError
+from asyncpp_cli.slurm.submissions import (
+    Submission,
+    SubmittedArray,
+    job_name,
+    new_folder,
+    write_submission,
+)
 
 
 def submit(

@@ -10,7 +10,6 @@ from typing import Any
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.settings import items
-from asyncpp_cli.launch.slurm.run_status import SlurmQueue
 from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
@@ -27,6 +26,7 @@ from asyncpp_cli.runs.notes import FILE as NOTES_FILE
 from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.slurm.run_status import SlurmQueue
 from stages.config import RunConfig
 from stages.records import read_record
 

@@ -41,9 +41,9 @@ from asyncpp_cli.doctor.machine import (
     torch_check,
     within,
 )
-from asyncpp_cli.launch.containers import Container
-from asyncpp_cli.launch.sites import Site, find_site
 from asyncpp_cli.launch.submission.snapshot import copy_code
+from asyncpp_cli.sites.containers import Container
+from asyncpp_cli.sites.profile import Site, find_site
 
 FILE = Path("mine.yaml")
 SITE = Site(name="mine", file=FILE)

@@ -12,10 +12,10 @@ from support.edited import edit
 from support.folder_contents import contents
 from support.report_experiment import ExperimentFolder, begun, settings
 
-from asyncpp_cli.launch.slurm.submissions import read_submissions
 from asyncpp_cli.launch.submission.arrays import read_manifest
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.slurm.submissions import read_submissions
 from stages.records import DamagedError
 
 HOSTILE = [

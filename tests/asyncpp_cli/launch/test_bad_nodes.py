@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.edited import edit
 
-from asyncpp_cli.launch.sites import find_site
-from asyncpp_cli.launch.slurm import bad_nodes
+from asyncpp_cli.launch import bad_nodes
 from asyncpp_cli.launch.submission.arrays import JobShape, site_settings_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
@@ -18,6 +17,7 @@ from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.sites.profile import find_site
 
 FAULTS = [
     "RuntimeError: CUDA error: uncorrectable ECC error encountered",

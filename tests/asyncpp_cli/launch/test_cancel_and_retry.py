@@ -10,12 +10,12 @@ from support.command_line import asyncpp
 from support.launches import HOURS, StartLaunch, is_training, sweep, wait_for
 
 from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
-from asyncpp_cli.launch.local.launcher import Launcher, tasks_of
-from asyncpp_cli.launch.resources import this_machine
+from asyncpp_cli.launch.local_machine import Launcher, tasks_of
 from asyncpp_cli.launch.retry import runs_to_retry
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.sites.resources import this_machine
 
 ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
 

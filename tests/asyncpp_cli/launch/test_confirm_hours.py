@@ -16,7 +16,6 @@ from support.report_experiment import ExperimentFolder, settings
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.launch import start
 from asyncpp_cli.launch.expected_cost import ExpectedCost, cost_line, expected_cost, question
-from asyncpp_cli.launch.sites import find_site
 from asyncpp_cli.planner.cells import expected
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import end_rank
@@ -24,6 +23,7 @@ from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.sites.profile import find_site
 
 
 class Terminal(io.StringIO):

@@ -10,17 +10,17 @@ from support.cluster_runs import ONE_RUN, sweep
 from support.command_line import asyncpp
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.containers import (
+from asyncpp_cli.launch.cluster import show_scripts
+from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.launch.submission.arrays import plan_arrays
+from asyncpp_cli.sites.containers import (
     Container,
     ContainerError,
     container_words,
     image_state,
     mounts_of,
 )
-from asyncpp_cli.launch.options import LaunchOptions
-from asyncpp_cli.launch.sites import read_site
-from asyncpp_cli.launch.slurm.launcher import show_scripts
-from asyncpp_cli.launch.submission.arrays import plan_arrays
+from asyncpp_cli.sites.profile import read_site
 from stages.config import RunConfig
 
 WORK = Path("/exp/submissions/1")

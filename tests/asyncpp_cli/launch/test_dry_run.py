@@ -13,7 +13,7 @@ from support.launches import TINY
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
-from asyncpp_cli.launch.local.dry_run import twin_of
+from asyncpp_cli.launch.dry_run import twin_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from stages.validation import check
 

@@ -11,8 +11,8 @@ from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch.end_message import claim_end
-from asyncpp_cli.launch.slurm.submissions import Submission, write_submission
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.slurm.submissions import Submission, write_submission
 
 REPORT = """
 import json, os, sys

@@ -15,13 +15,13 @@ import pytest
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, settings
 
-from asyncpp_cli.launch.local.launcher import Launcher, Task
-from asyncpp_cli.launch.resources import Machine, Resources
+from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Outcome
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.sites.resources import Machine, Resources
 from stages.config import SiteConfig
 
 ANOTHER = NOBODY.replace("54321", "54322")
@@ -109,8 +109,8 @@ import sys, time
 from pathlib import Path
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.launch.local.launcher import LocalJobs
-from asyncpp_cli.launch.resources import Resources
+from asyncpp_cli.launch.local_machine import LocalJobs
+from asyncpp_cli.sites.resources import Resources
 from asyncpp_cli.runs.run_folder import Run
 
 run, site = Run(Path(sys.argv[1])), LocalJobs()

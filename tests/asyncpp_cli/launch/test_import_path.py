@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.launches import StartLaunch, sweep
 
-from asyncpp_cli.launch.resources import import_path, import_path_in_bash
+from asyncpp_cli.sites.resources import import_path, import_path_in_bash
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncpp_cli.launch.slurm.client import JobPhase, phase_of
+from asyncpp_cli.slurm.client import JobPhase, phase_of
 
 DECIDED = {
     JobPhase.PENDING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING",

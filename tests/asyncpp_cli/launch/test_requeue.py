@@ -8,11 +8,11 @@ import pytest
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch.job import array_task
-from asyncpp_cli.launch.slurm import client as slurm
 from asyncpp_cli.launch.submission.arrays import ArrayManifest, JobShape
 from asyncpp_cli.runs.attempts.files import Job
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.slurm import client as slurm
 from stages.liveness.stop_signal import RESUMABLE
 
 JOB = Job(cluster="c", name="a", index=0, id="7_0", restart=0, nodes="n1", submission="s")

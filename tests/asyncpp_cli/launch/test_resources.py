@@ -10,10 +10,10 @@ import torch
 from support.command_line import asyncpp
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.resources import Machine, ranks_of, resources_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.sites.resources import Machine, ranks_of, resources_of
 from stages.config import ModelConfig, ParallelConfig, RunConfig, ScheduleConfig
 
 TINY = [

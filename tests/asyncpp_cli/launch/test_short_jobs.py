@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncpp_cli.launch.slurm.run_status import RunStatus, short_job_notes
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import override_outcome, settle
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State
+from asyncpp_cli.slurm.run_status import RunStatus, short_job_notes
 from stages.checkpoint.files import folder_of
 
 

@@ -13,8 +13,6 @@ import pytest
 from support.early_death import dying
 
 from asyncpp_cli.launch.job.array_task import JobEnd, corrected_outcome, signal_of
-from asyncpp_cli.launch.sites import find_site
-from asyncpp_cli.launch.slurm.client import JobPhase
 from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.launch.submission.sbatch import BatchJob
@@ -24,6 +22,8 @@ from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.sites.profile import find_site
+from asyncpp_cli.slurm.client import JobPhase
 from stages.liveness.stop_signal import RESUMABLE
 
 CONFIG = """

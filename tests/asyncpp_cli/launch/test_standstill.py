@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from support.report_experiment import ExperimentFolder, settings
 
-from asyncpp_cli.launch.local import launcher
-from asyncpp_cli.launch.local.launcher import Launcher, SuspendedProcesses, Task
-from asyncpp_cli.launch.resources import Machine, Resources
+from asyncpp_cli.launch import local_machine as launcher
+from asyncpp_cli.launch.local_machine import Launcher, SuspendedProcesses, Task
 from asyncpp_cli.launch.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.processes import is_suspended, process_id, send_signal, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.sites.resources import Machine, Resources
 from stages.config import SiteConfig
 from stages.liveness.stop_signal import SIGNALS
 

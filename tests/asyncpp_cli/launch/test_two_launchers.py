@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from support.launches import TINY, sweep, wait_for
 
-from asyncpp_cli.launch.local.launcher import Launcher, tasks_of
-from asyncpp_cli.launch.resources import this_machine
+from asyncpp_cli.launch.local_machine import Launcher, tasks_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
+from asyncpp_cli.sites.resources import this_machine
 
 
 class AnotherLauncher:

@@ -23,7 +23,6 @@ from asyncpp_cli.console import say
 from asyncpp_cli.errors import FAILED, DamagedError, UserError, refusal_of
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.options import NO_PAUSES, Pauses, check_pause
-from asyncpp_cli.launch.resources import Machine, Resources, import_path, resources_of
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Scheduler
@@ -31,6 +30,7 @@ from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, s
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_suspended, send_signal
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
+from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
 from stages.config import SiteConfig
 from stages.liveness.stall import longest_silence
 from stages.own_code import check_code
@@ -74,7 +74,7 @@ class LocalJobs:
         """
         words = [str(attempt.run.folder.absolute()), str(attempt.number), str(resources.processes)]
         # `python -m` would look in the working folder first, where the user may have a package `optimizers`.
-        path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": import_path(str(Path(__file__).parents[3]))}
+        path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": import_path(str(Path(__file__).parents[2]))}
         with attempt.startup_log.open("ab") as errors:
             self._supervisors[attempt.run.id] = subprocess.Popen(
                 [sys.executable, "-m", "asyncpp_cli.launch.supervisor", *words, ",".join(devices)],

@@ -23,13 +23,13 @@ from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.experiment.settings import config_hash, copy_of
-from asyncpp_cli.launch.local.launcher import Launcher, Task
+from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.launch.progress import shown_progress
-from asyncpp_cli.launch.resources import ranks_of, resources_of, this_machine
 from asyncpp_cli.planner.cells import expected, time_on_cores
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
+from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from asyncpp_cli.tables import Fit
 from stages.config import ModelConfig, RunConfig
 from stages.model.families.catalogue import describe
@@ -116,7 +116,7 @@ def dry_run(experiment: Experiment, *, replay: bool) -> bool:
 
     Raises:
         UserError: a cell cannot be trained; nothing is run.
-        asyncpp_cli.launch.local.launcher.Interrupted: Ctrl-C.
+        asyncpp_cli.launch.local_machine.Interrupted: Ctrl-C.
     """
     seen: dict[tuple[Any, ...], Any] = {}
     cells = [_checked_cell(run, seen) for run in experiment.runs]

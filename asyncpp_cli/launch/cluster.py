@@ -12,11 +12,6 @@ from asyncpp_cli.console import command, say
 from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
 from asyncpp_cli.launch.options import LaunchOptions
 from asyncpp_cli.launch.progress import shown_progress
-from asyncpp_cli.launch.sites import Site
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import SlurmError
-from asyncpp_cli.launch.slurm.run_status import RunStatus, SlurmQueue, run_statuses
-from asyncpp_cli.launch.slurm.submissions import Submission, submission_lock
 from asyncpp_cli.launch.submission.arrays import (
     PlannedArray,
     Throttle,
@@ -29,6 +24,11 @@ from asyncpp_cli.launch.submission.snapshot import code_hash
 from asyncpp_cli.launch.submission.submit import array_script, report_file, submit
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State, is_done
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import SlurmError
+from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, run_statuses
+from asyncpp_cli.slurm.submissions import Submission, submission_lock
 
 _POLL_SECONDS = 2.0
 _POLLS_WITHOUT_JOB = 3

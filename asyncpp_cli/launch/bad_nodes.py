@@ -19,15 +19,15 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.launch.sites import Site
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import JobPhase, SlurmError, phase_of, run_command
-from asyncpp_cli.launch.slurm.submissions import read_submissions
 from asyncpp_cli.launch.submission.arrays import ArrayManifest, read_manifest
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, RankEnd, RankError, RankStart
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of, run_command
+from asyncpp_cli.slurm.submissions import read_submissions
 from stages.records import FileRecord, read_record
 
 EXCLUSION_SECONDS = 24 * 3600.0

@@ -9,16 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncpp_cli.launch.slurm import client as slurm
-from asyncpp_cli.launch.slurm.client import (
-    AccountedJob,
-    JobPhase,
-    NoSlurmError,
-    QueuedJob,
-    SlurmError,
-    phase_of,
-)
-from asyncpp_cli.launch.slurm.submissions import ArrayTask, Submissions, read_submissions
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import Job, Outcome
@@ -27,6 +17,16 @@ from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, config_problem
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import (
+    AccountedJob,
+    JobPhase,
+    NoSlurmError,
+    QueuedJob,
+    SlurmError,
+    phase_of,
+)
+from asyncpp_cli.slurm.submissions import ArrayTask, Submissions, read_submissions
 
 _CLOCK_TOLERANCE = 20.0
 """Seconds by which the clocks of two machines may differ."""

@@ -1,1 +1,0 @@
-"""Launching on this machine, one supervisor for each run."""

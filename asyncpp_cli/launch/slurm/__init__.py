@@ -1,1 +1,0 @@
-"""SLURM's commands, submissions, and the status of an experiment's jobs and nodes."""

@@ -1,0 +1,1 @@
+"""Where runs may train: this machine, profiles of clusters, containers."""
