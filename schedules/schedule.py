@@ -25,6 +25,8 @@ class Schedule:
     """Whether every gradient is applied to the weights that it was computed at."""
     stages_per_rank: int = 1
     """Number of stages per rank, unless the schedule takes the option `chunks`."""
+    ends_together: bool = False
+    """Whether the first and the last stage share a rank and update in turn, so that they can share a matrix."""
     placement: Callable[[int], Sequence[int]] | None = None
     """Rank of each stage, from the number of ranks, where the model is cut so that ranks are equally fast;
     None: so that stages are."""

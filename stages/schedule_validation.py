@@ -65,7 +65,7 @@ def check_schedule(config: RunConfig) -> None:
         for first_step in {0, sync_steps(config)}:
             problem = tied_problem(segment_program(config, first_step=first_step, steps=TIED_STEPS))
             if problem is not None:
-                accepted = f"false, parallel.stages: 1, or a schedule in a V ({', '.join(IN_A_V)})"
+                accepted = f"false, parallel.stages: 1, or a schedule in a V ({', '.join(can_tie())})"
                 raise ConfigError("model.tied", f"{problem}; accepted: {accepted}")
 
 
@@ -85,7 +85,11 @@ def _check_shard_gradients(config: RunConfig) -> None:
 
 TIED_STEPS = 3
 """Steps of the program in which the order of the ends' updates is checked."""
-IN_A_V = ("2bw-v", "zb-v", "v-half", "v-min", "dualpipe-v")
+
+
+def can_tie() -> list[str]:
+    """The schedules whose first and last stage can share a matrix."""
+    return [name for name, schedule in schedules.FAMILY.items() if schedule.ends_together]
 
 
 def tied_problem(program: schedules.Program) -> str | None:

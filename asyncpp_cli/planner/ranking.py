@@ -12,7 +12,7 @@ from asyncpp_cli.planner.estimate import CostModel, Estimate, fitting, least_sec
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.representative import Shape, represented
 from stages.config import RunConfig
-from stages.schedule_validation import IN_A_V
+from stages.schedule_validation import can_tie
 
 _MARGIN = 0.99
 """A simulated step seems shorter than its work by less than this, where ranks end at different times."""
@@ -38,7 +38,7 @@ def ranked(
     if first is None and base.model.tied:
         raise UserError(
             f"model.tied: no layout of {', '.join(names)} has embedding and head on one rank; accepted: "
-            f"false, or --schedule {IN_A_V[0]}"
+            f"false, or --schedule {can_tie()[0]}"
         )
     return iter(()) if first is None else chain([first], estimates)
 

@@ -153,6 +153,7 @@ V_HALF = Schedule(
     program=v_half,
     synchronous=True,
     stages_per_rank=2,
+    ends_together=True,
     placement=placement,
 )
 
@@ -162,5 +163,6 @@ V_MIN = Schedule(
     program=v_min,
     synchronous=True,
     stages_per_rank=2,
+    ends_together=True,
     placement=placement,
 )

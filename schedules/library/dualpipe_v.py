@@ -80,4 +80,5 @@ DUALPIPE_V = Schedule(
     program=dualpipe_v,
     synchronous=True,
     stages_per_rank=2,
+    ends_together=True,
 )

@@ -144,6 +144,7 @@ TWO_BW_V = Schedule(
     program=two_bw_v,
     synchronous=False,
     stages_per_rank=2,
+    ends_together=True,
     placement=placement,
     synchronous_start="v-min",
     lead=lead,

@@ -68,4 +68,5 @@ ZB_V = Schedule(
     program=zb_v,
     synchronous=True,
     stages_per_rank=2,
+    ends_together=True,
 )

@@ -16,18 +16,18 @@ from support.small_runs import Rows, in_processes, small_config
 from support.training_cases import measured, of_writers
 
 from optimizers.grouping import Role
-from schedules import Op, build
+from schedules import NAMES, Op, build
 from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.memory.estimate import course_of, stage_memory
 from stages.model.families.catalogue import describe
 from stages.pipeline.build import representative_programs
 from stages.pipeline.gradient_buffers import gradient_buffers
-from stages.schedule_validation import tied_problem
+from stages.schedule_validation import can_tie, tied_problem
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check
 
-IN_A_V = ["2bw-v", "2bw-v, split", "zb-v", "v-half", "v-min", "dualpipe-v"]
+IN_A_V = [*can_tie(), "2bw-v, split"]
 
 
 def tied_config(schedule: str, *, text: Path, **changed: Any) -> RunConfig:
@@ -36,6 +36,12 @@ def tied_config(schedule: str, *, text: Path, **changed: Any) -> RunConfig:
     config = small_config(name, text=text, split=bool(split), **options)
     config.model.tied = True
     return config
+
+
+@pytest.mark.parametrize("schedule", NAMES)
+def test_a_schedule_declares_whether_its_ends_can_share_a_matrix(schedule: str) -> None:
+    program = build(schedule, stages=2, microbatches=4, steps=3)
+    assert (tied_problem(program) is None) == (schedule in can_tie())
 
 
 @pytest.mark.parametrize(
