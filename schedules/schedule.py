@@ -26,7 +26,7 @@ class Schedule:
     stages_per_rank: int = 1
     """Number of stages per rank, unless the schedule takes the option `chunks`."""
     ends_together: bool = False
-    """Whether the first and the last stage share a rank and update in turn, so that they can share a matrix."""
+    """Whether the first and the last stage can share a matrix: they are on one rank, and update in turn."""
     placement: Callable[[int], Sequence[int]] | None = None
     """Rank of each stage, from the number of ranks, where the model is cut so that ranks are equally fast;
     None: so that stages are."""
