@@ -191,7 +191,7 @@ def main() -> None:
         row for folder in given.experiments for row in rows_of(folder, step=given.step, blocks=given.blocks)
     ]
     with given.csv.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -14,13 +14,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.programs import CostOptions, comparison
 from benchmarks import time_to_loss
-from benchmarks.held_out import Difference, Losses, blocks_of, difference
 from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
 from benchmarks.results.best_rates import best
@@ -312,99 +311,17 @@ def sharpness() -> Iterator[str]:
 
 
 DELAY_OR_BATCH = "delay-or-batch-2026-11-23"
-BOUND = 0.01
-"""Half-width of the equivalence bounds that the preregistered pages state, nats per token."""
 
 
 def delay_or_batch() -> Iterator[str]:
-    """The rates chosen, and the delayed arm beside synchronous ones that take the same time."""
-    names = {"640": "`1f1b`, same batch", "417": "`1f1b`, twice the batch"}
-    names |= {"929": "`zb-v`, same batch", "600": "`zb-v`, twice the batch"}
-    rows, choice = rows_of(DELAY_OR_BATCH), rows_of(f"{DELAY_OR_BATCH}-choice")
-    for optimizer in ("adamw", "muon"):
-        own = _of(rows, optimizer=optimizer)
-        stale = _of(own, schedule="2bw")
-        yield f"| {optimizer} | `2bw`, error feedback of 1 | {_rate(stale)} | {_mean(stale)} | | | | |"
-        for steps, name in names.items():
-            arm = _of(own, steps=steps)
-            gap = difference(_by_seed(stale), _by_seed(arm), comparisons=8)
-            assert gap.seeds == 6
-            yield (
-                f"| {optimizer} | {name} | {_rate(arm)} | {_mean(arm)} | {gap} | "
-                f"{_errors(gap)} | {gap.verdict(bound=BOUND)} |"
-            )
-            rates: dict[float, list[float]] = {}
-            for row in _of(choice, optimizer=optimizer, steps=steps):
-                rates.setdefault(float(row["lr"]), []).append(float(row["val_loss"]))
-            assert min(rates, key=lambda lr, of=rates: fmean(of[lr])) == float(arm[0]["lr"])
-            tried = ", ".join(f"{lr:g}: {fmean(losses):.3f}" for lr, losses in sorted(rates.items()))
-            yield f"| {optimizer} | {name} | {tried} |"
-
-
-ANNEALING = "annealing-2026-11-23"
-ANNEALED = (("muon", 6), ("adamw", 4))
-"""Optimizers of the page, and their seeds."""
-
-
-def annealing() -> Iterator[str]:
-    """Gaps on the trunk and at the ends of its branches, what the decay changes of them, and k."""
-    rows = rows_of(ANNEALING)
-    for optimizer, seeds in ANNEALED:
-        of = {
-            (row["schedule"], row["step"]): _by_seed(_of(rows, **_keys(row, "optimizer", "schedule", "step")))
-            for row in _of(rows, optimizer=optimizer)
-        }
-        for trunk, end in (("600", "750"), ("1200", "1500")):
-            gaps = {}
-            for step in (trunk, end):
-                gaps[step] = {
-                    seed: [
-                        late - at_once for late, at_once in zip(blocks, of["1f1b", step][seed], strict=True)
-                    ]
-                    for seed, blocks in of["2bw", step].items()
-                }
-                zero = {seed: [0.0] * len(blocks) for seed, blocks in gaps[step].items()}
-                gap = difference(gaps[step], zero, comparisons=4)
-                assert gap.seeds == seeds
-                losses = " | ".join(
-                    f"{fmean(map(fmean, of[schedule, step].values())):.4f}" for schedule in ("1f1b", "2bw")
-                )
-                said = gap.verdict(bound=BOUND) if step == "1500" else ""
-                yield f"| {optimizer} | {step} | {losses} | {gap} | {_errors(gap)} | {said} |"
-            change = difference(gaps[end], gaps[trunk], comparisons=4)
-            said = change.verdict(bound=BOUND) if end == "1500" else ""
-            yield f"| {optimizer} | {trunk} to {end} | | | {change} | {_errors(change)} | {said} |"
-        yield f"| {optimizer} | " + " | ".join(_delayed_steps(of)) + " |"
-
-
-def _delayed_steps(of: Mapping[tuple[str, str], Losses]) -> Iterator[str]:
-    """By seed: delayed steps over the 750 synchronous ones to the same loss."""
-    for seed in sorted(of["2bw", "750"]):
-        early, late = (fmean(of["2bw", step][seed]) for step in ("750", "1500"))
-        doublings = (early - fmean(of["1f1b", "750"][seed])) / (early - late)
-        yield f"{2**doublings:.2f}" if 0 <= doublings <= 1 else "outside"
-
-
-def _keys(row: Row, *names: str) -> dict[str, str]:
-    return {name: row[name] for name in names}
-
-
-def _errors(found: Difference) -> str:
-    return f"{found.of_seeds:.4f} | {found.of_evaluation:.4f}"
-
-
-def _by_seed(rows: Sequence[Row]) -> Losses:
-    return {int(row["seed"]): blocks_of(row) for row in rows}
-
-
-def _mean(rows: Sequence[Row]) -> str:
-    losses = [fmean(blocks_of(row)) for row in rows]
-    return f"{fmean(losses):.4f} ± {stdev(losses):.4f}"
-
-
-def _rate(rows: Sequence[Row]) -> str:
-    [rate] = {row["lr"] for row in rows}
-    return rate
+    """Losses by rate of the arms whose rates were chosen."""
+    rates: dict[tuple[str, int], dict[float, list[float]]] = {}
+    for row in rows_of(f"{DELAY_OR_BATCH}-choice"):
+        of = rates.setdefault((row["optimizer"], int(row["steps"])), {})
+        of.setdefault(float(row["lr"]), []).append(float(row["val_loss"]))
+    for (optimizer, steps), losses in sorted(rates.items()):
+        tried = ", ".join(f"{lr:g}: {fmean(of):.3f}" for lr, of in sorted(losses.items()))
+        yield f"| {optimizer} | {steps} | {tried} |"
 
 
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
