@@ -36,11 +36,10 @@ from dated import write_dated
 from lone_stage import MadeUpNeighbours, MadeUpPipeline
 
 from asyncpp_cli.planner.base_config import base_of
-from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.devices import find_device, peak_tflops
 from asyncpp_cli.planner.estimate import OF_THE_DEVICE, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE, layout
 from asyncpp_cli.planner.roofline import Roofline
-from asyncpp_cli.report.load.utilisation import peak_tflops
 from schedules import analyze
 from stages.comm.collectives import SingleRankGroup
 from stages.comm.topology import Connection

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
-from asyncpp_cli.experiment.run_data import locations, recorded_sha256, set_locations
+from asyncpp_cli.experiment.run_data import locations, set_locations
 from asyncpp_cli.experiment.settings import config_hash, copy_of
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.lineage import DIGITS
+from asyncpp_cli.runs.run_folder import Run
 
 
 def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> list[ResolvedCell]:
     """The cells, each with the id of its run in the folder, if there is one.
 
-    Ids may differ: those of asyncpp 0.1 depend on the data's path, and an id names a path on an axis.
+    Ids differ where they name a path of data that has moved, as an axis does.
 
     Raises:
         UserError: the folder has the same runs with other data.
     """
     by_id = {cell.id: cell for cell in existing.cells}
     by_digest = {cell.id[-DIGITS:]: cell for cell in existing.cells}
-    moved = locations(existing.folder)
     matched: list[ResolvedCell] = []
     for resolved in cells:
         match = None
         if resolved.cell.id not in by_id and resolved.config.data.path is not None:
-            match = next(
-                (
-                    cell
-                    for digest in _digests(resolved, moved)
-                    if (cell := by_digest.get(digest)) is not None
-                    and _axes_without_path(cell) == _axes_without_path(resolved.cell)
-                ),
-                None,
-            )
+            match = by_digest.get(config_hash(resolved.config)[:DIGITS])
+            if match is not None and _axes_without_path(match) != _axes_without_path(resolved.cell):
+                match = None
         matched.append(resolved if match is None else replace(resolved, cell=match))
     _refuse_changed_data(matched, existing)
     return matched
@@ -69,9 +63,19 @@ def check_same_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None
             if resolved.cell.id in ids
             and (resolved.config.data.path, resolved.config.data.validation_share) == (path, share)
         ]
-        known = recorded_sha256(existing.run(resolved.cell.id) for resolved in same_data)
+        known = _recorded_sha256(existing.run(resolved.cell.id) for resolved in same_data)
         if known is not None and find_corpus(same_data[0].config.data).sha256 != known:
             raise _changed(path, existing)
+
+
+def _recorded_sha256(runs: Iterable[Run]) -> str | None:
+    """The data's checksum, from the first of these runs that can be read."""
+    for run in runs:
+        try:
+            return run.config().data.sha256
+        except DamagedError:
+            continue
+    return None
 
 
 def record_locations(cells: Sequence[ResolvedCell], existing: Experiment) -> None:
@@ -93,17 +97,6 @@ def record_locations(cells: Sequence[ResolvedCell], existing: Experiment) -> Non
             moved[old] = new
     if moved:
         set_locations(existing.folder, moved)
-
-
-def _digests(resolved: ResolvedCell, moved: dict[str, str]) -> list[str]:
-    """The possible ends of the cell's id."""
-    path = resolved.config.data.path
-    digests = [config_hash(resolved.config)]
-    for earlier in (path, *(old for old, new in moved.items() if new == path)):
-        config = copy_of(resolved.config)
-        config.data.path, config.data.sha256 = earlier, None
-        digests.append(config_hash(config))
-    return [digest[:DIGITS] for digest in digests]
 
 
 def _axes_without_path(cell: Cell) -> dict[str, object]:

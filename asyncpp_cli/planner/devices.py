@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncpp_cli.errors import UserError
+
+PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
+    "B200": {"bfloat16": 2250.0, "float32": 75.0},
+    "GH200": {"bfloat16": 989.4, "float32": 66.9},
+    "H200 NVL": {"bfloat16": 835.5, "float32": 60.0},
+    "H200": {"bfloat16": 989.4, "float32": 66.9},
+    "H100 PCIe": {"bfloat16": 756.0, "float32": 51.2},
+    "H100 NVL": {"bfloat16": 835.5, "float32": 60.0},
+    "H100": {"bfloat16": 989.4, "float32": 66.9},
+    "A100": {"bfloat16": 312.0, "float32": 19.5},
+    "L40S": {"bfloat16": 362.05, "float32": 91.6},
+    "L4": {"bfloat16": 121.0, "float32": 30.3},
+    "A10": {"bfloat16": 125.0, "float32": 31.2},
+    "MI300X": {"bfloat16": 1307.4, "float32": 163.4},
+}
+"""Dense peak of a device by a part of its name, in TFLOP/s: the makers' data sheets, without sparsity.
+
+The first match counts. float32 is plain float32: torch uses no TF32 by default.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,7 +32,7 @@ class Device:
     """One GPU and its share of the network."""
 
     name: str
-    tflops: dict[str, float]
+    tflops: Mapping[str, float]
     """Dense peak by precision. float32 is not TF32, which torch leaves off by default."""
     memory_gb: float
     """Memory, 10^9 bytes."""
@@ -28,19 +48,19 @@ class Device:
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        Device(name="h100", tflops={"bfloat16": 989.4, "float32": 66.9}, memory_gb=80, bandwidth_gbs=3350),
-        Device(name="h200", tflops={"bfloat16": 989.4, "float32": 66.9}, memory_gb=141, bandwidth_gbs=4800),
-        Device(name="b200", tflops={"bfloat16": 2250.0, "float32": 75.0}, memory_gb=180, bandwidth_gbs=8000),
+        Device(name="h100", tflops=PEAK_TFLOPS["H100"], memory_gb=80, bandwidth_gbs=3350),
+        Device(name="h200", tflops=PEAK_TFLOPS["H200"], memory_gb=141, bandwidth_gbs=4800),
+        Device(name="b200", tflops=PEAK_TFLOPS["B200"], memory_gb=180, bandwidth_gbs=8000),
         Device(
             name="a100",
-            tflops={"bfloat16": 312.0, "float32": 19.5},
+            tflops=PEAK_TFLOPS["A100"],
             memory_gb=80,
             bandwidth_gbs=2039,
             network_gbs=25.0,
         ),
         Device(
             name="l40s",
-            tflops={"bfloat16": 362.05, "float32": 91.6},
+            tflops=PEAK_TFLOPS["L40S"],
             memory_gb=48,
             bandwidth_gbs=864,
             network_gbs=12.5,
@@ -65,3 +85,13 @@ def find_device(name: str, *, key: str) -> Device:
     if name not in DEVICES:
         raise UserError(f"{key}: unknown GPU {name!r}; accepted: {', '.join(DEVICES)}")
     return DEVICES[name]
+
+
+def peak_tflops(device: str, precision: str) -> float | None:
+    """Peak of a device by its name, in TFLOP/s; None if it is not in the table."""
+    words = device.replace("-", " ").upper()
+    for name, peaks in PEAK_TFLOPS.items():
+        # Whole words: an L40 is no L4, and an A100 no A10.
+        if f" {name.upper()} " in f" {words} ":
+            return peaks.get(precision)
+    return None

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.best import keep_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.counterparts import linked
-from asyncpp_cli.report.load.run import NAMED_KEYS, RunResult
+from asyncpp_cli.report.load.run import RunResult
 from schedules import FAMILY
 
 
@@ -84,12 +85,12 @@ def _further_keys(
 
     First the wanted keys, then the template's axes, then keys that tell apart groups that are still alike.
     """
-    named = {*NAMED_KEYS, *NAMED_KEYS.values(), "seed"}
+    named = {*SHORTHANDS, *SHORTHANDS.values(), "seed"}
     axes = (key for group in groups for run in group for key in run.axes)
     keys = list(dict.fromkeys(key for key in (*wanted, *axes) if key not in named))
     alike: dict[tuple[str, ...], list[RunResult]] = {}
     for group in groups:
-        alike.setdefault(_label(group[0], [*NAMED_KEYS, *keys]), []).append(group[0])
+        alike.setdefault(_label(group[0], [*SHORTHANDS, *keys]), []).append(group[0])
     differing: dict[str, None] = {}
     for same_label in alike.values():
         configs = [run.config for run in same_label if run.config is not None]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names, value_text
-from asyncpp_cli.report.load.run import NAMED_KEYS
 
 
 def keep_best(cells: Sequence[CellResult], keys: Sequence[str]) -> tuple[list[CellResult], list[str]]:
@@ -71,7 +71,7 @@ def _value(cell: CellResult, key: str) -> Any:
 
 def _arm(cell: CellResult, keys: Sequence[str]) -> object:
     """What the cells of an arm have in common."""
-    left_out = {*keys, *(NAMED_KEYS.get(key, key) for key in keys), "seed"}
+    left_out = {*keys, *(SHORTHANDS.get(key, key) for key in keys), "seed"}
     config = next((run.config for run in cell.runs if run.config is not None), None)
     known = cell.runs[0].axes if config is None else config
     return tuple(

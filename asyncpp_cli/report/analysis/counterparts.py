@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
-from asyncpp_cli.report.load.run import NAMED_KEYS
 
 CORRECTION = ("error_feedback.", "correction.")
 """Sections of the configuration that correct for delay."""
@@ -42,7 +42,7 @@ def linked(cells: Sequence[CellResult], *, ignoring: Sequence[str]) -> tuple[lis
     Returns:
         The cells in order, and remarks on delayed cells without a counterpart.
     """
-    ignored = tuple(NAMED_KEYS.get(key, key) for key in ignoring)
+    ignored = tuple(SHORTHANDS.get(key, key) for key in ignoring)
     compared = [_settings_without(cell, "schedule.", *CORRECTION, *ignored) for cell in cells]
     candidates: dict[ComparedSettings, list[CellResult]] = {}
     for cell, settings in zip(cells, compared, strict=True):

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.counterparts import LENGTH
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired
 from asyncpp_cli.report.analysis.t_distribution import t_quantile
-from asyncpp_cli.report.load.run import NAMED_KEYS
 
 if TYPE_CHECKING:
     from asyncpp_cli.report.analysis.steps_to_loss import StepsRatio
@@ -215,7 +215,7 @@ def _batch(cell: CellResult) -> int:
 
 
 def _optimizer(cell: CellResult) -> Hashable:
-    chosen = {NAMED_KEYS.get(key, key) for key in cell.chosen}
+    chosen = {SHORTHANDS.get(key, key) for key in cell.chosen}
     return _settings(cell, lambda key: key.startswith("optimizer.") and key not in chosen)
 
 

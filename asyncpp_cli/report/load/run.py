@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.runs.attempts.cost import Cost
 from asyncpp_cli.runs.lineage import Lineage
@@ -14,14 +15,6 @@ from asyncpp_cli.runs.notes import Note
 
 if TYPE_CHECKING:
     import polars as pl
-
-NAMED_KEYS = {
-    "schedule": "schedule.name",
-    "optimizer": "optimizer.name",
-    "error_feedback": "error_feedback.coefficient",
-    "model": "model.name",
-}
-"""Configuration keys with a column of their own, by their names in templates."""
 
 STATES_BY_WEIGHT = (
     "failed",
@@ -72,7 +65,7 @@ class RunResult:
 
     def value(self, key: str) -> Any:
         """The value of a configuration key or axis; None if unknown."""
-        dotted = NAMED_KEYS.get(key, key)
+        dotted = SHORTHANDS.get(key, key)
         if self.config is not None:
             return self.config.get(dotted)
         return self.axes.get(key, self.axes.get(dotted))

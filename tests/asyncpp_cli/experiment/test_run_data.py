@@ -10,11 +10,12 @@ import pytest
 from support.command_line import asyncpp
 from support.paths import ROOT
 
+from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.experiment.run_data import locations
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
 
-BEFORE = ROOT / "tests" / "support" / "experiment_before"
-"""An experiment of asyncpp 0.1: seed 0 completed, seed 1 saved after step 15 of 30, seed 2 never begun."""
+TEXTS = ROOT / "tests" / "support" / "prose"
 
 TEMPLATE = """
 matrix: {schedule: [1f1b], optimizer: [sgd], seed: [0, 1]}
@@ -29,7 +30,7 @@ train: {steps: 2, microbatch_size: 2, eval_microbatches: 1}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> Path:
     """A folder to type commands in, with a template and its texts."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(BEFORE / "texts", tmp_path / "texts")
+    shutil.copytree(TEXTS, tmp_path / "texts")
     (tmp_path / "mine.yaml").write_text(TEMPLATE)
     return tmp_path
 
@@ -154,50 +155,11 @@ def test_another_python_is_refused_but_has_the_same_ids(
     assert ids(Path("f"))[0] == ids(Path("e"))[0]
 
 
-@pytest.fixture
-def before(folder: Path) -> Path:
-    """The experiment of asyncpp 0.1, whose texts lie nowhere yet."""
-    shutil.copytree(BEFORE / "experiment", folder / "before")
-    for name in ("small.yaml", "tiny.yaml"):
-        shutil.copy(BEFORE / name, folder)
-    return Path("before")
-
-
-@pytest.mark.slow
-def test_an_experiment_of_the_version_before_is_read_and_trained(before: Path) -> None:
-    assert states(before) == [State.COMPLETED, State.INTERRUPTED, State.PENDING]
-    assert asyncpp("report", before).code == 0
-    assert "/tmp/asyncpp-before/texts does not exist" in refused("launch", before, "--replay")
-    assert asyncpp("data", "moved", before, "texts").code == 0
-    first, second, third = open_experiment(before).runs
-    # Its checkpoint is of a format that is not read any more.
-    assert "step-15 cannot be read: it has format 1" in refused("train", second.folder, "--replay")
-    shutil.rmtree(second.checkpoints)
-    train(before)
-    starts = [json.loads(line) for line in second.metrics_file.read_text().splitlines() if '"start"' in line]
-    assert [row["step"] for row in starts] == [0, 0]
-    assert states(before) == [State.COMPLETED] * 3
-    known = {row["corpus_sha256"] for run in (first, second, third) for row in run.metrics()[:1]}
-    assert len(known) == 1
-
-
-@pytest.mark.slow
-def test_an_experiment_of_the_version_before_takes_more_seeds_and_no_other_data(
-    before: Path, folder: Path
-) -> None:
-    was = ids(before)
-    assert asyncpp("data", "moved", before, "texts").code == 0
-    held = (folder / "texts" / "0.txt").read_text()
-    (folder / "texts" / "0.txt").write_text(held.replace("pipeline", "Pipeline"))
-    # By what a run of its own, or of another seed, has begun to train on.
-    assert "holds other data" in refused("launch", before, "--replay")
-    for run in open_experiment(before).runs[1:]:
-        assert "holds other data" in refused("train", run.folder, "--replay")
-    more = ["tiny.yaml", "matrix.seed=[0,1,2,3]", "--out", before]
-    assert "has changed since the runs of before were made" in refused("sweep", *more)
-    (folder / "texts" / "0.txt").write_text(held)
-    assert asyncpp("sweep", *more).code == 0
-    assert ids(before)[:3] == was
-    shutil.rmtree(open_experiment(before).runs[1].checkpoints)
-    train(before)
-    assert states(before) == [State.COMPLETED] * 4
+@pytest.mark.parametrize(
+    "content", ['{"moved": 3}', '{"moved": {"texts": 3}}', "{", '{"format": 2, "moved": {}}']
+)
+def test_a_damaged_file_of_locations_is_refused_by_name(content: str, tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text(content)
+    with pytest.raises(DamagedError, match=r"data\.json"):
+        locations(tmp_path)
+    assert locations(tmp_path / "none") == {}

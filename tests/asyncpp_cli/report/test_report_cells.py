@@ -12,6 +12,7 @@ from support.metrics_rows import diagnostics_row
 from support.report_experiment import settings
 
 from asyncpp_cli.experiment.settings import assign
+from asyncpp_cli.planner.devices import peak_tflops
 from asyncpp_cli.report.analysis.aggregate import aggregate, aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.summary import summary_lines
@@ -19,7 +20,7 @@ from asyncpp_cli.report.load.diagnostics import sharpness_curve
 from asyncpp_cli.report.load.measure import Evaluation, Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import from_rows
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.load.utilisation import peak_tflops, utilisation
+from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records
 from stages.config import RunConfig
 
