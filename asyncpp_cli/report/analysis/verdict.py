@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.counterparts import LENGTH
 from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.pairs import pairs
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired
 from asyncpp_cli.report.analysis.t_distribution import t_quantile
 
@@ -31,6 +33,14 @@ _LAYOUT = ("schedule.", "parallel.", "train.microbatch_size")
 _CORRECTION = ("error_feedback.", "correction.")
 
 _MOST_SENTENCES = 4
+
+_NO_SYNCHRONOUS_ARM = (
+    "No verdict: no synchronous arm of the same model, data, tokens per step and number of ranks has a loss."
+)
+_CHOSEN_ON_THE_SAME_SEEDS = (
+    "The best settings were chosen on the seeds that are compared, so the intervals are too narrow: choose "
+    "them on other seeds (asyncpp tune)."
+)
 
 _MOST_SEEDS = 64
 """Limit of the search for the number of seeds that would decide."""
@@ -60,6 +70,10 @@ class Verdict:
     speed: Speed | None = None
     reason: str | None = None
     """What is missing for an answer; None if nothing is."""
+    lengths: tuple[CellResult, ...] = ()
+    """The cells of the delayed arm."""
+    synchronous_lengths: tuple[CellResult, ...] = ()
+    """The cells of the synchronous arm, of all its schedules."""
 
     @property
     def time(self) -> float | None:
@@ -191,7 +205,12 @@ def verdict_lines(cells: Sequence[CellResult]) -> list[str]:
     """The verdicts in sentences: one if none has an answer."""
     found = verdicts(cells)
     timed = [verdict for verdict in found if verdict.time is not None]
-    return [verdict.sentence for verdict in (timed or found[:1])[:_MOST_SENTENCES]]
+    if not found and any(not cell.synchronous and cell.losses for cell in cells):
+        return [_NO_SYNCHRONOUS_ARM]
+    lines = [verdict.sentence for verdict in (timed or found[:1])[:_MOST_SENTENCES]]
+    if timed and any(cell.chosen for cell in cells):
+        lines.append(_CHOSEN_ON_THE_SAME_SEEDS)
+    return lines
 
 
 def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashable]) -> list[list[CellResult]]:
@@ -253,6 +272,16 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
     reason = None
     # The longest synchronous runs whose loss the delayed ones bracket.
     by_length = sorted(baseline, key=lambda cell: (_tokens(cell), len(cell.losses)), reverse=True)
+    arms: dict[str, Any] = {"lengths": tuple(arm), "synchronous_lengths": tuple(baseline)}
+    if unequal := _unequal(by_length):
+        return Verdict(
+            delayed=longest,
+            delayed_name=name,
+            synchronous=by_length[0],
+            fastest=fastest,
+            reason=unequal,
+            **arms,
+        )
     for cell in by_length:
         try:
             steps = steps_ratio(steps=_tokens(cell), loss=cell.losses, delayed=delayed)
@@ -268,10 +297,24 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
             steps=steps,
             speed=speed,
             reason=None if speed is not None else _without_speed([*arm, *baseline]),
+            **arms,
         )
     return Verdict(
-        delayed=longest, delayed_name=name, synchronous=by_length[0], fastest=fastest, reason=reason
+        delayed=longest, delayed_name=name, synchronous=by_length[0], fastest=fastest, reason=reason, **arms
     )
+
+
+def _unequal(by_length: Sequence[CellResult]) -> str | None:
+    """Schedules of a synchronous arm whose losses are told apart: then one cannot stand for the others."""
+    for first, second in combinations(by_length, 2):
+        if _tokens(first) == _tokens(second) and first.schedule != second.schedule:
+            compared = pairs(second.losses, first.losses)
+            if compared.interval is not None and not compared.interval.holds_zero:
+                return (
+                    f"{second.schedule} ends {compared.mean:+.3f} from {first.schedule}, and synchronous "
+                    "schedules should have the same loss: compare their settings (asyncpp diff)"
+                )
+    return None
 
 
 def _without_speed(cells: Iterable[CellResult]) -> str:
@@ -297,6 +340,31 @@ def _speed(arm: Sequence[CellResult], fastest: CellResult | None) -> Speed | Non
         return Speed(ratio=fmean(own.values()) / fmean(base.values()), logarithm=None)
     ratios = [math.log(own[seed] / base[seed]) for seed in sorted(both, key=str)]
     return Speed(ratio=math.exp(fmean(ratios)), logarithm=paired(ratios))
+
+
+def time_by_loss(verdict: Verdict) -> dict[str, list[tuple[float, list[float]]]]:
+    """For the delayed and the synchronous arm, by name: the hours of each length, and its losses by seed.
+
+    The time is that of all tokens at the arm's mean speed; of the synchronous arm, of its fastest schedule.
+    Empty without speeds.
+    """
+    if verdict.fastest is None or not _speeds(verdict.lengths):
+        return {}
+    found: dict[str, list[tuple[float, list[float]]]] = {}
+    for name, cells, timed in (
+        (verdict.delayed_name, verdict.lengths, verdict.lengths),
+        (_named(verdict.synchronous), verdict.synchronous_lengths, [verdict.fastest]),
+    ):
+        speed = fmean(_speeds(timed).values())
+        by_tokens: dict[int, dict[Any, float]] = {}
+        for cell in cells:
+            by_tokens.setdefault(_tokens(cell) * int(_config(cell).get("data.context") or 0), {}).update(
+                cell.losses
+            )
+        found[name] = [
+            (tokens / speed / 3600, list(losses.values())) for tokens, losses in sorted(by_tokens.items())
+        ]
+    return found
 
 
 def _speeds(cells: Iterable[CellResult]) -> dict[Any, float]:

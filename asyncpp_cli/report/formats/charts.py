@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
+from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.curves import Floats, band, curve
 from asyncpp_cli.report.load.diagnostics import by_step, sharpness_curve
 from asyncpp_cli.tables import printed
@@ -303,6 +304,46 @@ def _gaps(arms: Sequence[Arm]) -> Chart:
     )
 
 
+def _time(arms: Sequence[Arm]) -> Chart:
+    """The arms of the verdicts, where the delayed one was run in several lengths."""
+    places = {id(cell): (place, style) for place, (cell, _, style) in enumerate(arms)}
+    lines: dict[str, list[Line]] = {}
+    for verdict in verdicts([cell for cell, _, _ in arms]):
+        if len(verdict.lengths) < 2:
+            continue
+        cells = (verdict.delayed, verdict.synchronous)
+        for (name, points), cell in zip(time_by_loss(verdict).items(), cells, strict=False):
+            place, style = places[id(cell)]
+            means = [fmean(losses) for _, losses in points]
+            deviations = [stdev(losses) if len(losses) > 1 else 0.0 for _, losses in points]
+            hours = [time for time, _ in points]
+            low, high = (
+                [mean + way * std for mean, std in zip(means, deviations, strict=True)] for way in (-1, 1)
+            )
+            lines[name] = [
+                _band(place, name, style, hours, low, high),
+                Line(
+                    arm=place,
+                    name=name,
+                    colour=style.colour,
+                    dash=style.dash,
+                    marker=style.marker,
+                    x=hours,
+                    y=means,
+                ),
+            ]
+    return Chart(
+        title="Loss over time",
+        about="Validation loss at the end of runs of several lengths, over the time of their tokens at the "
+        "arm's mean speed; of a synchronous arm, at that of its fastest schedule. Bands are one standard "
+        "deviation over seeds. An arm further to the left at the same loss gets there earlier.",
+        kind="lines",
+        x="training time, hours",
+        y="validation loss, nats per token",
+        lines=[line for of_arm in lines.values() for line in of_arm],
+    )
+
+
 def _throughput(arms: Sequence[Arm]) -> Chart:
     rows = [
         Row(
@@ -468,6 +509,7 @@ def _tuned_lines(standing: ArmStanding, key: str, *, arm: int, name: str, style:
 
 
 _CHARTS: dict[str, Callable[[Sequence[Arm]], Chart]] = {
+    "time": _time,
     "gap": _gaps,
     "throughput": _throughput,
     "busy": _busy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
 from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, verdict_lines, verdicts
+from asyncpp_cli.report.formats.charts import charts
 
 
 def curve(steps: float) -> float:
@@ -85,7 +87,7 @@ def cells(
                     seed=seed,
                     loss=curve(1200) + draw.normal(0, noise),
                     speed=tokens_per_second * math.exp(draw.normal(0, 1e-3)),
-                    **{"train.steps": 1200},
+                    **{"train.steps": 1200, "data.context": 128},
                 )
             )
         for length in (900, 1400, 2000):
@@ -95,7 +97,7 @@ def cells(
                     seed=seed,
                     loss=curve(length / ratio) + draw.normal(0, noise),
                     speed=1250 * speed * math.exp(draw.normal(0, 1e-3)),
-                    **{"train.steps": length},
+                    **{"train.steps": length, "data.context": 128},
                 )
             )
     return aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
@@ -132,7 +134,8 @@ def test_arms_without_lengths_or_synchronous_arms_have_no_answer() -> None:
     [line] = verdict_lines(one_length)
     assert "Undecided" in line
     assert "one length" in line
-    assert verdict_lines([cell for cell in compared if not cell.synchronous]) == []
+    [none] = verdict_lines([cell for cell in compared if not cell.synchronous])
+    assert none.startswith("No verdict: no synchronous arm")
     assert verdict_lines([cell for cell in compared if cell.synchronous]) == []
 
 
@@ -183,3 +186,85 @@ def test_throughput_is_relative_to_the_fastest_synchronous_schedule() -> None:
     assert delayed.baseline.schedule == "1f1b"
     assert by_schedule["zb-v", 2].throughput_ratio is None
     assert by_schedule["1f1b", 2].throughput_ratio == pytest.approx(0.8)
+
+
+def test_synchronous_schedules_with_other_losses_do_not_stand_for_each_other() -> None:
+    runs = [
+        run(
+            schedule, seed=seed, loss=curve(1200) + shift + 1e-3 * seed, speed=1000.0, **{"train.steps": 1200}
+        )
+        for seed in (0, 1, 2)
+        for schedule, shift in (("1f1b", 0.0), ("zb-v", 0.1 + 1e-5 * seed))
+    ]
+    runs += [
+        run("2bw", seed=seed, loss=curve(length) + 1e-3 * seed, speed=1500.0, **{"train.steps": length})
+        for seed in (0, 1, 2)
+        for length in (900, 1500)
+    ]
+    averaged = aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
+    [line] = verdict_lines(averaged)
+    assert line.startswith("Undecided")
+    assert "should have the same loss" in line
+
+
+def test_a_schedule_run_for_its_speed_gives_the_time_and_not_the_loss() -> None:
+    runs = [
+        run(schedule, seed=seed, loss=loss + 1e-3 * seed, speed=speed, **{"train.steps": steps})
+        for seed in (0, 1, 2)
+        for schedule, steps, loss, speed in (
+            ("1f1b", 1200, curve(1200), 1000.0),
+            ("zb-v", 100, curve(100), 1250.0),
+            ("2bw", 900, curve(900), 1500.0 + seed),
+            ("2bw", 1500, curve(1500), 1500.0 - seed),
+        )
+    ]
+    averaged = aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
+    [verdict] = verdicts(averaged)
+    assert verdict.fastest is not None
+    assert (verdict.synchronous.schedule, verdict.fastest.schedule) == ("1f1b", "zb-v")
+    assert verdict.speed is not None
+    assert verdict.speed.ratio == pytest.approx(1500 / 1250, rel=0.01)
+
+
+def test_replayed_runs_have_no_time() -> None:
+    runs = [
+        run(schedule, seed=seed, loss=curve(steps) + 1e-3 * seed, speed=None, **{"train.steps": steps})
+        for seed in (0, 1, 2)
+        for schedule, steps in (("1f1b", 1200), ("2bw", 900), ("2bw", 1500))
+    ]
+    runs = [replace(one, measurement=replace(one.measurement, start={"replayed": True})) for one in runs]
+    averaged = aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
+    [line] = verdict_lines(averaged)
+    assert "replayed runs have no throughput" in line
+
+
+def test_the_chart_has_the_arms_over_time() -> None:
+    chart = charts(cells(ratio=1.1, speed=1.3))["time"]
+    by_arm = {line.name: line for line in chart.lines if line.high is None}
+    assert len(by_arm) == 2
+    [synchronous] = [line for name, line in by_arm.items() if "2bw" not in name]
+    [delayed] = [line for name, line in by_arm.items() if "2bw" in name]
+    assert (len(synchronous.x), len(delayed.x)) == (1, 3)
+    # Both are timed at their own speed; the synchronous arm at that of zb-v.
+    assert delayed.x[1] / synchronous.x[0] == pytest.approx(1400 / 1200 / 1.3, rel=0.01)
+    assert chart.x == "training time, hours"
+
+
+def test_rates_chosen_on_the_compared_seeds_are_said_to_be() -> None:
+    runs = [
+        run(
+            schedule,
+            seed=seed,
+            loss=curve(steps) + 1e-3 * seed + penalty,
+            speed=1000.0 + seed,
+            **{"train.steps": steps, "optimizer.lr": rate},
+        )
+        for seed in (0, 1, 2)
+        for schedule, steps in (("1f1b", 1200), ("2bw", 900), ("2bw", 1500))
+        for rate, penalty in ((0.01, 0.0), (0.02, 0.1))
+    ]
+    averaged, _, choices = aggregate_best(
+        runs, keys=["train.steps"], best_over=["optimizer.lr"], tuned=(), target=None
+    )
+    assert any("(on the edge)" in choice for choice in choices)
+    assert any("chosen on the seeds that are compared" in line for line in verdict_lines(averaged))
