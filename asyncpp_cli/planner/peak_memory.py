@@ -44,7 +44,8 @@ def _gradient_bytes(config: RunConfig, cut: StageCut) -> int:
     if config.model.factory is not None:
         return largest * by_autograd
     # Of what `stages.model.weight_gradient` adds, that of the embedding is a tensor, and those of stacks are.
-    embedding = sum(parameter.size for parameter in spec.embedding.parameters) if cut.has_embedding else 0
+    tokens = config.train.microbatch_size * config.data.context
+    embedding = 2 * tokens * config.model.width if cut.has_embedding else 0  # rows, and their sums by token
     in_blocks = [parameter for parameter in parameters if parameter.part is ModelPart.BLOCK]
     stacks = max((parameter.size for parameter in in_blocks if is_stack(parameter.shape)), default=0)
     plain = config.train.compile is False

@@ -54,9 +54,25 @@ def add_rows(total: Tensor, gradient: Tensor, tokens: Tensor) -> None:
     rows = gradient.to(total.dtype)
     if total.is_cuda:
         # index_add_ adds the rows of a token in any order there.
-        total.add_(torch.ops.aten.embedding_dense_backward(rows, tokens, len(total), -1, False))
-    else:
-        total.index_add_(0, tokens, rows)
+        rows, tokens = sums_by_token(rows, tokens)
+    total.index_add_(0, tokens, rows)
+
+
+def sums_by_token(rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of the rows of each token, in a fixed order, and the tokens; as many as there are rows, and
+    what is left over are zeros for token 0. Needs no table of the vocabulary, and no value on the host.
+
+    Args:
+        rows: `(rows, width)`.
+        tokens: ids, int64 `(rows,)`.
+    """
+    ordered, order = tokens.sort(stable=True)
+    is_first = torch.ones_like(ordered)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    numbers_in_order = is_first.cumsum(0) - 1
+    numbers = torch.empty_like(tokens).scatter_(0, order, numbers_in_order)
+    sums = torch.ops.aten.embedding_dense_backward(rows, numbers, len(rows), -1, False)
+    return sums, torch.zeros_like(tokens).scatter_(0, numbers_in_order, ordered)
 
 
 @contextmanager

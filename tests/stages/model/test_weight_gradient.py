@@ -22,7 +22,7 @@ from stages.model.moe.experts import Experts
 from stages.model.moe.grouped import add_stack_gradient
 from stages.model.moe.settings import mixture_of
 from stages.model.split_backward import DeferredGradients, Linear, deferring
-from stages.model.weight_gradient import add_product, add_rows
+from stages.model.weight_gradient import add_product, add_rows, sums_by_token
 from stages.trainer import replay
 from stages.update.early_reduction import WholeGradients
 
@@ -106,6 +106,19 @@ def test_rows_of_a_token_are_added_in_float32() -> None:
     assert torch.equal(buffer, total)
     assert error(rounded, exact) > ONE_ROUNDING
     assert error(total, exact) < ONE_ROUNDING / 1000
+
+
+def test_sums_by_token_are_those_of_a_table_of_the_vocabulary() -> None:
+    """What a GPU adds: the same bits, in as many rows as there are tokens in the micro-batch."""
+    generator = torch.Generator().manual_seed(0)
+    for vocabulary in (3, 1000):
+        tokens = torch.randint(vocabulary, (64,), generator=generator)
+        rows = torch.randn(64, OUTPUTS, generator=generator)
+        total = torch.randn(vocabulary, OUTPUTS, generator=generator)
+        table = torch.ops.aten.embedding_dense_backward(rows, tokens, vocabulary, -1, False)
+        sums, of_tokens = sums_by_token(rows, tokens)
+        assert sums.shape == rows.shape
+        assert torch.equal(total.index_add(0, of_tokens, sums), total + table)
 
 
 def test_stacks_are_added_in_float32_and_empty_groups_get_nothing() -> None:
