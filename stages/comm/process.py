@@ -24,6 +24,7 @@ from stages.comm.communicator import Communicator
 from stages.comm.device_settings import check_environment, set_arithmetic, set_environment, set_up_link
 from stages.comm.host_staging import HostStaged
 from stages.comm.network import choose_address, set_nccl_interface
+from stages.comm.placement import gpu_of, run_near
 from stages.comm.rendezvous.authenticated import Json, make_secret, read_secret
 from stages.comm.rendezvous.client import GoneError, HubStore, Meetings, Member
 from stages.comm.rendezvous.group_store import GroupStore
@@ -155,8 +156,10 @@ def abort_together(communicators: Sequence[Any]) -> None:
         communicators[0]._group_end()
 
 
-def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:
-    """The device that a process computes on.
+def choose_device(
+    site: SiteConfig, *, rank: int = 0, local_rank: int = 0, local_size: int = 1, data_ranks: int = 1
+) -> torch.device:
+    """The device that a process computes on (`stages.comm.placement`).
 
     Raises:
         RuntimeError: `site.device` is `cuda` and no GPU is available.
@@ -176,12 +179,26 @@ def choose_device(site: SiteConfig, *, local_rank: int = 0) -> torch.device:
             )
         return torch.device("cpu")
     set_arithmetic()
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    gpu = gpu_of(
+        rank=rank,
+        local_rank=local_rank,
+        local_size=local_size,
+        data_ranks=data_ranks,
+        gpus=torch.cuda.device_count(),
+    )
+    return torch.device("cuda", gpu)
 
 
 @contextmanager
 def connected(
-    *, rank: int, size: int, local_rank: int, local_size: int, rendezvous: Path, site: SiteConfig
+    *,
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    rendezvous: Path,
+    site: SiteConfig,
+    data_ranks: int = 1,
 ) -> Iterator[Process]:
     """Connect to the other processes of the run; disconnect at the end of the block.
 
@@ -196,6 +213,7 @@ def connected(
         local_size: processes of the run on this machine; if all of them, only the loopback address is used.
         rendezvous: folder of this attempt.
         site: device and timeouts.
+        data_ranks: of the run; with the ranks, it decides which GPU this process takes.
 
     Raises:
         DeviceSettingError: an environment variable is set under which several ranks on GPUs hang.
@@ -204,10 +222,15 @@ def connected(
     """
     if site.device != "cpu":
         set_environment()
-    device = choose_device(site, local_rank=local_rank)
+    device = choose_device(
+        site, rank=rank, local_rank=local_rank, local_size=local_size, data_ranks=data_ranks
+    )
     if device.type == "cuda":
         check_environment(os.environ, ranks=size)
         torch.cuda.set_device(device)
+        if local_size > 1:
+            gpu: Any = torch.cuda.get_device_properties(device)  # torch's annotations lack the address
+            run_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
     _raise_open_files()
     alone = local_size == size
     address = choose_address(alone=alone)

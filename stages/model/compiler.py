@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import sys
 import sysconfig
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +30,24 @@ def missing_for_compile(*, device: str) -> str | None:
         return f"Python's headers are missing ({header}); they come with the package python3-dev"
     if device == "cuda" and find_spec("triton") is None:
         return "the package triton is missing, which comes with torch's builds for CUDA"
+    return _unwritable_cache()
+
+
+def _unwritable_cache() -> str | None:
+    """Why torch cannot write what it compiles. Its own folder is below that of temporary files, and named
+    after the user, who may have no name in a container."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        if not named:
+            getpass.getuser()
+        folder = Path(named or tempfile.gettempdir())
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, KeyError) as error:
+        return (
+            f"what is compiled cannot be written to {named or 'the folder of temporary files'} ({error}); "
+            "another folder can be named by TORCHINDUCTOR_CACHE_DIR"
+        )
     return None
 
 

@@ -141,6 +141,7 @@ def _train(
                     local_size=rank_env.local_size,
                     rendezvous=attempt.rendezvous,
                     site=config.site,
+                    data_ranks=config.parallel.data,
                 ) as process:
                     if process.rank == 0:
                         record_processes(attempt, process.pids)

@@ -17,6 +17,7 @@ from schedules import FAMILY
 from stages.compile_rule import compile_refusal, compiles_here, is_compiled
 from stages.config import RunConfig
 from stages.model.block_runner import block_runner
+from stages.model.compiler import missing_for_compile
 from stages.model.decoder import initialise, make_block, rotary_table
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.trainer import replay
@@ -173,3 +174,22 @@ def test_the_start_says_whether_blocks_are_compiled(text: Path) -> None:
     replay(run_of("2bw", text), recorder=rows)
     [start] = rows.of_kind("start")
     assert (start["compiled"], start["warm_up_seconds"]) == (False, 0.0)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    missing = missing_for_compile(device="cpu")
+    assert missing is not None
+    assert f"{tmp_path}/file/cache (" in missing
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
+    assert missing_for_compile(device="cpu") is None
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 10002")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    missing = missing_for_compile(device="cpu")
+    assert missing is not None
+    assert "TORCHINDUCTOR_CACHE_DIR" in missing

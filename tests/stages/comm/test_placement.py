@@ -1,0 +1,72 @@
+"""Which GPU and which cores a process takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stages.comm.placement import gpu_of
+
+
+@pytest.mark.parametrize(
+    ("stages", "data", "local"), [(16, 1, 8), (8, 2, 8), (4, 4, 8), (32, 1, 8), (12, 2, 8)]
+)
+def test_neighbours_on_two_machines_have_gpus_of_one_number(stages: int, data: int, local: int) -> None:
+    def place(rank: int) -> tuple[int, int]:
+        gpu = gpu_of(rank=rank, local_rank=rank % local, local_size=local, data_ranks=data, gpus=local)
+        return rank // local, gpu
+
+    assert len({place(rank) for rank in range(stages * data)}) == stages * data
+    for of_data in range(data):
+        for one, other in pairwise(place(stage * data + of_data) for stage in range(stages)):
+            assert one[0] == other[0] or one[1] == other[1]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rank": 11, "local_rank": 3, "local_size": 8, "data_ranks": 1, "gpus": 1},  # one GPU per task
+        {"rank": 11, "local_rank": 3, "local_size": 8, "data_ranks": 3, "gpus": 8},
+        {"rank": 11, "local_rank": 3, "local_size": 5, "data_ranks": 1, "gpus": 8},  # machines differ
+        {"rank": 3, "local_rank": 3, "local_size": 8, "data_ranks": 1, "gpus": 8},
+    ],
+    ids=str,
+)
+def test_otherwise_gpus_are_taken_in_order(given: dict[str, int]) -> None:
+    assert gpu_of(**given) == 3 % given["gpus"]
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from stages.comm.placement import run_near
+run_near("0000:3b:00.0", devices=Path(sys.argv[1]))
+print(*sorted(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="affinity of processes is Linux's")
+def test_a_process_runs_on_those_of_its_cores_that_are_near(tmp_path: Path) -> None:
+    own = sorted(os.sched_getaffinity(0))
+    foreign = max(own) + 1
+    near = tmp_path / "0000:3b:00.0" / "local_cpulist"
+    near.parent.mkdir()
+
+    def taken() -> list[int]:
+        command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return [int(core) for core in output.split()]
+
+    assert taken() == own  # nothing is known
+    for text, cores in (
+        (f"{own[0]},{foreign}-{foreign + 8}\n", own[:1]),
+        (f"{foreign}\n", own),  # a job was given no core near its GPU
+        ("\n", own),
+    ):
+        near.write_text(text)
+        assert taken() == cores
