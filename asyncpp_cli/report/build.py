@@ -12,6 +12,8 @@ from asyncpp_cli.atomic_files import write_bytes
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
+from asyncpp_cli.report.analysis.transfer import Target, transfers
+from asyncpp_cli.report.analysis.verdict import verdicts
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.markdown import to_markdown
 from asyncpp_cli.report.formats.records import csv_text, to_csv, to_json, to_parquet
@@ -52,6 +54,9 @@ class ReportOptions:
     """Caption of a LaTeX table; None: one that says what is compared."""
     label: str | None = None
     """Label of a LaTeX table; None: made of the experiment's name."""
+
+    target_run: Target | None = None
+    """The run that verdicts are carried over to (`--for`)."""
 
     @property
     def curves(self) -> bool:
@@ -139,6 +144,7 @@ def build_report(experiments: Sequence[Experiment], options: ReportOptions, load
         cols=options.cols,
         values=options.values,
         tunings=tunings,
+        transfers=[] if options.target_run is None else transfers(verdicts(cells), options.target_run),
     )
 
 
@@ -200,7 +206,7 @@ _TEXTS: dict[str, Callable[[Report], str]] = {
     "table": to_text,
     "markdown": to_markdown,
     "csv": _csv,
-    "json": lambda report: to_json(report.cells, report.tunings),
+    "json": lambda report: to_json(report.cells, report.tunings, report.transfers),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.completion import experiments
+from asyncpp_cli.completion import experiments, models_and_templates
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.numbers import finite
 
@@ -112,6 +112,27 @@ def report(
         str | None,
         typer.Option("--label", metavar="NAME", help="Label of --format latex; default: tab:EXPERIMENT."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="MODEL",
+            help="Carry the verdict's steps over to this model, at a planned speed.",
+            autocompletion=models_and_templates,
+        ),
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", min=2, help="With --for: number of GPUs.")
+    ] = None,
+    tokens_per_step: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens-per-step", metavar="T", min=1, help="With --for: tokens per step; default: 524,288."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="NAME", help="With --for: the GPU; default: h100.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh while runs go on, until Ctrl-C.")] = False,
 ) -> None:
     """Show loss, gap to synchronous training, and throughput.
@@ -123,6 +144,7 @@ def report(
     from asyncpp_cli.threads import need_polars
 
     need_polars()
+    from asyncpp_cli.report.analysis.transfer import DEVICE, Target
     from asyncpp_cli.report.build import ReportOptions, watch_report, write_report
     from asyncpp_cli.report.tables.pivot import keys_of
 
@@ -143,6 +165,13 @@ def report(
         raise UserError("--caption: its braces do not match")
     if target is not None and not math.isfinite(target):
         raise UserError(f"--target {target}: must be a finite number, nats per token")
+    if (model is None) != (gpus is None):
+        raise UserError("--for MODEL and --gpus N are given together")
+    if model is None and (tokens_per_step is not None or device is not None):
+        raise UserError("--tokens-per-step and --device are for --for MODEL")
+    target_run = None
+    if model is not None and gpus is not None:
+        target_run = Target(model=model, gpus=gpus, tokens_per_step=tokens_per_step, device=device or DEVICE)
     options = ReportOptions(
         folders=tuple(experiments),
         output_format=str(output_format),
@@ -158,6 +187,7 @@ def report(
         assets=assets,
         caption=caption,
         label=label,
+        target_run=target_run,
     )
     if output_format == ReportFormat.SUBMISSION and watch:
         raise UserError("--watch cannot be combined with --format submission, which has completed runs only")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.transfer import Transfer
 from asyncpp_cli.report.analysis.verdict import verdicts
 from asyncpp_cli.report.tables.columns import records
 from asyncpp_cli.tune.result import Tuning
@@ -23,13 +24,17 @@ _FORMULA_STARTS = ("=", "+", "-", "@")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
-def to_json(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> str:
+def to_json(
+    cells: Sequence[CellResult], tunings: Sequence[Tuning] = (), transfers: Sequence[Transfer] = ()
+) -> str:
     """A list of records; each holds the ids of its runs and their conditions, of a tuned arm `tuning`, and of
-    an arm's longest cell `verdicts`."""
+    an arm's longest cell `verdicts` and, of `transfers`, `planned`."""
     listed = records(cells)
     found = verdicts(cells)
     for cell, record in zip(cells, listed, strict=True):
         record["verdicts"] = [verdict.record() for verdict in found if verdict.delayed is cell]
+        if transfers:
+            record["planned"] = [each.record() for each in transfers if each.verdict.delayed is cell]
     arms = {
         run: record
         for tuning in tunings

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
+from asyncpp_cli.report.analysis.transfer import Transfer
 from asyncpp_cli.report.analysis.verdict import verdict_lines
 from asyncpp_cli.report.tables.columns import value_columns
 from asyncpp_cli.report.tables.pivot import pivot
@@ -49,11 +50,15 @@ class Report:
             table = table_of_cells(self.cells, leading=self.rows)
         return table.fitted(width, essential=False)
 
+    transfers: Sequence[Transfer] = ()
+    """The verdicts carried over to a planned run (`--for`)."""
+
     @property
     def summary(self) -> list[str]:
         """The results in sentences."""
         tuned = [sentence for tuning in self.tunings for sentence in tuning.sentences]
-        return [*verdict_lines(self.cells), *tuned, *self.choices, *summary_lines(self.cells)]
+        planned = [transfer.sentence for transfer in self.transfers]
+        return [*verdict_lines(self.cells), *planned, *tuned, *self.choices, *summary_lines(self.cells)]
 
     @property
     def problems(self) -> list[str]:

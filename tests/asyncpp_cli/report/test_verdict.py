@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from support.command_line import asyncpp
+from support.report_experiment import quickstart_folder
 from support.report_runs import run
 
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.decision import best_layouts
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
+from asyncpp_cli.report.analysis.transfer import Target, transfers
 from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, verdict_lines, verdicts
 from asyncpp_cli.report.formats.charts import charts
+from schedules import is_synchronous
 
 
 def curve(steps: float) -> float:
@@ -268,3 +279,53 @@ def test_rates_chosen_on_the_compared_seeds_are_said_to_be() -> None:
     )
     assert any("(on the edge)" in choice for choice in choices)
     assert any("chosen on the seeds that are compared" in line for line in verdict_lines(averaged))
+
+
+def test_steps_are_carried_over_to_a_planned_run() -> None:
+    found = verdicts(cells(ratio=1.1, speed=1.3))
+    target = Target(model="135m", gpus=8, tokens_per_step=2**16)
+    [carried] = transfers(found, target)
+    planned = best_layouts(
+        base_of("135m", ["optimizer=muon"]).config,
+        gpus=8,
+        tokens_per_step=2**16,
+        names=[name for name in CONSIDERED if is_synchronous(name) or name.startswith("2bw")],
+        costs=Roofline(find_device("h100", key="")),
+        limit_gb=75.0,
+    )
+    synchronous, delayed = planned["synchronous"], planned["delay 1"]
+    assert synchronous is not None
+    assert delayed is not None
+    speed = synchronous.layout.step.seconds / delayed.layout.step.seconds
+    assert carried.speed == pytest.approx(speed)
+    assert found[0].steps is not None
+    assert carried.times is not None
+    assert carried.times[0] == pytest.approx(found[0].steps.ratio / speed)
+    assert "measured at another size, nano" in carried.sentence
+    assert "The speed is planned" in carried.sentence
+    assert carried.record()["answer"] == carried.answer
+
+
+def test_the_command_says_what_it_cannot_carry_over(tmp_path: Path) -> None:
+    folder = quickstart_folder(tmp_path / "experiment").folder
+    planned = ("--for", "135m", "--gpus", "2", "--tokens-per-step", "32768")
+    table = asyncpp("report", folder, *planned)
+    assert table.code == 0, table.errors
+    assert "has no ratio of steps to carry over" in " ".join(table.output.split())
+    listed = json.loads(asyncpp("report", folder, *planned, "--format", "json").output)
+    assert any(one["time_ratio"] is None for cell in listed for one in cell["planned"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--for", "135m"], "--for MODEL and --gpus N are given together"),
+        (["--device", "h100"], "are for --for MODEL"),
+        (["--for", "135m", "--gpus", "2", "--device", "abacus"], "--device"),
+    ],
+)
+def test_mistakes_with_for_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
+    folder = quickstart_folder(tmp_path / "experiment").folder
+    refused = asyncpp("report", folder, *arguments)
+    assert refused.code == 2
+    assert message in " ".join(refused.errors.split())

@@ -1,0 +1,164 @@
+"""A measured ratio of steps carried over to a planned run of another model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import schedules
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.decision import KINDS, Best, best_layouts
+from asyncpp_cli.planner.devices import USABLE, find_device
+from asyncpp_cli.planner.layouts import CONSIDERED
+from asyncpp_cli.planner.roofline import Roofline
+from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, Verdict
+
+DEVICE = "h100"
+"""GPU that is planned for unless another is named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What `asyncpp report --for` plans."""
+
+    model: str
+    gpus: int
+    tokens_per_step: int | None = None
+    """None: those of `asyncpp plan`."""
+    device: str = DEVICE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """A verdict whose speed is planned for another run."""
+
+    verdict: Verdict
+    target: Target
+    tokens_per_step: int
+    synchronous: Best | None
+    """None, as for `delayed`: no layout fits."""
+    delayed: Best | None
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens per second of the best delayed layout over those of the best synchronous one."""
+        if self.synchronous is None or self.delayed is None:
+            return None
+        return self.synchronous.layout.step.seconds / self.delayed.layout.step.seconds
+
+    @property
+    def times(self) -> tuple[float, float | None, float | None] | None:
+        """Time over the synchronous time, with the interval of the steps; None without a speed."""
+        steps, speed = self.verdict.steps, self.speed
+        if steps is None or speed is None:
+            return None
+        low, high = (None if bound is None else bound / speed for bound in (steps.low, steps.high))
+        return steps.ratio / speed, low, high
+
+    @property
+    def answer(self) -> str:
+        """As `Verdict.answer`, if the steps are the same at the size of the target."""
+        if self.times is None:
+            return UNDECIDED
+        _, low, high = self.times
+        if high is not None and high < 1:
+            return PAYS
+        return DOES_NOT_PAY if low is not None and low > 1 else UNDECIDED
+
+    @property
+    def sentence(self) -> str:
+        """The transfer in one or two sentences."""
+        target, steps = self.target, self.verdict.steps
+        where = f"{target.model} on {target.gpus:,} GPUs"
+        where += f" ({target.device}, {self.tokens_per_step:,} tokens per step)"
+        if steps is None or self.verdict.delayed.synchronous:
+            return f"Planned for {where}: {self.verdict.delayed_name} has no ratio of steps to carry over."
+        if self.times is None or self.speed is None or self.synchronous is None or self.delayed is None:
+            missing = "synchronous" if self.synchronous is None else "delay 1"
+            return f"Planned for {where}: no layout of kind {missing!r} fits."
+        time, low, high = self.times
+        ends = f"{_bound(low)} to {_bound(high)}"
+        measured = self.verdict.delayed
+        return (
+            f"Planned for {where}: {self.answer}: {time:.2f} ({ends}) of the time of the best synchronous "
+            f"layout, {_layout(self.synchronous)}, under {_layout(self.delayed)}: {steps.ratio:.2f} times "
+            f"the tokens, {self.speed:.2f} times as many per second. The speed is planned; the steps of "
+            f"{self.verdict.delayed_name} were measured at another size, {measured.model}."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        times = self.times
+        return {
+            "model": self.target.model,
+            "gpus": self.target.gpus,
+            "tokens_per_step": self.tokens_per_step,
+            "device": self.target.device,
+            "answer": self.answer,
+            "sentence": self.sentence,
+            "time_ratio": None if times is None else times[0],
+            "time_interval": None if times is None else list(times[1:]),
+            "speed_ratio": self.speed,
+            "steps_measured_at": self.verdict.delayed.model,
+        }
+
+
+def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
+    """The verdicts on arms at a delay of 1, each with the speed that is planned for the target.
+
+    Raises:
+        UserError: there is no such model or device, or no layout of so many GPUs and tokens.
+    """
+    costs = Roofline(find_device(target.device, key="--device"))
+
+    @cache
+    def planned(optimizer: str, delayed: tuple[str, ...]) -> tuple[int, Best | None, Best | None]:
+        base = base_of(target.model, [f"optimizer={optimizer}"])
+        tokens = target.tokens_per_step or base.tokens_per_step
+        best = best_layouts(
+            base.config,
+            gpus=target.gpus,
+            tokens_per_step=tokens,
+            names=[name for name in CONSIDERED if schedules.is_synchronous(name)] + list(delayed),
+            costs=costs,
+            limit_gb=costs.device.memory_gb * USABLE,
+        )
+        return tokens, best[KINDS[0]], best[KINDS[1]]
+
+    carried = []
+    for verdict in found:
+        if verdict.delayed.synchronous or verdict.delayed.delay not in (1, None):
+            continue
+        tokens, synchronous, delayed = planned(verdict.delayed.optimizer, _alike(verdict.delayed.schedule))
+        carried.append(
+            Transfer(
+                verdict=verdict,
+                target=target,
+                tokens_per_step=tokens,
+                synchronous=synchronous,
+                delayed=delayed,
+            )
+        )
+    return carried
+
+
+def _alike(name: str) -> tuple[str, ...]:
+    """Schedules whose weights are those of schedule `name`, at the same delay."""
+    if name not in schedules.FAMILY or not schedules.find(name).updates_together:
+        return (name,)
+    return tuple(
+        other
+        for other in CONSIDERED
+        if not schedules.is_synchronous(other) and schedules.find(other).updates_together
+    )
+
+
+def _layout(best: Best) -> str:
+    parallel = best.layout.config.parallel
+    return f"{best.layout.config.schedule.name} with {parallel.stages} stages x {parallel.data}"
+
+
+def _bound(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
