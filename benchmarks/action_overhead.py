@@ -1,15 +1,10 @@
-"""What the executor costs beside computing and waiting: per action, and against a plain training loop.
+"""What the trainer costs beyond a plain training loop.
 
     python benchmarks/action_overhead.py --json
 
-Per action: two stages that compute next to nothing, in two processes and in one (replay). Counted is the CPU
-time of the thread that runs the program, in which waiting is not, divided by the actions; what the same
-stages take in a bare loop of forwards and backwards is taken off. Beside the median over the rounds stand the
-lowest, which a busy machine disturbs least, and the wall-clock time less the time waited, with the compute.
-
-Against a plain loop: replay of a single stage and an ordinary loop (forward, backward, clip, step) train the
-same decoder on the same batches, in turns, a few steps each; the figure is the median of the ratios of
-neighbours, with its quartiles.
+Replay of a single stage and an ordinary loop (forward, backward, clip, step) train the same decoder on the
+same batches, in turns, a few steps each; the figure is the median of the ratios of neighbours, with its
+quartiles.
 """
 
 from __future__ import annotations
@@ -17,26 +12,19 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import multiprocessing
 import os
 import platform
-import queue
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from sleeping_stage import SHAPE, EmulatedBatches, NoUpdate, SleepingWeights
-from torch import Tensor, nn
+from torch import nn
 
 from optimizers.build import build_optimizer
-from schedules import Program, build
-from stages.comm.collectives import Group
-from stages.comm.process import Process, connected
-from stages.comm.topology import Connection, connect, connect_in_process
+from schedules import build
+from stages.comm.topology import connect_in_process
 from stages.config import (
     DataConfig,
     ModelConfig,
@@ -52,163 +40,14 @@ from stages.liveness.stop_signal import never
 from stages.metrics.rows import step_row
 from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
-from stages.model.moe.routing import Routing
 from stages.model.partition import cut_model
 from stages.pipeline.build import build_ranks
-from stages.pipeline.clock import HostClock
-from stages.pipeline.executor import RankExecutor
 from stages.pipeline.rank_stats import StepResult
 from stages.pipeline.replay import drive
 from stages.update.lr_schedule import learning_rate_factor
-from stages.update.optimizer_step import StageState
-from stages.update.step_decision import UpdateRules
-from stages.update.update_stream import OneStream
 
-RANKS = 2
-MICROBATCHES = 4
-STEPS = 50
-"""Of a timed segment of nearly empty stages."""
 PLAIN_STEPS = 2
-"""Of a turn of the comparison with a plain loop."""
-
-
-class EmptyStage(nn.Module):
-    """The least that has a forward, a backward and a weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(
-        self, given: Tensor, routing: Routing | None = None, *, targets: Tensor | None = None
-    ) -> Tensor:
-        out = given * self.weight
-        return out if targets is None else next_token_loss(out, targets)
-
-
-class EmptyWeights(SleepingWeights):
-    """In the place of `WeightVersions`: every version is the same nearly empty module."""
-
-    def __init__(self, data: Group) -> None:
-        super().__init__(0.0, data=data)
-        self.module = EmptyStage()
-
-
-def executor(connection: Connection) -> RankExecutor:
-    weights = EmptyWeights(connection.data)
-    return RankExecutor(
-        rank=connection.rank,
-        stages={connection.rank: StageState(weights=weights, update=NoUpdate())},
-        connection=connection,
-        batches=EmulatedBatches(),
-        rules=UpdateRules(clip="global", common_step=True, max_skipped=0),
-        clock=HostClock(),
-        streams=OneStream(),
-        on_step=lambda result: None,
-        stop=never,
-    )
-
-
-def program_from(step: int) -> Program:
-    return build("2bw", stages=RANKS, microbatches=MICROBATCHES, steps=STEPS, first_step=step)
-
-
-def bare_seconds(*, last: bool) -> float:
-    """CPU seconds that forward and backward of a nearly empty stage take, a segment's worth of them."""
-    stage, batches = EmptyStage(), EmulatedBatches()
-    gradient = torch.ones(SHAPE)
-    started = time.thread_time()
-    for microbatch in range(STEPS * MICROBATCHES):
-        given = batches.tokens(microbatch).requires_grad_()
-        out = stage(given)
-        if last:
-            torch.autograd.backward(next_token_loss(out, batches.targets(microbatch)) / MICROBATCHES)
-        else:
-            torch.autograd.backward(out, gradient)
-    return time.thread_time() - started
-
-
-def measure_rank(rank: int, folder: str, rounds: int, results: Any) -> None:
-    torch.set_num_threads(1)
-    site = RunConfig().site
-    site.device = "cpu"
-    with connected(
-        rank=rank, size=RANKS, local_rank=rank, local_size=RANKS, rendezvous=Path(folder), site=site
-    ) as process:
-        results.put((rank, distributed_rounds(process, rounds)))
-
-
-def distributed_rounds(process: Process, rounds: int) -> list[dict[str, float]]:
-    connection = connect(
-        process, rank_of_stage=range(RANKS), data_ranks=1, shape=SHAPE, dtype=torch.float32, common_step=True
-    )
-    runner = executor(connection)
-    found = []
-    for number in range(rounds + 1):
-        program = program_from(number * STEPS)
-        actions = len(program.actions[process.rank])
-        bare = bare_seconds(last=process.rank == RANKS - 1)
-        process.gather(None)
-        started = time.thread_time()
-        drive([runner.run(program)])
-        connection.links.finish()
-        seconds = time.thread_time() - started
-        trace = runner.trace
-        assert trace.busy is not None
-        wall = trace.busy * trace.steady_seconds / ((STEPS - 1) * (2 * MICROBATCHES + 1))
-        found.append(
-            {
-                "overhead": (seconds - bare) / actions * 1e6,
-                "with_compute": seconds / actions * 1e6,
-                "wall_with_compute": wall * 1e6,
-            }
-        )
-    return found[1:]
-
-
-def distributed(rounds: int) -> dict[str, list[float]]:
-    """Microseconds per action in each round, of the slower rank."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["stages.trainer"])
-    results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        workers = [
-            context.Process(target=measure_rank, args=(rank, folder, rounds, results))
-            for rank in range(RANKS)
-        ]
-        for worker in workers:
-            worker.start()
-        by_rank: dict[int, list[dict[str, float]]] = {}
-        while len(by_rank) < RANKS:
-            try:
-                rank, found = results.get(timeout=1.0)
-                by_rank[rank] = found
-            except queue.Empty:
-                if any(worker.exitcode for worker in workers):
-                    raise SystemExit("a rank failed; see above") from None
-        for worker in workers:
-            worker.join()
-    pairs = list(zip(*by_rank.values(), strict=True))
-    return {name: [max(of_rank[name] for of_rank in pair) for pair in pairs] for name in pairs[0][0]}
-
-
-def replayed(rounds: int) -> dict[str, list[float]]:
-    """Microseconds per action in each round."""
-    connections = connect_in_process(rank_of_stage=range(RANKS), data_ranks=1)
-    runners = [executor(connection) for connection in connections]
-    found: dict[str, list[float]] = {"overhead": [], "with_compute": []}
-    for number in range(rounds + 1):
-        program = program_from(number * STEPS)
-        actions = sum(map(len, program.actions))
-        bare = sum(bare_seconds(last=rank == RANKS - 1) for rank in range(RANKS))
-        started = time.thread_time()
-        drive([runner.run(program) for runner in runners])
-        connections[0].links.finish()
-        seconds = time.thread_time() - started
-        if number:
-            found["overhead"].append((seconds - bare) / actions * 1e6)
-            found["with_compute"].append(seconds / actions * 1e6)
-    return found
+"""Of a turn."""
 
 
 def decoder_config() -> RunConfig:
@@ -312,21 +151,15 @@ def against_plain_loop(turns: int) -> dict[str, dict[str, float]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="of the nearly empty stages")
-    parser.add_argument("--turns", type=int, default=40, help="of the comparison with a plain loop")
+    parser.add_argument("--turns", type=int, default=40, help="timed turns")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
-    for name, found in (("distributed", distributed(options.rounds)), ("replay", replayed(options.rounds))):
-        for part, microseconds in found.items():
-            figures[f"{name}_{part}_us"] = statistics.median(microseconds)
-        figures[f"{name}_overhead_lowest_us"] = min(found["overhead"])
     for clock, of_clock in against_plain_loop(options.turns).items():
         for part, ratio in of_clock.items():
             figures[f"replay_over_plain_{clock}_{part}"] = ratio
     conditions = {
-        "rounds": options.rounds,
         "turns": options.turns,
         "load": os.getloadavg()[0],
         "cores": os.cpu_count(),

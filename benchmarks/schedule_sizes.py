@@ -2,8 +2,8 @@
 
     python benchmarks/schedule_sizes.py --out benchmarks/results
 
-Writes `schedule-sizes-DATE.md` (the figures with their conditions) and `schedule-sizes-DATE.svg` (time
-against size). Each size is measured in a process of its own, so that the peak of memory is its own.
+Writes `schedule-sizes-DATE.md`. Each size is measured in a process of its own, so that the peak of memory is
+its own.
 """
 
 from __future__ import annotations
@@ -86,35 +86,6 @@ def in_own_process(*words: object) -> dict[str, Any]:
     return result
 
 
-def plot(rows: list[dict[str, Any]], file: Path) -> None:
-    """Seconds of all parts together against the number of actions, both on a logarithmic scale."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    with mpl.rc_context({"svg.hashsalt": "asyncpp"}):
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        axes = figure.subplots()
-        for part, marker in zip(PARTS, "osv^", strict=True):
-            for name in SCHEDULES:
-                shown = [row for row in rows if row["name"] == name]
-                axes.plot(
-                    [row["actions"] for row in shown],
-                    [row[part] for row in shown],
-                    marker=marker,
-                    markersize=4,
-                    linewidth=0.8,
-                    color=f"C{PARTS.index(part)}",
-                    label=part if name == SCHEDULES[0] else None,
-                )
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("actions of the program (p = 16 to 1024 stages, m = p, one step)")
-        axes.set_ylabel("seconds")
-        axes.legend(frameon=False, title=f"{len(SCHEDULES)} schedules each")
-        axes.grid(alpha=0.3)
-        figure.savefig(file, metadata={"Date": None})
-
-
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
@@ -150,8 +121,6 @@ Bounds: build, verify and analyze p = 64, m = 512 in 2 s; simulate p = 256, m = 
 ## p = m = {max(SQUARE)}, one step
 
 {table(["schedule", *header], [[row["name"], *cells(row)] for row in largest])}
-
-![time against size](schedule-sizes-{date}.svg)
 
 ## Beside torch.distributed.pipelining
 
@@ -196,8 +165,7 @@ def main() -> None:
         {"ranks": ranks, "microbatches": microbatches, **in_own_process("torch", ranks, microbatches)}
         for ranks, microbatches in PEERS
     ]
-    text = write_dated(arguments.out, "schedule-sizes", report(rows, asked, peers, today()))
-    plot(rows, text.with_suffix(".svg"))
+    write_dated(arguments.out, "schedule-sizes", report(rows, asked, peers, today()))
 
 
 if __name__ == "__main__":

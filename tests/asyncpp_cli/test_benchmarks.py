@@ -21,6 +21,7 @@ PIPELINE = "pipeline.py --ranks 2 --microbatches 2 --forward-ms 1 --rounds 1 --j
 PRINTS_JSON = {
     PIPELINE: "speedup_by_round",
     f"{PIPELINE} --data 2 --reduce-ms 2": "conditions",
+    "action_overhead.py --turns 2 --json": "replay_over_plain_cpu_median",
     "schedule_sizes.py --one 2bw 4 8 1": "simulate",
     "optimizer_steps.py --models micro --steps 1 --device cpu --json": "ratio",
 }
@@ -54,9 +55,3 @@ def test_tokenizing(tmp_path: Path) -> None:
     run(tmp_path, "tokenizing.py", "text.jsonl", "tokenizer.json", "--out", tmp_path, "--repeat", "1")
     (written,) = tmp_path.glob("tokenizing-*.md")
     assert "| turn | library alone, s | ours, s |" in written.read_text()
-
-
-def test_experts(tmp_path: Path) -> None:
-    run(tmp_path, "experts.py", "--sizes", "nano-moe", "--rounds", "1", "--out", tmp_path)
-    (written,) = tmp_path.glob("experts-*.md")
-    assert "| `nano-moe` | 1024 | 4 of 16 x 96 |" in written.read_text()
