@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncpp_cli.completion import run_folders
+from asyncpp_cli.commands.arguments import OneRun
 from asyncpp_cli.errors import UserError
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.torch_process import importing_torch
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    run_folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR/RUN", help="A run, by the beginning of its id.", autocompletion=run_folders
-        ),
-    ],
+    run_folder: OneRun,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: new, or empty.")],
     format: Annotated[
         ExportFormat,

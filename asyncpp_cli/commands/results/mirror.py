@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncpp_cli.completion import experiments
+from asyncpp_cli.commands.arguments import ExperimentOrRun
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.trackers.catalogue import TRACKERS
 
@@ -21,14 +21,7 @@ SECONDS_BETWEEN_UPDATES = 5.0
 
 
 def mirror(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR[/RUN]",
-            help="An experiment, or a run by the beginning of its id.",
-            autocompletion=experiments,
-        ),
-    ],
+    folder: ExperimentOrRun,
     name: Annotated[
         str,
         typer.Option(

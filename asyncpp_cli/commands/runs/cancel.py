@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from asyncpp_cli.completion import experiments, runs_of_folder
+from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
 
 
 def cancel(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR[/RUN]",
-            help="An experiment, or a run of it by the beginning of its id.",
-            autocompletion=experiments,
-        ),
-    ],
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="More runs; default: all of DIR.",
-            autocompletion=runs_of_folder,
-        ),
-    ] = None,
+    folder: ExperimentOrRun,
+    runs: MoreRuns = None,
 ) -> None:
     """Cancel queued and running runs. Running ones save first; launch again to resume them.
 

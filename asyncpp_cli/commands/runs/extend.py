@@ -7,27 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from asyncpp_cli.completion import experiments, runs_of_folder
+from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
 from asyncpp_cli.errors import UserError
 
 
 def extend(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR[/RUN]",
-            help="An experiment, or a run of it by the beginning of its id.",
-            autocompletion=experiments,
-        ),
-    ],
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="More runs; default: all of DIR.",
-            autocompletion=runs_of_folder,
-        ),
-    ] = None,
+    folder: ExperimentOrRun,
+    runs: MoreRuns = None,
     best: Annotated[
         bool, typer.Option("--best", help="After `asyncpp tune`: the best run of each arm, or its seeds.")
     ] = False,

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from asyncpp_cli.completion import experiments, runs_of_folder, sites
+from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
+from asyncpp_cli.completion import sites
 
 
 def launch(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR[/RUN]",
-            help="An experiment, or a run of it by the beginning of its id.",
-            autocompletion=experiments,
-        ),
-    ],
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="More runs; default: all of DIR that are not completed.",
-            autocompletion=runs_of_folder,
-        ),
-    ] = None,
+    folder: ExperimentOrRun,
+    runs: MoreRuns = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only those that failed or are damaged.")] = False,
     timeout: Annotated[bool, typer.Option("--timeout", help="Only those that reached a time limit.")] = False,
     oom: Annotated[bool, typer.Option("--oom", help="Only those that ran out of memory.")] = False,

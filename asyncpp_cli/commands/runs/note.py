@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from asyncpp_cli.completion import run_folders
+from asyncpp_cli.commands.arguments import OneRun
 
 
 def note(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR/RUN",
-            help="A run, by the beginning of its id.",
-            autocompletion=run_folders,
-        ),
-    ],
+    run: OneRun,
     text: Annotated[
         str, typer.Argument(metavar="TEXT", help="The note; without it and --tag, the notes are shown.")
     ] = "",

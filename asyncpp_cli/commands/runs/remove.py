@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from asyncpp_cli.completion import experiments, runs_of_folder
+from asyncpp_cli.commands.arguments import ExperimentOrRun
+from asyncpp_cli.completion import runs_of_folder
 from asyncpp_cli.errors import UserError
 
 
 def remove(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR[/RUN]",
-            help="An experiment, or a run of it by the beginning of its id.",
-            autocompletion=experiments,
-        ),
-    ],
+    folder: ExperimentOrRun,
     runs: Annotated[
         list[str] | None,
         typer.Argument(metavar="RUN", help="More runs.", autocompletion=runs_of_folder),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncpp_cli.completion import run_folders
+from asyncpp_cli.commands.arguments import OneRun
 from asyncpp_cli.errors import UserError
 from stages.torch_process import importing_torch, leave
 
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    run_folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR/RUN", help="A run, by the beginning of its id.", autocompletion=run_folders
-        ),
-    ],
+    run_folder: OneRun,
     replay: Annotated[
         bool, typer.Option("--replay", help="Run all ranks in this process, taking turns; same numbers.")
     ] = False,
