@@ -17,17 +17,22 @@ from support.launches import (
     StartLaunch,
     is_training,
     processes_of,
+    rows_of,
     sweep,
     threads_of,
     wait_for,
 )
 
 from asyncpp_cli.experiment.template import load, text_of
+from asyncpp_cli.report.load.measure import measure
+from asyncpp_cli.report.load.metrics_rows import read_metrics
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.attempts.repair import repair_run
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import is_gone
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import Cause, State
+from asyncpp_cli.sites.resources import import_path, import_path_in_bash
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
@@ -200,3 +205,102 @@ def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pyt
     assert "2bw" in ended.output
     assert asyncpp("quickstart", "--out", "asyncpp-quickstart-2").code == 0
     assert [run.status().attempt for run in open_experiment(Path("asyncpp-quickstart-2")).runs] == [1]
+
+
+def test_all_arms_of_a_seed_come_before_the_next_seed(tmp_path: Path) -> None:
+    matrix = "matrix={schedule: [1f1b, 2bw], optimizer: adamw, seed: [3, 1]}"
+    experiment = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=1")
+    axes = {cell.id: cell.axes for cell in experiment.cells}
+    order = [(axes[run.id]["seed"], axes[run.id]["schedule"]) for run in experiment.runs_to_launch]
+    assert order == [(3, "1f1b"), (3, "2bw"), (1, "1f1b"), (1, "2bw")]
+
+
+ONE_RUN = ["matrix={schedule: 2bw, optimizer: muon}", "exclude=[]", "train.steps=9"]
+
+
+def launched(experiment: Experiment, *options: str) -> tuple[State, int, int]:
+    """Launch it; the state, step and attempt of its only run."""
+    ended = asyncpp("launch", experiment.folder, "--replay", *options)
+    assert ended.code == 0, ended.errors
+    (run,) = experiment.runs
+    status = run.status()
+    assert (status.cause, status.steps) == (Cause.NONE, 9)
+    return status.state, status.step, status.attempt
+
+
+@pytest.mark.slow
+def test_paused_runs_go_on(tmp_path: Path) -> None:
+    whole, paused = sweep(tmp_path / "whole", *ONE_RUN), sweep(tmp_path / "paused", *ONE_RUN)
+    assert whole.cells == paused.cells
+    launched(whole)
+    assert launched(paused, "--until", "4") == (State.PAUSED, 4, 1)
+    assert launched(paused, "--until", "4") == (State.PAUSED, 4, 1), "it is there already"
+    assert launched(paused, "--until", "3") == (State.PAUSED, 4, 1), "it is beyond it"
+    (run,) = paused.runs
+    run.status_file.write_text("{")
+    repair_run(run)
+    assert (run.status().state, run.status().step) == (State.PAUSED, 4)
+    (shown,) = json.loads(asyncpp("status", paused.folder, "--json").output)
+    assert (shown["state"], shown["saved_step"], shown["reason"]) == ("paused", 4, "")
+    assert [evaluation.step for evaluation in measure(read_metrics(run)).evaluations] == [4]
+    assert asyncpp("report", paused.folder).code == 0
+    assert launched(paused) == (State.COMPLETED, 9, 2)
+    assert all(row["load_per_core"] >= 0 for row in run.metrics() if row["kind"] == "segment")
+    for kind in ("step", "end"):
+        assert rows_of(run, kind) == rows_of(whole.runs[0], kind)
+
+
+def test_a_pause_that_would_change_the_numbers_is_refused(tmp_path: Path) -> None:
+    experiment = sweep(
+        tmp_path / "e",
+        "matrix={schedule: paci, optimizer: adamw}",
+        "exclude=[]",
+        "train.steps=9",
+        "train.clip=stage",
+    )
+    ended = asyncpp("launch", experiment.folder, "--replay", "--until", "4")
+    assert ended.code == 2
+    assert "train.eval_interval (500)" in ended.errors
+    (run,) = experiment.runs
+    assert run.status().state == State.PENDING
+    ended = asyncpp("launch", experiment.folder, "--until", "0")
+    assert ended.code == 2
+
+
+@pytest.mark.parametrize(
+    ("inherited", "path"),
+    [
+        (None, "own"),
+        ("", "own"),
+        (":", "own"),
+        (":::", "own"),
+        ("/a b", "own:/a b"),
+        (":/a", "own:/a"),
+        ("/a:", "own:/a"),
+        ("/a::/b:::$(c)", "own:/a:/b:$(c)"),
+    ],
+)
+def test_empty_entries_are_dropped_here_and_in_a_job(
+    inherited: str | None, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if inherited is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", inherited)
+    assert import_path("own") == path
+    script = "\n".join(["set -eu", *import_path_in_bash("own"), "printenv PYTHONPATH"])
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{path}\n"
+
+
+def test_ranks_import_nothing_from_the_working_folder(
+    tmp_path: Path, start_launch: StartLaunch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Read at the start of every Python process that finds it.
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    one = ["matrix.schedule=[1f1b]", "matrix.optimizer=[adamw]", "matrix.error_feedback=[false]"]
+    experiment = sweep(tmp_path / "e", *one, "train.steps=2")
+    launched = start_launch(experiment.folder, "--replay")
+    assert launched.finish(seconds=250) == 0, launched.errors
+    assert not (tmp_path / "imported").exists()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from support.report_experiment import settings
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
+from asyncpp_cli.report.analysis.conditions import CROWDED, conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
@@ -100,3 +102,11 @@ def test_each_model_has_its_sentence() -> None:
     )
     assert "Loss (nano): against 1f1b, 2bw changes the validation loss of muon by +0.500" in said
     assert "Loss (micro): against 1f1b, 2bw changes the validation loss of muon by +0.250" in said
+
+
+def test_a_machine_that_was_busy_is_named() -> None:
+    idle = run("1f1b", loss=2.0)
+    busy = replace(idle, measurement=replace(idle.measurement, load_per_core=3 * CROWDED))
+    for runs, said in (([idle], False), ([idle, busy], True)):
+        lines = " ".join(conditions_lines(aggregate(runs)[0]))
+        assert (f"busy during 1 of 2 runs: up to {3 * CROWDED:.1f} processes per core" in lines) == said

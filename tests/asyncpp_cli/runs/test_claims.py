@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -91,26 +90,3 @@ def test_other_software_than_at_the_submission_is_named() -> None:
     assert snapshot.difference(snapshot.software()) == ""
     before = snapshot.software() | {"torch": "1.0"}
     assert snapshot.difference(before) == f"torch was 1.0 and is {snapshot.software()['torch']}"
-
-
-def test_only_one_of_many_claims_a_run(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    ready, done = context.Event(), context.Event()
-    claimers = [context.Process(target=_claim, args=(run, ready, done, results)) for _ in range(8)]
-    for claimer in claimers:
-        claimer.start()
-    ready.set()
-    numbers = [results.get(timeout=30) for _ in claimers]
-    done.set()
-    for claimer in claimers:
-        claimer.join()
-    assert sorted(numbers) == [0] * 7 + [1]
-
-
-def _claim(run: Run, ready: object, done: object, results: object) -> None:
-    ready.wait()  # type: ignore[attr-defined]
-    attempt = claim(run, processes=1, replay=True, steps=1)
-    results.put(attempt.number if attempt is not None else 0)  # type: ignore[attr-defined]
-    done.wait()  # type: ignore[attr-defined]

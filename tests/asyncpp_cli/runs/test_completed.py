@@ -25,9 +25,6 @@ def linear(config, context):
 def exit_0(config, context):
     raise SystemExit(0)
 
-def exit_75(config, context):
-    sys.exit(75)
-
 def in_forward(config, context):
     embedding, blocks, head = linear(config, context)
     return embedding, [*blocks[:-1], Leaving(config.width, config.width)], head
@@ -38,7 +35,6 @@ def in_forward(config, context):
     ("factory", "reason"),
     [
         ("exit_0", "FactoryError: own_models:exit_0 ended the process (SystemExit: 0)"),
-        ("exit_75", "FactoryError: own_models:exit_75 ended the process (SystemExit: 75)"),
         ("in_forward", "the run's own code ended the process (SystemExit: 75)"),
         ("linear", ""),
     ],

@@ -91,6 +91,8 @@ DAMAGES: dict[str, tuple[Callable[[Run], object], str]] = {
     "status is no text": (status_of("\udcff\udcfe"), "/status.json"),
     "status is deep": (status_of("[" * 100_000), "/status.json"),
     "format is a word": (changed(format="x"), "/status.json"),
+    "format is a later one": (changed(format=2), "/status.json"),
+    "no state": (status_of('{"format": 1}'), "/status.json"),
     "unknown state": (changed(state="odd"), "/status.json"),
     "state is a list": (changed(state=[]), "/status.json"),
     "state says damaged": (changed(state="damaged"), "/status.json"),

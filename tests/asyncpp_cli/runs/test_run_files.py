@@ -1,8 +1,9 @@
-"""The file of a run's metrics: damaged lines, steps done again, and what the recorder adds."""
+"""The files of a run: damaged and repeated rows of metrics, and a status that is replaced atomically."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.metrics_rows import step_row
 
+from asyncpp_cli.atomic_files import read_json, write_json
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.recorder import MetricsWriter, RunRecorder
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State
+from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.version import asyncpp_version, commit
 
 
@@ -102,3 +104,32 @@ def test_metrics_that_are_removed_while_they_are_written_end_the_run(run: Run) -
     with pytest.raises(OSError, match="removed while the run writes it"):
         metrics.append(step_row(1))
     metrics.close()
+
+
+@pytest.mark.slow
+def test_a_status_is_replaced_at_once_while_others_read(run: Run) -> None:
+    run.write_status(Status(state=State.RUNNING, reason="x" * 1000))
+    writer = multiprocessing.get_context("fork").Process(target=_write_statuses, args=(run,))
+    writer.start()
+    read = 0
+    while writer.is_alive() or read == 0:
+        assert run.status().reason in {"x" * 1000, "y" * 100_000}
+        read += 1
+    writer.join()
+    assert writer.exitcode == 0
+    assert read > 10
+    assert [file.name for file in run.folder.iterdir()] == ["status.json"]
+
+
+def _write_statuses(run: Run) -> None:
+    for number in range(400):
+        reason = "x" * 1000 if number % 2 else "y" * 100_000
+        run.write_status(Status(state=State.RUNNING, reason=reason))
+
+
+def test_json_files_keep_the_usual_permissions(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    write_json(tmp_path / "file", {"a": 1})
+    assert (tmp_path / "file").stat().st_mode == plain.stat().st_mode
+    assert read_json(tmp_path / "file", newest_format=1) == {"a": 1}

@@ -1,0 +1,317 @@
+"""How many runs of each array may go on at once, where SLURM bounds each array alone: here it is played."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.edited import edit
+from support.report_experiment import ExperimentFolder, settings
+
+from asyncpp_cli.launch import bad_nodes
+from asyncpp_cli.launch.job import array_task
+from asyncpp_cli.launch.job.array_task import ArrayLoad, receiving_array
+from asyncpp_cli.launch.submission.arrays import (
+    ArrayManifest,
+    JobShape,
+    Throttle,
+    site_settings_of,
+    throttles,
+)
+from asyncpp_cli.launch.submission.sbatch import profile_keys
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.claims import claim
+from asyncpp_cli.runs.attempts.files import Job
+from asyncpp_cli.runs.attempts.settle import end_rank, override_outcome, settle
+from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.processes import this_process
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Cause, State, Status
+from asyncpp_cli.sites.profile import find_site
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.client import JobPhase, phase_of
+from asyncpp_cli.slurm.run_status import RunStatus, short_job_notes
+from stages.checkpoint.files import folder_of
+from stages.liveness.stop_signal import RESUMABLE
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 400))
+def test_max_parallel_holds_over_all_arrays(sizes: list[int], at_once: int) -> None:
+    found = throttles(sizes, at_once=at_once)
+    assert all(1 <= turn.at_once <= size for turn, size in zip(found, sizes, strict=True))
+    assert all(turn.after is None or turn.after < index for index, turn in enumerate(found))
+    # An array is followed by one at most, so what may run together is what begins without another.
+    followed = [turn.after for turn in found if turn.after is not None]
+    assert len(followed) == len(set(followed))
+    lanes = [turn for turn in found if turn.after is None]
+    assert sum(turn.at_once for turn in lanes) == min(at_once, sum(sizes))
+    assert all(turn.at_once == 1 for turn in found) or not followed
+
+
+def test_arrays_take_about_as_many_rounds() -> None:
+    assert throttles([50, 50, 100], at_once=4) == [Throttle(1), Throttle(1), Throttle(2)]
+    assert throttles([1, 50], at_once=7) == [Throttle(1), Throttle(6)]
+    assert throttles([3, 5], at_once=None) == throttles([3, 5], at_once=100) == [Throttle(3), Throttle(5)]
+    six = throttles([40, 10, 10, 10, 5, 5], at_once=2)
+    assert six == [Throttle(1), Throttle(1), Throttle(1, 1), Throttle(1, 2), Throttle(1, 3), Throttle(1, 4)]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 20), st.integers(0))
+def test_places_are_passed_on_and_never_more_run_than_was_said(
+    sizes: list[int], at_once: int, seed: int
+) -> None:
+    """Runs take any time, and are put back into the queue now and then."""
+    chance = random.Random(seed)
+    planned = throttles(sizes, at_once=at_once)
+    bound = [turn.at_once for turn in planned]
+    left, running = list(sizes), [0] * len(sizes)
+    while any(left):
+        for index, turn in enumerate(planned):
+            if turn.after is None or not left[turn.after]:
+                running[index] = min(left[index], bound[index])
+        assert sum(running) <= at_once
+        if all(turn.after is None for turn in planned):
+            # No place stays empty while a run waits.
+            assert sum(running) == min(at_once, sum(left))
+        ending = chance.choice([index for index in range(len(sizes)) if running[index]])
+        running[ending] -= 1
+        if chance.randrange(5) == 0:
+            continue  # queued again
+        left[ending] -= 1
+        arrays = [
+            ArrayLoad(
+                name=str(index),
+                tasks=left[index],
+                at_once=bound[index],
+                follows=turn.after is not None and left[turn.after] + (turn.after == ending) > 0,
+            )
+            for index, turn in enumerate(planned)
+        ]
+        follower = next((arrays[i] for i, turn in enumerate(planned) if turn.after == ending), None)
+        others = [array for index, array in enumerate(arrays) if index != ending and array.tasks]
+        found = receiving_array(arrays[ending], others, follower=follower)
+        if found is not None:
+            bound[int(found.name)] += 1
+
+
+DECIDED = {
+    JobPhase.PENDING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING",
+    JobPhase.RUNNING: "RUNNING SIGNALING CONFIGURING POWER_UP_NODE RESIZING STOPPED SUSPENDED UPDATE_DB",
+    JobPhase.ENDING: "COMPLETING STAGE_OUT",
+    JobPhase.ENDED: "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY "
+    "REVOKED LAUNCH_FAILED RECONFIG_FAIL",
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "phase"), [(word, phase) for phase, words in DECIDED.items() for word in words.split()]
+)
+def test_every_word_has_a_phase(word: str, phase: JobPhase) -> None:
+    assert phase_of(word) is phase
+
+
+def test_a_word_of_a_later_slurm_counts_as_running() -> None:
+    assert phase_of("TELEPORTING") is JobPhase.RUNNING
+
+
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("message", "keys"),
+    [
+        (f"AssocMaxSubmitJobLimit; {POLICY}", "submit_limit"),
+        (f"QOSMaxSubmitJobPerUserLimit; {POLICY}", "submit_limit"),
+        (f"AssocMaxWallDurationPerJobLimit; {POLICY}", "time, qos"),
+        (POLICY, "submit_limit, qos, account, time"),
+        ("Invalid account or account/partition combination specified", "account, partition, qos"),
+        ("invalid partition specified: nowhere", "partition"),
+        ("Invalid qos specification", "qos"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "time"),
+    ],
+)
+def test_the_keys_that_may_be_the_cause(message: str, keys: str) -> None:
+    assert profile_keys(f"sbatch: {message}") == keys
+
+
+@pytest.mark.parametrize(
+    ("cause", "saved", "words"),
+    [
+        (Cause.TIME_LIMIT, 4, "saves about 2 steps per job of mine, and needs about 498 more jobs"),
+        (Cause.TIME_LIMIT, 0, "saves about 0 steps per job of mine, and will not end so"),
+        (Cause.TIME_LIMIT, 400, ""),
+        (Cause.STOPPED, 4, ""),
+    ],
+)
+def test_runs_that_save_few_steps_per_job_are_named(
+    tmp_path: Path, cause: Cause, saved: int, words: str
+) -> None:
+    run = Run(tmp_path / "runs" / "a")
+    run.folder.mkdir(parents=True)
+    for _ in range(2):
+        attempt = claim(run, processes=1, replay=True, steps=1000)
+        assert attempt is not None
+        settle(run, none_to_come=True, all_over=True)
+        override_outcome(attempt, state=State.INTERRUPTED, cause=cause, reason="")
+    if saved:
+        folder_of(run.checkpoints, saved).mkdir(parents=True)
+    notes = short_job_notes([RunStatus(run=run, status=run.status(), site="mine")])
+    assert [words in note for note in notes] == ([True] if words else [])
+    assert short_job_notes([RunStatus(run=run, status=run.status())]) == []  # no job of a cluster
+
+
+JOB = Job(cluster="c", name="a", index=0, id="7_0", restart=0, nodes="n1", submission="s")
+TABLE = ArrayManifest(
+    name="a", submission="s", cluster="c", replay=True, retries=1, signal_lead=45,
+    network_interface=None, srun_flags=[], site_settings={}, code="", software={},
+    shape=JobShape(nodes=1, tasks=1, tasks_per_node=1, cpus_per_task=1, gpus_per_node=0), rows=[],
+)  # fmt: skip
+STOPPED = Status(state=State.INTERRUPTED, cause=Cause.STOPPED, attempt=1)
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of `scontrol` and `squeue`. No longer than a look is the end waited for."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(array_task, "_SECONDS_TO_BE_ENDED", 0.0)
+    return tmp_path
+
+
+def script(file: Path, *lines: str) -> None:
+    file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    file.chmod(0o755)
+
+
+def test_the_command_outlives_the_signal_that_it_brings_about(commands: Path) -> None:
+    script(commands / "scontrol", "kill -TERM $$", 'echo heard > "$0.answer"')
+    slurm.requeue("7_0")
+    assert (commands / "scontrol.answer").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("PENDING", "queued again"), ("COMPLETING", "queued again"), ("RUNNING", "not queued again (scontrol:")],
+)
+def test_a_job_whose_requeueing_was_not_acknowledged(
+    commands: Path, capfd: pytest.CaptureFixture[str], state: str, said: str
+) -> None:
+    asked = commands / "asked"
+    script(commands / "scontrol", f"touch {asked}", "echo Socket timed out >&2", "exit 1")
+    script(commands / "squeue", f"test -e {asked} && s={state} || s=RUNNING", 'echo "7|7_0|$s|N/A"')
+    made = ExperimentFolder(commands / "experiment")
+    made.add(settings("1f1b", "muon"))
+    experiment = open_experiment(made.folder)
+    assert array_task._requeue(STOPPED, experiment, experiment.runs[0], TABLE, JOB) == RESUMABLE
+    printed = capfd.readouterr().out.strip().splitlines()[-1]
+    assert printed.partition(" ")[2].partition(" ")[2].startswith(said)
+
+
+FAULTS = [
+    "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
+    "CUDA initialization: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+    "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    "RuntimeError: No CUDA GPUs are available; no CUDA-capable device is detected",
+    "RuntimeError: site.device is cuda, but torch finds no GPU here; accepted: auto, cpu",
+    "Failed to initialize NVML: Driver/library version mismatch",
+    "Unable to determine the device handle for GPU 0000:C1:00.0: GPU is lost. Reboot the system to recover",
+]
+RUNS_OWN = [
+    "RuntimeError: CUDA error: device-side assert triggered",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "ValueError: loss is not finite",
+    "ConnectionError: rank 1 is gone",
+    "RuntimeError: site.device is cuda, but this torch is built without CUDA; accepted: auto, cpu",
+]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    return Experiment(folder=tmp_path, name="e", template="", cells=())
+
+
+def failed(run: Run, message: str, *, in_log: bool) -> Attempt:
+    attempt = claim(run, processes=2, replay=False, steps=5)
+    assert attempt is not None
+    for rank in (0, 1):
+        attempt.record_start(rank, this_process(), node=f"n{rank + 1}")
+    if in_log:
+        run.log_file(attempt=attempt.number, rank=1).write_text(f"{message}\nterminate called\n")
+    else:
+        attempt.record_error(1, RuntimeError(message))
+    end_rank(attempt, 1, code=1, signal_number=None, stopped=False)
+    end_rank(attempt, 0, code=1, signal_number=None, stopped=True)
+    return attempt
+
+
+@pytest.mark.parametrize("in_log", [False, True])
+@pytest.mark.parametrize("message", [*FAULTS, *RUNS_OWN])
+def test_an_error_of_gpu_or_driver_is_the_nodes(experiment: Experiment, message: str, in_log: bool) -> None:
+    fault = bad_nodes.node_fault(failed(Run(experiment.folder / "runs" / "a"), message, in_log=in_log))
+    if message in RUNS_OWN:
+        assert fault is None
+    else:
+        assert fault is not None
+        node, reason = fault
+        assert (node, message in reason) == ("n2", True)
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(4, "cuda"), (0, None)])
+def test_a_job_that_was_given_gpus_does_not_train_on_cpus_where_they_fail(
+    gpus: int, device: str | None
+) -> None:
+    site = replace(find_site("testcluster"), run={"threads": 2})
+    shape = JobShape(nodes=1, tasks=4, tasks_per_node=4, cpus_per_task=1, gpus_per_node=gpus)
+    assert site_settings_of(shape, site) == {"threads": 2} | ({"device": device} if device else {})
+
+
+def bad(*names: str) -> list[bad_nodes.BadNode]:
+    return [
+        bad_nodes.BadNode(node=name, cluster="c", reason="ECC", run="a", attempt=1, time=float(number))
+        for number, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failing", "size", "needed", "out"),
+    [
+        ("n3", 4, 2, ["n3"]),
+        ("n3 n1", 4, 2, ["n3"]),  # one in four, the first; n1's next failure is the run's
+        ("n3 n1", 8, 2, ["n1", "n3"]),
+        ("n3", 4, 4, []),  # the job takes them all
+        ("n3", 1, 1, []),
+        ("gone n3", 4, 1, ["n3"]),  # SLURM would refuse a job for the name
+        ("n1 n2 n3 n4 n5 n6 n7 n8 n9", 1000, 1, [f"n{number}" for number in range(1, 9)]),
+    ],
+)
+def test_how_many_nodes_are_left_out(failing: str, size: int, needed: int, out: list[str]) -> None:
+    nodes = {f"n{number}" for number in range(1, size + 1)}
+    assert bad_nodes.excludable(bad(*failing.split()), nodes, needed=needed) == out
+
+
+def test_a_note_says_why_and_how_to_lift_it_and_ends_after_a_day(experiment: Experiment) -> None:
+    run = Run(experiment.folder / "runs" / "a")
+    for reason in ("rank 1: ECC", "said later"):
+        bad_nodes.record_bad_node(experiment, run, node="n3", cluster="c", reason=reason, attempt=1)
+    (remark,) = bad_nodes.exclusion_notes(experiment)
+    file = experiment.folder / "bad-nodes" / "n3.json"
+    assert remark.startswith("Node n3 is excluded from new attempts until ")
+    assert "rank 1: ECC (a, attempt 1)" in remark
+    assert remark.endswith(f"rm {file}")
+    assert bad_nodes.recent_bad_nodes(experiment, cluster="another") == []
+    edit(file, time=time.time() - 24 * 3600 - 1)
+    assert bad_nodes.recent_bad_nodes(experiment) == []
+    edit(file, time="yesterday")
+    assert bad_nodes.recent_bad_nodes(experiment) == []
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("in the way, as a full disk would be")
+    bad_nodes.record_bad_node(experiment, run, node="n3", cluster="c", reason="rank 1: ECC", attempt=1)
+    assert bad_nodes.exclusion_notes(experiment) == []
