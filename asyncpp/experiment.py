@@ -8,10 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncpp.statuses import status_records
-from asyncpp.sweeping import sweep_template
 from asyncpp_cli.launch.options import LaunchOptions
 from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_experiment
+from asyncpp_cli.planner.sweeping import sweep_template
+from asyncpp_cli.slurm.status_records import status_records
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

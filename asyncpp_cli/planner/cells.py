@@ -8,6 +8,7 @@ from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell, describe
+from asyncpp_cli.experiment.settings import items
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE
@@ -70,15 +71,24 @@ def expected(
 
 
 def estimate_key(config: RunConfig) -> str:
-    """The settings that the estimate depends on."""
-    train, site = config.train, config.site
-    # Learning rate and decay change neither memory nor time; other options of an optimizer may.
-    optimizer = replace(
-        config.optimizer, lr=0.0, weight_decay=0.0, warmup=0.0, final_lr=0.0, schedule="", decay_share=None
-    )
-    sections = (config.schedule, optimizer, config.error_feedback, config.correction, config.model)
-    numbers = (train.microbatch_size, train.clip, train.precision, train.recompute, config.data.context)
-    return repr((*sections, config.parallel, *numbers, train.compile, site.gpu, site.memory_gb, site.threads))
+    """The settings that the estimate depends on: all but those that change neither memory nor time."""
+    return repr([(key, value) for key, value in items(config) if key not in _WITHOUT_EFFECT])
+
+
+_WITHOUT_EFFECT = frozenset(
+    f"{section}.{name}"
+    for section, names in {
+        "optimizer": "lr weight_decay warmup final_lr schedule decay_share",
+        "model": "name init init_sha256",
+        "data": "path sha256 validation_share",
+        "train": "steps eval_interval eval_microbatches clip_norm max_skipped checkpoint_interval "
+        "profile_steps",
+        "site": "device timeout start_timeout grace save_timeout keep_checkpoints peak_tflops",
+    }.items()
+    for name in names.split()
+) | {"seed"}
+"""Learning rate and decay, for example; other options of an optimizer may have one. Of a key that is missing
+here the estimates are only made more often."""
 
 
 def time_on_cores(core_hours: Sequence[float | None]) -> str:

@@ -49,11 +49,11 @@ def status(
     A run whose processes have all vanished is marked failed. On a narrow terminal columns are left out and
     reasons are shown below their runs; --json has everything.
     """
-    from asyncpp.statuses import status_records
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.launch.bad_nodes import exclusion_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.slurm.run_status import SlurmQueue, short_job_notes
+    from asyncpp_cli.slurm.status_records import status_records
 
     experiment = open_experiment(folder)
     if cells and (as_json or failed):

@@ -23,11 +23,11 @@ def quickstart(
 
     Same as `sweep`, `launch` and `report` with the template `quickstart`. Nothing is downloaded.
     """
-    from asyncpp.sweeping import sweep_template
     from asyncpp_cli.commands.results.report import report
     from asyncpp_cli.console import command, quoted, say
     from asyncpp_cli.launch.options import LaunchOptions
     from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_locally
+    from asyncpp_cli.planner.sweeping import sweep_template
 
     folder = out if out is not None else _new_folder()
     swept = sweep_template(TEMPLATE, [], out=folder, site=None)

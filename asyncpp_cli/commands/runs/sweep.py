@@ -13,9 +13,9 @@ from asyncpp_cli.completion import settings, sites, templates
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from asyncpp.sweeping import Sweep
     from asyncpp_cli.experiment.matrix import ResolvedCell
     from asyncpp_cli.planner.cells import Expected
+    from asyncpp_cli.planner.sweeping import Sweep
 
 _HOURS = {"gpu_hours": "GPU-h", "core_hours": "core-h"}
 """Heading of each kind of hours, by the name of the method that estimates it."""
@@ -79,9 +79,9 @@ def sweep(
     In the folder of an existing experiment, only missing cells are added (more seeds, for example), and runs
     whose folder was removed are restored.
     """
-    from asyncpp.sweeping import sweep_template
     from asyncpp_cli.console import command, say
     from asyncpp_cli.experiment.sweep_notes import notes
+    from asyncpp_cli.planner.sweeping import sweep_template
 
     if out is None and not list_only:
         raise UserError("--out DIR is missing: the experiment's folder (or --list, to only show its cells)")
@@ -93,9 +93,11 @@ def sweep(
         site=site,
         profiles=profiles or [],
         replace_pending=replace,
+        plan=list_only or as_json,
     )
     cells, rendered = swept.cells, swept.rendered
     if as_json:
+        assert swept.expected is not None
         print(json.dumps([_record(*each) for each in zip(cells, swept.expected, strict=True)], indent=1))
     else:
         show_cells(cells, swept.expected, title=swept.name)
@@ -130,8 +132,11 @@ def _record(resolved: ResolvedCell, cost: Expected) -> dict[str, Any]:
 def _say_cost(swept: Sweep) -> None:
     """Say what all cells are expected to cost, where that is known."""
     from asyncpp_cli.console import say
-    from asyncpp_cli.planner.cells import time_on_cores
     from asyncpp_cli.runs.attempts.cost import amount
+
+    if swept.expected is None:
+        return
+    from asyncpp_cli.planner.cells import time_on_cores
 
     for name, unit in _HOURS.items():
         hours = _hours(swept.cells, swept.expected, name)
@@ -151,24 +156,24 @@ def _hours(cells: Sequence[ResolvedCell], costs: Sequence[Expected], name: str) 
     ]
 
 
-def show_cells(cells: list[ResolvedCell], costs: list[Expected], *, title: str) -> None:
-    """Print the cells as a table with the memory and step time expected of each."""
+def show_cells(cells: list[ResolvedCell], costs: list[Expected] | None, *, title: str) -> None:
+    """Print the cells as a table, with the memory and step time expected of each if they are known."""
     from asyncpp_cli.console import show_table
     from asyncpp_cli.tables import Fit, printed
 
     axes = list(cells[0].cell.axes)
-    estimates = {
-        "step s": [cost.step_seconds for cost in costs],
-        **{unit: _hours(cells, costs, name) for name, unit in _HOURS.items()},
-    }
+    estimates: dict[str, list[float | None]] = {}
+    if costs is not None:
+        estimates = {"GB per rank": [cost.memory_gb for cost in costs]}
+        estimates["step s"] = [cost.step_seconds for cost in costs]
+        estimates |= {unit: _hours(cells, costs, name) for name, unit in _HOURS.items()}
     known = {name: values for name, values in estimates.items() if any(each is not None for each in values)}
     rows = []
-    for place, (resolved, cost) in enumerate(zip(cells, costs, strict=True)):
+    for place, resolved in enumerate(cells):
         row = [resolved.cell.id, *(printed(key, resolved.cell.axes[key]) for key in axes)]
-        row.append("" if cost.memory_gb is None else f"{cost.memory_gb:.3g}")
         values = (each[place] for each in known.values())
         rows.append([*row, *("" if value is None else f"{value:.3g}" for value in values)])
-    columns = ["run", *axes, "GB per rank", *known]
+    columns = ["run", *axes, *known]
     # Axes can be left out, since the id contains them.
-    fit = Fit(share=columns[1:], hide=[*known, *reversed(axes), "GB per rank"])
+    fit = Fit(share=columns[1:], hide=[*reversed(known), *reversed(axes)])
     show_table(columns, rows, title=f"{title}: {len(cells)} cells", fit=fit)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict
@@ -13,14 +15,16 @@ from typing import Any
 import pytest
 from support.command_line import asyncpp
 
+from asyncpp_cli.experiment.settings import assign, copy_of
 from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, least_seconds
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.roofline import Roofline
 from schedules import ScheduleError, is_synchronous
-from stages.config import tokens_per_step
+from stages.config import RunConfig, tokens_per_step
 from stages.memory.estimate import course_of, stage_memory
 from stages.model.families.catalogue import describe
 from stages.pipeline.segments import segment_program
@@ -335,3 +339,33 @@ def test_a_sweep_shows_memory_and_refuses_what_does_not_fit(tmp_path: Path) -> N
     assert not (tmp_path / "e").exists()
     refused = asyncpp("sweep", "quickstart", "--list", "site.gpu=abacus")
     assert (refused.code, "site.gpu: unknown GPU 'abacus'" in refused.errors) == (2, True)
+
+
+def test_a_sweep_plans_only_when_it_is_asked(tmp_path: Path) -> None:
+    """Of cells without a limit of memory nothing is estimated, and the planner is not imported."""
+    code = (
+        "import sys; from pathlib import Path; from asyncpp_cli.planner.sweeping import sweep_template; "
+        f"swept = sweep_template('quickstart', [], out=Path({str(tmp_path / 'e')!r}), site=None); "
+        "print(swept.expected, 'asyncpp_cli.planner.estimate' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "None False\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({"train.diagnostics": 5}, False),
+        ({"parallel.shard_gradients": True}, False),
+        ({"optimizer.beta1": 0.5}, False),
+        ({"site.memory_gb": 3.0}, False),
+        ({"optimizer.lr": 0.5}, True),
+        ({"seed": 3}, True),
+        ({"data.path": "elsewhere"}, True),
+    ],
+)
+def test_estimates_are_shared_by_cells_that_differ_in_what_changes_neither_memory_nor_time(
+    change: dict[str, Any], is_same: bool
+) -> None:
+    config = copy_of(RunConfig())
+    assign(config, change)
+    assert (estimate_key(config) == estimate_key(RunConfig())) is is_same

@@ -19,8 +19,8 @@ class Sweep:
 
     name: str
     cells: list[ResolvedCell]
-    expected: list[Expected]
-    """Memory and step time expected of each cell."""
+    expected: list[Expected] | None
+    """Memory and step time expected of each cell; None: nobody asked for them."""
     rendered: Rendered | None
     """None: the cells were only checked."""
 
@@ -33,6 +33,7 @@ def sweep_template(
     site: str | None,
     profiles: Sequence[Path] = (),
     replace_pending: bool = False,
+    plan: bool = False,
 ) -> Sweep:
     """Check every cell of a template and write them as an experiment.
 
@@ -43,6 +44,8 @@ def sweep_template(
         site: site profile whose GPUs every cell must fit; None: any.
         profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for;
             those that a dry run left in the folder are taken, too.
+        plan: estimate memory and time of every cell; they are estimated anyway where a check or a cost needs
+            them: with a site, a profile, or a cell's `site.memory_gb` or `site.gpu`.
         replace_pending: remove the folder's other cells, if none of their runs has begun.
 
     Raises:
@@ -51,20 +54,30 @@ def sweep_template(
     from asyncpp_cli.experiment.matrix import check_cells, expand
     from asyncpp_cli.experiment.render import render
     from asyncpp_cli.experiment.template import load
-    from asyncpp_cli.planner.cells import device_of, expected
-    from asyncpp_cli.planner.profile_costs import read_profile
-    from asyncpp_cli.sites.profile import find_site
 
-    of_dry_run = [] if out is None else sorted((out / "profiles").glob("*.json"))
-    measured = [read_profile(file) for file in (*profiles, *of_dry_run)]
     loaded = load(template, changes)
     cells = expand(loaded)
     check_cells(loaded, cells)
-    device = {} if site is None else device_of(find_site(site))
-    costs = expected(loaded.source, cells, site=device, profiles=measured)
+    files = [*profiles, *([] if out is None else sorted((out / "profiles").glob("*.json")))]
+    on_gpus = [cell.config.site.memory_gb or cell.config.site.gpu for cell in cells]
+    costs = None
+    if plan or site is not None or files or any(on_gpus):
+        costs = _expected(loaded.source, cells, site=site, files=files)
     rendered = (
         None
         if out is None
         else render(loaded, cells, template_name=template, folder=out, replace_pending=replace_pending)
     )
     return Sweep(name=loaded.name, cells=cells, expected=costs, rendered=rendered)
+
+
+def _expected(
+    source: str, cells: Sequence[ResolvedCell], *, site: str | None, files: Sequence[Path]
+) -> list[Expected]:
+    """The planner, imported where it is needed alone: it takes longer than all else."""
+    from asyncpp_cli.planner.cells import device_of, expected
+    from asyncpp_cli.planner.profile_costs import read_profile
+    from asyncpp_cli.sites.profile import find_site
+
+    device = {} if site is None else device_of(find_site(site))
+    return expected(source, cells, site=device, profiles=[read_profile(file) for file in files])
