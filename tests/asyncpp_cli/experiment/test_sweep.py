@@ -23,11 +23,12 @@ def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> N
     assert listed.code == 0
     assert not folder.exists()
     written = asyncpp("sweep", "quickstart", "--out", folder)
-    assert written.output == listed.output
+    assert written.code == 0
+    assert ("GB per rank" in listed.output, "GB per rank" in written.output) == (True, False)
     cells = open_experiment(folder).cells
     assert len(cells) == 6
     assert "6 cells" in listed.output
-    assert all(cell.id in listed.output for cell in cells)
+    assert all(cell.id in shown.output for cell in cells for shown in (listed, written))
     touched = folder / "runs" / cells[0].id / "metrics.jsonl"
     touched.write_text("kept")
 
