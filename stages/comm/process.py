@@ -26,8 +26,7 @@ from stages.comm.host_staging import HostStaged
 from stages.comm.network import choose_address, set_nccl_interface
 from stages.comm.placement import gpu_of, run_near
 from stages.comm.rendezvous.authenticated import Json, make_secret, read_secret
-from stages.comm.rendezvous.client import GoneError, HubStore, Meetings, Member
-from stages.comm.rendezvous.group_store import GroupStore
+from stages.comm.rendezvous.client import GoneError, GroupStore, HubStore, Meetings, Member
 from stages.comm.rendezvous.hub import Hub
 from stages.config import SiteConfig
 

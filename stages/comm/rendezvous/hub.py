@@ -1,7 +1,7 @@
 """The server at which the ranks of a run meet: a thread in rank 0's process. Imports no torch.
 
-It holds the key-value store that communicators are made from (`store`) and the meetings by which ranks
-exchange values outside of training (`meetings`). Each rank has one connection to it; rank 0's process has one
+It holds the key-value store that communicators are made from (torch's `Store`) and the meetings by which
+ranks exchange values outside of training. Each rank has one connection to it; rank 0's process has one
 per rank.
 
 Nothing that arrives is parsed before its sender has proved that it knows the attempt's secret
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import os
 import selectors
 import socket
@@ -19,13 +20,11 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stages.comm.rendezvous import authenticated
 from stages.comm.rendezvous.authenticated import ForeignError, Json, Sealer
-from stages.comm.rendezvous.meetings import OpenMeetings
-from stages.comm.rendezvous.request import Request
-from stages.comm.rendezvous.store import KeyValueStore
 
 _SECONDS_TO_PROVE = 20.0
 _MOST_UNPROVED = 512
@@ -244,3 +243,204 @@ class Hub:
         self._warnings += 1
         if self._warnings <= _MOST_WARNINGS:
             print(message, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One message of a rank, which waits for its answer."""
+
+    rank: int
+    number: int
+    """Of the request, which its answer repeats."""
+    header: Json
+    body: bytes
+    send: Callable[[Json, bytes], None]
+    """Sends a header and bytes to the rank; does nothing once its connection is closed."""
+
+    def reply(self, result: Json = None, body: bytes = b"") -> None:
+        self.send({"id": self.number, "result": result}, body)
+
+    def fail(self, reason: str) -> None:
+        """Let the rank's call raise `GoneError`."""
+        self.send({"id": self.number, "error": reason}, b"")
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A `get` or `wait` that keys are missing for."""
+
+    request: Request
+    missing: set[str]
+
+
+class KeyValueStore:
+    """Values by key. `get` and `wait` are answered once all of their keys have values."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waiting: dict[str, list[_Waiting]] = {}
+        """By each missing key."""
+        self._operations: dict[str, Callable[[Json, bytes], Json]] = {
+            "set": self._set,
+            "append": self._append,
+            "add": self._add,
+            "exchange": self._exchange,
+            "delete": self._delete,
+            "check": self._check,
+            "count": self._count,
+        }
+
+    def handle(self, request: Request) -> None:
+        """Answer a request, now or once its keys have values.
+
+        Raises:
+            ValueError: there is no such operation.
+        """
+        operation = str(request.header["do"])
+        if operation in ("get", "wait"):
+            self._answer_or_wait(request)
+        elif operation in self._operations:
+            request.reply(self._operations[operation](request.header, request.body))
+            if (key := request.header.get("key")) in self._values:
+                self._has_value(key)
+        else:
+            raise ValueError(f"{operation:.20} is no operation of the hub")
+
+    def _answer_or_wait(self, request: Request) -> None:
+        keys = [str(key) for key in request.header["keys"]]
+        if missing := {key for key in keys if key not in self._values}:
+            waiting = _Waiting(request, missing)
+            for key in missing:
+                self._waiting.setdefault(key, []).append(waiting)
+        elif request.header["do"] == "get":
+            values = [self._values[key] for key in keys]
+            request.reply([len(value) for value in values], b"".join(values))
+        else:
+            request.reply()
+
+    def _has_value(self, key: str) -> None:
+        for waiting in self._waiting.pop(key, ()):
+            waiting.missing.discard(key)
+            if not waiting.missing:
+                self._answer_or_wait(waiting.request)  # another key may have been deleted meanwhile
+
+    def _set(self, header: Json, body: bytes) -> Json:
+        self._values[header["key"]] = body
+        return None
+
+    def _append(self, header: Json, body: bytes) -> Json:
+        self._values[header["key"]] = self._values.get(header["key"], b"") + body
+        return None
+
+    def _add(self, header: Json, _body: bytes) -> Json:
+        total = int(self._values.get(header["key"], b"0")) + int(header["amount"])
+        self._values[header["key"]] = str(total).encode()
+        return total
+
+    def _exchange(self, header: Json, body: bytes) -> Json:
+        """Write the rest of `body` if the value equals its first `expected` bytes; the value then, as hex."""
+        key, split = header["key"], int(header["expected"])
+        expected, desired = body[:split], body[split:]
+        value = self._values.get(key)
+        if value == expected or (value is None and not expected):
+            self._values[key] = value = desired
+        return (expected if value is None else value).hex()
+
+    def _delete(self, header: Json, _body: bytes) -> Json:
+        return self._values.pop(header["key"], None) is not None
+
+    def _check(self, header: Json, _body: bytes) -> Json:
+        return all(key in self._values for key in header["keys"])
+
+    def _count(self, _header: Json, _body: bytes) -> Json:
+        return len(self._values)
+
+
+_MOST_NAMED = 8
+"""Missing ranks that an error names."""
+
+
+@dataclass
+class _Meeting:
+    """One meeting that ranks are still missing from."""
+
+    kind: str
+    """`gather`, or `first`: for each of several values, that of the first rank which has one."""
+    to: int | None
+    """Rank that gets the result; None: all."""
+    deadline: float
+    requests: dict[int, Request] = field(default_factory=dict)
+    """By rank; the body is what the rank brought."""
+
+
+class OpenMeetings:
+    """The meetings that have begun and are not complete, by name.
+
+    Args:
+        size: number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._meetings: dict[str, _Meeting] = {}
+        self._gone: dict[int, str] = {}
+
+    @property
+    def gone(self) -> int:
+        """Number of ranks that will come to no further meeting."""
+        return len(self._gone)
+
+    def is_gone(self, rank: int) -> bool:
+        return rank in self._gone
+
+    def join(self, request: Request) -> None:
+        """Add what a rank brings to a meeting; the last one completes it."""
+        header = request.header
+        name, seconds = str(header["name"]), float(header["seconds"])
+        if name not in self._meetings:
+            self._meetings[name] = _Meeting(str(header["do"]), header["to"], time.monotonic() + seconds)
+        meeting = self._meetings[name]
+        meeting.requests[request.rank] = request
+        if missing := sorted(self._gone.keys() - meeting.requests.keys()):
+            self._fail(name, self._gone[missing[0]])
+        elif len(meeting.requests) == self._size:
+            del self._meetings[name]
+            self._complete(meeting)
+
+    def _complete(self, meeting: _Meeting) -> None:
+        bodies = [meeting.requests[rank].body for rank in range(self._size)]
+        if meeting.kind == "first":
+            values = zip(*map(json.loads, bodies), strict=True)
+            first = [next((value for value in by_rank if value is not None), None) for by_rank in values]
+            result = json.dumps(first).encode()
+        else:
+            result = b"[" + b",".join(bodies) + b"]"
+        for request in meeting.requests.values():
+            request.reply(None, result if meeting.to in (None, request.rank) else b"null")
+
+    def lose(self, rank: int, reason: str) -> None:
+        """Fail all meetings, now and later, that this rank has not joined."""
+        self._gone.setdefault(rank, reason)
+        for name in [name for name, meeting in self._meetings.items() if rank not in meeting.requests]:
+            self._fail(name, self._gone[rank])
+
+    def next_deadline(self) -> float | None:
+        """When the next meeting expires, by the monotonic clock."""
+        return min((meeting.deadline for meeting in self._meetings.values()), default=None)
+
+    def expire(self) -> None:
+        """Fail the meetings whose deadline has passed."""
+        now = time.monotonic()
+        for name in [name for name, meeting in self._meetings.items() if now > meeting.deadline]:
+            if (meeting := self._meetings.get(name)) is None:
+                continue  # an answer to another meeting failed meanwhile
+            missing = sorted(set(range(self._size)) - meeting.requests.keys())
+            some = ", ".join(map(str, missing[:_MOST_NAMED])) + (
+                ", ..." if len(missing) > _MOST_NAMED else ""
+            )
+            self._fail(name, f"waited too long for rank {some}")
+
+    def _fail(self, name: str, reason: str) -> None:
+        meeting = self._meetings.pop(name, None)
+        for request in meeting.requests.values() if meeting is not None else ():
+            request.fail(reason)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncpp_cli.launch.supervisor import _Supervisor
+from asyncpp_cli.launch.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.claims import check_current, claim, record_processes
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import this_process
@@ -146,8 +146,9 @@ def file_counts(folder: Path, ranks: int) -> dict[str, int]:
         check_current(attempt)
 
     def look(rank: int) -> None:
-        place = {"rank": rank, "size": ranks, "local_rank": rank, "local_size": ranks}
-        assert _Supervisor(attempt, **place, grace=60.0, received=[])._seconds_left() is None
+        trainer: Any = None
+        supervisor = Supervisor(attempt, {rank: trainer}, size=ranks, grace=60.0, received=[])
+        assert supervisor._seconds_left() is None
 
     def end(rank: int) -> None:
         end_rank(attempt, rank, code=0, signal_number=None, stopped=False)
