@@ -17,11 +17,12 @@ from pathlib import Path
 from statistics import fmean, median
 
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
+from asyncpp_cli.report.analysis.steps_to_loss import steps_ratio
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.programs import CostOptions, comparison
-from benchmarks import time_to_loss
 from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
+from benchmarks.results import time_to_loss
 from benchmarks.results.best_rates import best
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -165,6 +166,23 @@ def gap_map() -> Iterator[str]:
     assert at_equal is not None
     at_rates = [at_equal.predict({**published.factors, "lr": lr})[0] for lr in (2.5e-4, 5e-4, 1e-3, 2e-3)]
     yield "{:+.2f}, {:+.2f}, {:+.2f} and {:+.2f} for rates of 2.5e-4, 5e-4, 1e-3 and 2e-3".format(*at_rates)
+    yield from _verdicts_on_muon()
+
+
+def _verdicts_on_muon() -> Iterator[str]:
+    """Steps of delayed Muon by the rule of `asyncpp report`, from the page's own table, and its times."""
+    page = (RESULTS / f"{GAP_MAP}.md").read_text(encoding="utf-8").partition("## Time, Muon")[2]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| \d \|", line)]
+    delayed_losses = {
+        length: {row[0]: float(row[2 + place]) for row in rows}
+        for place, length in enumerate((900, 1200, 1600))
+    }
+    steps = steps_ratio(steps=1200, loss={row[0]: float(row[1]) for row in rows}, delayed=delayed_losses)
+    assert steps.low is not None
+    assert steps.high is not None
+    for speed in (1.0, fmean(STEP_TIMES), 31 / 24):
+        low, high = steps.low / speed, steps.high / speed
+        yield f"{steps.ratio / speed:.3f} ({low:.3f} to {high:.3f})"
 
 
 def optimizers_document() -> Iterator[str]:

@@ -1,32 +1,22 @@
 """Time to the loss that synchronous training ends at, for a delayed arm, from runs of several lengths.
 
-    python -m benchmarks.time_to_loss SOURCE... --arm 'ARM' --step-times 1.87,1.88,1.87
-                                     [--synchronous ARM] [--lengths 3200,4800]
-
-Sources are experiments with `optimizer.lr` among their axes, or their raw numbers as CSV; the delayed arm has
-several lengths, each run with a learning rate that falls to its own end. ARM is named as
-benchmarks/results/delayed_adamw.py names it. The step
-times are those of the synchronous schedule over those of the delayed one, one for each round of
-benchmarks/pipeline.py.
-
-The delayed arm's loss is a line over the logarithm of the steps, with one slope for all seeds: a single run
-is too noisy for a line of its own.
+The method of delayed-adamw-2026-11-22.md and gap-map-2026-11-23.md, where not all seeds have all lengths:
+the delayed arm's loss is a line over the logarithm of the steps, with one slope for all seeds.
+`asyncpp report` asks the same of an experiment whose lengths all have the same seeds, without a common slope.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from asyncpp_cli.report.analysis.statistics import Interval, paired
 from asyncpp_cli.report.analysis.t_distribution import t_quantile
 from benchmarks.results.best_rates import best
-from benchmarks.results.delayed_adamw import Arm, read
+from benchmarks.results.delayed_adamw import Arm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,25 +150,3 @@ def page(
         f"Time to the synchronous loss: {ratio:.3f} of the synchronous time (95 %: {low:.3f} to {high:.3f}).",
     ]
     return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("sources", nargs="+", metavar="SOURCE")
-    parser.add_argument("--arm", required=True)
-    parser.add_argument("--step-times", required=True)
-    parser.add_argument(
-        "--synchronous", default="adamw", metavar="ARM", help="an optimizer, or an arm's name"
-    )
-    parser.add_argument("--lengths", help="steps of the runs that count; default: all")
-    options = parser.parse_args()
-    times = [float(text) for text in options.step_times.split(",")]
-    losses = read(*map(Path, options.sources))
-    if options.lengths:
-        lengths = {int(text) for text in options.lengths.split(",")}
-        losses = {arm: rates for arm, rates in losses.items() if arm.steps in lengths}
-    print(page(losses, options.arm, times, synchronous_arm=options.synchronous))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""benchmarks/time_to_loss.py: lengths on a line, and the ratio of times with its interval."""
+"""benchmarks/results/time_to_loss.py: lengths on a line, and the ratio of times with its interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.results.delayed_adamw import Arm
-from benchmarks.time_to_loss import common_slope, page, steps_to, time_ratio
+from benchmarks.results.time_to_loss import common_slope, page, steps_to, time_ratio
 
 
 def test_the_slope_is_that_of_a_regression_with_a_height_for_each_seed() -> None:
