@@ -86,7 +86,12 @@ class SleepingWeights:
         gradient = torch.ones(sum(sizes))
         owned = runs_of(gradient, self.ownership.runs[data.rank])
         self._gradient = SimpleNamespace(
-            flat=gradient, owned_views=owned, views=self.parameters, versions=[], loads=torch.zeros(0, 0)
+            flat=gradient,
+            part=None,
+            owned_views=owned,
+            views=self.parameters,
+            versions=[],
+            loads=torch.zeros(0, 0),
         )
         self._gradient.count = lambda version, loads: self._gradient.versions.append(version)
         # As many as 2bw has, so that no backward waits for an update.
