@@ -1,0 +1,212 @@
+"""A GPU that has no memory and computes nothing: torch's fake tensors whose device is `cuda`.
+
+`FakeTensorMode` does forwards on such tensors and checks their devices, also where torch is built without CUDA.
+It cannot do backwards: autograd asks C++ for the queue of each tensor's device, which needs a driver. So here
+C++ is told that every tensor is on the CPU, while Python and the fake tensors' own checks know better. What C++
+then gets wrong (it chooses attention kernels and creates tensors by device) is put right here.
+
+Everything this touches of torch is put back at the end of the block.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import optimizer as torch_optimizer
+from torch.overrides import TorchFunctionMode
+
+from stages.rehearsal.watch import CPU, Watch, told
+
+GPU = torch.device("cuda", 0)
+
+FLASH_HEAD_DIM = 256
+"""The widest head that torch's flash attention takes."""
+
+
+@contextmanager
+def fake_tensors(watch: Watch) -> Iterator[None]:
+    """A block in which every tensor is fake and `watch` sees every operator."""
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # Of autocast, which checkpointing asks about the device.
+        warnings.filterwarnings("ignore", message=".*CUDA is not available")
+        for owner, name, value in _replacements(watch):
+            missing = object()
+            before = vars(owner).get(name, missing)
+            setattr(owner, name, value)
+            stack.callback(_put_back, owner, name, before, missing)
+        # Also where fake tensors call C++ themselves.
+        handlers: dict[Any, Any] = fake_tensor._DISPATCH_META_HANDLERS
+        asked = torch.ops.prim.device.default
+        stack.callback(handlers.__setitem__, asked, handlers[asked])
+        handlers[asked] = lambda args: told(args[0])
+        # An optimizer runs its loops over whole lists for these types only.
+        supported = torch_optimizer._foreach_supported_types  # type: ignore[attr-defined]
+        supported.append(FakeTensor)
+        stack.callback(supported.remove, FakeTensor)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=False))
+        stack.enter_context(watch)
+        stack.enter_context(_PythonCalls(watch))
+        yield
+
+
+def _put_back(owner: Any, name: str, before: Any, missing: object) -> None:
+    if before is missing:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)
+
+
+def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
+    """What is replaced in torch: (owner, name, value)."""
+    return [
+        (FakeTensor, "is_cuda", property(lambda tensor: tensor.fake_device.type == "cuda")),
+        (FakeTensor, "record_stream", lambda tensor, stream: None),
+        (FakeTensor, "pin_memory", lambda tensor, device=None: watch.pinned_copy(tensor)),
+        (torch.cuda, "Stream", _Stream),
+        (torch.cuda, "Event", _Event),
+        (torch.cuda, "current_stream", _Stream),
+        (torch.cuda, "stream", lambda stream: nullcontext()),
+        (torch.cuda, "synchronize", lambda device=None: watch.synchronized("torch.cuda.synchronize")),
+        (torch.cuda, "get_rng_state", lambda device=None: None),
+        (torch.cuda, "set_rng_state", lambda state, device=None: None),
+    ]
+
+
+class _Stream:
+    """A stream: all work is in the order of the calls."""
+
+    def __init__(self, device: Any = None, **_: Any) -> None:
+        self.device = device
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> _Event:
+        return event or _Event()
+
+
+class _Event:
+    """A point that the device has reached at once, a millisecond after any other."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def elapsed_time(self, end_event: Any) -> float:
+        return 1.0
+
+
+class _PythonCalls(TorchFunctionMode):
+    """Calls of torch from Python, whose device is meant as it is written."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.backward:
+            with self:
+                return torch.autograd.backward(args[0], kwargs.get("gradient"))
+        if func is Tensor.to:
+            return _moved(self._watch, *args, **kwargs)
+        if func is Tensor.cpu:
+            return _moved(self._watch, args[0], CPU)
+        if func is F.scaled_dot_product_attention and args[0].is_cuda:
+            with self:
+                return _attention(self._watch, *args, **kwargs)
+        if func is Tensor.tolist:
+            with self:
+                return _listed(*args)
+        tensors = [part for part in _flat(args) if isinstance(part, Tensor)]
+        of_autograd = sys._getframe(1).f_code.co_filename == torch.autograd.__file__
+        if of_autograd and kwargs.get("device") == CPU:
+            # The gradient that a backward begins with, on the device of which C++ was told.
+            kwargs["device"] = GPU
+        named = "device" in kwargs or any(isinstance(part, torch.device) for part in args)
+        with self._watch.meaning(gpu=not named and any(tensor.is_cuda for tensor in tensors)):
+            return func(*args, **kwargs)
+
+
+def _flat(args: tuple[Any, ...]) -> Iterator[Any]:
+    for part in args:
+        if isinstance(part, (tuple, list)):
+            yield from part
+        else:
+            yield part
+
+
+def _moved(watch: Watch, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    copy = kwargs.pop("copy", False)
+    if args and isinstance(args[0], Tensor):
+        device, dtype, non_blocking = args[0].device, args[0].dtype, False
+    else:
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+    device, dtype = device or tensor.device, dtype or tensor.dtype
+    if device.type == "cuda":
+        device = GPU
+    if (device, dtype) == (tensor.device, tensor.dtype) and not copy:
+        return tensor
+    with watch.meaning(gpu=False):
+        if device == tensor.device:
+            return torch.ops.aten._to_copy(tensor, dtype=dtype)
+        return torch.ops.aten._to_copy(tensor, dtype=dtype, device=device, non_blocking=non_blocking)
+
+
+def _listed(tensor: Tensor) -> Any:
+    return tensor.item() if tensor.ndim == 0 else [_listed(part) for part in tensor]
+
+
+def _attention(
+    watch: Watch, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """As torch chooses among its kernels for a GPU: flash, memory-efficient, else products of whole matrices."""
+    names = ("attn_mask", "dropout_p", "is_causal")
+    options = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+    options |= dict(zip(names, args, strict=False)) | kwargs
+    causal, scale, grouped = options["is_causal"], options["scale"], key.shape[1] != query.shape[1]
+    aten, plain = torch.ops.aten, options["attn_mask"] is None and options["dropout_p"] == 0.0
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if plain and half and query.shape[-1] <= FLASH_HEAD_DIM and query.shape[-1] % 8 == 0:
+        watch.note("attention: the flash kernel")
+        out, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+    elif plain and not grouped and query.dtype in (torch.float16, torch.bfloat16, torch.float32):
+        watch.note("attention: the memory-efficient kernel")
+        out, *_ = aten._scaled_dot_product_efficient_attention(
+            query, key, value, None, query.requires_grad, 0.0, causal, scale=scale
+        )
+    else:
+        watch.note("attention: products of whole matrices, since no fused kernel takes its type and heads")
+        if grouped:
+            times = query.shape[1] // key.shape[1]
+            key, value = (part.repeat_interleave(times, dim=1) for part in (key, value))
+        out, *_ = aten._scaled_dot_product_attention_math(
+            query, key, value, options["attn_mask"], options["dropout_p"], causal, scale=scale
+        )
+    return out

@@ -1,0 +1,348 @@
+"""Rehearses one rank of a run: the run's own build, warm-up, executor, updates, evaluation and checkpoint with
+fake tensors, alone, with messages that arrive at once.
+
+Not rehearsed: numbers, time, kernels, the transport itself, compiled blocks, and what writes or reads files.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import UnsupportedFakeTensorException
+
+from schedules import Program
+from schedules.actions import Action
+from stages.checkpoint.state import pack
+from stages.comm.communicator import Communicator
+from stages.comm.process import Process
+from stages.comm.topology import Connection, connect
+from stages.compile_rule import is_compiled
+from stages.config import RunConfig
+from stages.data.dataset import Corpus
+from stages.data.shards import Shard
+from stages.memory.storages import tensors_in
+from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes
+from stages.pipeline.evaluation import evaluate
+from stages.pipeline.host_copies import HostCopies
+from stages.pipeline.replay import drive
+from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+from stages.pipeline.warm_up import warm_up_ranks
+from stages.rehearsal.fake_gpu import GPU, fake_tensors
+from stages.rehearsal.watch import CPU, HERE, TORCH, Finding, Watch, shortened
+from stages.update.balance import BlockLoad, LoadTally
+
+
+HOT = ("F", "B", "I", "W", "update")
+"""Phases in which no host may wait for its device: it would not launch ahead, and other ranks wait for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What a rehearsal found of one rank."""
+
+    rank: int
+    data_rank: int
+    stages: tuple[int, ...]
+    device: str
+    microbatches: int
+    """That the rank performed."""
+    findings: Counter[Finding]
+    notes: tuple[str, ...]
+    peak: Counter[str]
+    """Bytes by kind when the sum was largest, from the first action to the last update."""
+    peak_phase: str
+    kept: Counter[str]
+    """Bytes by kind at the drain."""
+    temporaries: dict[str, int]
+    """The most bytes in each phase that did not outlive it."""
+    flops: Counter[str]
+    """By phase, as torch counts them: causal attention as the whole square."""
+    seconds: float
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.peak.values())
+
+    @property
+    def hot_waits(self) -> Counter[Finding]:
+        """The host's waits for its device while it trains."""
+        return Counter(
+            {found: n for found, n in self.findings.items() if found.kind == "wait" and found.phase in HOT}
+        )
+
+    @property
+    def faults(self) -> Counter[Finding]:
+        """Findings that should be mended: all but waits outside of training."""
+        others = {found: n for found, n in self.findings.items() if found.kind != "wait"}
+        return self.hot_waits + Counter(others)
+
+
+def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) -> Rehearsal:
+    """Perform one rank's part of a few steps with fake tensors.
+
+    An error of the run's code ends it and is among the findings.
+
+    Args:
+        config: of the run.
+        rank: in its pipeline.
+        data_rank: of its pipeline.
+        device: `cuda` or `cpu`: of the fake tensors. Needs no GPU and no torch built for one.
+    """
+    started = time.perf_counter()
+    config = copy.deepcopy(config)
+    config.train.eval_microbatches = config.parallel.data  # the others do the same
+    tokens = config.train.microbatch_size * config.data.context
+    watch = Watch(device, wide=config.train.precision == "float64", tokens=tokens)
+    if is_compiled(config, device=device):
+        watch.note("compiled blocks: run here as they stand, since a compiler needs the device")
+    config.train.compile = False
+    program = _program(config)
+    part = _Part(config, watch, program=program, device=GPU if device == "cuda" else CPU)
+    try:
+        with fake_tensors(watch):
+            part.perform(rank=rank, data_rank=data_rank)
+    except UnsupportedFakeTensorException as error:
+        watch.note(f"{watch.phase}: torch has no fake form of what it does ({_first_line(error)})")
+    except Exception as error:
+        kind = "device" if "found at least two devices" in str(error) else "error"
+        where = _place(error)
+        watch.found(kind, f"{type(error).__name__}: {_first_line(error)}", where=where)
+    return Rehearsal(
+        rank=rank,
+        data_rank=data_rank,
+        stages=tuple(stage for stage, holder in enumerate(program.rank_of_stage) if holder == rank),
+        device=device,
+        microbatches=program.microbatches * program.steps,
+        findings=watch.findings,
+        notes=tuple(watch.notes),
+        peak=+watch.peak,
+        peak_phase=watch.peak_phase,
+        kept=+watch.bytes,
+        temporaries=watch.temporaries,
+        flops=watch.flops,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _program(config: RunConfig) -> Program:
+    """As few steps as have the run's memory and delay."""
+    synchronous = schedule_facts(config).synchronous
+    ahead = 2 * config.schedule.ahead * config.parallel.stages
+    steps = 2 if synchronous else max(3, -(-ahead // config.schedule.microbatches) + 1)
+    return segment_program(config, first_step=sync_steps(config), steps=steps)
+
+
+class _Part:
+    """What one rank does."""
+
+    def __init__(self, config: RunConfig, watch: Watch, *, program: Program, device: torch.device) -> None:
+        self._config = config
+        self._watch = watch
+        self._program = program
+        self._device = device
+        self._optimizers_seen: set[int] = set()
+
+    def perform(self, *, rank: int, data_rank: int) -> None:
+        config, watch, program = self._config, self._watch, self._program
+        process = _Process(watch, config, rank=rank, data_rank=data_rank, device=self._device)
+        with tempfile.TemporaryDirectory() as folder:
+            (built,) = build_ranks(
+                config,
+                connections=[self._connection(process)],
+                corpus=_corpus(config, Path(folder)),
+                device=self._device,
+                on_step=lambda result: None,
+                stop=lambda: False,
+            )
+            self._label_weights(built)
+            if self._device.type == "cuda":
+                with watch.during("warm-up", leaves="other"):
+                    warm_up_ranks([built], config, device=self._device)
+            with watch.during("connect", leaves="other"):
+                built.executor.connect()
+            for state in built.stages.values():
+                self._take_at_drain(state.update.tally)
+                for replica, version in zip(state.weights.replicas, program.initial_versions, strict=False):
+                    replica.version = version
+            watch.begin_peak()
+            built.executor.around = lambda action: self._around(built, action)
+            with watch.during("update", leaves="other"):
+                drive([built.executor.run(program)])
+                built.connection.links.finish()
+            self._label_state(built)
+            peak = watch.peak, watch.peak_phase, watch.peak_total
+            last = program.final_versions[-1]
+            with watch.during("evaluation", leaves="other"):
+                drive([self._evaluation(built, version=last)])
+                built.connection.links.finish()
+            with watch.during("checkpoint", leaves="other"):
+                self._save(built)
+            if watch.peak_total > peak[2]:
+                watch.note(f"an evaluation takes more memory than training: {watch.peak_total / 1e9:.2f} GB")
+            watch.peak, watch.peak_phase, _ = peak
+
+    def _connection(self, process: _Process) -> Connection:
+        config = self._config
+        return connect(
+            cast(Process, process),
+            rank_of_stage=self._program.rank_of_stage,
+            data_ranks=config.parallel.data,
+            shape=activation_shape(config),
+            dtype=dtypes(config).replica,
+            common_step=schedule_facts(config).updates_together,
+        )
+
+    def _take_at_drain(self, tally: LoadTally) -> None:
+        """The executor reads the tally after the last action, when the device is idle."""
+        take = tally.take
+
+        def take_at_drain() -> dict[int, BlockLoad]:
+            with self._watch.during("drain", leaves="other"):
+                return take()
+
+        tally.take = take_at_drain  # type: ignore[method-assign]
+
+    def _around(self, built: Rank, action: Action) -> AbstractContextManager[None]:
+        self._label_state(built)
+        return self._watch.during(action.op.value, leaves="activations")
+
+    def _label_weights(self, built: Rank) -> None:
+        for state in built.stages.values():
+            weights, watch = state.weights, self._watch
+            watch.label((part for r in weights.replicas for part in (r.flat, r.biases)), "weights")
+            watch.label(weights.master.parameters, "master")
+            watch.label((part for g in weights.gradients for part in (g.flat, g.loads)), "gradients")
+            if state.tied is not None:
+                watch.label([state.tied.gradient], "gradients")
+        self._watch.label_rest("other")
+
+    def _label_state(self, built: Rank) -> None:
+        """After a first update, the optimizer and the correction have their state."""
+        for stage, state in built.stages.items():
+            optimizer = state.update.optimizer
+            if optimizer is None or not optimizer.state or stage in self._optimizers_seen:
+                continue
+            self._optimizers_seen.add(stage)
+            correction = [*tensors_in(state.update.correction.state_dict())]
+            self._watch.label(correction, "correction")
+            self._watch.label(tensors_in(list(optimizer.state.values())), "optimizer")
+
+    def _evaluation(self, built: Rank, *, version: int) -> Iterator[None]:
+        return cast(
+            Iterator[None],
+            evaluate(
+                built.stages,
+                connection=built.connection,
+                batches=built.batches,
+                rank_of_stage=self._program.rank_of_stage,
+                microbatches=self._config.train.eval_microbatches,
+                version=version,
+                dtype=dtypes(self._config).replica,
+                on_action=lambda: None,
+            ),
+        )
+
+    def _save(self, built: Rank) -> None:
+        tensors: dict[str, Tensor] = {}
+        for state in built.stages.values():
+            tensors |= pack(state, self._program.final_versions)[0]
+        HostCopies().take(tensors)
+
+
+def _corpus(config: RunConfig, folder: Path) -> Corpus:
+    """Zeros, a little longer than a sequence."""
+    tokens = config.data.context + 2
+    file = folder / "tokens"
+    np.zeros(tokens, dtype=np.uint16).tofile(file)
+    shard = Shard(file=file, dtype="uint16", tokens=tokens)
+    return Corpus(
+        train=(shard,), validation=(shard,), bytes_per_token=None, unigram_bits_per_byte=None, sha256=""
+    )
+
+
+class _Process:
+    """The part of `stages.comm.process.Process` that a connection is made with."""
+
+    def __init__(
+        self, watch: Watch, config: RunConfig, *, rank: int, data_rank: int, device: torch.device
+    ) -> None:
+        data_ranks = config.parallel.data
+        self.rank = rank * data_ranks + data_rank
+        self.size = config.parallel.stages * data_ranks
+        self.device = device
+        self.device_waits = device.type == "cuda"
+        self.generations = itertools.count()
+        self._watch = watch
+
+    def communicator(self, name: str, ranks: Sequence[int]) -> Communicator:
+        return _Silent(self._watch)
+
+    link = communicator
+
+
+class _Silent:
+    """A communicator whose operations are done at once and leave what they receive as it is."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def send(self, tensors: list[Tensor], to: int, tag: int, /) -> _Done:
+        self._watch.label(tensors, "messages")
+        return _Done()
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int, /) -> _Done:
+        self._watch.label(tensors, "messages")
+        return _Done(self._watch, tensors)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> _Done:
+        return _Done()
+
+    def broadcast(self, tensor: Tensor, root: int, /) -> _Done:
+        return _Done()
+
+    def alltoall_base(
+        self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
+    ) -> _Done:
+        self._watch.label([output, given], "reduction")
+        return _Done()
+
+
+class _Done:
+    """Work that is complete. What was received belongs to its stage once it has been waited for."""
+
+    def __init__(self, watch: Watch | None = None, received: list[Tensor] | None = None) -> None:
+        self._watch, self._received = watch, received
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        if self._watch is not None and self._received is not None:
+            self._watch.label(self._received, "activations")
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame outside of torch and of this package."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((TORCH, HERE, "<")) and "contextlib" not in frame.filename
+    ]
+    return f"{shortened(frames[-1].filename)}:{frames[-1].lineno}" if frames else "unknown"
+
+
+def _first_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
