@@ -28,6 +28,7 @@ from asyncpp_cli.commands.runs.extend import extend
 from asyncpp_cli.commands.runs.launch import launch
 from asyncpp_cli.commands.runs.note import note
 from asyncpp_cli.commands.runs.quickstart import quickstart
+from asyncpp_cli.commands.runs.rehearse import rehearse
 from asyncpp_cli.commands.runs.remove import remove
 from asyncpp_cli.commands.runs.sweep import sweep
 from asyncpp_cli.commands.runs.train import train
@@ -95,6 +96,7 @@ for command in (
     quickstart,
     plan,
     sweep,
+    rehearse,
     tune,
     launch,
     status,

@@ -351,6 +351,11 @@ def _fitting_cut(
     )
 
 
+def planned_memory(config: RunConfig) -> list[dict[str, int]]:
+    """Bytes of each stage of the run's own cut, by kind, as in `Estimate.memory`."""
+    return _memory(config, _own_cut(config))
+
+
 def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
     """The same model with all of its blocks dense, or none of them that may have experts."""
     alike = copy_of(config)

@@ -98,13 +98,13 @@ class _BlockForward:
         part = self._running = _CheapPart(function, given)
         output = function(*given)
         self._running = None
-        self._outputs[output.untyped_storage().data_ptr()] = part, output
+        self._outputs[output.untyped_storage()._cdata] = part, output
         return output
 
     def pack(self, tensor: Tensor) -> Tensor | _Saved:
         if self._running is not None:
             return self._running.save_next()
-        made = self._outputs.get(tensor.untyped_storage().data_ptr())
+        made = self._outputs.get(tensor.untyped_storage()._cdata)
         if made is None:
             _note_kept(tensor)
             return tensor.detach()

@@ -1,9 +1,9 @@
 """A GPU that has no memory and computes nothing: torch's fake tensors whose device is `cuda`.
 
-`FakeTensorMode` does forwards on such tensors and checks their devices, also where torch is built without CUDA.
-It cannot do backwards: autograd asks C++ for the queue of each tensor's device, which needs a driver. So here
-C++ is told that every tensor is on the CPU, while Python and the fake tensors' own checks know better. What C++
-then gets wrong (it chooses attention kernels and creates tensors by device) is put right here.
+`FakeTensorMode` does forwards on such tensors and checks their devices, also where torch is built without
+CUDA. It cannot do backwards: autograd asks C++ for the queue of each tensor's device, which needs a driver.
+So here C++ is told that every tensor is on the CPU; Python and the fake tensors' own checks know better.
+What C++ then gets wrong (it chooses attention kernels and creates tensors by device) is put right here.
 
 Everything this touches of torch is put back at the end of the block.
 """
@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +50,7 @@ def fake_tensors(watch: Watch) -> Iterator[None]:
         stack.callback(handlers.__setitem__, asked, handlers[asked])
         handlers[asked] = lambda args: told(args[0])
         # An optimizer runs its loops over whole lists for these types only.
-        supported = torch_optimizer._foreach_supported_types  # type: ignore[attr-defined]
+        supported = torch_optimizer._foreach_supported_types
         supported.append(FakeTensor)
         stack.callback(supported.remove, FakeTensor)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=False))
@@ -70,8 +70,10 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
     """What is replaced in torch: (owner, name, value)."""
     return [
         (FakeTensor, "is_cuda", property(lambda tensor: tensor.fake_device.type == "cuda")),
+        (FakeTensor, "tolist", _listed),
         (FakeTensor, "record_stream", lambda tensor, stream: None),
         (FakeTensor, "pin_memory", lambda tensor, device=None: watch.pinned_copy(tensor)),
+        (F, "scaled_dot_product_attention", _attention_of(watch, F.scaled_dot_product_attention)),
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),
         (torch.cuda, "current_stream", _Stream),
@@ -138,12 +140,6 @@ class _PythonCalls(TorchFunctionMode):
             return _moved(self._watch, *args, **kwargs)
         if func is Tensor.cpu:
             return _moved(self._watch, args[0], CPU)
-        if func is F.scaled_dot_product_attention and args[0].is_cuda:
-            with self:
-                return _attention(self._watch, *args, **kwargs)
-        if func is Tensor.tolist:
-            with self:
-                return _listed(*args)
         tensors = [part for part in _flat(args) if isinstance(part, Tensor)]
         of_autograd = sys._getframe(1).f_code.co_filename == torch.autograd.__file__
         if of_autograd and kwargs.get("device") == CPU:
@@ -183,19 +179,29 @@ def _listed(tensor: Tensor) -> Any:
     return tensor.item() if tensor.ndim == 0 else [_listed(part) for part in tensor]
 
 
-def _attention(
-    watch: Watch, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
-    """As torch chooses among its kernels for a GPU: flash, memory-efficient, else products of whole matrices."""
+def _attention_of(watch: Watch, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def attention(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return _attention(watch, query, *args, **kwargs) if query.is_cuda else plain(query, *args, **kwargs)
+
+    return attention
+
+
+def _attention(watch: Watch, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """By the kernel that torch chooses on a GPU: flash, memory-efficient, or products of whole matrices."""
     names = ("attn_mask", "dropout_p", "is_causal")
     options = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
     options |= dict(zip(names, args, strict=False)) | kwargs
     causal, scale, grouped = options["is_causal"], options["scale"], key.shape[1] != query.shape[1]
     aten, plain = torch.ops.aten, options["attn_mask"] is None and options["dropout_p"] == 0.0
     half = query.dtype in (torch.float16, torch.bfloat16)
-    if plain and half and query.shape[-1] <= FLASH_HEAD_DIM and query.shape[-1] % 8 == 0:
+    if plain and half and query.shape[-1] <= FLASH_HEAD_DIM:
         watch.note("attention: the flash kernel")
+        width = query.shape[-1]
+        if missing := -width % 8:
+            query, key, value = (F.pad(part, (0, missing)) for part in (query, key, value))
+            scale = scale or width**-0.5
         out, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+        out = out[..., :width]
     elif plain and not grouped and query.dtype in (torch.float16, torch.bfloat16, torch.float32):
         watch.note("attention: the memory-efficient kernel")
         out, *_ = aten._scaled_dot_product_efficient_attention(
@@ -209,4 +215,4 @@ def _attention(
         out, *_ = aten._scaled_dot_product_attention_math(
             query, key, value, options["attn_mask"], options["dropout_p"], causal, scale=scale
         )
-    return out
+    return cast(Tensor, out)

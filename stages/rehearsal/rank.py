@@ -1,5 +1,5 @@
-"""Rehearses one rank of a run: the run's own build, warm-up, executor, updates, evaluation and checkpoint with
-fake tensors, alone, with messages that arrive at once.
+"""Rehearses one rank of a run: the run's own build, warm-up, executor, updates, evaluation and checkpoint
+with fake tensors, alone, with messages that arrive at once.
 
 Not rehearsed: numbers, time, kernels, the transport itself, compiled blocks, and what writes or reads files.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -44,7 +44,6 @@ from stages.rehearsal.fake_gpu import GPU, fake_tensors
 from stages.rehearsal.watch import CPU, HERE, TORCH, Finding, Watch, shortened
 from stages.update.balance import BlockLoad, LoadTally
 
-
 HOT = ("F", "B", "I", "W", "update")
 """Phases in which no host may wait for its device: it would not launch ahead, and other ranks wait for it."""
 
@@ -62,12 +61,11 @@ class Rehearsal:
     findings: Counter[Finding]
     notes: tuple[str, ...]
     peak: Counter[str]
-    """Bytes by kind when the sum was largest, from the first action to the last update."""
+    """Bytes by kind when the sum was largest, from the first action to the last update. Where updates run
+    beside actions, on a stream of their own, the temporaries of both."""
     peak_phase: str
     kept: Counter[str]
     """Bytes by kind at the drain."""
-    temporaries: dict[str, int]
-    """The most bytes in each phase that did not outlive it."""
     flops: Counter[str]
     """By phase, as torch counts them: causal attention as the whole square."""
     seconds: float
@@ -131,7 +129,6 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
         peak=+watch.peak,
         peak_phase=watch.peak_phase,
         kept=+watch.bytes,
-        temporaries=watch.temporaries,
         flops=watch.flops,
         seconds=time.perf_counter() - started,
     )
@@ -184,6 +181,9 @@ class _Part:
                 built.connection.links.finish()
             self._label_state(built)
             peak = watch.peak, watch.peak_phase, watch.peak_total
+            if any(len(state.weights.gradients) > 1 for state in built.stages.values()):
+                # One after the other here, and so never in memory at once.
+                peak[0]["temporary"] += watch.temporaries.get("update", 0) if peak[1] != "update" else 0
             last = program.final_versions[-1]
             with watch.during("evaluation", leaves="other"):
                 drive([self._evaluation(built, version=last)])
@@ -224,7 +224,9 @@ class _Part:
             weights, watch = state.weights, self._watch
             watch.label((part for r in weights.replicas for part in (r.flat, r.biases)), "weights")
             watch.label(weights.master.parameters, "master")
-            watch.label((part for g in weights.gradients for part in (g.flat, g.loads)), "gradients")
+            watch.label(
+                (part for g in weights.gradients for part in (g.flat, *g.owned_runs, g.loads)), "gradients"
+            )
             if state.tied is not None:
                 watch.label([state.tied.gradient], "gradients")
         self._watch.label_rest("other")
@@ -317,6 +319,12 @@ class _Silent:
         self, output: Tensor, given: Tensor, output_sizes: list[int], given_sizes: list[int], /
     ) -> _Done:
         self._watch.label([output, given], "reduction")
+        return _Done()
+
+    def _start_coalescing(self) -> None:
+        pass
+
+    def _end_coalescing(self) -> _Done:
         return _Done()
 
 

@@ -30,8 +30,8 @@ ALIGNMENT = 512
 """Bytes that torch's allocator for GPUs rounds every tensor up to."""
 
 _PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten._grouped_mm: 0, aten.addmm: 1, aten.baddbmm: 1}
-"""Operators that multiply matrices, with the place of the first among their arguments. In a grouped product each
-row, or each column of a gradient, meets one matrix."""
+"""Operators that multiply matrices, with the place of the first among their arguments. In a grouped product
+each row, or each column of a gradient, meets one matrix."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class Finding:
     """What the rank did: `build`, `warm-up`, an op of the program, `update`, `evaluation`, `checkpoint`."""
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches one rank.
 
     Args:
         device: `cuda` or `cpu`; of the tensors that are counted.
         wide: whether float64 is the run's own type.
-        tokens: of a micro-batch. float64 tensors with more values are found: each rank also adds up a few numbers.
+        tokens: of a micro-batch. Only float64 tensors with more values are found: norms are added up in it.
     """
 
     def __init__(self, device: str, *, wide: bool, tokens: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._wide = wide
         self._tokens = tokens
@@ -114,6 +114,7 @@ class Watch(TorchDispatchMode):
         """Forget the peak so far."""
         self._peak_total = self._total
         self.peak, self.peak_phase = self.bytes.copy(), self.phase
+        self.temporaries.clear()
 
     @property
     def peak_total(self) -> int:
@@ -168,7 +169,7 @@ class Watch(TorchDispatchMode):
                 kwargs = kwargs | {"device": torch.device("cuda", 0)}
             elif args[0].fake_device.type == "cuda":
                 kwargs = kwargs | {"device": args[0].fake_device}
-        if func is aten._local_scalar_dense.default:
+        if func in (aten._local_scalar_dense.default, aten.item.default):
             return self._number(args[0])
         self._look_for_waits(func, args, kwargs)
         try:
@@ -225,7 +226,12 @@ class Watch(TorchDispatchMode):
                 self._pinned.add(tensor.untyped_storage()._cdata)
             if tensor.fake_device.type != self._device:
                 continue
-            if tensor.dtype is torch.float64 and not self._wide and tensor.numel() > self._tokens:
+            if (
+                self._device == "cuda"
+                and tensor.dtype is torch.float64
+                and not self._wide
+                and tensor.numel() > self._tokens
+            ):
                 self.found("type", f"{func} makes float64 {list(tensor.shape)}")
             storage = tensor.untyped_storage()
             key = storage._cdata

@@ -110,6 +110,8 @@ def sweep(
         say(f"Removed {rendered.replaced} runs that had not begun.")
     if rendered.added == len(cells):
         say(f"Wrote {len(cells)} runs to {out}. Next: {command('launch', out)}")
+        if any(cell.config.site.device == "cuda" or cell.config.site.gpu for cell in cells):
+            say(f"What a GPU would refuse shows without one: {command('rehearse', out)}")
         return
     total = len(rendered.experiment.cells)
     others = f" ({total - len(cells)} of them not in this template)" if total > len(cells) else ""

@@ -1,0 +1,115 @@
+"""`asyncpp rehearse`: every rank of every cell at its real size, with fake tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asyncpp_cli.completion import experiments, runs_of_folder
+
+if TYPE_CHECKING:
+    from asyncpp_cli.planner.rehearsal import ComparedRank
+    from stages.config import RunConfig
+
+
+def rehearse(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR[/RUN]",
+            help="An experiment, or a run of it by the beginning of its id.",
+            autocompletion=experiments,
+        ),
+    ],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="More runs; default: all of DIR.", autocompletion=runs_of_folder),
+    ] = None,
+    rank: Annotated[
+        list[int] | None,
+        typer.Option("--rank", metavar="N", min=0, help="Only this rank of the pipeline; can be repeated."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", metavar="cuda|cpu", help="The kind of device that is pretended.")
+    ] = "cuda",
+) -> None:
+    """Perform a few steps of every rank at its real size, with fake tensors: nothing is allocated.
+
+    Finds, without a GPU: tensors on the wrong device, types and shapes that an operator refuses, waits of the
+    host for its device during training, float64 tensors, and memory that differs from the plan. Takes seconds
+    to a minute of one core for each rank. Cells that differ in seeds and rates alone are rehearsed once.
+
+    Exit code 0 if nothing is found, 1 if something is.
+    """
+    from asyncpp_cli.console import say
+    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.experiment.run_data import config_to_train
+    from asyncpp_cli.planner.cells import estimate_key
+    from asyncpp_cli.planner.rehearsal import NOT_REHEARSED
+    from asyncpp_cli.planner.rehearsal import rehearse as rehearsed
+    from asyncpp_cli.runs.experiment_folder import runs_named
+
+    if device not in ("cuda", "cpu"):
+        raise UserError(f"--device is {device}; accepted: cuda, cpu")
+    experiment, named = runs_named(folder, runs)
+    configs: dict[str, tuple[str, RunConfig]] = {}
+    cells: dict[str, int] = {}
+    for run in named or experiment.runs:
+        config = config_to_train(run)
+        key = estimate_key(config)
+        cells[key] = cells.get(key, 0) + 1
+        configs.setdefault(key, (run.id, config))
+    good = True
+    for key, (name, config) in configs.items():
+        outside = [number for number in rank or () if number >= config.parallel.stages]
+        if outside:
+            raise UserError(f"--rank {outside[0]}: {name} has ranks 0 to {config.parallel.stages - 1}")
+        further = f" and {cells[key] - 1} like it" if cells[key] > 1 else ""
+        compared = []
+        for each in rehearsed(config, device=device, ranks=rank):
+            say(f"{name}: rank {each.found.rank}, {each.found.seconds:.0f} s")
+            compared.append(each)
+        good &= _show(f"{name}{further}", compared)
+    say("Not rehearsed: " + "; ".join(NOT_REHEARSED) + ".")
+    raise typer.Exit(0 if good else 1)
+
+
+def _show(title: str, compared: list[ComparedRank]) -> bool:
+    """Print a cell's ranks and what was found of them; returns whether nothing was."""
+    from asyncpp_cli.console import show_line, show_table
+    from asyncpp_cli.planner.estimate import GB
+
+    rows, lines = [], dict[str, list[int]]()
+    for each in compared:
+        found, planned = each.found, each.planned
+        rows.append(
+            [
+                str(found.rank),
+                ", ".join(map(str, found.stages)),
+                f"{found.peak_bytes / GB:.2f}",
+                "" if planned is None else f"{sum(planned.values()) / GB:.2f}",
+                "" if each.difference is None else f"{each.difference:+.1%}",
+                "" if not each.planned_flops else f"{each.flops / each.planned_flops:.3f}",
+                str(sum(found.hot_waits.values())),
+                str(sum(found.faults.values()) - sum(found.hot_waits.values())),
+            ]
+        )
+        for fault, times in found.faults.items():
+            text = f"{fault.where}: {fault.what} (during {fault.phase}, {times} times)"
+            lines.setdefault(text, []).append(found.rank)
+        if not each.is_as_planned:
+            kinds = "; ".join(
+                f"{kind} {gb:.2f} of {plan:.2f}"
+                for kind, gb, plan in each.by_kind()
+                if abs(gb - plan) >= 0.01
+            )
+            lines.setdefault(f"memory differs from the plan, in GB: {kinds}", []).append(found.rank)
+    columns = ["rank", "stages", "peak GB", "planned GB", "difference", "FLOPs/planned", "waits", "faults"]
+    show_table(columns, rows, title=title)
+    for line, ranks in lines.items():
+        show_line(f"rank {', '.join(map(str, ranks))}: {line}")
+    for note in dict.fromkeys(note for each in compared for note in each.found.notes):
+        show_line(f"note: {note}")
+    return not lines

@@ -1,0 +1,110 @@
+"""Rehearses every rank of a run at its real size with fake tensors, and compares it with the plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from asyncpp_cli.planner.estimate import GB, OF_THE_DEVICE, planned_memory
+from stages.config import RunConfig
+from stages.model.families.catalogue import describe
+from stages.model.partition import cut_of, stage_parameters
+from stages.pipeline.segments import segment_program, sync_steps
+from stages.rehearsal.rank import Rehearsal, rehearse_rank
+from stages.update.optimizer_sharding import assign_owners
+
+TOLERANCE = 0.05
+"""Share of the planned memory by which a rank may differ from it."""
+
+NOT_REHEARSED = (
+    "kernels, times and numbers",
+    "NCCL, its order and its memory: messages arrive at once",
+    "compiled blocks: they run as they stand",
+    "streams, and what torch's allocator cannot reuse",
+    "reading of data and checkpoints, writing of checkpoints, start and end of a run",
+)
+"""What only a GPU, or a run, shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRank:
+    """A rank that was rehearsed, beside the plan."""
+
+    found: Rehearsal
+    planned: Counter[str] | None
+    """Bytes of tensors by kind; None: the model is the user's own, which cannot be planned."""
+    planned_flops: float | None
+    """Of the micro-batches that were rehearsed."""
+
+    @property
+    def flops(self) -> float:
+        """Of the program's actions."""
+        return sum(self.found.flops[phase] for phase in ("F", "B", "I", "W"))
+
+    @property
+    def difference(self) -> float | None:
+        """Of the peak from the plan, as a share of the plan."""
+        return None if self.planned is None else self.found.peak_bytes / sum(self.planned.values()) - 1
+
+    @property
+    def is_as_planned(self) -> bool:
+        return self.difference is None or abs(self.difference) <= TOLERANCE
+
+    def by_kind(self) -> Iterator[tuple[str, float, float]]:
+        """(kind, GB found, GB planned), the kinds that differ most first."""
+        planned: Counter[str] = Counter() if self.planned is None else self.planned
+        kinds = sorted(
+            self.found.peak.keys() | planned.keys(),
+            key=lambda kind: -abs(self.found.peak[kind] - planned[kind]),
+        )
+        for kind in kinds:
+            yield kind, self.found.peak[kind] / GB, planned[kind] / GB
+
+
+def rehearse(config: RunConfig, *, device: str, ranks: Sequence[int] | None = None) -> Iterator[ComparedRank]:
+    """Rehearse the ranks of a run one after another, each as the data rank that holds most.
+
+    Args:
+        config: a valid configuration.
+        device: `cuda` or `cpu`: the kind of device that is pretended.
+        ranks: of the pipeline; None: all.
+    """
+    config = replace(
+        config,
+        site=replace(config.site, device=device),
+        train=replace(config.train, compile=False),
+    )
+    rank_of_stage = segment_program(config, first_step=sync_steps(config), steps=1).rank_of_stage
+    own = config.model.factory is not None
+    memory = None if own else planned_memory(config)
+    for rank in range(config.parallel.stages) if ranks is None else ranks:
+        stages = [stage for stage, holder in enumerate(rank_of_stage) if holder == rank]
+        data_rank = 0 if own else _fullest_data_rank(config, stages)
+        found = rehearse_rank(config, rank=rank, data_rank=data_rank, device=device)
+        planned = None
+        if memory is not None:
+            planned = Counter[str]()
+            for stage in stages:
+                planned.update({k: n for k, n in memory[stage].items() if k not in OF_THE_DEVICE})
+        flops = None if own else found.microbatches * _flops(config, stages)
+        yield ComparedRank(found=found, planned=planned, planned_flops=flops)
+
+
+def _fullest_data_rank(config: RunConfig, stages: Sequence[int]) -> int:
+    cuts = cut_of(config)
+    held = [0] * config.parallel.data
+    for stage in stages:
+        shapes = [parameter.shape for parameter in stage_parameters(config.model, cuts[stage])]
+        parts = assign_owners(shapes, data_ranks=config.parallel.data).parts
+        held = [before + part for before, part in zip(held, parts, strict=True)]
+    return held.index(max(held))
+
+
+def _flops(config: RunConfig, stages: Sequence[int]) -> float:
+    """Of a micro-batch's forward and backward in these stages."""
+    spec, cuts = describe(config.model), cut_of(config)
+    parts = [spec.blocks[block] for stage in stages for block in cuts[stage].blocks]
+    parts += [spec.head for stage in stages if cuts[stage].has_head]
+    tokens = config.train.microbatch_size * config.data.context
+    return tokens * sum(part.training_flops(context=config.data.context) for part in parts)

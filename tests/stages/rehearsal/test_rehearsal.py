@@ -1,0 +1,146 @@
+"""Ranks with fake tensors on a GPU that is not there: what is found, and that today's code has none of it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.small_runs import small_config
+from torch import Tensor
+
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.rehearsal import rehearse
+from stages.config import RunConfig
+from stages.model import layers
+from stages.model.partition import cut_of
+from stages.rehearsal.rank import Rehearsal, rehearse_rank
+from stages.update.optimizer_step import StageUpdate
+
+
+def _small(schedule: str = "2bw", **settings: Any) -> RunConfig:
+    return small_config(
+        schedule,
+        **({"text": Path("none"), "precision": "bfloat16", "microbatches": 4, "steps": 20} | settings),
+    )
+
+
+def _rehearsed(config: RunConfig, *, rank: int = 0) -> Rehearsal:
+    return rehearse_rank(config, rank=rank, data_rank=0, device="cuda")
+
+
+def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
+    return [(fault.kind, fault.what, fault.where.split(":")[0]) for fault in _rehearsed(config).faults]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [
+        ("1f1b", {}),
+        ("1f1b", {"recompute": "full"}),
+        ("2bw", {"data": 2}),
+        ("2bw", {"optimizer": "muon", "coefficient": 1.0, "recompute": "selective"}),
+        ("2bw-v", {"split": True}),
+        ("paci-v", {"clip": "stage", "data": 2}),
+        ("zero-bubble", {}),
+    ],
+)
+def test_nothing_is_found_in_any_rank(schedule: str, settings: dict[str, Any]) -> None:
+    config = _small(schedule, **settings)
+    for rank in range(2):
+        found = _rehearsed(config, rank=rank)
+        assert not found.faults
+        # It did what a run does: weights, gradients, a step, an evaluation and a checkpoint.
+        assert all(
+            found.peak[kind] for kind in ("weights", "master", "gradients", "optimizer", "activations")
+        )
+        assert found.flops["F"] > 0
+        assert found.flops["evaluation"] > 0
+        assert any(finding.phase == "checkpoint" for finding in found.findings)
+
+
+def test_a_cpu_tensor_in_the_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clip(self: StageUpdate, gradient: Any, *, squared: Tensor) -> None:
+        for run in gradient.owned_runs:
+            run.mul_(torch.ones(len(run)))
+
+    assert not _faults(_small())
+    monkeypatch.setattr(StageUpdate, "clip", clip)
+    [(kind, what, where)] = _faults(_small())
+    assert kind == "device"
+    assert "cpu" in what
+    assert where.endswith("test_rehearsal.py")
+
+
+def test_a_number_that_the_host_reads_in_a_forward_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: layers.RMSNorm, x: Tensor) -> Tensor:
+        scale = x.abs().max().item()
+        return F.rms_norm(x + scale, (x.shape[-1],), self.weight, self.eps)
+
+    monkeypatch.setattr(layers.RMSNorm, "forward", forward)
+    found = _rehearsed(_small())
+    in_forward = {fault: times for fault, times in found.hot_waits.items() if fault.phase == "F"}
+    norms = 2 * len(cut_of(_small())[0].blocks)
+    assert list(in_forward.values()) == [norms * found.microbatches]
+    assert ".item()" in next(iter(in_forward)).what
+
+
+def test_a_float64_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gated(gate: Tensor, up: Tensor) -> Tensor:
+        return (F.silu(gate.double()) * up).to(gate.dtype)
+
+    monkeypatch.setattr(layers, "_gated", gated)
+    faults = _faults(_small())
+    assert faults
+    assert {kind for kind, _, _ in faults} == {"type"}
+    assert "float64" in faults[0][1]
+
+
+def test_experts_that_a_kernel_refuses_make_the_host_wait() -> None:
+    """Rows of grouped products must be a multiple of 16 bytes; other widths are a loop over experts."""
+    config = base_of("nano-moe", ["schedule=2bw", "parallel.stages=2", "train.compile=false"]).config
+    config.train.steps = 20
+    assert not _rehearsed(config).faults
+    config.model.expert_width = 34
+    assert {fault.kind for fault in _rehearsed(config).hot_waits} == {"wait"}
+
+
+def test_on_a_cpu_nothing_waits() -> None:
+    found = rehearse_rank(_small(), rank=0, data_rank=0, device="cpu")
+    assert not found.findings
+    assert found.peak["weights"]
+
+
+def test_torch_is_left_as_it_was() -> None:
+    before = (torch.cuda.Stream, torch.cuda.Event, copy.copy(vars(torch.cuda)))
+    _rehearsed(_small())
+    assert (torch.cuda.Stream, torch.cuda.Event) == before[:2]
+    assert vars(torch.cuda).keys() == before[2].keys()
+    x = torch.ones(2, requires_grad=True)
+    (x * 2).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 2.0]
+    assert not x.is_cuda
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "schedule", "data", "rank"),
+    [("10b", "1f1b", 1, 3), ("10b", "2bw", 8, 0), ("1b-7b-moe", "paci-v", 2, 7), ("7b", "2bw-v", 1, 4)],
+)
+def test_memory_at_real_size_is_the_plan_s(model: str, schedule: str, data: int, rank: int) -> None:
+    changes = [
+        f"schedule={schedule}",
+        "parallel.stages=8",
+        f"parallel.data={data}",
+        "train.microbatch_size=1",
+    ]
+    config = base_of(model, [*changes, "schedule.microbatches=8"]).config
+    config.train.steps = 20
+    config.schedule.split = schedule == "2bw-v"
+    [compared] = rehearse(config, device="cuda", ranks=[rank])
+    assert not compared.found.faults
+    assert compared.is_as_planned, list(compared.by_kind())
