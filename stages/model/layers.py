@@ -91,6 +91,9 @@ class Attention(nn.Module):
         query = cheap(partial(rotated, norm=self.query_norm), self.query(x))
         key = cheap(partial(rotated, norm=self.key_norm), self.key(x))
         value = heads(self.value(x)).transpose(1, 2)
+        queries_per_key = query.shape[1] // key.shape[1]
+        if queries_per_key > 1 and not takes_groups(query):
+            key, value = (kept.repeat_interleave(queries_per_key, dim=1) for kept in (key, value))
         mixed = F.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
         )
@@ -130,6 +133,12 @@ class Block(nn.Module):
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
+
+
+def takes_groups(query: Tensor) -> bool:
+    """Whether attention has a kernel for grouped heads that does not store all scores: on a GPU only for
+    narrow types."""
+    return not query.is_cuda or query.dtype != torch.float32
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:

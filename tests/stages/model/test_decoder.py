@@ -7,11 +7,13 @@ import torch
 from support.single_process import whole_model
 from support.small_runs import small_config
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stages.config import RunConfig
+from stages.model import layers
 from stages.model.decoder import Stage, initialise, rotary_table
 from stages.model.head_loss import next_token_loss
-from stages.model.layers import rotate
+from stages.model.layers import Attention, rotate
 from stages.model.partition import cut_of
 from stages.model.spec import head_dim
 
@@ -101,6 +103,26 @@ def test_positions_are_rotated_in_float32_at_least(dtype: torch.dtype) -> None:
         torch.finfo(dtype).eps / 2 * exact.abs() + 4 * torch.finfo(torch.float32).eps * x.double().abs().max()
     )
     assert ((rotated.double() - exact).abs() <= allowed).all()
+
+
+def test_repeated_heads_are_grouped_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU has no fast kernel for groups in float32."""
+    run = config()
+    attention = Attention(run.model)
+    given = torch.randn(2, 8, run.model.width), rotary_table(run.model, context=8).float()
+    grouped = attention(*given)
+    monkeypatch.setattr(layers, "takes_groups", lambda query: False)
+    assert torch.equal(attention(*given), grouped)
+
+
+def test_a_gpu_takes_groups_in_narrow_types() -> None:
+    for device, dtype, taken in (
+        ("cpu", torch.float32, True),
+        ("cuda", torch.bfloat16, True),
+        ("cuda", torch.float32, False),
+    ):
+        with FakeTensorMode():
+            assert layers.takes_groups(torch.empty(1, device=device, dtype=dtype)) == taken
 
 
 def test_loss_is_the_mean_negative_log_likelihood_of_the_next_token() -> None:
