@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_bytes
 from asyncpp_cli.console import say
-from asyncpp_cli.errors import UserError
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.transfer import Target, transfers
 from asyncpp_cli.report.analysis.verdict import verdicts
-from asyncpp_cli.report.formats.latex import to_latex
-from asyncpp_cli.report.formats.markdown import to_markdown
-from asyncpp_cli.report.formats.records import csv_text, to_csv, to_json, to_parquet
-from asyncpp_cli.report.formats.submission import to_submission
-from asyncpp_cli.report.formats.terminal import to_table, to_text
+from asyncpp_cli.report.formats.catalogue import FORMATS, Format
+from asyncpp_cli.report.formats.terminal import to_table
 from asyncpp_cli.report.load.experiments import Loader
-from asyncpp_cli.report.tables.columns import value_columns
 from asyncpp_cli.report.tables.document import Report
-from asyncpp_cli.report.tables.pivot import pivot_rows
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.tune.result import Tuning, tuning_of
 
@@ -61,7 +55,17 @@ class ReportOptions:
     @property
     def curves(self) -> bool:
         """Whether the report shows curves, which need every step of the runs."""
-        return self.output_format in ("html", "steps") or self.figures is not None
+        return self.format.keeps_steps or self.figures is not None
+
+    @property
+    def format(self) -> Format:
+        return FORMATS[self.output_format]
+
+    @property
+    def file(self) -> Path:
+        """`out` of a format that is written to files alone."""
+        assert self.out is not None
+        return self.out
 
 
 def write_report(options: ReportOptions) -> None:
@@ -71,14 +75,8 @@ def write_report(options: ReportOptions) -> None:
         UserError: a folder is no experiment, or a file cannot be written.
     """
     experiments = [open_experiment(folder) for folder in options.folders]
-    if options.output_format == "submission":
-        assert options.out is not None
-        report = build_report(experiments, options, Loader(keep_steps=False))
-        files = to_submission(report, experiments, file=options.out, hardware=options.hardware)
-        for file, content in files.items():
-            _write_file(file, content)
-        return
-    _write(options, build_report(experiments, options, Loader(keep_steps=options.curves)))
+    report = build_report(experiments, options, Loader(keep_steps=options.curves))
+    _write(options, report, experiments)
 
 
 def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
@@ -92,10 +90,11 @@ def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
     try:
         while True:
             # Opened each time: a running experiment may get more cells.
-            report = build_report([open_experiment(folder) for folder in options.folders], options, loader)
+            experiments = [open_experiment(folder) for folder in options.folders]
+            report = build_report(experiments, options, loader)
             if options.out is None and to_terminal:
                 sys.stdout.write("\x1b[2J\x1b[3J\x1b[H")
-            _write(options, report)
+            _write(options, report, experiments)
             if not any(run.state in _UNFINISHED for cell in report.cells for run in cell.runs):
                 return
             sys.stdout.flush()
@@ -164,7 +163,7 @@ def _left_behind(tunings: Sequence[Tuning]) -> set[str]:
     }
 
 
-def _write(options: ReportOptions, report: Report) -> None:
+def _write(options: ReportOptions, report: Report, experiments: Sequence[Experiment]) -> None:
     if options.figures is not None:
         from asyncpp_cli.report.formats.figures import write_figures
 
@@ -174,64 +173,17 @@ def _write(options: ReportOptions, report: Report) -> None:
         from asyncpp_cli.console import console
 
         to_table(report, console=console())
-    elif options.output_format == "html":
-        assert options.out is not None
-        _write_page_and_steps(report, options.out, assets=options.assets)
-    elif options.out is None:
-        sys.stdout.write(_text(options, report))
-    elif options.output_format == "parquet":
-        _write_file(options.out, to_parquet(report.cells))
-    elif options.output_format == "steps":
-        from asyncpp_cli.report.formats.step_table import to_step_table
-
-        _write_file(options.out, to_step_table(report.cells))
+        return
+    if options.format.files is not None:
+        files = options.format.files(report, options, experiments)
     else:
-        _write_file(options.out, _text(options, report).encode())
-
-
-def _text(options: ReportOptions, report: Report) -> str:
-    if options.output_format == "latex":
-        return to_latex(report, caption=options.caption, label=options.label)
-    return _TEXTS[options.output_format](report)
-
-
-def _csv(report: Report) -> str:
-    if not report.cols:
-        return to_csv(report.cells)
-    values = value_columns(report.values, report.cells)
-    return csv_text(pivot_rows(report.cells, rows=report.rows, cols=report.cols, values=values))
-
-
-_TEXTS: dict[str, Callable[[Report], str]] = {
-    "table": to_text,
-    "markdown": to_markdown,
-    "csv": _csv,
-    "json": lambda report: to_json(report.cells, report.tunings, report.transfers),
-}
-
-
-def _write_page_and_steps(report: Report, file: Path, *, assets: Path | None) -> None:
-    """Write the page, and beside it a Parquet file with every step of its curves."""
-    from asyncpp_cli.report.formats.html.page import plotly_file, to_page
-    from asyncpp_cli.report.formats.step_table import is_step_table, to_step_table
-
-    steps_file = file.with_name(f"{file.name.removesuffix('.html')}.steps.parquet")
-    if steps_file.exists() and not is_step_table(steps_file):
-        # The command line does not name this file: it may be somebody's data.
-        raise UserError(
-            f"--out {file}: {steps_file} exists and is not a table of steps; move it, or choose another --out"
-        )
-    _write_file(steps_file, to_step_table(report.cells))
-    if assets is not None:
-        from plotly.offline import get_plotlyjs
-
-        assets.mkdir(parents=True, exist_ok=True)
-        if not (assets / plotly_file()).exists():
-            _write_file(assets / plotly_file(), get_plotlyjs().encode())
-    page = to_page(report, steps_file=steps_file.name, folder=file.absolute().parent, assets=assets)
-    _write_file(file, page.encode())
-
-
-def _write_file(file: Path, content: bytes) -> None:
-    write_bytes(file, content)
-    say(f"Wrote {file}")
+        assert options.format.text is not None
+        text = options.format.text(report, options)
+        if options.out is None:
+            sys.stdout.write(text)
+            return
+        files = {options.out: text.encode()}
+    for file, content in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, content)
+        say(f"Wrote {file}")

@@ -7,33 +7,22 @@ import re
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asyncpp_cli.completion import experiments, models_and_templates
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.numbers import finite
+from asyncpp_cli.report.formats.catalogue import FORMATS
+
+if TYPE_CHECKING:
+    ReportFormat = str
+else:
+    ReportFormat = StrEnum("ReportFormat", {name.upper(): name for name in FORMATS})
+    """Output format of a report, a name of `FORMATS`."""
 
 _NARROWEST, _WIDEST = 2.0, 14.0
-
-
-class ReportFormat(StrEnum):
-    """Output format of a report."""
-
-    TABLE = "table"
-    MARKDOWN = "markdown"
-    LATEX = "latex"
-    CSV = "csv"
-    JSON = "json"
-    PARQUET = "parquet"
-    STEPS = "steps"
-    HTML = "html"
-    SUBMISSION = "submission"
-
-
-_FILES_ONLY = (ReportFormat.HTML, ReportFormat.PARQUET, ReportFormat.STEPS, ReportFormat.SUBMISSION)
-"""Formats that are not written to standard output."""
 
 
 def report(
@@ -49,7 +38,7 @@ def report(
             "--format",
             help="Output format; json: a list of cells; steps: every step, as Parquet; html: one page.",
         ),
-    ] = ReportFormat.TABLE,
+    ] = "table",
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="Write into this file instead of standard output."),
@@ -150,15 +139,15 @@ def report(
 
     if out is not None and out.is_dir():
         raise UserError(f"--out {out} is a folder; give the name of a file")
-    if out is None and output_format in _FILES_ONLY:
+    wanted = FORMATS[output_format]
+    if out is None and wanted.files is not None:
         raise UserError(f"--format {output_format} needs a file: --out FILE")
     if not _NARROWEST <= figure_width <= _WIDEST:
         raise UserError(f"--figure-width {figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)")
-    if assets is not None and output_format != ReportFormat.HTML:
-        raise UserError("--assets is for --format html")
-    for option, text in (("--caption", caption), ("--label", label)):
-        if text is not None and output_format != ReportFormat.LATEX:
-            raise UserError(f"{option} is for --format latex")
+    for name, each in FORMATS.items():
+        for option in each.options:
+            if each is not wanted and {"--assets": assets, "--caption": caption, "--label": label}[option]:
+                raise UserError(f"{option} is for --format {name}")
     if label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", label):
         raise UserError(f"--label {label}: accepted: letters, digits and : . _ -")
     if caption is not None and caption.count("{") != caption.count("}"):
@@ -174,7 +163,7 @@ def report(
         target_run = Target(model=model, gpus=gpus, tokens_per_step=tokens_per_step, device=device or DEVICE)
     options = ReportOptions(
         folders=tuple(experiments),
-        output_format=str(output_format),
+        output_format=output_format,
         out=out,
         rows=tuple(keys_of(rows, option="--rows")),
         cols=tuple(keys_of(cols, option="--cols")),
@@ -189,8 +178,10 @@ def report(
         label=label,
         target_run=target_run,
     )
-    if output_format == ReportFormat.SUBMISSION and watch:
-        raise UserError("--watch cannot be combined with --format submission, which has completed runs only")
+    if watch and not wanted.watched:
+        raise UserError(
+            f"--watch cannot be combined with --format {output_format}, which has completed runs only"
+        )
     if watch:
         watch_report(options, to_terminal=sys.stdout.isatty())
     else:
