@@ -183,7 +183,8 @@ def _write(options: ReportOptions, report: Report, experiments: Sequence[Experim
             sys.stdout.write(text)
             return
         files = {options.out: text.encode()}
+    if options.assets is not None:
+        options.assets.mkdir(parents=True, exist_ok=True)
     for file, content in files.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, content)
         say(f"Wrote {file}")

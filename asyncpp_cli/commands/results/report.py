@@ -144,9 +144,10 @@ def report(
         raise UserError(f"--format {output_format} needs a file: --out FILE")
     if not _NARROWEST <= figure_width <= _WIDEST:
         raise UserError(f"--figure-width {figure_width:g}: accepted: {_NARROWEST:g} to {_WIDEST:g} (inches)")
+    given = {"--assets": assets, "--caption": caption, "--label": label}
     for name, each in FORMATS.items():
         for option in each.options:
-            if each is not wanted and {"--assets": assets, "--caption": caption, "--label": label}[option]:
+            if each is not wanted and given[option] is not None:
                 raise UserError(f"{option} is for --format {name}")
     if label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", label):
         raise UserError(f"--label {label}: accepted: letters, digits and : . _ -")
