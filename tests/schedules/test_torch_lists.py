@@ -1,4 +1,4 @@
-"""Our programs beside those of torch.distributed.pipelining, and torch's CSV form in both directions."""
+"""Our programs compared with those of torch.distributed.pipelining, and torch's CSV form in both directions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed.pipelining.schedules as torch_schedules
 
-from schedules import Op, ScheduleError, build, verify
+from schedules import Op, ScheduleError, analyze, build, verify
 from schedules.costs import uniform_costs
-from schedules.io.torch_lists import from_csv, from_torch, to_csv
+from schedules.io.torch_lists import from_csv, from_lists, from_torch, to_csv
+from schedules.messages import sent_between_ranks
 from schedules.simulate import simulate, steps_to_measure, throughput
 
 GEOMETRIES = [(1, 1), (1, 5), (2, 2), (2, 7), (3, 8), (4, 4), (4, 10), (5, 20), (8, 16), (7, 64)]
@@ -23,23 +24,28 @@ def computations(program):
     ]
 
 
-def torch_lists(schedule_class, *, stages, microbatches, chunks=1):
-    """What the class says that each rank does, waits left out."""
-    outlines = [
+def outlines_of(*, stages, chunks=1, rank=0):
+    """What torch's schedules ask of the stages of a rank."""
+    return [
         SimpleNamespace(
-            stage_index=chunk * stages,
+            stage_index=chunk * stages + rank,
             num_stages=stages * chunks,
-            group_rank=0,
+            group_rank=rank,
             group_size=stages,
             group=None,
             submod=None,
-            has_backward=False,
+            has_backward=True,
             device="cpu",
-            is_first=chunk == 0,
-            is_last=chunk * stages == stages * chunks - 1,
+            is_first=chunk * stages + rank == 0,
+            is_last=chunk * stages + rank == stages * chunks - 1,
         )
         for chunk in range(chunks)
     ]
+
+
+def torch_lists(schedule_class, *, stages, microbatches, chunks=1):
+    """What the class says that each rank does, waits left out."""
+    outlines = outlines_of(stages=stages, chunks=chunks)
     single = issubclass(schedule_class, torch_schedules.PipelineScheduleSingle)
     lists = schedule_class(outlines[0] if single else outlines, microbatches).pipeline_order
     return [
@@ -179,22 +185,7 @@ def test_torch_reads_what_we_write(name, tmp_path):
     program = build(name, stages=3, microbatches=6, steps=2, first_step=4, chunks=chunks)
     file = tmp_path / "schedule.csv"
     file.write_text(to_csv(program), encoding="utf-8")
-    outlines = [
-        SimpleNamespace(
-            stage_index=chunk * 3,
-            num_stages=3 * chunks,
-            group_rank=0,
-            group_size=3,
-            group=None,
-            submod=None,
-            has_backward=True,
-            device="cpu",
-            is_first=chunk == 0,
-            is_last=False,
-        )
-        for chunk in range(chunks)
-    ]
-    schedule = torch_schedules._PipelineScheduleRuntime(outlines, 6)
+    schedule = torch_schedules._PipelineScheduleRuntime(outlines_of(stages=3, chunks=chunks), 6)
     schedule.pipeline_order = {}
     schedule._load_csv(str(file))
     read = [[str(action) for action in schedule.pipeline_order[rank]] for rank in range(3)]
@@ -271,3 +262,101 @@ def test_a_torch_whose_lists_are_unknown_is_named(monkeypatch):
         monkeypatch.setattr(torch_schedules, "get_schedule_class", found)
         with pytest.raises(ScheduleError, match=rf"torch-GPipe: torch .* cannot read: .*{problem}"):
             from_torch("GPipe", stages=1, microbatches=1, chunks=1, steps=1)
+
+
+# torch 2.15 is the first that waits for sends in its lists and that analyzes the lives of activations.
+liveness = pytest.mark.skipif(
+    not hasattr(torch_schedules, "analyze_pipeline_activation_liveness"), reason="needs torch 2.15"
+)
+
+TORCHS = {
+    "interleaved-1f1b": "ScheduleInterleaved1F1B",
+    "zb-v": "ScheduleZBVZeroBubble",
+    "dualpipe-v": "ScheduleDualPipeV",
+}
+"""Those that torch runs by a list. It runs 1F1B by loops, so ours is lowered instead."""
+
+LOWERED = [(p, m * p) for p in (2, 4, 8) for m in (1, 2, 4)]
+CASES = [
+    (name, p, m)
+    for name in ("1f1b", *TORCHS)
+    for p, m in LOWERED
+    if name != "dualpipe-v" or m >= 2 * p  # torch refuses fewer
+]
+
+
+def both(name, p, m):
+    """Our program of a step, and torch's schedule with its lowered lists."""
+    chunks = 1 if name == "1f1b" else 2
+    ours = build(name, stages=p, microbatches=m, steps=1, chunks=chunks)
+    outlines = outlines_of(stages=p, chunks=chunks)
+    if name in TORCHS:
+        theirs = getattr(torch_schedules, TORCHS[name])(outlines, m)
+        if not hasattr(theirs, "pipeline_order_with_comms"):
+            pytest.skip("this torch does not lower the list itself")
+        return ours, theirs
+    theirs = torch_schedules._PipelineScheduleRuntime(outlines, m)
+    rows = [row.split(",") for row in to_csv(ours).splitlines()]
+    actions = [[torch_schedules._Action.from_str(cell) for cell in row] for row in rows]
+    theirs._prepare_schedule_with_comms(dict(enumerate(actions)))
+    return ours, theirs
+
+
+def parts(actions):
+    """The actions of a list, without those that are None, and pairs one by one."""
+    for action in actions:
+        if action is not None:
+            yield from action.sub_actions or (action,)
+
+
+@pytest.mark.parametrize(("name", "p", "m"), CASES)
+def test_lowered_lists_are_read_as_our_programs(name, p, m):
+    ours, theirs = both(name, p, m)
+    lists = theirs.pipeline_order_with_comms
+    read = from_lists([lists[rank] for rank in range(p)], name=name, steps=1)
+    assert read.actions == ours.actions
+    assert read.rank_of_stage == ours.rank_of_stage
+    kinds = {str(action.computation_type.value) for actions in lists.values() for action in parts(actions)}
+    if hasattr(torch_schedules, "WAIT_SEND_F"):
+        assert {"SEND_F", "WAIT_SEND_F", "RECV_B", "WAIT_SEND_B"} <= kinds
+
+
+@pytest.mark.parametrize(("name", "p", "m"), CASES)
+def test_messages_of_a_pair_of_ranks_are_posted_in_torchs_order(name, p, m):
+    """On each directed edge of ranks, which has a communicator of its own with `pipeline_per_edge_p2p`."""
+    ours, theirs = both(name, p, m)
+    sends = {}
+    receives = {}
+    for rank, actions in theirs.pipeline_order_with_comms.items():
+        for action in parts(actions):
+            kind, stage = action.computation_type.value, action.stage_index
+            other = stage + (1 if kind in ("SEND_F", "RECV_B") else -1)
+            if kind in ("SEND_F", "SEND_B"):
+                pair = rank, ours.rank_of_stage[other]
+                sends.setdefault(pair, []).append((stage, other, action.microbatch_index))
+            elif kind in ("RECV_F", "RECV_B"):
+                pair = ours.rank_of_stage[other], rank
+                receives.setdefault(pair, []).append((other, stage, action.microbatch_index))
+    assert sends == {
+        pair: [tuple(each) for each in found] for pair, found in sent_between_ranks(ours).items()
+    }
+    assert receives == sends
+
+
+@liveness
+@pytest.mark.parametrize(("name", "p", "m"), CASES)
+def test_activations_in_flight_are_torchs_slots(name, p, m):
+    ours, theirs = both(name, p, m)
+    analysis = analyze(ours)
+    for rank in range(p):
+        stages = [stage for stage, holder in enumerate(ours.rank_of_stage) if holder == rank]
+
+        def slots(stages, rank=rank):
+            found = torch_schedules.analyze_pipeline_activation_liveness(
+                theirs, pp_rank=rank, stage_indices=stages, granularity="stage_microbatch"
+            )
+            return int(found.num_slots)
+
+        assert slots(stages) == analysis.rank_activations[rank]
+        for stage in stages:
+            assert slots([stage]) == analysis.activations[stage]
