@@ -1,4 +1,4 @@
-"""Our programs compared with those of torch.distributed.pipelining, and torch's CSV form in both directions."""
+"""Our programs compared with those of torch.distributed.pipelining, and torch's CSV form both ways."""
 
 from __future__ import annotations
 
