@@ -1,4 +1,4 @@
-"""One stage of a large model, trained alone: tokens per second, MFU, and peak memory beside the planner's.
+"""One stage of a large model, trained alone: tokens per second, MFU, peak memory, measured and planned.
 
     python benchmarks/big_stage.py --out benchmarks/results
     python benchmarks/big_stage.py --device cpu --model nano --stages 4 --context 64

@@ -60,7 +60,7 @@ def problems(file: Path) -> list[str]:
     if commit.endswith("-dirty"):
         found.append(f"{file.name}: commit: {commit}: measure with committed code")
     elif commit != UNKNOWN and not _COMMIT.fullmatch(commit):
-        found.append(f"{file.name}: commit: {commit!r} is no commit; accepted: 7 to 40 hexadecimal digits")
+        found.append(f"{file.name}: commit: {commit!r} is not a commit; accepted: 7 to 40 hexadecimal digits")
     data = conditions.get("data")
     for name in data if isinstance(data, list) else []:
         if not (file.parent / str(name)).is_file():

@@ -213,7 +213,7 @@ def main() -> None:
     for model in arguments.models.split(","):
         for name, options, peer in COMPARISONS:
             if name in arguments.optimizers.split(","):
-                print(f"{model}: {name} {options} beside {peer}", file=sys.stderr, flush=True)
+                print(f"{model}: {name} {options}, {peer}", file=sys.stderr, flush=True)
                 sizes = {"blocks": arguments.blocks, "steps": arguments.steps, "device": arguments.device}
                 rows.append(measure(name, dict(options), peer, model=model, **sizes))
     where = conditions(arguments.device, arguments.threads)
@@ -224,7 +224,7 @@ def main() -> None:
     if arguments.out:
         isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
         suffix = (f"-{isa.lower()}" if isa else "") + ("-cuda" if arguments.device == "cuda" else "")
-        text = f"# Optimizers beside their peers\n\n{markdown(rows, where)}"
+        text = f"# Optimizers compared with their peers\n\n{markdown(rows, where)}"
         write_dated(arguments.out, f"optimizers{suffix}", text)
 
 

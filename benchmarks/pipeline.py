@@ -1,4 +1,4 @@
-"""How busy a pipeline keeps its stages: ours (2bw, 1f1b) beside torch's Schedule1F1B, all in one run.
+"""How busy a pipeline keeps its stages: ours (2bw, 1f1b) compared with torch's Schedule1F1B, all in one run.
 
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30 --ahead-v 2

@@ -1,4 +1,4 @@
-"""Recomputes tables of result pages, and sentences that rest on them, from the raw files beside the pages.
+"""Recomputes tables of result pages, and sentences that rest on them, from the raw files next to the pages.
 
     python -m benchmarks.recompute
 
@@ -258,7 +258,7 @@ def _spread(sample: Spread) -> str:
 
 
 def deep_pipelines() -> Iterator[str]:
-    """Losses and gaps by depth, and paci beside flushes."""
+    """Losses and gaps by depth, and paci compared with flushes."""
     depth = rows_of("depth-sweep-2026-11-21")
     for optimizer, correction in (
         *(("adamw", "none"), ("adamw", "lr-discount"), ("nadamw", "none")),

@@ -1,4 +1,4 @@
-"""`asyncpp data prepare` beside the library `tokenizers` alone: the same documents, tokenizer and cores.
+"""`asyncpp data prepare` compared with the library `tokenizers` alone: same documents, tokenizer, cores.
 
     python benchmarks/tokenizing.py TEXT TOKENIZER --out benchmarks/results
 
@@ -121,14 +121,14 @@ def main() -> None:
     lines = [
         f"# Tokenizing, {today()}",
         "",
-        f"`asyncpp data prepare` beside `tokenizers` {version('tokenizers')} alone (`encode_batch_fast`, all "
+        f"`asyncpp data prepare` and `tokenizers` {version('tokenizers')} (`encode_batch_fast`, all "
         "threads, documents in",
         "memory, nothing kept), turn by turn. Ours is the whole command: it starts Python, reads, splits,",
         "hashes, converts, writes and syncs.",
         "",
         f"Text: {size:,} bytes, {sum(map(len, batches)):,} documents, {tokens:,} tokens; {tokenizer.name}.",
         f"{workers} cores, {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}.",
-        "The load of the machine, other programs included, stands beside each turn.",
+        "The load of the machine, other programs included, stands next to each turn.",
         "",
         "| turn | library alone, s | ours, s | ours, MB/s | speed, ours to library | load before |",
         "|---|---|---|---|---|---|",

@@ -35,7 +35,7 @@ def build_optimizer(
 
     Args:
         parameters: By full name, such as `blocks.3.mlp.up.weight`.
-        name: One of `optimizers.NAMES`, or `package.module:name` for one of a user's own.
+        name: One of `optimizers.NAMES`, or `package.module:name` for a custom one.
         lr: Peak learning rate.
         weight_decay: Decoupled; on matrices in blocks and on the head.
         options: Values of options that differ from the defaults.

@@ -313,7 +313,7 @@ NAMES: tuple[str, ...] = tuple(METHODS)
 
 
 def method_named(name: str) -> Method:
-    """The optimizer called `name`; of a user's own where that is `package.module:name`.
+    """The optimizer called `name`; a custom one where that is `package.module:name`.
 
     Raises:
         ValueError: Unknown optimizer; the message lists those accepted.
@@ -328,7 +328,7 @@ def method_named(name: str) -> Method:
 def check_options(name: str, options: Mapping[str, Value]) -> dict[str, Value]:
     """The settings of optimizer `name`: `options` over its defaults.
 
-    A user's own optimizer checks its options itself.
+    A custom optimizer checks its options itself.
 
     Raises:
         ValueError: Unknown optimizer or option, or a value not accepted; the message says what would be.

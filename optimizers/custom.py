@@ -1,4 +1,4 @@
-"""An optimizer of a user's own: `package.module:name` names a function, or a class such as torch's.
+"""A custom optimizer: `package.module:name` names a function, or a class such as torch's.
 
     def my_optimizer(groups, *, lr, weight_decay, **options) -> torch.optim.Optimizer: ...
 
@@ -20,7 +20,7 @@ from optimizers.named import import_named
 from optimizers.options import Value
 
 SAVED_SCALARS = (bool, int, float, str, type(None))
-"""Types, beside tensors, of state that a checkpoint holds."""
+"""Types of state that a checkpoint holds, in addition to tensors."""
 
 _LR, _WEIGHT_DECAY = 1e-3, 0.1
 """Settings of the optimizers that are built to be checked or measured."""
@@ -46,8 +46,8 @@ def build_custom(
     """The optimizer that `name` makes for `groups`; each of its groups gets a `peak_lr`.
 
     Raises:
-        OptimizerError: It cannot be imported or called, or what it returns is no optimizer of exactly these
-            parameters.
+        OptimizerError: It cannot be imported or called, or what it returns is not an optimizer of
+            exactly these parameters.
     """
     given = [parameter for group in groups for _, parameter in group["params"]]
     try:

@@ -71,7 +71,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRule(Rule):
-    """The rule of an optimizer of a user's own for parameters of one role."""
+    """The rule of a custom optimizer for parameters of one role."""
 
     state: str = ""
     role: str
@@ -151,7 +151,7 @@ class Method:
 
 
 def custom_method(name: str) -> Method:
-    """An optimizer of a user's own, as far as it is known without importing it."""
+    """A custom optimizer, as far as it is known without importing it."""
     rules = {role: MeasuredRule(name=name, factory=name, role=role) for role in ROLES}
     return Method(
         name=name, summary="an optimizer of your own", reference="", main=rules["matrix"], others=rules

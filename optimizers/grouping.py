@@ -26,7 +26,7 @@ class Role(StrEnum):
 
 
 DECAYED = frozenset({Role.MATRIX, Role.HEAD, Role.ROUTER})
-"""Roles under weight decay. Not vectors, whose norm is no measure of capacity, and not the embedding, most
+"""Roles under weight decay. Not vectors, whose norm does not measure capacity, and not the embedding, most
 rows of which have no gradient in a step and would only shrink (as in PACI's recipe, arXiv 2606.07881)."""
 
 

@@ -1,4 +1,4 @@
-"""Optimizers of a user's own are called `package.module:name`."""
+"""Custom optimizers are called `package.module:name`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_custom(name: str) -> bool:
-    """Whether `name` names an optimizer of a user's own."""
+    """Whether `name` names a custom optimizer."""
     return ":" in name
 
 
@@ -23,7 +23,7 @@ def import_named(named: str) -> Any:
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
-        # Not for a module that the user's own one imports.
+        # Not for a module that the custom one imports.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         package, _, missing = error.name.rpartition(".")

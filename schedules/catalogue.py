@@ -73,7 +73,7 @@ def is_synchronous(name: str) -> bool:
 
 
 def options_taken(name: str) -> frozenset[str]:
-    """The options that schedule `name`, of the family or of a user's own, takes.
+    """The options that schedule `name`, of the family or custom, takes.
 
     Raises:
         ScheduleError: There is no such schedule.
@@ -199,7 +199,7 @@ def build(
 
 
 def _update_interval(name: str, *, microbatches: int, asked: int | None) -> int | None:
-    """The update interval to pass on; None leaves it to a function of the user's own."""
+    """The update interval to pass on; None leaves it to a custom function."""
     if asked is None and name in FAMILY:
         default = FAMILY[name].default_interval
         asked = None if default is None else default(microbatches)

@@ -24,7 +24,7 @@ class Costs:
     update: tuple[float, ...]
     """The optimizer step, which occupies the rank."""
     reduction: tuple[float, ...]
-    """The gradient all-reduce over data-parallel ranks, which runs beside the rank's other work."""
+    """The gradient all-reduce over data-parallel ranks, while the rank does other work."""
     norm: float | None
     """Time of the gradient norm's all-reduce, which every stage's update waits for; None: no norm."""
     latency: float

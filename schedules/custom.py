@@ -1,4 +1,4 @@
-"""A schedule of a user's own: `package.module:function` names a function from a segment to a program.
+"""A custom schedule: `package.module:function` names a function from a segment to a program.
 
     def my_schedule(segment: Segment, *, delay: int = 1) -> Program: ...
 
@@ -21,7 +21,7 @@ from schedules.verify import find_problems
 
 
 def is_custom(name: str) -> bool:
-    """Whether `name` names a function of a user's own."""
+    """Whether `name` names a custom function."""
     return ":" in name
 
 
@@ -33,7 +33,7 @@ def custom_function(name: str) -> Callable[..., Program]:
     """
     module, _, attribute = name.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise ScheduleError(f"{name!r} is no function's name; accepted: package.module:function")
+        raise ScheduleError(f"{name!r} does not name a function; accepted: package.module:function")
     try:
         function: Callable[..., Program] = _imported(module, attribute)
     except (Exception, SystemExit) as error:
@@ -50,7 +50,7 @@ def _imported(module_name: str, attribute: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Not for a module that the user's own one imports.
+        # Not for a module that the custom one imports.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         package, _, missing = error.name.rpartition(".")

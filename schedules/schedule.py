@@ -10,7 +10,7 @@ from functools import cached_property
 from schedules.actions import Program
 
 OPTIONS = ("ahead", "chunks", "costs", "delay", "delayed_from", "split", "update_interval")
-"""Options that a schedule's function may take beside the segment, by keyword."""
+"""Options that a schedule's function may take after the segment, by keyword."""
 
 
 @dataclass(frozen=True, kw_only=True)

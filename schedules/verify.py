@@ -133,7 +133,7 @@ def _place_problems(program: Program) -> Iterator[_Problem]:
         for place, action in enumerate(actions):
             stage, op, microbatch, _ = action
             if not 0 <= stage < program.num_stages:
-                kind, problem = "actions of stages that there are not", f"there is no stage {stage}"
+                kind, problem = "actions of missing stages", f"there is no stage {stage}"
             elif program.rank_of_stage[stage] != rank:
                 kind = "actions of other ranks' stages"
                 problem = f"stage {stage} is on rank {program.rank_of_stage[stage]}"

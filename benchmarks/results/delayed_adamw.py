@@ -1,4 +1,4 @@
-"""Delayed arms beside synchronous AdamW, each at its best rate, with what the theory of filters says of them.
+"""Delayed arms and synchronous AdamW, each at its best rate, with what the theory of filters says of them.
 
     python -m benchmarks.results.delayed_adamw
 

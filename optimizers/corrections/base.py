@@ -27,7 +27,7 @@ class Correction(Protocol):
         """The weights to evaluate and save; read only."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State beside the master parameters and the optimizer's own."""
+        """State in addition to the master parameters and the optimizer's."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.

@@ -9,7 +9,7 @@ Replicas are written as W - s D, where s is the horizon in updates and D the exp
                    (XPipe, arXiv 1911.04610)
 
 With the last update and a horizon of 1 this is error feedback with c = 1 but for its start. Raw momentum is a
-poor prediction for an optimizer that transforms it, as Muon does. No state beside the optimizer's.
+poor prediction for an optimizer that transforms it, as Muon does. It keeps no state of its own.
 """
 
 from __future__ import annotations

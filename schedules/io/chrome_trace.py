@@ -24,7 +24,7 @@ class RankBytes:
 
     rank: int
     of: str
-    """Title, beside the rank's."""
+    """Title, after the rank's."""
     at: float
     """In the timeline's unit."""
     kinds: Mapping[str, int]

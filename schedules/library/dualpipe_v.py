@@ -76,7 +76,7 @@ def _rank_order(rank: int, *, ranks: int, microbatches: int) -> list[Slot]:
 
 DUALPIPE_V = Schedule(
     name="dualpipe-v",
-    description="two stages per rank in a V; forwards of one beside backwards of the other",
+    description="two stages per rank in a V; forwards of one next to backwards of the other",
     program=dualpipe_v,
     synchronous=True,
     stages_per_rank=2,

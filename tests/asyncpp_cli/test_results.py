@@ -61,7 +61,7 @@ def test_a_page_without_a_condition_is_refused(tmp_path: Path, field: str) -> No
     [
         ("hardware: 8 x H100", "hardware: not recorded", "in pages before 2026-11-23 only"),
         ("commit: 4f7571b822c8", "commit: 4f7571b822c8-dirty", "measure with committed code"),
-        ("commit: 4f7571b822c8", "commit: main", "is no commit"),
+        ("commit: 4f7571b822c8", "commit: main", "is not a commit"),
         ("date: 2026-12-01", "date: 2026-12-02", "is not that of its name"),
         ("[good-2026-12-01.csv]", "[other.csv]", "other.csv is not in its folder"),
         ("seeds: [0, 1]", "seeds: [0, 1]\nmood: good", "mood: unknown field"),
