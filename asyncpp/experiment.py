@@ -230,7 +230,7 @@ class Experiment:
 
         need_polars()
         from asyncpp_cli.report.analysis.difference import difference
-        from asyncpp_cli.report.load.selection import load_selection
+        from asyncpp_cli.report.load.experiments import load_selection
 
         path = other.folder if isinstance(other, Experiment) else Path(other)
         return difference(load_selection(self.folder).runs, load_selection(path).runs).record()

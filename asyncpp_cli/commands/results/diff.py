@@ -55,7 +55,7 @@ def diff(
 
     need_polars()
     from asyncpp_cli.report.analysis.difference import difference
-    from asyncpp_cli.report.load.selection import load_selection
+    from asyncpp_cli.report.load.experiments import load_selection
 
     a, b = load_selection(first), load_selection(second)
     compared = difference(a.runs, b.runs)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -21,7 +22,7 @@ from asyncpp_cli.runs.attempts.cost import cost_of_run
 from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.attempts.settle import settle
-from asyncpp_cli.runs.experiment_folder import Cell, Experiment
+from asyncpp_cli.runs.experiment_folder import Cell, Experiment, runs_at
 from asyncpp_cli.runs.notes import FILE as NOTES_FILE
 from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
@@ -186,3 +187,26 @@ def _status(run: Run, queue: SlurmQueue) -> Status:
     except OSError:
         # Another user's experiment, or a read-only disk: the status is taken as it is.
         return run.status()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Loaded runs of one experiment."""
+
+    name: str
+    """The path that names them."""
+    runs: Sequence[RunResult]
+
+
+def load_selection(path: Path) -> Selection:
+    """The runs that a path names.
+
+    Args:
+        path: folder of an experiment, of a run, or EXPERIMENT/BEGINNING: all its runs whose ids begin so.
+
+    Raises:
+        UserError: it names none of these.
+    """
+    experiment, cells = runs_at(path)
+    runs, _ = Loader(keep_steps=False).load([replace(experiment, cells=cells)])
+    return Selection(name=str(path), runs=runs)

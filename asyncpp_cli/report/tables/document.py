@@ -10,10 +10,9 @@ from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.analysis.transfer import Transfer
 from asyncpp_cli.report.analysis.verdict import verdict_lines
-from asyncpp_cli.report.tables.columns import value_columns
+from asyncpp_cli.report.tables.columns import shown_columns, value_columns
 from asyncpp_cli.report.tables.pivot import pivot
-from asyncpp_cli.report.tables.table import table_of_cells
-from asyncpp_cli.tables import Table
+from asyncpp_cli.tables import Heading, Table
 from asyncpp_cli.tune.result import Tuning
 
 
@@ -69,3 +68,27 @@ class Report:
     def conditions(self) -> list[str]:
         """The conditions of the measurements."""
         return conditions_lines(self.cells)
+
+
+def table_of_cells(cells: Sequence[CellResult], *, leading: Sequence[str] = ()) -> Table:
+    """The table with a row for each cell.
+
+    Args:
+        cells: the rows.
+        leading: keys whose columns come first.
+    """
+    shown = shown_columns(cells)
+    shown.sort(key=lambda column: leading.index(column.key) if column.key in leading else len(leading))
+    headings = [
+        Heading(
+            key=column.key,
+            title=column.title,
+            right=column.right,
+            secondary=column.secondary or column.move_order is not None or column.drop_order is not None,
+            share_order=column.move_order,
+            hide_order=column.drop_order,
+        )
+        for column in shown
+    ]
+    rows = [[column.text(cell) for column in shown] for cell in cells]
+    return Table(headings=headings, rows=rows, states=[cell.state for cell in cells])

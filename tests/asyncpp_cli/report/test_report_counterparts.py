@@ -17,7 +17,7 @@ from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.tables.table import table_of_cells
+from asyncpp_cli.report.tables.document import table_of_cells
 
 
 def swept(template: str) -> tuple[list[CellResult], list[str]]:

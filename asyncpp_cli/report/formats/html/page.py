@@ -18,8 +18,7 @@ from asyncpp_cli.report.formats.html.gantt_svg import to_svg
 from asyncpp_cli.report.formats.html.page_data import page_data
 from asyncpp_cli.report.formats.html.table import escaped, html_table
 from asyncpp_cli.report.load.run import RunResult
-from asyncpp_cli.report.tables.document import Report
-from asyncpp_cli.report.tables.table import table_of_cells
+from asyncpp_cli.report.tables.document import Report, table_of_cells
 from asyncpp_cli.tune.result import table
 from asyncpp_cli.version import asyncpp_version
 
