@@ -223,7 +223,15 @@ def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashabl
 def _comparable(cell: CellResult) -> Hashable:
     """Model, data and number of ranks."""
     left_out = ("seed", "site.", "optimizer.", *LENGTH, *_LAYOUT, *_CORRECTION)
+    left_out += ("continues",) * _is_branch(cell)
     return (cell.runs[0].ranks, _settings(cell, lambda key: not key.startswith(left_out)))
+
+
+def _is_branch(cell: CellResult) -> bool:
+    """Whether the runs are decays of a trunk at a constant rate: as good as runs of their length from the
+    beginning (arXiv 2405.18392)."""
+    parents = [run.lineage.changed.get("optimizer.schedule") for run in cell.runs if run.lineage is not None]
+    return bool(parents) and all(parent is not None and parent[0] == "constant" for parent in parents)
 
 
 def _batch(cell: CellResult) -> int:

@@ -25,7 +25,9 @@ from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
 from asyncpp_cli.report.analysis.transfer import Target, transfers
 from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, verdict_lines, verdicts
 from asyncpp_cli.report.formats.charts import charts
+from asyncpp_cli.runs.lineage import Lineage
 from schedules import is_synchronous
+from stages.checkpoint.files import Owner
 
 
 def curve(steps: float) -> float:
@@ -329,3 +331,31 @@ def test_mistakes_with_for_are_named(tmp_path: Path, arguments: list[str], messa
     refused = asyncpp("report", folder, *arguments)
     assert refused.code == 2
     assert message in " ".join(refused.errors.split())
+
+
+@pytest.mark.parametrize(("parent", "lengths"), [("constant", 3), ("cosine", 1)])
+def test_decays_of_a_constant_trunk_are_lengths_of_an_arm(parent: str, lengths: int) -> None:
+    """Those of a run that had decayed already are not: their rate jumps."""
+    runs = []
+    for seed in (0, 1, 2):
+        for schedule, steps in (("1f1b", 1200), ("2bw", 900), ("2bw", 1200), ("2bw", 1500)):
+            lineage = Lineage(
+                experiment="/trunk",
+                run="trunk",
+                step=int(0.8 * steps),
+                steps=int(0.8 * steps),
+                saved_by=Owner(run="trunk", config_sha256="0" * 64),
+                changed={"optimizer.schedule": (parent, "wsd")},
+            )
+            branch = run(
+                schedule,
+                seed=seed,
+                loss=curve(steps) + 1e-3 * seed,
+                speed=1000.0 + seed,
+                **{"train.steps": steps, "optimizer.schedule": "wsd", "continues": lineage.label},
+            )
+            runs.append(replace(branch, lineage=lineage))
+    averaged = aggregate_best(runs, keys=["train.steps"], best_over=(), tuned=(), target=None)[0]
+    found = [verdict for verdict in verdicts(averaged) if not verdict.delayed.synchronous]
+    assert len(found[0].lengths) == lengths
+    assert (found[0].steps is not None) == (parent == "constant")
