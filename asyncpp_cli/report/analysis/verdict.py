@@ -222,8 +222,8 @@ def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashabl
 
 def _comparable(cell: CellResult) -> Hashable:
     """Model, data and number of ranks."""
-    left_out = ("seed", "site.", "optimizer.", *LENGTH, *_LAYOUT, *_CORRECTION)
-    left_out += ("continues",) * _is_branch(cell)
+    continued = ("continues",) * _is_branch(cell)
+    left_out = ("seed", "site.", "optimizer.", *LENGTH, *_LAYOUT, *_CORRECTION, *continued)
     return (cell.runs[0].ranks, _settings(cell, lambda key: not key.startswith(left_out)))
 
 

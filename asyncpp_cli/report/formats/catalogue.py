@@ -62,7 +62,7 @@ def _csv(report: Report, _: ReportOptions) -> str:
 def _json(report: Report, _: ReportOptions) -> str:
     from asyncpp_cli.report.formats.records import to_json
 
-    return to_json(report.cells, report.tunings)
+    return to_json(report.cells, report.tunings, report.transfers)
 
 
 def _parquet(report: Report, options: ReportOptions, _: Sequence[Experiment]) -> Mapping[Path, bytes]:
