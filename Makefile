@@ -37,6 +37,10 @@ docs:
 	asyncpp schedule draw 1f1b 2bw --stages 4 --microbatches 8 --steps 4 --until 75 --out docs/images/1f1b-vs-2bw.svg
 	asyncpp schedule draw 2bw --stages 2 --microbatches 2 --steps 3 --until 21 --out docs/images/2bw-two-stages.svg
 
+# The first hour on a GPU: what gives most first, and a page of results.
+gpu:
+	python benchmarks/first_hour.py
+
 # Builds the documents into build/site; needs: pip install -e ".[docs]"
 site:
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet

@@ -1,0 +1,141 @@
+"""The first hour on a GPU: what gives most first, and one page of results.
+
+    make gpu                                                  # all, about 45 minutes
+    python benchmarks/first_hour.py --minutes 10              # what begins within ten minutes
+    python benchmarks/first_hour.py --list
+
+Each step is a command of its own with a time limit: one that fails or hangs is reported, the others go on.
+NCCL needs a GPU for each rank; with one GPU the ranks of the tests share it, over gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dated import write_dated
+
+TAIL = 40
+"""Lines kept of a step's output."""
+
+
+class Step(NamedTuple):
+    """One thing to find out."""
+
+    question: str
+    command: tuple[str, ...]
+    """Arguments of `sys.executable`."""
+    begins: int
+    """Minutes after which it begins at the latest, if all before it take as long as they should."""
+    limit: int
+    """Minutes after which it is ended."""
+
+
+_STAGE = ("benchmarks/big_stage.py", "--device", "cuda")
+
+STEPS = (
+    Step("Does this machine have what a run needs?", ("-m", "asyncpp_cli", "doctor"), 0, 3),
+    Step(
+        "Do kernels, replay and two ranks on one GPU give a CPU's numbers?",
+        ("-m", "pytest", "-m", "gpu", "-rA"),
+        1,
+        8,
+    ),
+    Step(
+        "Tokens per second, MFU and peak memory of a stage of 7b beside the plan's?",
+        (*_STAGE, "--model", "7b", "--schedules", "1f1b,2bw"),
+        6,
+        10,
+    ),
+    Step("Times of a block, the head and a step beside docs/performance.md?", (*_STAGE, "--parts"), 12, 10),
+    Step("The same of experts?", (*_STAGE, "--model", "10b-moe", "--schedules", "2bw"), 20, 10),
+    Step(
+        "Seconds of each optimizer's step?",
+        ("benchmarks/optimizer_steps.py", "--device", "cuda", "--models", "135m"),
+        28,
+        8,
+    ),
+    Step("Does a whole experiment train?", ("-m", "asyncpp_cli", "quickstart", "first-hour"), 35, 10),
+)
+
+
+class Outcome(NamedTuple):
+    """How a step ended."""
+
+    step: Step
+    ended: str
+    """`ok`, `failed (CODE)` or `ended after N minutes`."""
+    seconds: float
+    output: str
+
+
+def perform(steps: Sequence[Step]) -> list[Outcome]:
+    """Perform the steps one after another; what goes wrong in one ends no other."""
+    outcomes = []
+    for step in steps:
+        print(f"{step.question}  {_shown(step)}", file=sys.stderr, flush=True)
+        started = time.perf_counter()
+        try:
+            done = subprocess.run(
+                [sys.executable, *step.command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=60 * step.limit,
+                check=False,
+            )
+            ended = "ok" if done.returncode == 0 else f"failed ({done.returncode})"
+            output = done.stdout
+        except subprocess.TimeoutExpired as error:
+            ended = f"ended after {step.limit} minutes"
+            output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else ""
+        outcomes.append(Outcome(step, ended, time.perf_counter() - started, output))
+    return outcomes
+
+
+def page(outcomes: Sequence[Outcome]) -> str:
+    """The results, for a page of benchmarks/results."""
+    lines = ["# The first hour on a GPU", "", "| question | ended | s |", "|---|---|---|"]
+    lines += [f"| {each.step.question} | {each.ended} | {each.seconds:.0f} |" for each in outcomes]
+    for each in outcomes:
+        tail = each.output.splitlines()[-TAIL:]
+        lines += ["", f"## {each.step.question}", "", f"`{_shown(each.step)}`", "", "```text", *tail, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(step: Step) -> str:
+    return shlex.join(["python", *step.command])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=int, default=60, help="leave out what begins later")
+    parser.add_argument("--list", action="store_true", help="show the steps")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the page")
+    options = parser.parse_args(arguments)
+    steps = [step for step in STEPS if step.begins < options.minutes]
+    if options.list:
+        for step in steps:
+            print(f"{step.begins:>3} min  {step.question}\n         {_shown(step)}")
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        print(
+            f"torch {torch.__version__} finds no GPU here; `asyncpp rehearse DIR` needs none", file=sys.stderr
+        )
+        return 2
+    outcomes = perform(steps)
+    write_dated(options.out, "first-hour", page(outcomes))
+    return 0 if all(each.ended == "ok" for each in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

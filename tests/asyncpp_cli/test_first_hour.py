@@ -1,0 +1,52 @@
+"""The first hour on a GPU, up to what needs one: its commands exist, and a failing step ends no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def first_hour(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import first_hour
+
+    return first_hour
+
+
+def test_a_step_that_fails_or_hangs_ends_no_other(first_hour) -> None:  # type: ignore[no-untyped-def]
+    steps = [
+        first_hour.Step("One?", ("-c", "print('seen'); raise SystemExit(3)"), 0, 1),
+        first_hour.Step("Two?", ("-c", "print('also', flush=True); import time; time.sleep(99)"), 0, 0.1),
+        first_hour.Step("Three?", ("-c", "print('whole')"), 0, 1),
+    ]
+    outcomes = first_hour.perform(steps)
+    assert [each.ended for each in outcomes] == ["failed (3)", "ended after 0.1 minutes", "ok"]
+    page = first_hour.page(outcomes)
+    assert all(word in page for word in ("# The first hour", "seen", "also", "whole", "| Two? |"))
+
+
+def test_every_step_names_a_command_that_is_there(first_hour) -> None:  # type: ignore[no-untyped-def]
+    for step in first_hour.STEPS:
+        if step.command[0] != "-m":
+            ended = subprocess.run(
+                [sys.executable, ROOT / step.command[0], "--help"], capture_output=True, text=True, check=True
+            )
+            assert all(word in ended.stdout for word in step.command if word.startswith("--"))
+    assert [step.begins for step in first_hour.STEPS] == sorted(step.begins for step in first_hour.STEPS)
+
+
+def test_without_a_gpu_it_says_so(first_hour, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert first_hour.main([]) == 2
+    assert "finds no GPU" in capsys.readouterr().err
+    assert first_hour.main(["--list", "--minutes", "5"]) == 0
+    assert "doctor" in capsys.readouterr().out
