@@ -61,7 +61,7 @@ STEPS = (
         28,
         8,
     ),
-    Step("Does a whole experiment train?", ("-m", "asyncpp_cli", "quickstart", "first-hour"), 35, 10),
+    Step("Does a whole experiment train?", ("-m", "asyncpp_cli", "quickstart"), 35, 10),
 )
 
 
@@ -100,9 +100,16 @@ def perform(steps: Sequence[Step]) -> list[Outcome]:
     return outcomes
 
 
-def page(outcomes: Sequence[Outcome]) -> str:
+def page(outcomes: Sequence[Outcome], *, device: str) -> str:
     """The results, for a page of benchmarks/results."""
-    lines = ["# The first hour on a GPU", "", "| question | ended | s |", "|---|---|---|"]
+    lines = [
+        "# The first hour on a GPU",
+        "",
+        f"Device: {device}",
+        "",
+        "| question | ended | s |",
+        "|---|---|---|",
+    ]
     lines += [f"| {each.step.question} | {each.ended} | {each.seconds:.0f} |" for each in outcomes]
     for each in outcomes:
         tail = each.output.splitlines()[-TAIL:]
@@ -133,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     outcomes = perform(steps)
-    write_dated(options.out, "first-hour", page(outcomes))
+    write_dated(options.out, "first-hour", page(outcomes, device=torch.cuda.get_device_name()))
     return 0 if all(each.ended == "ok" for each in outcomes) else 1
 
 

@@ -173,7 +173,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._number(args[0])
         self._look_for_waits(func, args, kwargs)
         try:
-            out = func(*args, **kwargs)
+            out = _FORMS[func](*args) if func in _FORMS else func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             self.found("wait", f"{func}: the size or value of its result is needed by the host")
             raise
@@ -265,6 +265,23 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes[before] -= size
         self.bytes[kind] += size
         self._live[key] = (storage, size, kind)
+
+
+def _rms_norm(x: Tensor, shape: list[int], *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty((*x.shape[: x.ndim - len(shape)], 1), dtype=torch.float32)
+
+
+def _rms_norm_backward(
+    gradient: Tensor, x: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None, *_: Any
+) -> tuple[Tensor, Tensor | None]:
+    return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+
+
+_FORMS: dict[Any, Callable[..., Any]] = {
+    aten._fused_rms_norm.default: _rms_norm,
+    aten._fused_rms_norm_backward.default: _rms_norm_backward,
+}
+"""Results of operators that some versions of torch would make on the device of which C++ is told."""
 
 
 def told(tensor: FakeTensor) -> torch.device:

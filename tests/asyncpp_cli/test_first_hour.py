@@ -27,7 +27,7 @@ def test_a_step_that_fails_or_hangs_ends_no_other(first_hour) -> None:  # type: 
     ]
     outcomes = first_hour.perform(steps)
     assert [each.ended for each in outcomes] == ["failed (3)", "ended after 0.1 minutes", "ok"]
-    page = first_hour.page(outcomes)
+    page = first_hour.page(outcomes, device="none")
     assert all(word in page for word in ("# The first hour", "seen", "also", "whole", "| Two? |"))
 
 
