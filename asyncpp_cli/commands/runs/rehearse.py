@@ -101,9 +101,9 @@ def _show(title: str, compared: list[ComparedRank]) -> bool:
             lines.setdefault(text, []).append(found.rank)
         if not each.is_as_planned:
             kinds = "; ".join(
-                f"{kind} {gb:.2f} of {plan:.2f}"
+                f"{kind} {gb:.3g} of {plan:.3g}"
                 for kind, gb, plan in each.by_kind()
-                if abs(gb - plan) >= 0.01
+                if abs(gb - plan) >= 0.01 * found.peak_bytes / GB
             )
             lines.setdefault(f"memory differs from the plan, in GB: {kinds}", []).append(found.rank)
     columns = ["rank", "stages", "peak GB", "planned GB", "difference", "FLOPs/planned", "waits", "faults"]
