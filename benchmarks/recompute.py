@@ -20,6 +20,7 @@ from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.report.analysis.steps_to_loss import steps_ratio
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.programs import CostOptions, comparison
+from benchmarks.held_out import Difference, Losses, blocks_of, difference
 from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
 from benchmarks.results import time_to_loss
@@ -342,6 +343,91 @@ def delay_or_batch() -> Iterator[str]:
         yield f"| {optimizer} | {steps} | {tried} |"
 
 
+ANNEALING = "annealing-2026-11-23"
+BOUND = 0.01
+"""Half-width of the equivalence bounds of the preregistered pages, nats per token."""
+ANNEALED = (("muon", 6),)
+"""Optimizers of the page, and their seeds."""
+
+
+def annealing() -> Iterator[str]:
+    """Gaps on the trunk and at the ends of its branches, what the decay changes of them, and k."""
+    rows = rows_of(ANNEALING)
+    for optimizer, seeds in ANNEALED:
+        of = {
+            (row["schedule"], row["step"]): _by_seed(_of(rows, **_keys(row, "optimizer", "schedule", "step")))
+            for row in _of(rows, optimizer=optimizer)
+        }
+        for trunk, end in (("600", "750"), ("1200", "1500")):
+            gaps = {}
+            for step in (trunk, end):
+                gaps[step] = _minus(of["2bw", step], of["1f1b", step])
+                gap = difference(of["2bw", step], of["1f1b", step], comparisons=4)
+                assert gap.seeds == seeds
+                losses = " | ".join(
+                    f"{fmean(map(fmean, of[schedule, step].values())):.4f}" for schedule in ("1f1b", "2bw")
+                )
+                said = gap.verdict(bound=BOUND) if step == "1500" else ""
+                yield f"| {optimizer} | {step} | {losses} | {gap} | {_errors(gap)} | {said} |"
+            change = difference(gaps[end], gaps[trunk], comparisons=4)
+            said = change.verdict(bound=BOUND) if end == "1500" else ""
+            yield f"| {optimizer} | {trunk} to {end} | | | {change} | {_errors(change)} | {said} |"
+        yield f"{optimizer}: {', '.join(_delayed_steps(of))}"
+
+
+def _delayed_steps(of: Mapping[tuple[str, str], Losses]) -> Iterator[str]:
+    """By seed: delayed steps over the 750 synchronous ones to the same loss."""
+    for seed in sorted(of["2bw", "750"]):
+        early, late = (fmean(of["2bw", step][seed]) for step in ("750", "1500"))
+        doublings = (early - fmean(of["1f1b", "750"][seed])) / (early - late)
+        yield f"{2**doublings:.2f}" if 0 <= doublings <= 1 else "outside"
+
+
+def _keys(row: Row, *names: str) -> dict[str, str]:
+    return {name: row[name] for name in names}
+
+
+def _errors(found: Difference) -> str:
+    return f"{found.of_seeds:.4f} | {found.of_evaluation:.4f}"
+
+
+def _by_seed(rows: Sequence[Row]) -> Losses:
+    return {int(row["seed"]): blocks_of(row) for row in rows}
+
+
+ALL_REDUCE = "delayed-all-reduce-2026-11-23"
+
+
+def delayed_all_reduce() -> Iterator[str]:
+    """Losses by layout and schedule; data ranks minus stages, of the losses under `2bw` and of the gaps."""
+    of = {
+        (stages, schedule): _by_seed(_of(rows_of(ALL_REDUCE), stages=stages, schedule=schedule))
+        for stages in ("4", "1")
+        for schedule in ("1f1b", "2bw")
+    }
+    gaps = {stages: _minus(of[stages, "2bw"], of[stages, "1f1b"]) for stages in ("4", "1")}
+    for stages, gap in gaps.items():
+        losses = (f"{fmean(map(fmean, of[stages, schedule].values())):.6f}" for schedule in ("1f1b", "2bw"))
+        yield f"| {stages} | {' | '.join(losses)} | {fmean(map(fmean, gap.values())):+.6f} |"
+    for first, second in ((of["1", "2bw"], of["4", "2bw"]), (gaps["1"], gaps["4"])):
+        found = difference(first, second, comparisons=2)
+        assert found.seeds == 4
+        yield f"| {found} | {_errors(found)} | {found.verdict(bound=BOUND)} |"
+    most = max(
+        abs(fmean(of["1", schedule][seed]) - fmean(of["4", schedule][seed]))
+        for schedule in ("1f1b", "2bw")
+        for seed in of["1", schedule]
+    )
+    yield f"at most {most:.6f} nats per token in any of the 8 pairs"
+
+
+def _minus(first: Losses, second: Losses) -> Losses:
+    """Differences by seed and block."""
+    return {
+        seed: [a - b for a, b in zip(blocks, second[seed], strict=True)] for seed, blocks in first.items()
+    }
+
+
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{DELAYED_ADAMW}.md": delayed_adamw,
     f"benchmarks/results/{GAP_MAP}.md": gap_map,
@@ -351,6 +437,8 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "benchmarks/results/experts-beside-dense-2026-11-22.md": experts_beside_dense,
     "benchmarks/results/sharpness-under-delay-2026-11-23.md": sharpness,
     f"benchmarks/results/{DELAY_OR_BATCH}.md": delay_or_batch,
+    f"benchmarks/results/{ANNEALING}.md": annealing,
+    f"benchmarks/results/{ALL_REDUCE}.md": delayed_all_reduce,
     "docs/optimizers.md": optimizers_document,
 }
 """By document: the text that its raw files say it should contain."""
