@@ -346,7 +346,7 @@ def delay_or_batch() -> Iterator[str]:
 ANNEALING = "annealing-2026-11-23"
 BOUND = 0.01
 """Half-width of the equivalence bounds of the preregistered pages, nats per token."""
-ANNEALED = (("muon", 6),)
+ANNEALED = (("muon", 6), ("adamw", 4))
 """Optimizers of the page, and their seeds."""
 
 
