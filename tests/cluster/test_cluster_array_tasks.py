@@ -19,7 +19,7 @@ from asyncpp_cli.runs.status import State
 @pytest.mark.timeout(500)
 def test_all_tasks_resume_after_a_preemption_and_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
     # So many steps that no attempt is done when its limit's signal comes, ten seconds after its start.
-    often = ["train.checkpoint_interval=50", "train.steps=1000", "site.grace=15"]
+    often = ["train.checkpoint_interval=50", "train.steps=2000", "site.grace=15"]
     experiment = sweep(tmp_path / "e", *ONE_RUN, *often, "matrix.seed=[0,1,2]")
     runs = experiment.runs
     launch(experiment.folder, "--replay", site=site_file(tmp_path, signal_lead=50, retries=0))
