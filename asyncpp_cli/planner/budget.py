@@ -90,7 +90,7 @@ def budget(config: RunConfig, roofline: Roofline) -> list[Line]:
         )
 
     def passes(part: str, kept: Values) -> Line:
-        moved = 2 * tokens * kept.bytes(narrow=size.replica, wide=size.wide)
+        moved = 2 * tokens * size.of(kept)
         seconds = moved / bandwidth
         return line(part, flops=0.0, moved=2.5 * moved, forward=seconds, backward=1.5 * seconds)
 
@@ -143,7 +143,8 @@ def _kept(config: RunConfig) -> tuple[Values, Values, Values]:
     attention: PartSpec = FAMILIES[config.model.family].attention(config.model)
     hidden = mlp(config.model)
     # Each of the two keeps its norm's output, too.
-    norms = Values(narrow=2 * width, wide=attention.kept.wide - heads + hidden.kept.wide)
+    kept = attention.kept + hidden.kept
+    norms = Values(narrow=2 * width, wide=kept.wide - heads, normalized=kept.normalized)
     return (
         norms,
         Values(narrow=attention.kept.narrow - width, wide=heads),

@@ -22,9 +22,9 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     if size.master != size.replica and config.train.compile is not False:
         # A compiled block hands out the factors of its matrices' gradients all at once.
         of_token += [spec.blocks[block].deferred for block in cut.blocks]
-    passing = tokens * max(values.bytes(narrow=size.replica, wide=size.wide) for values in of_token)
+    passing = tokens * max(size.of(values) for values in of_token)
     if rows is not None:
-        logits = rows * spec.head.passing.bytes(narrow=2 * size.replica, wide=2 * size.wide)
+        logits = 2 * rows * size.of(spec.head.passing)
         passing = max(passing, logits)
     return passing + _gradient_bytes(config, cut)
 

@@ -90,7 +90,7 @@ class Roofline:
         product = 2 * tokens * block.multiply_adds / (peak * MATRIX_SHARE)
         attention = 2 * tokens * block.attention * config.data.context / (peak * ATTENTION_SHARE)
         # A block writes the activations it keeps, and reads most of them again.
-        moved = 2 * tokens * block.kept.bytes(narrow=size.replica, wide=size.wide) / bandwidth
+        moved = 2 * tokens * size.of(block.kept) / bandwidth
         # A micro-batch reads the weights of experts that few of its tokens meet, and writes their gradients.
         experts = block.idle * size.replica / bandwidth
         return _part(
@@ -98,10 +98,7 @@ class Roofline:
             product + 2.5 * attention + 1.5 * moved + experts,
             product + (block.idle * 2 * size.master) / bandwidth,
             # Each cheap part reads about as much as it writes.
-            2
-            * tokens
-            * sum(part.bytes(narrow=size.replica, wide=size.wide) for part in block.cheap)
-            / bandwidth,
+            2 * tokens * sum(size.of(part) for part in block.cheap) / bandwidth,
         )
 
     def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:

@@ -16,7 +16,7 @@ from optimizers.state_size import state_values
 from schedules import Program, analyze
 from stages.config import ModelConfig, RunConfig, chosen_correction, optimizer_options
 from stages.memory.in_flight import after, in_flight_counts, most_held
-from stages.model.activations import INDEX_BYTES
+from stages.model.activations import INDEX_BYTES, CheapPart, Values
 from stages.model.families.catalogue import describe
 from stages.model.head_chunks import chunk_rows
 from stages.model.moe.settings import has_experts
@@ -61,15 +61,26 @@ class Sizes:
     """Of the weights computed with, and of activations."""
     wide: int
     """Of what is computed in at least float32: norms, attention's sums, the loss."""
+    fused: bool
+    """Whether norms are a kernel each, which keeps no wide copies: on GPUs."""
+
+    def of(self, values: Values | CheapPart) -> int:
+        """Bytes of these values."""
+        return values.bytes(narrow=self.replica, wide=self.wide, fused=self.fused)
 
 
 def sizes(config: RunConfig) -> Sizes:
     """Bytes of a value under `train.precision`."""
-    return {
-        "float32": Sizes(master=4, replica=4, wide=4),
-        "float64": Sizes(master=8, replica=8, wide=8),
-        "bfloat16": Sizes(master=4, replica=2, wide=4),
-    }[config.train.precision]
+    master, replica, wide = {"float32": (4, 4, 4), "float64": (8, 8, 8), "bfloat16": (4, 2, 4)}[
+        config.train.precision
+    ]
+    return Sizes(master=master, replica=replica, wide=wide, fused=_runs_on_a_gpu(config))
+
+
+def _runs_on_a_gpu(config: RunConfig) -> bool:
+    """As far as the configuration says; `auto` without a named GPU is planned as a CPU, which takes more."""
+    site = config.site
+    return site.device == "cuda" or (site.device == "auto" and site.gpu is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +108,8 @@ def course_of(programs: Sequence[Program]) -> Course:
 def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequence[int]) -> list[StageMemory]:
     """The peak memory of each stage, on the data rank that holds most of it.
 
-    Activations are those that torch's own kernels keep on a CPU; a compiled block keeps about as much or
-    less.
+    Activations are those that torch's own kernels keep, on a CPU or a GPU; a compiled block keeps about as
+    much or less.
 
     Args:
         config: the run's.
@@ -186,7 +197,7 @@ def block_activations(config: RunConfig, blocks: range) -> int:
     it as it is."""
     size = sizes(config)
     kept = {describe(config.model).blocks[block].kept for block in blocks}
-    return _tokens(config) * max(values.bytes(narrow=size.replica, wide=size.wide) for values in kept)
+    return _tokens(config) * max(size.of(values) for values in kept)
 
 
 def recomputed_bytes(config: RunConfig, blocks: range) -> int:
@@ -198,7 +209,7 @@ def recomputed_bytes(config: RunConfig, blocks: range) -> int:
     if config.train.recompute == "none":
         return 0
     cheap = {part for block in blocks for part in describe(config.model).blocks[block].cheap}
-    return _tokens(config) * max(part.bytes(narrow=size.replica, wide=size.wide) for part in cheap)
+    return _tokens(config) * max(size.of(part) for part in cheap)
 
 
 def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
@@ -211,19 +222,19 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     if config.train.recompute == "full":
         kept += len(blocks) * activation
     elif config.train.recompute == "selective":
-        kept += sum(block.kept_selectively.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
+        kept += sum(size.of(block.kept_selectively) for block in blocks)
     else:
-        kept += sum(block.kept.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
-    deferred = sum(block.deferred.bytes(narrow=size.replica, wide=size.wide) for block in blocks)
+        kept += sum(size.of(block.kept) for block in blocks)
+    deferred = sum(size.of(block.deferred) for block in blocks)
     once = deferred_once = 0
     if cut.has_head and head_chunk_rows(config) is not None:
         # The gradient of the head's input is as large as the input, that of the matrix is there once.
         logits = config.model.vocab_size * size.wide
-        kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) - logits
+        kept += size.of(spec.head.kept) - logits
         once = deferred_once = config.model.width * logits
     elif cut.has_head:
-        kept += spec.head.kept.bytes(narrow=size.replica, wide=size.wide) + INDEX_BYTES
-        deferred += spec.head.deferred.bytes(narrow=size.replica, wide=size.wide)
+        kept += size.of(spec.head.kept) + INDEX_BYTES
+        deferred += size.of(spec.head.deferred)
         once = size.wide  # what the loss is divided by
     return _tokens(config) * kept + once, _tokens(config) * deferred + deferred_once
 

@@ -16,6 +16,8 @@ class Values:
     """In the type of the weights that forward and backward compute with."""
     wide: int = 0
     """In that type, or in float32 where it is narrower: norms, sums of attention, the router, the loss."""
+    normalized: int = 0
+    """Inputs of norms. Kernels of a CPU keep them widened and normalized, a GPU's as they are."""
     indices: int = 0
     """Integers of 8 bytes."""
 
@@ -23,12 +25,14 @@ class Values:
         return Values(
             narrow=self.narrow + other.narrow,
             wide=self.wide + other.wide,
+            normalized=self.normalized + other.normalized,
             indices=self.indices + other.indices,
         )
 
-    def bytes(self, *, narrow: int, wide: int) -> int:
-        """Bytes, with those of one value of each type."""
-        return self.narrow * narrow + self.wide * wide + self.indices * INDEX_BYTES
+    def bytes(self, *, narrow: int, wide: int, fused: bool) -> int:
+        """Bytes, with those of one value of each type; `fused`: norms are a kernel each, as on a GPU."""
+        of_norms = self.normalized * (narrow if fused else 2 * wide)
+        return self.narrow * narrow + self.wide * wide + of_norms + self.indices * INDEX_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +41,11 @@ class CheapPart:
 
     made: Values
     """Activations, with the part's output."""
-    widened: int = 0
-    """Values of its input that are made, too, in a wider type where there is one."""
+    normalized: int = 0
+    """Values of a norm's input. Kernels of a CPU make them normalized, and widened where there is a wider
+    type; a fused one of a GPU neither."""
 
-    def bytes(self, *, narrow: int, wide: int) -> int:
-        """Bytes, with those of one value of each type."""
-        return self.made.bytes(narrow=narrow, wide=wide) + (self.widened * wide if wide != narrow else 0)
+    def bytes(self, *, narrow: int, wide: int, fused: bool) -> int:
+        """As those of `Values`."""
+        copies = 0 if fused else 1 if wide == narrow else 2
+        return self.made.bytes(narrow=narrow, wide=wide, fused=fused) + copies * self.normalized * wide

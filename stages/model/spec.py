@@ -209,17 +209,18 @@ def norm(
 ) -> PartSpec:
     """An RMSNorm over `width` values, applied to `count` vectors of a token; its output is not in it.
 
-    Backward needs the input, the normalized values and the root mean square of each vector.
+    Backward needs the input and the root mean square of each vector; kernels of a CPU keep the normalized
+    values, too.
     """
     gain = Parameter(f"{name}.weight", (width,), Role.VECTOR, f"{hf_name}.weight", part)
     return PartSpec(
         parameters=(gain,),
-        kept=Values(wide=count * (2 * width + 1)),
+        kept=Values(wide=count, normalized=count * width),
         kept_selectively=Values(narrow=count * width),
         cheap=(
             CheapPart(
-                made=Values(narrow=count * width, wide=count * (width + 1)),
-                widened=count * width,
+                made=Values(narrow=count * width, wide=count),
+                normalized=count * width,
             ),
         ),
     )

@@ -74,6 +74,7 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
         (FakeTensor, "record_stream", lambda tensor, stream: None),
         (FakeTensor, "pin_memory", lambda tensor, device=None: watch.pinned_copy(tensor)),
         (F, "scaled_dot_product_attention", _attention_of(watch, F.scaled_dot_product_attention)),
+        (F, "rms_norm", _norm_of(F.rms_norm)),
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),
         (torch.cuda, "current_stream", _Stream),
@@ -177,6 +178,31 @@ def _moved(watch: Watch, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _listed(tensor: Tensor) -> Any:
     return tensor.item() if tensor.ndim == 0 else [_listed(part) for part in tensor]
+
+
+def _norm_of(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """On a GPU one kernel, also where torch is built for CPUs, which have none."""
+
+    def norm(x: Tensor, shape: Any, weight: Tensor, eps: float) -> Tensor:
+        if not x.is_cuda:
+            return plain(x, shape, weight, eps)
+        return cast(Tensor, _FusedNorm.apply(x, weight))  # type: ignore[no-untyped-call]
+
+    return norm
+
+
+class _FusedNorm(torch.autograd.Function):
+    """What the kernel keeps: its input, and the root mean square of each vector."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
 
 
 def _attention_of(watch: Watch, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
