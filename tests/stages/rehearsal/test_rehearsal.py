@@ -129,7 +129,13 @@ def test_torch_is_left_as_it_was() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "schedule", "data", "rank"),
-    [("10b", "1f1b", 1, 3), ("10b", "2bw", 8, 0), ("1b-7b-moe", "paci-v", 2, 7), ("7b", "2bw-v", 1, 4)],
+    [
+        ("10b", "1f1b", 1, 3),
+        ("10b", "2bw", 8, 0),
+        ("10b-moe", "2bw", 2, 3),
+        ("1b-7b-moe", "paci-v", 2, 7),
+        ("7b", "2bw-v", 1, 4),
+    ],
 )
 def test_memory_at_real_size_is_the_plan_s(model: str, schedule: str, data: int, rank: int) -> None:
     changes = [
@@ -143,9 +149,9 @@ def test_memory_at_real_size_is_the_plan_s(model: str, schedule: str, data: int,
     config.schedule.split = schedule == "2bw-v"
     [compared] = rehearse(config, device="cuda", ranks=[rank])
     assert not compared.found.faults
-    if torch.version.cuda is None:
+    if schedule in ("1f1b", "2bw"):
         assert compared.is_as_planned, list(compared.by_kind())
     else:
-        # The fused norm of such a torch keeps less than the plan reckons with.
+        # The plan adds the peaks of a rank's two stages, which need not come at one time.
         assert compared.difference is not None
         assert compared.difference <= TOLERANCE
