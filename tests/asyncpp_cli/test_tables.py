@@ -187,7 +187,6 @@ def test_an_experiment_that_names_no_gpu_is_planned_without_times(printed: dict[
     rows = [line for line in shown.split("\n\n")[0].splitlines() if line.startswith("2bw")]
     # Layouts that are as fast and differ in micro-batches alone are listed once.
     assert f"the best {len(rows)} layouts" in " ".join(shown.split())
-    assert re.search(r"[1-9]\d* layouts that take as long as one of these", " ".join(shown.split()))
 
 
 def sweep(folder: Path) -> Experiment:
