@@ -1,4 +1,4 @@
-"""Arguments that several commands take: experiments and runs."""
+"""Arguments that several commands take: experiments, runs, settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.completion import experiments, run_folders, runs_of_folder
+from asyncpp_cli.completion import experiments, run_folders, runs_of_folder, settings
 
 ExperimentOrRun = Annotated[
     Path,
@@ -24,4 +24,12 @@ MoreRuns = Annotated[
 OneRun = Annotated[
     Path,
     typer.Argument(metavar="DIR/RUN", help="A run, by the beginning of its id.", autocompletion=run_folders),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Settings for all cells, as in train.steps=300 or matrix.seed=[0,1].",
+        autocompletion=settings,
+    ),
 ]

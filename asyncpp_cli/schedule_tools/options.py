@@ -15,41 +15,33 @@ from asyncpp_cli.numbers import finite
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Schedule (see `list`), program file or CSV file.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Schedules (see `list`) or files.")]
-Stages = Annotated[int | None, typer.Option("--stages", metavar="P", help="Pipeline ranks.")]
-Microbatches = Annotated[
-    int | None, typer.Option("--microbatches", metavar="M", help="Micro-batches per step.")
-]
+Stages = Annotated[int | None, typer.Option(metavar="P", help="Pipeline ranks.")]
+Microbatches = Annotated[int | None, typer.Option(metavar="M", help="Micro-batches per step.")]
 Chunks = Annotated[
     int | None,
-    typer.Option("--chunks", metavar="V", help="Stages per rank (interleaved-1f1b, looped-bfs; default: 2)."),
+    typer.Option(metavar="V", help="Stages per rank (interleaved-1f1b, looped-bfs; default: 2)."),
 ]
 Delay = Annotated[
     int | None,
-    typer.Option(
-        "--delay", metavar="D", max=10_000, help="Delay of 2bw and 2bw-v (default: the smallest possible)."
-    ),
+    typer.Option(metavar="D", max=10_000, help="Delay of 2bw and 2bw-v (default: the smallest possible)."),
 ]
 Ahead = Annotated[
     int | None,
-    typer.Option("--ahead", metavar="A", help="2bw, 2bw-v, paci-v: room for late messages (default: 1)."),
+    typer.Option(metavar="A", help="2bw, 2bw-v, paci-v: room for late messages (default: 1)."),
 ]
 Split = Annotated[bool | None, typer.Option("--split", help="2bw-v with split backwards: fewer activations.")]
 Interval = Annotated[
     int | None,
-    typer.Option(
-        "--update-interval", metavar="A", help="Backwards per update (default: pipedream 1, paci M)."
-    ),
+    typer.Option(metavar="A", help="Backwards per update (default: pipedream 1, paci M)."),
 ]
-Steps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps to show.")]
+Steps = Annotated[int, typer.Option(metavar="N", min=1, help="Steps to show.")]
 EvenSteps = Annotated[
     int | None,
-    typer.Option("--steps", metavar="N", min=1, help="Steps to simulate (default: as many as needed)."),
+    typer.Option(metavar="N", min=1, help="Steps to simulate (default: as many as needed)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
-Forward = Annotated[float, typer.Option("--forward", parser=finite, metavar="T", help="Time of a forward.")]
-Backward = Annotated[
-    float, typer.Option("--backward", parser=finite, metavar="T", help="Time of a whole backward.")
-]
+Forward = Annotated[float, typer.Option(parser=finite, metavar="T", help="Time of a forward.")]
+Backward = Annotated[float, typer.Option(parser=finite, metavar="T", help="Time of a whole backward.")]
 Input = Annotated[
     float | None,
     typer.Option(
@@ -59,43 +51,29 @@ Input = Annotated[
 Weight = Annotated[
     float | None, typer.Option("--weight", parser=finite, metavar="T", help="Its weight half.")
 ]
-UpdateTime = Annotated[
-    float, typer.Option("--update", parser=finite, metavar="T", help="Time of an optimizer step.")
-]
+UpdateTime = Annotated[float, typer.Option(parser=finite, metavar="T", help="Time of an optimizer step.")]
 Reduction = Annotated[
     float,
-    typer.Option(
-        "--reduction", parser=finite, metavar="T", help="Time of the data-parallel gradient all-reduce."
-    ),
+    typer.Option(parser=finite, metavar="T", help="Time of the data-parallel gradient all-reduce."),
 ]
 Norm = Annotated[
     float | None,
-    typer.Option(
-        "--norm", parser=finite, metavar="T", help="Time of the global gradient norm (default: no norm)."
-    ),
+    typer.Option(parser=finite, metavar="T", help="Time of the global gradient norm (default: no norm)."),
 ]
 Latency = Annotated[
-    float, typer.Option("--latency", parser=finite, metavar="T", help="Latency of a message between stages.")
+    float, typer.Option(parser=finite, metavar="T", help="Latency of a message between stages.")
 ]
-MessageSize = Annotated[
-    float, typer.Option("--message-size", parser=finite, metavar="S", help="Size of a message.")
-]
+MessageSize = Annotated[float, typer.Option(parser=finite, metavar="S", help="Size of a message.")]
 Bandwidth = Annotated[
     float | None,
-    typer.Option(
-        "--bandwidth", parser=finite, metavar="B", help="Size sent per unit of time (default: unlimited)."
-    ),
+    typer.Option(parser=finite, metavar="B", help="Size sent per unit of time (default: unlimited)."),
 ]
 Jitter = Annotated[
     float,
-    typer.Option(
-        "--jitter", parser=finite, metavar="S", help="Standard deviation of each time, as a share of it."
-    ),
+    typer.Option(parser=finite, metavar="S", help="Standard deviation of each time, as a share of it."),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the jitter.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Write to FILE (default: standard output).")
-]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the jitter.")]
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write to FILE (default: standard output).")]
 
 
 @dataclass(frozen=True, kw_only=True)

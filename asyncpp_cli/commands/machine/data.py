@@ -26,36 +26,26 @@ def prepare(
     tokenizer: Annotated[
         str,
         typer.Option(
-            "--tokenizer",
             metavar="bytes|FILE|DIR|train:SIZE",
             help="Bytes; a Hugging Face tokenizer.json; a folder with GPT-2's BPE files; or a BPE of SIZE "
             "tokens, trained on the data.",
         ),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder of the shards: new, or one to resume.")
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the shards: new, or one to resume.")],
     field: Annotated[
-        str, typer.Option("--field", metavar="NAME", help="Field with the text in JSON lines and Parquet.")
+        str, typer.Option(metavar="NAME", help="Field with the text in JSON lines and Parquet.")
     ] = "text",
     separator: Annotated[
-        str,
-        typer.Option(
-            "--separator", metavar="LINE", help="Line that ends a document in text files; '': an empty line."
-        ),
+        str, typer.Option(metavar="LINE", help="Line that ends a document in text files; '': an empty line.")
     ] = "<|endoftext|>",
     validation_share: Annotated[
-        float,
-        typer.Option(
-            "--validation-share", parser=finite, metavar="SHARE", help="Share of documents to hold out."
-        ),
+        float, typer.Option(parser=finite, metavar="SHARE", help="Share of documents to hold out.")
     ] = 0.005,
     end_of_document: Annotated[
-        str | None,
-        typer.Option("--end-of-document", metavar="TOKEN", help="End-of-document token, if not a usual one."),
+        str | None, typer.Option(metavar="TOKEN", help="End-of-document token, if not a usual one.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", help="Processes; default: one per core.")
+        int | None, typer.Option(metavar="N", help="Processes; default: one per core.")
     ] = None,
 ) -> None:
     """Turn text into a folder of token shards with a manifest: `data.path` of a template.
@@ -108,15 +98,11 @@ def inspect(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="A prepared folder, or token shards of another project.")
     ],
-    samples: Annotated[int, typer.Option("--samples", metavar="N", help="Samples of each split.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", help="Seed for the positions of the samples.")] = 0,
+    samples: Annotated[int, typer.Option(metavar="N", help="Samples of each split.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed for the positions of the samples.")] = 0,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="bytes|FILE|DIR",
-            help="To decode with; default: the prepared folder's own.",
-        ),
+        typer.Option(metavar="bytes|FILE|DIR", help="To decode with; default: the prepared folder's own."),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check the checksum of every file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print counts and samples as JSON.")] = False,

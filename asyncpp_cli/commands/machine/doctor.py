@@ -22,18 +22,14 @@ def doctor(
     site: Annotated[
         str,
         typer.Option(
-            "--site",
-            metavar="NAME",
-            help="Also check this cluster; `local`: only this machine.",
-            autocompletion=sites,
+            metavar="NAME", help="Also check this cluster; `local`: only this machine.", autocompletion=sites
         ),
     ] = "local",
     folder: Annotated[
         Path, typer.Option("--dir", metavar="DIR", help="Folder for experiments; default: the current one.")
     ] = Path(),
     job: Annotated[
-        bool,
-        typer.Option("--job", help="On a cluster: also run a short job on two nodes."),
+        bool, typer.Option("--job", help="On a cluster: also run a short job on two nodes.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON list of check, ok, detail and advice.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asyncpp_cli.completion import models_and_templates, settings, sites
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.errors import UserError, drawing
 from asyncpp_cli.numbers import finite
 
 if TYPE_CHECKING:
@@ -39,33 +39,21 @@ def plan(
             autocompletion=settings,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="Total number of GPUs.")] = 1,
+    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="Total number of GPUs.")] = 1,
     memory: Annotated[
         float | None,
-        typer.Option(
-            "--memory",
-            parser=finite,
-            metavar="GB",
-            help="Memory of a GPU, 10^9 bytes; default: the device's.",
-        ),
+        typer.Option(parser=finite, metavar="GB", help="Memory of a GPU, 10^9 bytes; default: the device's."),
     ] = None,
     site: Annotated[
         str | None,
-        typer.Option(
-            "--site", metavar="NAME", help="Site profile that names its GPUs.", autocompletion=sites
-        ),
+        typer.Option(metavar="NAME", help="Site profile that names its GPUs.", autocompletion=sites),
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="NAME", help="GPU for the estimated times; a model's default: h100."
-        ),
+        str | None, typer.Option(metavar="NAME", help="GPU for the estimated times; a model's default: h100.")
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(
-            "--profile", metavar="FILE", help="Use the times of a file that --measure wrote, not estimates."
-        ),
+        typer.Option(metavar="FILE", help="Use the times of a file that --measure wrote, not estimates."),
     ] = None,
     measure_to: Annotated[
         Path | None,
@@ -85,12 +73,11 @@ def plan(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", metavar="N", min=1, help="With --measure: measurements of each part.")
+        int, typer.Option(metavar="N", min=1, help="With --measure: measurements of each part.")
     ] = 20,
     tokens_per_step: Annotated[
         list[int] | None,
         typer.Option(
-            "--tokens-per-step",
             metavar="T",
             min=1,
             help="Tokens per step; default: the template's, or 524,288. With --map: can be repeated; "
@@ -107,14 +94,13 @@ def plan(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE", help="With --map: draw it, too (SVG, PNG, PDF); needs the extra `plot`."
+            metavar="FILE", help="With --map: draw it, too (SVG, PNG, PDF); needs the extra `plot`."
         ),
     ] = None,
     schedule: Annotated[
-        list[str] | None,
-        typer.Option("--schedule", metavar="NAME", help="Only this schedule; can be repeated."),
+        list[str] | None, typer.Option(metavar="NAME", help="Only this schedule; can be repeated.")
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Layouts to show.")] = 20,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")] = 20,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all layouts as a JSON list, best first.")
     ] = False,
@@ -227,7 +213,6 @@ def _show_map(
 ) -> None:
     """Print the map, as a table or as JSON, and draw it into `out`."""
     from asyncpp_cli.console import say, show_table
-    from asyncpp_cli.errors import doing
     from asyncpp_cli.planner import decision
     from asyncpp_cli.tables import Fit
 
@@ -246,13 +231,8 @@ def _show_map(
     )
     name = base.config.model.name
     if out is not None:
-        try:
-            with doing("written", out):
-                decision.draw(points, title=f"{name}, times of {costs.source}", file=out)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        except ModuleNotFoundError as error:
-            raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from None
+        with drawing(out):
+            decision.draw(points, title=f"{name}, times of {costs.source}", file=out)
     if as_json:
         records = []
         for point in points:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +36,7 @@ def frontier(
     as_json: Annotated[bool, typer.Option("--json", help="Optimizers and frontier as JSON.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Draw it, too: SVG, PNG or PDF; needs the extra `plot`."),
+        typer.Option(metavar="FILE", help="Draw it, too: SVG, PNG or PDF; needs the extra `plot`."),
     ] = None,
 ) -> None:
     """Optimizers' momentum as a filter under delay, and the best filters.
@@ -50,7 +50,7 @@ def frontier(
     import json
 
     from asyncpp_cli.console import show_table
-    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.errors import UserError, drawing
     from optimizers.theory import frontier as theory
 
     try:
@@ -67,7 +67,11 @@ def frontier(
     named = {name: theory.point(found, delay=delay) for name, found in theory.NAMED.items()}
     pairs = theory.frontier(delay=delay, lags=wanted, share=_QUIET)
     if out is not None:
-        _draw(named, [best for best, _ in pairs], delay=delay, file=out)
+        from optimizers.theory.picture import draw_frontier
+
+        with drawing(out):
+            draw_frontier(named, [best for best, _ in pairs], delay=delay, file=out)
+        say(f"Wrote {out}")
     shares = [theory.share_of_frontier(found, delay=delay) for found in named.values()]
     rows = [_row(name, found, delay=delay, step=step, small_step=small_step) for name, found in named.items()]
     optimizers = [{**row, "share": share} for row, share in zip(rows, shares, strict=True)]
@@ -122,17 +126,3 @@ def _shown(row: Mapping[str, Any]) -> list[str]:
     settled = "unstable" if row["settling"] is None else f"{row['settling']:.0f}"
     variance = "unstable" if row["variance"] is None else f"{row['variance']:.2f}"
     return [row["name"], *numbers, settled, variance]
-
-
-def _draw(named: Mapping[str, Point], best: Sequence[Point], *, delay: int, file: Path) -> None:
-    from asyncpp_cli.errors import UserError, doing
-    from optimizers.theory.picture import draw_frontier
-
-    try:
-        with doing("written", file):
-            draw_frontier(named, best, delay=delay, file=file)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    except ModuleNotFoundError as error:
-        raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from None
-    say(f"Wrote {file}")

@@ -42,10 +42,8 @@ app.command()(schedule_files.export)
 
 @app.command("list")
 def list_(
-    stages: Annotated[int, typer.Option("--stages", metavar="P", help="Pipeline ranks.")] = 4,
-    microbatches: Annotated[
-        int, typer.Option("--microbatches", metavar="M", help="Micro-batches per step.")
-    ] = 8,
+    stages: Annotated[int, typer.Option(metavar="P", help="Pipeline ranks.")] = 4,
+    microbatches: Annotated[int, typer.Option(metavar="M", help="Micro-batches per step.")] = 8,
     chunks: Chunks = None,
     as_json: Json = False,
 ) -> None:
@@ -83,9 +81,7 @@ def show(
     name: Name,
     geometry: Geometry,
     steps: Steps = 3,
-    first_step: Annotated[
-        int, typer.Option("--first-step", metavar="K", min=0, help="First step to show.")
-    ] = 0,
+    first_step: Annotated[int, typer.Option(metavar="K", min=0, help="First step to show.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Show a schedule as a Gantt chart (forward 1, backward 2), with delay and memory of every stage."""
@@ -138,8 +134,7 @@ def compare(
     message_size: MessageSize = 0.0,
     bandwidth: Bandwidth = None,
     costs_of: Annotated[
-        Path | None,
-        typer.Option("--costs-of", metavar="DIR/RUN", help="Use the computing times that this run measured."),
+        Path | None, typer.Option(metavar="DIR/RUN", help="Use the computing times that this run measured.")
     ] = None,
     as_json: Json = False,
 ) -> None:

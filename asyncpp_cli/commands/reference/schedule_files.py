@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from asyncpp_cli.console import say, tell
-from asyncpp_cli.errors import UserError, doing
+from asyncpp_cli.errors import UserError, drawing
 from asyncpp_cli.numbers import finite
 from asyncpp_cli.schedule_tools.options import (
     Geometry,
@@ -39,9 +39,7 @@ def check(
     channel_capacity: Annotated[
         int | None,
         typer.Option(
-            "--channel-capacity",
-            min=1,
-            help="Unread messages on a channel before its sender waits (default: unlimited).",
+            min=1, help="Unread messages on a channel before its sender waits (default: unlimited)."
         ),
     ] = None,
 ) -> None:
@@ -65,19 +63,18 @@ def check(
 @with_options
 def draw(
     names: Names,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="SVG, PNG or PDF file to write.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="SVG, PNG or PDF file to write.")],
     geometry: Geometry,
     times: Times,
     steps: Steps = 3,
     until: Annotated[
-        float | None,
-        typer.Option("--until", parser=finite, metavar="T", help="End the picture at this time."),
+        float | None, typer.Option(parser=finite, metavar="T", help="End the picture at this time.")
     ] = None,
 ) -> None:
     """Draw schedules one below the other, coloured by weight version. Needs the extra `plot`."""
     from asyncpp_cli.schedule_tools import programs as schedule_input
     from asyncpp_cli.schedule_tools.programs import CostOptions
-    from schedules import ScheduleError, analyze
+    from schedules import analyze
     from schedules.io.picture import draw as draw_picture
 
     schedule_input.refuse_untaken(names, geometry)
@@ -89,13 +86,8 @@ def draw(
         for program in programs
     ]
     timelines = [schedule_input.timeline(program, costs) for program in programs]
-    try:
-        with doing("written", out):
-            draw_picture(timelines, titles=titles, file=out, until=until)
-    except ScheduleError as error:
-        raise UserError(str(error)) from error
-    except ModuleNotFoundError as error:
-        raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from error
+    with drawing(out):
+        draw_picture(timelines, titles=titles, file=out, until=until)
     say(f"Wrote {out}")
 
 
@@ -108,12 +100,10 @@ def import_(
     ],
     stages: Stages = None,
     microbatches: Microbatches = None,
-    chunks: Annotated[int, typer.Option("--chunks", metavar="V", help="Stages per rank.")] = 1,
+    chunks: Annotated[int, typer.Option(metavar="V", help="Stages per rank.")] = 1,
     steps: Annotated[
         int | None,
-        typer.Option(
-            "--steps", metavar="N", min=1, help="Steps of the program (default: as many as `compare` needs)."
-        ),
+        typer.Option(metavar="N", min=1, help="Steps of the program (default: as many as `compare` needs)."),
     ] = None,
     out: Out = None,
 ) -> None:
@@ -146,7 +136,7 @@ def import_(
 def export(
     name: Name,
     geometry: Geometry,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of the program.")] = 1,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of the program.")] = 1,
     form: Annotated[
         Form,
         typer.Option("--format", help="program, csv (torch's, synchronous only) or trace (for Perfetto)."),

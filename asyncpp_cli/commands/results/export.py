@@ -20,20 +20,18 @@ if TYPE_CHECKING:
 
 def export(
     run_folder: OneRun,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write: new, or empty.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write: new, or empty.")],
     format: Annotated[
         ExportFormat,
         typer.Option(
-            "--format",
-            help="hf: weights and config.json for transformers; safetensors: weights only, own names.",
+            help="hf: weights and config.json for transformers; safetensors: weights only, own names."
         ),
     ] = ExportFormat.HF,
     which: Annotated[
-        Weights,
-        typer.Option("--weights", help="master: used for evaluation; working: used by the pipeline."),
+        Weights, typer.Option("--weights", help="master: used for evaluation; working: used by the pipeline.")
     ] = Weights.MASTER,
     step: Annotated[
-        int | None, typer.Option("--step", metavar="N", help="Checkpoint of step N instead of the newest.")
+        int | None, typer.Option(metavar="N", help="Checkpoint of step N instead of the newest.")
     ] = None,
 ) -> None:
     """Write a run's weights as safetensors.

@@ -34,7 +34,6 @@ def logs(
     rank: Annotated[
         int | None,
         typer.Option(
-            "--rank",
             metavar="R",
             min=0,
             help="Rank; default: the one that failed first, else the one that prints the loss.",
@@ -47,8 +46,7 @@ def logs(
         ),
     ] = False,
     attempt: Annotated[
-        int | None,
-        typer.Option("--attempt", metavar="N", min=1, help="Attempt; default: the latest."),
+        int | None, typer.Option(metavar="N", min=1, help="Attempt; default: the latest.")
     ] = None,
 ) -> None:
     """Show what a rank of a run printed. The names of the log and of the others go to standard error.

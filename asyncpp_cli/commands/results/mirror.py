@@ -31,8 +31,7 @@ def mirror(
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder of the mirrors; default: DIR/tensorboard, ..."),
+        Path | None, typer.Option(metavar="DIR", help="Folder of the mirrors; default: DIR/tensorboard, ...")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Update every few seconds until Ctrl-C (tensorboard).")

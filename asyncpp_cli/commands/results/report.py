@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from enum import StrEnum
@@ -40,66 +39,52 @@ def report(
         ),
     ] = "table",
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Write into this file instead of standard output."),
+        Path | None, typer.Option(metavar="FILE", help="Write into this file instead of standard output.")
     ] = None,
     rows: Annotated[
-        str | None,
-        typer.Option("--rows", metavar="KEY,..", help="Configuration keys that identify the rows."),
+        str | None, typer.Option(metavar="KEY,..", help="Configuration keys that identify the rows.")
     ] = None,
     cols: Annotated[
-        str | None,
-        typer.Option("--cols", metavar="KEY,..", help="Configuration keys whose values become columns."),
+        str | None, typer.Option(metavar="KEY,..", help="Configuration keys whose values become columns.")
     ] = None,
     value: Annotated[
-        str,
-        typer.Option("--value", metavar="NAME,..", help="With --cols: values to show, by JSON key."),
+        str, typer.Option(metavar="NAME,..", help="With --cols: values to show, by JSON key.")
     ] = "val_loss",
     target: Annotated[
         float | None,
         typer.Option(
-            "--target",
-            parser=finite,
-            metavar="LOSS",
-            help="Show steps, tokens and time to this validation loss.",
+            parser=finite, metavar="LOSS", help="Show steps, tokens and time to this validation loss."
         ),
     ] = None,
     best_over: Annotated[
-        str | None,
-        typer.Option("--best-over", metavar="KEY,..", help="Keep the best value of these keys for each arm."),
+        str | None, typer.Option(metavar="KEY,..", help="Keep the best value of these keys for each arm.")
     ] = None,
     figures: Annotated[
-        Path | None,
-        typer.Option("--figures", metavar="DIR", help="Write the plots to this folder as SVG, PDF and PNG."),
+        Path | None, typer.Option(metavar="DIR", help="Write the plots to this folder as SVG, PDF and PNG.")
     ] = None,
     figure_width: Annotated[
         float,
         typer.Option(
-            "--figure-width",
             parser=finite,
             metavar="INCHES",
             help="Width of the plots; a column of a two-column page is about 3.3.",
         ),
     ] = 5.5,
     hardware: Annotated[
-        str | None,
-        typer.Option("--hardware", metavar="TEXT", help="What the runs ran on, for --format submission."),
+        str | None, typer.Option(metavar="TEXT", help="What the runs ran on, for --format submission.")
     ] = None,
     assets: Annotated[
         Path | None,
         typer.Option(
-            "--assets",
             metavar="DIR",
             help="With --format html: the charts' script (5 MB) in this folder, for several pages.",
         ),
     ] = None,
     caption: Annotated[
-        str | None,
-        typer.Option("--caption", metavar="TEXT", help="Caption of --format latex, in LaTeX."),
+        str | None, typer.Option(metavar="TEXT", help="Caption of --format latex, in LaTeX.")
     ] = None,
     label: Annotated[
-        str | None,
-        typer.Option("--label", metavar="NAME", help="Label of --format latex; default: tab:EXPERIMENT."),
+        str | None, typer.Option(metavar="NAME", help="Label of --format latex; default: tab:EXPERIMENT.")
     ] = None,
     model: Annotated[
         str | None,
@@ -110,17 +95,12 @@ def report(
             autocompletion=models_and_templates,
         ),
     ] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", metavar="N", min=2, help="With --for: number of GPUs.")
-    ] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", min=2, help="With --for: number of GPUs.")] = None,
     tokens_per_step: Annotated[
-        int | None,
-        typer.Option(
-            "--tokens-per-step", metavar="T", min=1, help="With --for: tokens per step; default: 524,288."
-        ),
+        int | None, typer.Option(metavar="T", min=1, help="With --for: tokens per step; default: 524,288.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME", help="With --for: the GPU; default: h100.")
+        str | None, typer.Option(metavar="NAME", help="With --for: the GPU; default: h100.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh while runs go on, until Ctrl-C.")] = False,
 ) -> None:
@@ -153,8 +133,6 @@ def report(
         raise UserError(f"--label {label}: accepted: letters, digits and : . _ -")
     if caption is not None and caption.count("{") != caption.count("}"):
         raise UserError("--caption: its braces do not match")
-    if target is not None and not math.isfinite(target):
-        raise UserError(f"--target {target}: must be a finite number, nats per token")
     if (model is None) != (gpus is None):
         raise UserError("--for MODEL and --gpus N are given together")
     if model is None and (tokens_per_step is not None or device is not None):

@@ -18,18 +18,16 @@ def extend(
         bool, typer.Option("--best", help="After `asyncpp tune`: the best run of each arm, or its seeds.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="NEW", help="Folder of the new experiment: new or empty.")
+        Path | None, typer.Option(metavar="NEW", help="Folder of the new experiment: new or empty.")
     ] = None,
     steps: Annotated[
-        int | None,
-        typer.Option("--steps", metavar="N", min=1, help="Steps in all, with those done."),
+        int | None, typer.Option(metavar="N", min=1, help="Steps in all, with those done.")
     ] = None,
     stages: Annotated[
-        int | None, typer.Option("--stages", metavar="P", min=1, help="Pipeline stages from here on.")
+        int | None, typer.Option(metavar="P", min=1, help="Pipeline stages from here on.")
     ] = None,
     data: Annotated[
-        int | None,
-        typer.Option("--data", metavar="D", min=1, help="Data ranks from here on; a step keeps its tokens."),
+        int | None, typer.Option(metavar="D", min=1, help="Data ranks from here on; a step keeps its tokens.")
     ] = None,
     changes: Annotated[
         list[str] | None,

@@ -17,7 +17,7 @@ def note(
         str, typer.Argument(metavar="TEXT", help="The note; without it and --tag, the notes are shown.")
     ] = "",
     tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="NAME", help="Tag the run; can be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Tag the run; can be repeated.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Show the notes as JSON.")] = False,
 ) -> None:

@@ -13,8 +13,7 @@ _FOLDER = "asyncpp-quickstart"
 
 def quickstart(
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder of the experiment; an existing one is resumed."),
+        Path | None, typer.Option(metavar="DIR", help="Folder of the experiment; an existing one is resumed.")
     ] = None,
 ) -> None:
     """Train six small pipelines and report on them.

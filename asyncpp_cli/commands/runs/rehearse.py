@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncpp_cli.completion import experiments, runs_of_folder
+from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.rehearsal import ComparedRank
@@ -15,24 +14,14 @@ if TYPE_CHECKING:
 
 
 def rehearse(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR[/RUN]",
-            help="An experiment, or a run of it by the beginning of its id.",
-            autocompletion=experiments,
-        ),
-    ],
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RUN", help="More runs; default: all of DIR.", autocompletion=runs_of_folder),
-    ] = None,
+    folder: ExperimentOrRun,
+    runs: MoreRuns = None,
     rank: Annotated[
         list[int] | None,
-        typer.Option("--rank", metavar="N", min=0, help="Only this rank of the pipeline; can be repeated."),
+        typer.Option(metavar="N", min=0, help="Only this rank of the pipeline; can be repeated."),
     ] = None,
     device: Annotated[
-        str, typer.Option("--device", metavar="cuda|cpu", help="The kind of device that is pretended.")
+        str, typer.Option(metavar="cuda|cpu", help="The kind of device that is pretended.")
     ] = "cuda",
 ) -> None:
     """Perform a few steps of every rank at its real size, with fake tensors: nothing is allocated.

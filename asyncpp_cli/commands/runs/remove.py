@@ -14,8 +14,7 @@ from asyncpp_cli.errors import UserError
 def remove(
     folder: ExperimentOrRun,
     runs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="RUN", help="More runs.", autocompletion=runs_of_folder),
+        list[str] | None, typer.Argument(metavar="RUN", help="More runs.", autocompletion=runs_of_folder)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:

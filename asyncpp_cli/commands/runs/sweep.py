@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asyncpp_cli.completion import settings, sites, templates
+from asyncpp_cli.commands.arguments import Changes
+from asyncpp_cli.completion import sites, templates
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,25 +29,14 @@ def sweep(
             metavar="TEMPLATE", help="Name of a shipped template, or a file.", autocompletion=templates
         ),
     ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Settings for all cells, as in train.steps=300 or matrix.seed=[0,1].",
-            autocompletion=settings,
-        ),
-    ] = None,
+    changes: Changes = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder of the experiment: new, or one to extend."),
+        Path | None, typer.Option(metavar="DIR", help="Folder of the experiment: new, or one to extend.")
     ] = None,
     site: Annotated[
         str | None,
         typer.Option(
-            "--site",
-            metavar="NAME",
-            help="Site profile: refuse cells that do not fit its GPUs.",
-            autocompletion=sites,
+            metavar="NAME", help="Site profile: refuse cells that do not fit its GPUs.", autocompletion=sites
         ),
     ] = None,
     profiles: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.commands.arguments import Changes
 from asyncpp_cli.completion import settings, sites, templates_and_experiments
 from asyncpp_cli.errors import UserError
 
@@ -25,54 +26,38 @@ def tune(
             autocompletion=templates_and_experiments,
         ),
     ],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="Settings for all cells, as in sweep.", autocompletion=settings
-        ),
-    ] = None,
+    changes: Changes = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over",
             metavar="KEY=RANGE",
             help="LOW:HIGH, LOW:HIGH:log or [A,B,C]: what to tune; may be repeated.",
             autocompletion=settings,
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the experiment.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the experiment.")] = None,
     samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=2, help="Values of each range; with a seed, points.")
+        int, typer.Option(metavar="N", min=2, help="Values of each range; with a seed, points.")
     ] = 8,
     search_seed: Annotated[
-        int | None,
-        typer.Option(
-            "--search-seed", metavar="N", help="Draw the points at random; default: a grid of them."
-        ),
+        int | None, typer.Option(metavar="N", help="Draw the points at random; default: a grid of them.")
     ] = None,
     eta: Annotated[
-        int, typer.Option("--eta", metavar="N", min=2, help="One in N candidates goes on from each rung.")
+        int, typer.Option(metavar="N", min=2, help="One in N candidates goes on from each rung.")
     ] = 2,
     rungs: Annotated[
-        str,
-        typer.Option("--rungs", metavar="SHARE,..", help="Where to compare, as shares of all steps."),
+        str, typer.Option(metavar="SHARE,..", help="Where to compare, as shares of all steps.")
     ] = "0.125,0.25",
     grid: Annotated[bool, typer.Option("--grid", help="Train every candidate to the end.")] = False,
     site: Annotated[
-        str,
-        typer.Option("--site", metavar="NAME", help="Site profile, as in launch.", autocompletion=sites),
+        str, typer.Option(metavar="NAME", help="Site profile, as in launch.", autocompletion=sites)
     ] = "local",
     replay: Annotated[
         bool, typer.Option("--replay", help="Each run in one process, its ranks taking turns.")
     ] = False,
-    max_parallel: Annotated[
-        int | None, typer.Option("--max-parallel", metavar="N", min=1, help="Runs at a time.")
-    ] = None,
+    max_parallel: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs at a time.")] = None,
     retries: Annotated[
-        int | None,
-        typer.Option("--retries", metavar="N", min=0, help="On a cluster: as in launch."),
+        int | None, typer.Option(metavar="N", min=0, help="On a cluster: as in launch.")
     ] = None,
     promote: Annotated[bool, typer.Option("--promote", hidden=True)] = False,
     dry_run: Annotated[
