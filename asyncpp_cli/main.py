@@ -113,7 +113,6 @@ for command in (
     completion,
 ):
     app.command()(command)
-app.command("retry", hidden=True)(launch)
 app.command(hidden=True)(train)  # launch starts it
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(optimizers.app, name="optimizers")

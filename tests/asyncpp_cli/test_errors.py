@@ -130,11 +130,7 @@ def test_a_fault_of_ours_shows_where_it_is_and_where_to_report_it(monkeypatch: p
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[" * 100_000, "not JSON"),
-        ('{"format": ' + "1" * 5000 + "}", "not JSON"),
         ('{"format": "x"}', "format 'x'"),
-        ('{"format": null}', "format None"),
-        ('{"format": [1]}', "format [1]"),
         ('{"format": true}', "format True"),
         ('{"format": 99}', "newer"),
         ("[]", "no JSON object"),

@@ -194,7 +194,7 @@ def plan(
     if not times_known:
         say(
             f"No times are shown, since {what} names no GPU: --device {'|'.join(DEVICES)} estimates them, "
-            f"and --profile FILE takes those of this machine (asyncpp profile). The order is that of "
+            f"and --profile FILE takes those of this machine (asyncpp plan --measure). The order is that of "
             f"{costs.source}."
         )
 

@@ -104,7 +104,7 @@ def test_the_first_list_has_what_users_type(helped: dict[str, tuple[int, str, se
     _, output, _ = helped[""]
     listed = re.findall(r"^  (\w+)  +[A-Z]", output.partition("Commands:")[2], re.MULTILINE)
     assert {"launch", "plan", "templates"} < set(listed)
-    assert not {"retry", "profile", "train", "theory"} & set(listed)
+    assert not {"train", "theory"} & set(listed)
 
 
 @pytest.mark.slow

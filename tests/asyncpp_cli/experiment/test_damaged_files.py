@@ -1,4 +1,4 @@
-"""Whatever a template or a file of an experiment holds: `sweep` ends with exit code 0, or 2 and one line."""
+"""Whatever a file of an experiment holds: `sweep` ends with exit code 0, or 2 and one line."""
 
 from __future__ import annotations
 
@@ -24,59 +24,8 @@ schedule.microbatches: 2
 train: {steps: 3, clip: none}
 """
 
-ODD = [
-    *(
-        "",
-        "[",
-        "]",
-        "{",
-        "}",
-        ":",
-        ": ",
-        "- ",
-        ",",
-        "'",
-        '"',
-        "\n",
-        "\t",
-        "\\",
-        "#",
-        "&a ",
-        "*a",
-        "!!int ",
-        "? ",
-    ),
-    *(
-        "|",
-        ">",
-        "%",
-        "@",
-        "`",
-        "~",
-        "null",
-        "true",
-        "???",
-        "${a}",
-        "${oc.env:HOME}",
-        "<<: ",
-        "---\n",
-        "...\n",
-    ),
-    *("-1", "0", "017", "1:30", "1e400", ".nan", ".inf", "9" * 5000, "0x" + "f" * 40, "2001-99-99", "1_0"),
-    *("\x00", "\x1b", "\ufeff", "\u2028", "\ud7ff", "[" * 3000, "{a: " * 500, "a" * 300, "../", "/", "%j"),
-]
-
-
-@st.composite
-def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """A few bytes of it replaced by something odd."""
-    content = whole
-    for _ in range(draw(st.integers(1, 3))):
-        place = draw(st.integers(0, len(content)))
-        length = draw(st.sampled_from([0, 0, 1, 2, 8, len(content)]))
-        odd = draw(st.sampled_from(ODD).map(str.encode) | st.binary(max_size=4))
-        content = content[:place] + odd + content[place + length :]
-    return content
+ODD = ["", "[", "{", ": ", "'", "\n", "\t", "!!int ", "null", "9" * 5000]
+ODD += ["1e400", ".nan", "\x00", "\ufeff", "a" * 300, "[" * 3000, "{a: " * 500, "../", "2001-99-99"]
 
 
 def one_line(ended: Ended) -> None:
@@ -88,32 +37,6 @@ def one_line(ended: Ended) -> None:
         assert "\x1b" not in ended.errors
 
 
-fuzzed = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@given(content=damaged(TEMPLATE))
-@fuzzed
-@pytest.mark.slow
-def test_any_template_is_swept_or_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "template.yaml"
-    file.write_bytes(content)
-    one_line(asyncpp("sweep", file, "--list"))
-
-
-@given(
-    key=st.sampled_from(
-        ["seed", "train.steps", "optimizer.lr", "data.path", "matrix.seed", "zip", "overrides"]
-    ),
-    value=damaged(b"[0, 1]").filter(lambda value: b"\0" not in value),
-)
-@fuzzed
-@pytest.mark.slow
-def test_any_change_is_swept_or_refused(tmp_path: Path, key: str, value: bytes) -> None:
-    file = tmp_path / "template.yaml"
-    file.write_bytes(TEMPLATE)
-    one_line(asyncpp("sweep", file, f"{key}={value.decode(errors='replace')}", "--list"))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
@@ -123,7 +46,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(data=st.data())
-@settings(fuzzed, max_examples=15)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.slow
 def test_any_damage_to_an_experiment_is_restored_or_refused(
     whole: Path, tmp_path: Path, data: st.DataObject
@@ -136,7 +59,9 @@ def test_any_damage_to_an_experiment_is_restored_or_refused(
     before = file.read_bytes() if file.exists() else b'{"format": 1, "state": "pending"}'
     match data.draw(st.sampled_from(["bytes", "gone", "folder", "link"])):
         case "bytes":
-            file.write_bytes(data.draw(damaged(before)))
+            place, length = data.draw(st.integers(0, len(before))), data.draw(st.sampled_from([0, 1, 8]))
+            odd = data.draw(st.sampled_from(ODD).map(str.encode) | st.binary(max_size=4))
+            file.write_bytes(before[:place] + odd + before[place + length :])
         case "gone":
             file.unlink(missing_ok=True)
         case "folder":

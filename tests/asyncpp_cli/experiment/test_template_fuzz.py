@@ -30,6 +30,18 @@ NUMBERS = [-1, 0, 1, 2, 3, 4, 8, 64, 10**7, 10**9, 2**63, -(2**63), 10**30]
 FRACTIONS = [0.0, -0.0, 1e-320, 1e-8, 0.5, 0.999, 1.0, 1e9, 1e38, 1e300, -1e308, float("nan"), float("inf")]
 WORDS = ["", " ", "???", "null", "a b", "${seed}", "../x", "a" * 300, "\x1b[2J", "\0", "é", "=1+1", "1:30"]
 WORDS += ["!!int 3", "9" * 5000, "0x1F", "017", "1e400", "~nobody/x", "texts/0.txt", "{a: 1}", "[[0]]"]
+JUNK = ["[", "{a: ", "&a ", "*a", "\t", "? ", "- ", "<<: "]
+JUNK += [
+    "---\n",
+    "...\n",
+    "\ufeff",
+    "\u2028",
+    "2001-99-99",
+    "[" * 3000,
+    "{a: " * 500,
+    "${oc.env:HOME}",
+    "!!int ",
+]
 NAMES = [*SCHEDULES, *OPTIMIZERS, *CORRECTIONS, "micro", "nano", "10b", "none", "cpu", "texts", "bfloat16"]
 
 scalars = st.sampled_from([None, True, False, *NUMBERS, *FRACTIONS, *WORDS, *NAMES]) | st.integers(-5, 40)
@@ -102,7 +114,7 @@ def test_any_override(changes: list[tuple[str, str]]) -> None:
 @settings(max_examples=30)
 @given(
     place=st.integers(0, 150),
-    junk=st.text(max_size=6) | st.sampled_from(["[", "{a: ", "&a ", "*a", "\t", "? ", "- "]),
+    junk=st.text(max_size=6) | st.sampled_from(JUNK),
 )
 @pytest.mark.slow
 def test_any_text(place: int, junk: str) -> None:
