@@ -141,7 +141,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str
         ["doctor"],
     ]
     # Those that take seconds run at two widths.
-    widths = [[60, WIDE] if command[0] in ("doctor", "plan") else [*WIDTHS, WIDE] for command in commands]
+    slow = ("doctor", "plan", "theory")
+    widths = [[60, WIDE] if command[0] in slow else [*WIDTHS, WIDE] for command in commands]
     asked, results = list(zip(commands, widths, strict=True)), folder / "results.json"
     script = ROOT / "tests" / "support" / "at_widths.py"
     words = [sys.executable, "-P", script, json.dumps(asked), results]

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, sweep, wait_for
+from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, starts, sweep, wait_for
 from support.slurm_queue import hurry, squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -18,8 +18,8 @@ from asyncpp_cli.runs.status import State
 
 @pytest.mark.timeout(500)
 def test_all_tasks_resume_after_a_preemption_and_a_time_limit(slurm_conf: Path, tmp_path: Path) -> None:
-    # So many steps that no attempt is done when its limit's signal comes, ten seconds after its start.
-    often = ["train.checkpoint_interval=50", "train.steps=2000", "site.grace=15"]
+    # More steps than any attempt here takes.
+    often = ["train.checkpoint_interval=50", "train.steps=100000", "site.grace=15"]
     experiment = sweep(tmp_path / "e", *ONE_RUN, *often, "matrix.seed=[0,1,2]")
     runs = experiment.runs
     launch(experiment.folder, "--replay", site=site_file(tmp_path, signal_lead=50, retries=0))
@@ -39,8 +39,8 @@ def test_all_tasks_resume_after_a_preemption_and_a_time_limit(slurm_conf: Path, 
     subprocess.run(["scontrol", "update", f"JobId={array}", "TimeLimit=1"], timeout=60, check=True)
     wait_for(lambda: going_on(2, runs), seconds=200, why=lambda: told(experiment))
     subprocess.run(["scontrol", "update", f"JobId={array}", "TimeLimit=60"], timeout=60, check=False)
-    wait_for(lambda: all(ended(run) for run in runs), seconds=250, why=lambda: told(experiment))
     assert all(outcomes(run)[1][0] == "interrupted" for run in runs), told(experiment)
+    wait_for(lambda: all(has_resumed(run) for run in runs), seconds=250, why=lambda: told(experiment))
 
 
 def has_step(run: Run) -> bool:
@@ -59,9 +59,11 @@ def going_on(times: int, runs: tuple[Run, ...]) -> bool:
     return all(len(outcomes(run)) >= times for run in runs)
 
 
-def ended(run: Run) -> bool:
+def has_resumed(run: Run) -> bool:
+    """Whether the third attempt has trained beyond what those before it saved."""
     hurry()
-    return run.status().state == State.COMPLETED
+    status = run.status()
+    return (status.state, status.attempt) == (State.RUNNING, 3) and 0 < starts(run)[-1][1] < status.step
 
 
 def told(experiment: Experiment) -> object:

@@ -64,13 +64,13 @@ def test_a_job_that_slurm_requeues_itself_leaves_the_node_that_failed(
     cluster = slurm_conf.parents[1]
     dead = [failed]
     try:
-        kill_node(failed, job, cluster=cluster)
+        kill_node(failed, job, cluster=cluster, noticed=True)
         wait_until_it_trains(run, 2)
         assert nodes(run, 2) == other
         start_node(dead.pop())
         # SLURM queues the job again, and for it there is only the node that failed.
         dead.append(other)
-        kill_node(other, job, cluster=cluster)
+        kill_node(other, job, cluster=cluster, noticed=True)
         wait_for(
             lambda: excluded_from(job.id) == f"n[1-2],{failed}",
             seconds=150,

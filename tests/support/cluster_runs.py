@@ -93,8 +93,11 @@ def weights(run: Run) -> str:
     return str(run.metrics()[-1]["weights_sha256"])
 
 
-def kill_node(node: str, job: Job, *, cluster: Path) -> None:
-    """End the daemon of a node and all that a job runs there, without a word."""
+def kill_node(node: str, job: Job, *, cluster: Path, noticed: bool = False) -> None:
+    """End the daemon of a node and all that a job runs there, without a word.
+
+    SLURM notices after half a minute, or at once if it is told (`noticed`).
+    """
     pids = {int((cluster / f"run/slurmd.{node}.pid").read_text())}
     words = {f"SLURMD_NODENAME={node}", f"SLURM_JOB_NAME={job.name}"}
     for file in Path("/proc").glob("[0-9]*/environ"):
@@ -107,6 +110,9 @@ def kill_node(node: str, job: Job, *, cluster: Path) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    if noticed:
+        down = ["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=killed"]
+        subprocess.run(down, timeout=60, check=True)
 
 
 def start_node(name: str) -> None:

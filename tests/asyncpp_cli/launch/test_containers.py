@@ -97,42 +97,6 @@ def test_a_path_that_neither_runtime_can_mount_is_refused(name: str) -> None:
         mounts_of(container, Path("/exp") / name, RunConfig())
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("container: x", 'container is "x"; accepted: a mapping with runtime, image'),
-        (
-            "container: {runtime: docker, image: a}",
-            'container.runtime is "docker"; accepted: apptainer',
-        ),
-        ("container: {runtime: pyxis}", "container.image is missing; accepted: text"),
-        (
-            "container: {runtime: pyxis, image: a, imgae: b}",
-            "container.imgae: unknown key; did you mean",
-        ),
-        ("container: {runtime: pyxis, image: --a}", "container.image: '--a'; accepted: an absolute path"),
-        ("container: {runtime: pyxis, image: 'a $(b)'}", "container.image: 'a $(b)'; accepted:"),
-        ("container: {runtime: pyxis, image: ~/a.sqsh}", "container.image: '~/a.sqsh'; accepted:"),
-        ("container: {runtime: apptainer, image: a.sif}", "container.image: 'a.sif'; accepted: an absolute"),
-        ("container: {runtime: apptainer, image: 'http://a'}", "container.image: 'http://a'; accepted:"),
-        ("container: {runtime: pyxis, image: a, python: -c}", 'container.python is "-c"; accepted:'),
-        ("container: {runtime: pyxis, image: a, python: 'A=1'}", 'container.python is "A=1"; accepted:'),
-        ("container: {runtime: pyxis, image: a, mounts: /b}", 'container.mounts is "/b"; accepted: a list'),
-        ("container: {runtime: pyxis, image: a, mounts: [b]}", "container.mounts: 'b'; accepted: SOURCE"),
-        ("container: {runtime: pyxis, image: a, mounts: ['/b:c']}", "container.mounts: '/b:c'; accepted:"),
-        ("container: {runtime: pyxis, image: a, mounts: ['/b:/c:x']}", "container.mounts: '/b:/c:x'; acc"),
-        ("container: {runtime: pyxis, image: a, mounts: ['/b,/c']}", "container.mounts: '/b,/c'; accepted:"),
-        ("container: {runtime: pyxis, image: a, mounts: ['']}", "container.mounts: ''; accepted:"),
-    ],
-)
-def test_a_mistake_is_refused_by_file_and_key(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(f"{text}\n")
-    with pytest.raises(UserError) as refused:
-        read_site(file, name="mine")
-    assert str(refused.value).startswith(f"{file}: {message}")
-
-
 def test_a_mistake_ends_a_launch_with_one_line(tmp_path: Path) -> None:
     site = tmp_path / "mine.yaml"
     site.write_text("container: {runtime: pyxis, image: a, mounts: [b]}\n")

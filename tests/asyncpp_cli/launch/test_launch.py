@@ -36,6 +36,8 @@ from asyncpp_cli.sites.resources import import_path, import_path_in_bash
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
+ONE_ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
+
 
 def starts(run: Run) -> int:
     return sum(json.loads(line)["kind"] == "start" for line in run.metrics_file.read_text().splitlines())
@@ -76,10 +78,7 @@ def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
 @pytest.mark.slow
 def test_a_killed_rank_fails_its_run_alone(tmp_path: Path, start_launch: StartLaunch) -> None:
     experiment = sweep(
-        tmp_path / "e",
-        "matrix={schedule: 2bw, optimizer: adamw}",
-        f"zip={{error_feedback: [false, true], train.steps: [{HOURS}, 3]}}",
-        "exclude=[]",
+        tmp_path / "e", *ONE_ARM, f"zip={{error_feedback: [false, true], train.steps: [{HOURS}, 3]}}"
     )
     long, short = experiment.runs
     launched = start_launch(experiment.folder, "--max-parallel", "2")
@@ -98,12 +97,7 @@ def test_a_killed_rank_fails_its_run_alone(tmp_path: Path, start_launch: StartLa
 def test_a_killed_launch_leaves_its_run_going_which_the_next_leaves_alone(
     tmp_path: Path, start_launch: StartLaunch
 ) -> None:
-    experiment = sweep(
-        tmp_path / "e",
-        "matrix={schedule: 2bw, optimizer: adamw}",
-        f"train.steps={HOURS}",
-        "exclude=[]",
-    )
+    experiment = sweep(tmp_path / "e", *ONE_ARM, f"train.steps={HOURS}")
     (run,) = experiment.runs
     launched = start_launch(experiment.folder)
     wait_for(lambda: is_training(run), seconds=250)
@@ -133,9 +127,7 @@ def test_a_rank_that_saved_before_its_supervisor_looked_says_why(
     tmp_path: Path, start_launch: StartLaunch
 ) -> None:
     """A cluster signals both at once; which of them acts first is chance."""
-    experiment = sweep(
-        tmp_path / "e", "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={HOURS}"
-    )
+    experiment = sweep(tmp_path / "e", *ONE_ARM, f"train.steps={HOURS}")
     (run,) = experiment.runs
     launched = start_launch(experiment.folder, "--replay")
     wait_for(lambda: is_training(run), seconds=250)
@@ -192,7 +184,7 @@ def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path:
 @pytest.mark.timeout(1500)
 @pytest.mark.slow
 def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = [*TINY, "matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2"]
+    changes = [*TINY, *ONE_ARM, "train.steps=2"]
     template = tmp_path / "tiny.yaml"
     template.write_text(text_of(load("quickstart", changes)))
     monkeypatch.setattr("asyncpp_cli.commands.runs.quickstart.TEMPLATE", str(template))
@@ -251,13 +243,8 @@ def test_paused_runs_go_on(tmp_path: Path) -> None:
 
 
 def test_a_pause_that_would_change_the_numbers_is_refused(tmp_path: Path) -> None:
-    experiment = sweep(
-        tmp_path / "e",
-        "matrix={schedule: paci, optimizer: adamw}",
-        "exclude=[]",
-        "train.steps=9",
-        "train.clip=stage",
-    )
+    changes = ["matrix={schedule: paci, optimizer: adamw}", "exclude=[]", "train.steps=9", "train.clip=stage"]
+    experiment = sweep(tmp_path / "e", *changes)
     ended = asyncpp("launch", experiment.folder, "--replay", "--until", "4")
     assert ended.code == 2
     assert "train.eval_interval (500)" in ended.errors

@@ -79,20 +79,10 @@ HARMS = {
 def test_nothing_is_lost_in_kills_at_random_times(
     soak: ModuleType, tmp_path: Path, chance: random.Random
 ) -> None:
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--kills",
-        "6",
-        "--steps",
-        "48",
-        "--seed",
-        str(chance.randrange(2**32)),
-        "--keep",
-        str(tmp_path),
-        "--json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    options = f"--kills 6 --steps 48 --json --seed {chance.randrange(2**32)} --keep"
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *options.split(), tmp_path], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)
     assert (figures["kills"], figures["problems"]) == (6, [])

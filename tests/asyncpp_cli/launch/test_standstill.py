@@ -306,17 +306,10 @@ def launches(tmp_path: Path) -> Iterator[list[Launched]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_stopped_rank_is_named(tmp_path: Path, launches: list[Launched]) -> None:
-    experiment = sweep(
-        tmp_path / "e",
-        "matrix={schedule: 2bw, optimizer: adamw}",
-        "exclude=[]",
-        f"train.steps={HOURS}",
-        "parallel.stages=3",
-        "schedule.microbatches=4",
-        "model.layers=3",
-        "site.timeout=16",
-        "site.grace=1",
-    )
+    changes = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={HOURS}"]
+    changes += ["parallel.stages=3", "schedule.microbatches=4", "model.layers=3"]
+    changes += ["site.timeout=12", "site.grace=1"]
+    experiment = sweep(tmp_path / "e", *changes)
     (run,) = experiment.runs
     launched = Launched(experiment.folder, ["--max-parallel", "1"], output=tmp_path / "launch")
     launches.append(launched)
