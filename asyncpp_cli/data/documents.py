@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from asyncpp_cli.data.parts import LONGEST, LONGEST_LINE, InputPiece, end_of_line, import_polars, too_long
+from asyncpp_cli.data.parts import LONGEST, LONGEST_LINE, InputPiece, end_of_line, too_long
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.threads import need_polars
 
 
 def documents(piece: InputPiece, *, field: str, separator: str) -> Iterator[bytes]:
@@ -80,7 +81,9 @@ def _from_lines(piece: InputPiece, field: str) -> Iterator[bytes]:
 
 
 def _from_rows(piece: InputPiece, field: str) -> Iterator[bytes]:
-    polars = import_polars(piece.source)
+    need_polars()
+    import polars
+
     try:
         table = polars.scan_parquet(piece.source.file).select(field)
         texts = table.slice(piece.first, piece.rows).collect()[field]

@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from asyncpp_cli.data.sources import EXTRA, Source, opened
+from asyncpp_cli.data.sources import Source, opened
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.threads import need_polars
 
@@ -147,7 +146,9 @@ def end_of_line(text: bytes) -> int:
 
 
 def _rows(source: Source, *, size: int, column: str) -> Iterator[tuple[InputPiece, int, int]]:
-    polars = import_polars(source)
+    need_polars()
+    import polars
+
     try:
         table = polars.scan_parquet(source.file)
         columns = table.collect_schema()
@@ -166,17 +167,3 @@ def _rows(source: Source, *, size: int, column: str) -> Iterator[tuple[InputPiec
         count = min(rows_per_part, rows - first)
         share = source.size * (first + count) // rows - source.size * first // rows
         yield InputPiece(source=source, first=first, rows=count), 2 * share, share
-
-
-def import_polars(source: Source) -> Any:
-    """Import polars, which reads Parquet.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    need_polars()
-    try:
-        import polars
-    except ImportError as error:
-        raise UserError(f"{source.name}: Parquet needs the package polars: {EXTRA}") from error
-    return polars

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
 import numpy as np
 
-from asyncpp_cli.atomic_files import write_json
+from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.data.documents import documents, is_held_out
 from asyncpp_cli.data.parts import InputPart
 from asyncpp_cli.data.tokenizers import BATCH, Bytes, Library, Tokenizer
 from stages.data.prepared import SPLITS, UNFINISHED
 from stages.data.shards import dtype_for
+from stages.records import DamagedError, FileRecord, read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,8 @@ class PartSplit:
     byte_counts: list[int] = field(default_factory=lambda: [0] * 256)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartRecord:
-    """The content of a part's shards."""
+class PartRecord(FileRecord, frozen=True, kw_only=True):
+    """The content of a part's shards, UNFINISHED/NUMBER.json."""
 
     number: int
     splits: dict[str, PartSplit]
@@ -71,15 +70,12 @@ def finished_record(out: Path, number: int, *, width: int) -> PartRecord | None:
         width: bytes of a token.
     """
     try:
-        content = json.loads(record_file(out, number).read_bytes())
-        record = PartRecord(
-            number=number, splits={name: PartSplit(**split) for name, split in content["splits"].items()}
-        )
+        record = read_record(record_file(out, number), PartRecord)
         complete = all(
             not split.file or (out / split.file).stat().st_size == split.tokens * width
             for split in record.splits.values()
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, DamagedError):
         return None
     return record if complete else None
 
@@ -110,7 +106,7 @@ def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, 
             shard.finish()
             splits[name].byte_counts = counts[name].tolist()
     record = PartRecord(number=part.number, splits=splits)
-    write_json(record_file(out, part.number), asdict(record))
+    write_record(record_file(out, part.number), record)
     return record
 
 

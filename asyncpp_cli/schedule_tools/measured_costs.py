@@ -31,31 +31,26 @@ def measured_run(folder: Path) -> MeasuredRun:
     rows = run_at(folder).metrics()
     starts = [row for row in rows if row["kind"] == "start"]
     segments = [row for row in rows if row["kind"] == "segment"]
-    times = rank_times(segments, starts[-1].get("rank_of_stage")) if starts else None
+    times = rank_times(segments, starts[-1]["rank_of_stage"]) if starts else None
     if times is None:
         raise UserError(f"{folder}: no segment of it was measured (replays are not)")
     return MeasuredRun(stages=len(times.forward), microbatches=starts[-1]["microbatches"], times=times)
 
 
-def rank_times(
-    segments: Iterable[Mapping[str, Any]], rank_of_stage: Sequence[int] | None
-) -> RankTimes | None:
+def rank_times(segments: Iterable[Mapping[str, Any]], rank_of_stage: Sequence[int]) -> RankTimes | None:
     """Compute times of each rank, averaged over `segment` rows; None if no row has times.
 
     Args:
         segments: the rows.
-        rank_of_stage: rank of each stage; None for runs of earlier versions, which place stages in loops over
-            the ranks.
+        rank_of_stage: rank of each stage.
     """
     measured = [row for row in segments if row.get("action_seconds")]
     if not measured:
         return None
     ranks = len(measured[0]["busy"])
-    stages = len(measured[0]["action_seconds"]["F"])
-    placement = rank_of_stage or [*range(ranks)] * (stages // ranks)
 
     def of_op(op: str) -> tuple[float, ...]:
-        return _rank_seconds(measured, op, rank_of_stage=placement, ranks=ranks)
+        return _rank_seconds(measured, op, rank_of_stage=rank_of_stage, ranks=ranks)
 
     # A whole backward counts as two equal halves; a schedule may have whole and split backwards.
     half = [seconds / 2 for seconds in of_op("B")]

@@ -94,7 +94,7 @@ def earlier_mirrors(folder: Path, wandb_id: str, *, project: str) -> list[Path]:
         try:
             owner = read_json(path / _OWNER_FILE, newest_format=0).get("project")
         except FileNotFoundError:
-            owner = project  # a mirror that was killed, or of a version that wrote no such file
+            owner = project  # a mirror that was killed
         except DamagedError:
             continue
         if owner == project and path.is_dir() and not path.is_symlink():

@@ -202,7 +202,7 @@ def _load(segments: Sequence[MetricsRow]) -> dict[str, Any]:
 
 
 def _peak_memory(segments: Sequence[MetricsRow]) -> tuple[float, ...]:
-    """The peak over the segments, by rank. Segments of earlier versions have no memory."""
+    """The peak over the segments, by rank."""
     measured = [row["memory"] for row in segments if row.get("memory")]
     by_segment = [memory.get("device_peak") or memory["total"] for memory in measured]
     return tuple(max(map(float, by_rank)) for by_rank in zip(*by_segment, strict=True))

@@ -115,7 +115,6 @@ def test_a_folder_of_something_else_or_of_another_order_is_refused(tmp_path: Pat
     ("missing", "name", "tokenizer"),
     [
         ("tokenizers", "x.jsonl", "train:300"),
-        ("polars", "x.parquet", "bytes"),
         ("zstandard", "x.txt.zst", "bytes"),
     ],
 )

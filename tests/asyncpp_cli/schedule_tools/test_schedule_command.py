@@ -130,12 +130,15 @@ def write_run(folder: Path, rows: list[dict[str, Any]]) -> str:
     return str(folder)
 
 
+START = {"kind": "start", "step": 0, "microbatches": 4, "rank_of_stage": [0, 1]}
+
+
 def test_compare_takes_the_times_that_a_run_measured(tmp_path):
     segment = {"kind": "segment", "busy": [0.9, 0.8]}
     run_folder = write_run(
         tmp_path / "run",
         [
-            {"kind": "start", "step": 0, "microbatches": 4, "microbatch_size": 8, "context": 16},
+            START,
             {**segment, "steps": 3, "action_seconds": {"F": [1.0, 2.0], "B": [2.0, 3.0], "U": [1.0, 0.5]}},
             {**segment, "steps": 1, "action_seconds": {"F": [5.0, 2.0], "B": [6.0, 3.0], "U": [1.0, 0.5]}},
         ],
@@ -151,8 +154,7 @@ def test_compare_takes_the_times_that_a_run_measured(tmp_path):
 
 
 def test_a_run_without_measurements_has_no_costs(tmp_path):
-    start = {"kind": "start", "step": 0, "microbatches": 4, "microbatch_size": 8, "context": 16}
-    run_folder = write_run(tmp_path / "run", [start])
+    run_folder = write_run(tmp_path / "run", [START])
     assert "no segment of it was measured" in refusal("compare", "2bw", "--costs-of", run_folder)
     assert "no such experiment or run" in refusal("compare", "2bw", "--costs-of", str(tmp_path))
 
