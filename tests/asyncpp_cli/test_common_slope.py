@@ -58,25 +58,6 @@ def arm(schedule: str, steps: int) -> Arm:
     return Arm(steps=steps, settings=(("schedule", schedule), ("optimizer", "muon")))
 
 
-def test_a_page_of_three_lengths() -> None:
-    text = page(
-        {
-            arm("1f1b", 2000): {0.1: {0: 1.85, 1: 1.85, 2: 1.0}},
-            arm("2bw", 1000): {0.1: {0: 2.0, 1: 2.0}},
-            arm("2bw", 2000): {0.1: {0: 1.9, 1: 1.9}},
-            arm("2bw", 4000): {0.1: {0: 1.8, 1: 1.8}},
-        },
-        "2bw, muon",
-        [2.0, 2.0],
-        synchronous_arm="muon",
-    )
-    assert "by -0.144 +- 0.000 when the steps" in text
-    assert "| 0 | 1.8500 | 2.0000 | 1.9000 | 1.8000 | 2,828 | 1.414 |" in text
-    assert "| 2 |" not in text
-    assert "Steps to the synchronous loss: 1.414 of the synchronous steps (95 %: 1.414 to 1.414)" in text
-    assert "Time to the synchronous loss: 0.707 of the synchronous time (95 %: 0.707 to 0.707)" in text
-
-
 def test_without_a_synchronous_run_of_a_length_there_is_nothing_to_reach() -> None:
     runs = {
         arm("2bw", steps): {0.1: {0: 2.0 - steps / 1e4, 1: 1.9 - steps / 1e4}} for steps in (500, 1000, 2000)

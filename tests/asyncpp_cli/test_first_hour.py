@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,10 +32,8 @@ def test_a_step_that_fails_or_hangs_ends_no_other(first_hour) -> None:  # type: 
 def test_every_step_names_a_command_that_is_there(first_hour) -> None:  # type: ignore[no-untyped-def]
     for step in first_hour.STEPS:
         if step.command[0] != "-m":
-            ended = subprocess.run(
-                [sys.executable, ROOT / step.command[0], "--help"], capture_output=True, text=True, check=True
-            )
-            assert all(word in ended.stdout for word in step.command if word.startswith("--"))
+            text = (ROOT / step.command[0]).read_text()
+            assert all(f'"{word}"' in text for word in step.command if word.startswith("--"))
     assert [step.begins for step in first_hour.STEPS] == sorted(step.begins for step in first_hour.STEPS)
 
 

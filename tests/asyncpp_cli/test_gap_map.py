@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +10,9 @@ import pytest
 from benchmarks.results.gap_map import (
     SYNCHRONOUS,
     Length,
-    curves,
     fit,
     gaps_at_best,
     gaps_at_equal,
-    page,
     reach,
     steps_for,
 )
@@ -100,17 +97,3 @@ def test_a_gap_in_steps_is_how_many_times_more_than_a_synchronous_run_needs() ->
     assert str(reach(curve, steps=400, gap=0.0, half_width=0.05)) == "1.00 (? to 1.41)"
     assert str(reach(curve, steps=400, gap=0.1, half_width=math.nan)) == "2.00 (? to ?)"
     assert str(reach(curve, steps=100, gap=0.1, half_width=0.05)) == "-"
-
-
-def test_the_synchronous_curve_has_the_best_rate_of_each_length() -> None:
-    short = Length(optimizer="adamw", parameters=50_000, tokens_per_step=1024, steps=300)
-    long = replace(short, steps=600)
-    losses = {
-        long: {SYNCHRONOUS: {1e-3: {0: 1.9, 1: 2.0}}, "2bw": {1e-3: {0: 2.05, 1: 2.15}}},
-        short: {SYNCHRONOUS: {1e-3: {0: 2.0, 1: 2.2}, 2e-3: {0: 2.1, 1: 2.3}}},
-    }
-    assert curves(losses) == {
-        replace(short, steps=0): [(300, pytest.approx(2.1)), (600, pytest.approx(1.95))]
-    }
-    # Linear in the logarithm: all of the 0.15 between them is a factor of 2.
-    assert "| +0.1500 | +0.1500 to +0.1500 | 2 | 2.00" in page(losses, [])
