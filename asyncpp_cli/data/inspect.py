@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpp_cli.console import show_table
+from asyncpp_cli.console import show_table, tell
 from asyncpp_cli.data.tokenizers import Bytes, Tokenizer, read_tokenizer
 from asyncpp_cli.errors import UserError
 from stages.config import DataConfig
@@ -64,7 +64,7 @@ def show_shards(
     for split, _ in splits:
         for position, tokens in drawn[split]:
             text = decoder.decode(tokens) if decoder is not None else " ".join(map(str, tokens))
-            print(f"\n{split}, token {position:,}:\n{_printable(text)}")
+            tell(f"\n{split}, token {position:,}:\n{text}")
 
 
 def _record(
@@ -151,8 +151,3 @@ def _samples(shards: Sequence[Shard], *, samples: int, seed: int) -> list[tuple[
     positions = np.sort(np.random.default_rng(seed).integers(0, len(tokens) - length + 1, size=samples))
     rows = tokens.rows(positions, length=length)
     return list(zip(positions.tolist(), rows.tolist(), strict=True))
-
-
-def _printable(text: str) -> str:
-    """The text without characters that would control the terminal."""
-    return "".join(character if character.isprintable() or character == "\n" else "�" for character in text)

@@ -31,15 +31,15 @@ class ReportOptions:
     """The options of `asyncpp report`."""
 
     folders: tuple[Path, ...]
-    output_format: str
-    out: Path | None
-    rows: tuple[str, ...]
-    cols: tuple[str, ...]
-    values: str
-    target: float | None
-    best_over: tuple[str, ...]
-    figures: Path | None
-    figure_width: float
+    output_format: str = "table"
+    out: Path | None = None
+    rows: tuple[str, ...] = ()
+    cols: tuple[str, ...] = ()
+    values: str = "val_loss"
+    target: float | None = None
+    best_over: tuple[str, ...] = ()
+    figures: Path | None = None
+    figure_width: float = 5.5
     hardware: str | None = None
     """What the runs ran on, in words, for a submission."""
     assets: Path | None = None
@@ -105,18 +105,7 @@ def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
 
 def report_of(experiments: Sequence[Experiment], *, keep_steps: bool) -> Report:
     """The report of these experiments without further options."""
-    options = ReportOptions(
-        folders=tuple(experiment.folder for experiment in experiments),
-        output_format="table",
-        out=None,
-        rows=(),
-        cols=(),
-        values="val_loss",
-        target=None,
-        best_over=(),
-        figures=None,
-        figure_width=0.0,
-    )
+    options = ReportOptions(folders=tuple(experiment.folder for experiment in experiments))
     return build_report(experiments, options, Loader(keep_steps=keep_steps))
 
 

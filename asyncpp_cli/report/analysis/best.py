@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult
@@ -65,15 +64,10 @@ def _sentences(best_by_values: Mapping[str, Sequence[str]], keys: str, counts: S
     return sentences
 
 
-def _value(cell: CellResult, key: str) -> Any:
-    return next((run.value(key) for run in cell.runs if run.config is not None), cell.axes.get(key))
-
-
 def _arm(cell: CellResult, keys: Sequence[str]) -> object:
     """What the cells of an arm have in common."""
     left_out = {*keys, *(SHORTHANDS.get(key, key) for key in keys), "seed"}
-    config = next((run.config for run in cell.runs if run.config is not None), None)
-    known = cell.runs[0].axes if config is None else config
+    known = cell.runs[0].axes if cell.config is None else cell.config
     return tuple(
         sorted(
             (key, repr(value))
@@ -84,12 +78,12 @@ def _arm(cell: CellResult, keys: Sequence[str]) -> object:
 
 
 def _printed(cell: CellResult, keys: Sequence[str]) -> str:
-    return " and ".join(value_text(_value(cell, key)) for key in keys)
+    return " and ".join(value_text(cell.value(key)) for key in keys)
 
 
 def _on_edge(best: CellResult, tried: Sequence[CellResult], key: str) -> bool:
     """Whether the best value is the smallest or largest of several numbers."""
-    values = {_value(cell, key) for cell in tried}
+    values = {cell.value(key) for cell in tried}
     if len(values) < 2 or not all(isinstance(value, int | float) for value in values):
         return False
-    return _value(best, key) in (min(values), max(values))
+    return best.value(key) in (min(values), max(values))

@@ -65,6 +65,15 @@ class CellResult:
         return None if name in (None, "none") else str(name)
 
     @property
+    def config(self) -> Mapping[str, Any] | None:
+        """Of its first run that can be read: its runs differ in seed and site alone. None if none can."""
+        return next((run.config for run in self.runs if run.config is not None), None)
+
+    def value(self, key: str) -> Any:
+        """The value of a configuration key or axis; None if unknown."""
+        return next((run for run in self.runs if run.config is not None), self.runs[0]).value(key)
+
+    @property
     def corrected(self) -> bool:
         return self.error_feedback != 0 or self.correction is not None
 
@@ -233,12 +242,12 @@ class CellResult:
     @property
     def updates_per_step(self) -> float | None:
         """Updates of a stage per step: 1, or more where stages update on their own."""
-        schedule, microbatches = FAMILY.get(self.schedule), self.runs[0].value("schedule.microbatches")
+        schedule, microbatches = FAMILY.get(self.schedule), self.value("schedule.microbatches")
         if schedule is None or not isinstance(microbatches, int):
             return None
         if schedule.default_interval is None:
             return 1.0
-        asked = self.runs[0].value("schedule.update_interval")
+        asked = self.value("schedule.update_interval")
         interval = asked if isinstance(asked, int) else schedule.default_interval(microbatches)
         return microbatches / interval
 

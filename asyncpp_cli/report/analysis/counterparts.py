@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult
@@ -80,13 +79,12 @@ def _with_fastest(cells: Sequence[CellResult], ignored: Sequence[str]) -> list[C
 
 def _settings_without(cell: CellResult, *prefixes: str) -> ComparedSettings | None:
     """The cell's settings without the seed, the site and keys with these prefixes; None if unknown."""
-    config: Mapping[str, Any] | None = next((run.config for run in cell.runs if run.config is not None), None)
-    if config is None:
+    if cell.config is None:
         return None
     left_out = (*prefixes, "seed", "site.")
     return frozenset(
         (key, repr(value))
-        for key, value in config.items()
+        for key, value in cell.config.items()
         if key == "schedule.microbatches" or not key.startswith(left_out)
     )
 
@@ -107,7 +105,7 @@ def _without_counterpart(
     known = [(cell, name, s) for cell, name, s in zip(cells, arm_names(cells), compared, strict=True) if s]
     lengths: dict[ComparedSettings | None, set[object]] = {}
     for cell, _, _ in known:
-        lengths.setdefault(_settings_without(cell, *LENGTH), set()).add(cell.runs[0].value("train.steps"))
+        lengths.setdefault(_settings_without(cell, *LENGTH), set()).add(cell.value("train.steps"))
     # An arm of several lengths is compared by its verdict.
     known = [each for each in known if len(lengths[_settings_without(each[0], *LENGTH)]) == 1]
     synchronous = [settings for cell, _, settings in known if cell.synchronous][:_MOST_COMPARED]

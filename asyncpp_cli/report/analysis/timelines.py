@@ -10,7 +10,6 @@ from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.settings import SettingError, assign
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.load.measured_timeline import MeasuredTimeline, read_measured_timeline
-from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.schedule_tools.measured_costs import rank_times
 from schedules import Program, ScheduleError, is_custom
@@ -97,27 +96,22 @@ def _source(pair: TimelinePair | None) -> _Source:
     return _Source.TIMELINE if pair.measured is not None else _Source.MEAN_TIMES
 
 
-def _configured(cell: CellResult) -> RunResult | None:
-    return next((run for run in cell.runs if run.config is not None), None)
-
-
 def _program_key(cell: CellResult) -> object:
-    run = _configured(cell)
-    if run is None or run.config is None:
+    if cell.config is None:
         return None
     sections = ("schedule.", "parallel.stages")
     return tuple(
-        (key, repr(value)) for key, value in run.config.items() if key.startswith(sections) and cell.uses(key)
+        (key, repr(value))
+        for key, value in cell.config.items()
+        if key.startswith(sections) and cell.uses(key)
     )
 
 
 def _pair(cell: CellResult) -> TimelinePair | None:
-    run = _configured(cell)
-    assert run is not None
-    assert run.config is not None
+    assert cell.config is not None
     config = RunConfig()
     try:
-        assign(config, {key: value for key, value in run.config.items() if value is not None})
+        assign(config, {key: value for key, value in cell.config.items() if value is not None})
         if is_custom(config.schedule.name):
             # A report runs no code that a folder names.
             return None

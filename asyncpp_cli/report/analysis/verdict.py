@@ -8,7 +8,7 @@ second: its time is k / r of the synchronous time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncpp_cli.experiment.template import SHORTHANDS
 from asyncpp_cli.report.analysis.cells import CellResult
-from asyncpp_cli.report.analysis.counterparts import LENGTH
+from asyncpp_cli.report.analysis.counterparts import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.pairs import pairs
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired
@@ -29,8 +29,6 @@ PAYS, DOES_NOT_PAY, UNDECIDED = "pays", "does not pay", "undecided"
 
 _LAYOUT = ("schedule.", "parallel.", "train.microbatch_size")
 """Prefixes of keys in which synchronous arms may differ: the loss follows from the tokens per step alone."""
-
-_CORRECTION = ("error_feedback.", "correction.")
 
 _MOST_SENTENCES = 4
 
@@ -182,7 +180,7 @@ def verdicts(cells: Sequence[CellResult]) -> list[Verdict]:
     that is another. All have the same model, data and number of ranks. The lengths of an arm are cells that
     differ in `train.steps` (and the intervals of evaluations and checkpoints) alone.
     """
-    known = [cell for cell in cells if _config(cell) and cell.losses]
+    known = [cell for cell in cells if cell.config and cell.losses]
     found = []
     for group in _grouped(known, _comparable):
         synchronous = _grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
@@ -223,7 +221,7 @@ def _grouped(cells: Iterable[CellResult], key_of: Callable[[CellResult], Hashabl
 def _comparable(cell: CellResult) -> Hashable:
     """Model, data and number of ranks."""
     continued = ("continues",) * _is_branch(cell)
-    left_out = ("seed", "site.", "optimizer.", *LENGTH, *_LAYOUT, *_CORRECTION, *continued)
+    left_out = ("seed", "site.", "optimizer.", *LENGTH, *_LAYOUT, *CORRECTION, *continued)
     return (cell.runs[0].ranks, _settings(cell, lambda key: not key.startswith(left_out)))
 
 
@@ -236,9 +234,8 @@ def _is_branch(cell: CellResult) -> bool:
 
 def _batch(cell: CellResult) -> int:
     """Sequences per step."""
-    config = _config(cell)
     factors = ("schedule.microbatches", "train.microbatch_size", "parallel.data")
-    return math.prod(int(config.get(key) or 1) for key in factors)
+    return math.prod(int(cell.value(key) or 1) for key in factors)
 
 
 def _optimizer(cell: CellResult) -> Hashable:
@@ -251,12 +248,12 @@ def _synchronous_arm(cell: CellResult) -> Hashable:
 
 
 def _delayed_arm(cell: CellResult) -> Hashable:
-    own = (*_LAYOUT, *_CORRECTION)
+    own = (*_LAYOUT, *CORRECTION)
     return (_optimizer(cell), _settings(cell, lambda key: key.startswith(own)))
 
 
 def _settings(cell: CellResult, included: Callable[[str], bool]) -> Hashable:
-    return frozenset((key, repr(value)) for key, value in _config(cell).items() if included(key))
+    return frozenset((key, repr(value)) for key, value in (cell.config or {}).items() if included(key))
 
 
 def _best(arms: Sequence[Sequence[CellResult]]) -> Sequence[CellResult]:
@@ -366,9 +363,7 @@ def time_by_loss(verdict: Verdict) -> dict[str, list[tuple[float, list[float]]]]
         speed = fmean(_speeds(timed).values())
         by_tokens: dict[int, dict[Any, float]] = {}
         for cell in cells:
-            by_tokens.setdefault(_tokens(cell) * int(_config(cell).get("data.context") or 0), {}).update(
-                cell.losses
-            )
+            by_tokens.setdefault(_tokens(cell) * int(cell.value("data.context") or 0), {}).update(cell.losses)
         found[name] = [
             (tokens / speed / 3600, list(losses.values())) for tokens, losses in sorted(by_tokens.items())
         ]
@@ -390,7 +385,7 @@ def _named(cell: CellResult) -> str:
 
 
 def _steps(cell: CellResult) -> int:
-    return int(_config(cell).get("train.steps") or 0)
+    return int(cell.value("train.steps") or 0)
 
 
 def _tokens(cell: CellResult) -> int:
@@ -400,7 +395,3 @@ def _tokens(cell: CellResult) -> int:
 
 def _mean(cell: CellResult) -> float:
     return fmean(cell.losses.values())
-
-
-def _config(cell: CellResult) -> Mapping[str, Any]:
-    return next((run.config for run in cell.runs if run.config is not None), {})

@@ -180,7 +180,7 @@ def _bubbles(pair: TimelinePair) -> str:
 
 def _configurations(cells: Sequence[CellResult], folder: Path) -> str:
     """The settings that all arms share, and for each arm its other settings and its runs."""
-    configs = [next((run.config for run in cell.runs if run.config is not None), None) for cell in cells]
+    configs = [cell.config for cell in cells]
     known = [config for config in configs if config is not None]
     keys = [key for key in (known[0] if known else ()) if key != "seed" and not key.startswith("site.")]
     varying = [key for key in keys if len({repr(config.get(key)) for config in known}) > 1]
