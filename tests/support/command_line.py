@@ -36,3 +36,11 @@ def asyncpp(*arguments: str | Path) -> Ended:
             code = ended.code
     assert isinstance(code, int | None)
     return Ended(code or 0, output.getvalue(), errors.getvalue())
+
+
+def refusal(*arguments: str | Path, remarks: int = 0) -> str:
+    """What a command says that must be refused: its error in one line, after so many lines of remarks."""
+    ended = asyncpp(*arguments)
+    assert (ended.code, ended.output, ended.errors.count("\n")) == (2, "", 1 + remarks), ended
+    assert ended.errors.splitlines()[-1].startswith("asyncpp: error: ")
+    return ended.errors

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 import typer
-from support.command_line import asyncpp
+from support.command_line import refusal
 
 from asyncpp_cli.main import app
 from asyncpp_cli.numbers import finite
@@ -137,6 +137,6 @@ def test_every_option_that_takes_a_number_refuses_infinity_and_nan() -> None:
     assert len(parsers) > 15
     assert set(parsers.values()) == {finite}, parsers
     for text in ("nan", "inf", "-inf", "1e999", "ten"):
-        ended = asyncpp("schedule", "draw", "1f1b", "--stages", "2", "--backward", text, "--out", "x.svg")
-        assert (ended.code, ended.output, ended.errors.count("\n")) == (2, "", 1)
-        assert f"'--backward': '{text}', accepted: a finite number" in ended.errors
+        assert f"'--backward': '{text}', accepted: a finite number" in refusal(
+            "schedule", "draw", "1f1b", "--stages", "2", "--backward", text, "--out", "x.svg"
+        )

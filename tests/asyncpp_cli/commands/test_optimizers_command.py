@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from support.command_line import asyncpp
+from support.command_line import asyncpp, refusal
 
 from optimizers import CORRECTIONS, METHODS
 
@@ -48,8 +48,4 @@ def test_show_gives_a_corrections_settings() -> None:
 
 
 def test_an_unknown_optimizer_is_one_line() -> None:
-    ended = asyncpp("optimizers", "show", "moun")
-    assert ended.code == 2
-    assert ended.output == ""
-    assert ended.errors.count("\n") == 1
-    assert "unknown name 'moun'; accepted: sgd, adamw" in ended.errors
+    assert "unknown name 'moun'; accepted: sgd, adamw" in refusal("optimizers", "show", "moun")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, refusal
 
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
 from stages.records import DamagedError
@@ -17,16 +17,6 @@ model: micro
 schedule.microbatches: 2
 train.steps: 3
 """
-
-
-def refused(*arguments: str | Path) -> str:
-    """The message of a command that must be refused."""
-    ended = asyncpp(*arguments)
-    assert ended.code == 2, ended
-    assert ended.output == ""
-    assert ended.errors.count("\n") == 1
-    assert "Traceback" not in ended.errors
-    return ended.errors
 
 
 @pytest.mark.parametrize(
@@ -74,7 +64,7 @@ def test_a_template_that_is_wrong_is_refused_by_file_and_key(
     template = tmp_path / "mine.yaml"
     template.write_text(GOOD + added + "\n")
     out = tmp_path / "out"
-    message = refused("sweep", template, "--out", out)
+    message = refusal("sweep", template, "--out", out)
     assert str(template) in message
     for words in named:
         assert words in message
@@ -106,7 +96,7 @@ def test_a_change_that_is_wrong_is_refused_by_key(tmp_path: Path, change: str, n
     arguments = ["quickstart", change]
     if change == "matrix.error_feedback=true":
         arguments += ["exclude=[]", "matrix.schedule=1f1b"]
-    message = refused("sweep", *arguments, "--out", tmp_path / "out")
+    message = refusal("sweep", *arguments, "--out", tmp_path / "out")
     for words in named:
         assert words in message
     assert list(tmp_path.iterdir()) == []
@@ -128,57 +118,57 @@ def test_a_change_that_is_wrong_is_refused_by_key(tmp_path: Path, change: str, n
 def test_a_file_that_is_no_template_is_refused(tmp_path: Path, text: str, named: str) -> None:
     template = tmp_path / "mine.yaml"
     template.write_text(text)
-    message = refused("sweep", template, "--out", tmp_path / "out")
+    message = refusal("sweep", template, "--out", tmp_path / "out")
     assert str(template) in message
     assert named in message
     assert list(tmp_path.iterdir()) == [template]
 
 
 def test_an_unknown_template_is_refused_with_those_there_are(tmp_path: Path) -> None:
-    assert "quickstart" in refused("sweep", "quickstrat", "--out", tmp_path / "out")
-    assert "quickstart" in refused("templates", "show", "quickstrat")
+    assert "quickstart" in refusal("sweep", "quickstrat", "--out", tmp_path / "out")
+    assert "quickstart" in refusal("templates", "show", "quickstrat")
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert str(binary) in refused("sweep", binary, "--out", tmp_path / "out")
+    assert str(binary) in refusal("sweep", binary, "--out", tmp_path / "out")
 
 
 def test_a_misspelt_template_is_told_the_nearest(tmp_path: Path) -> None:
-    assert "did you mean quickstart?" in refused("sweep", "quickstrat", "--out", tmp_path / "e")
+    assert "did you mean quickstart?" in refusal("sweep", "quickstrat", "--out", tmp_path / "e")
 
 
 @pytest.mark.slow
 def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years of work")
-    assert str(tmp_path) in refused("sweep", "quickstart", "--out", tmp_path)
+    assert str(tmp_path) in refusal("sweep", "quickstart", "--out", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
-    assert "is a file" in refused("sweep", "quickstart", "--out", tmp_path / "thesis.tex")
+    assert "is a file" in refusal("sweep", "quickstart", "--out", tmp_path / "thesis.tex")
 
     experiment = tmp_path / "experiment"
     assert asyncpp("sweep", "quickstart", "--out", experiment).code == 0
     before = (experiment / "experiment.json").read_text()
-    assert "another experiment" in refused("sweep", "quickstart", "train.steps=7", "--out", experiment)
+    assert "another experiment" in refusal("sweep", "quickstart", "train.steps=7", "--out", experiment)
     assert (experiment / "experiment.json").read_text() == before
     assert len(list((experiment / "runs").iterdir())) == 6
 
 
 @pytest.mark.parametrize("command", ["launch", "status", "report"])
 def test_commands_refuse_a_folder_without_an_experiment(tmp_path: Path, command: str) -> None:
-    assert "experiment.json" in refused(command, tmp_path)
-    assert "experiment.json" in refused(command, tmp_path / "nothing")
+    assert "experiment.json" in refusal(command, tmp_path)
+    assert "experiment.json" in refusal(command, tmp_path / "nothing")
     (tmp_path / "experiment.json").write_text("{")
-    assert "not JSON" in refused(command, tmp_path)
+    assert "not JSON" in refusal(command, tmp_path)
     (tmp_path / "experiment.json").write_text('{"format": 99}')
-    assert "newer" in refused(command, tmp_path)
+    assert "newer" in refusal(command, tmp_path)
 
 
 @pytest.mark.slow
 def test_launch_and_train_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     experiment = tmp_path / "experiment"
     assert asyncpp("sweep", "quickstart", "--out", experiment).code == 0
-    assert "local" in refused("launch", experiment, "--site", "moon")
-    assert "names 6 runs; accepted: one run" in refused("train", experiment)
+    assert "local" in refusal("launch", experiment, "--site", "moon")
+    assert "names 6 runs; accepted: one run" in refusal("train", experiment)
     run = min((experiment / "runs").iterdir())
-    assert "torchrun" in refused("train", run)
+    assert "torchrun" in refusal("train", run)
     assert not (run / "attempts").exists()
 
 
@@ -186,7 +176,7 @@ def test_launch_refuses_a_gpu_where_there_is_none(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     experiment = tmp_path / "experiment"
     assert asyncpp("sweep", "quickstart", "site.device=cuda", "--out", experiment).code == 0
-    assert "site.device is cuda, but there are no GPUs here; accepted: auto, cpu" in refused(
+    assert "site.device is cuda, but there are no GPUs here; accepted: auto, cpu" in refusal(
         "launch", experiment
     )
 
@@ -221,11 +211,9 @@ def test_untrainable_cells_are_refused_before_anything_is_written(
     text: str, changes: list[str], says: str, tmp_path: Path, own_cache: None
 ) -> None:
     (tmp_path / "text.txt").write_text(text)
-    ended = asyncpp(
+    assert says in refusal(
         "sweep", "quickstart", f"data.path={tmp_path / 'text.txt'}", *changes, "--out", tmp_path / "e"
     )
-    assert (ended.code, ended.errors.count("\n")) == (2, 1), ended.errors
-    assert says in ended.errors
     assert not (tmp_path / "e").exists()
 
 
@@ -256,10 +244,9 @@ def test_cells_that_are_refused_for_one_reason_share_a_line(tmp_path: Path) -> N
         "{schedule: [1f1b, 2bw], optimizer: [adamw, muon], seed: [0, 1, 2], "
         "train.microbatch_size: [4, 100000000]}}"
     )
-    ended = asyncpp("sweep", file, "--list")
-    assert (ended.code, ended.errors.count("\n")) == (2, 1), ended.errors
-    assert "train.microbatch_size: is 100,000,000" in ended.errors
-    assert "(12 cells; first schedule=1f1b, optimizer=adamw" in ended.errors
+    said = refusal("sweep", file, "--list")
+    assert "train.microbatch_size: is 100,000,000" in said
+    assert "(12 cells; first schedule=1f1b, optimizer=adamw" in said
 
 
 def test_a_template_may_have_more_values_than_omegaconf_accepts_by_default(tmp_path: Path) -> None:
@@ -271,7 +258,7 @@ def test_a_template_may_have_more_values_than_omegaconf_accepts_by_default(tmp_p
 def test_a_model_that_is_missing_is_told_as_it_is_set(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(GOOD.replace("model: micro\n", ""))
-    said = refused("sweep", file, "--list")
+    said = refusal("sweep", file, "--list")
     assert "model is not set; accepted: " in said
     assert "micro" in said
     assert asyncpp("sweep", file, "model=micro", "--list").code == 0
@@ -279,6 +266,6 @@ def test_a_model_that_is_missing_is_told_as_it_is_set(tmp_path: Path) -> None:
 
 def test_a_pipe_is_no_template(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
-    assert "unknown experiment template" in refused("sweep", tmp_path / "pipe.yaml", "--list")
+    assert "unknown experiment template" in refusal("sweep", tmp_path / "pipe.yaml", "--list")
     with pytest.raises(DamagedError, match="not a regular file"):
         read_mapping(tmp_path / "pipe.yaml")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, refusal
 from support.launches import (
     HOURS,
     TINY,
@@ -176,9 +176,7 @@ def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path:
     for run in experiment.runs:
         assert (run.status().state, run.status().attempt, run.status().step) == (State.COMPLETED, 1, 4)
         assert starts(run) == 1
-    again = asyncpp("train", alone.folder, "--replay")
-    assert (again.code, again.errors.count("\n")) == (2, 1)
-    assert "completed" in again.errors
+    assert "completed" in refusal("train", alone.folder, "--replay")
 
 
 @pytest.mark.timeout(1500)
@@ -245,9 +243,7 @@ def test_paused_runs_go_on(tmp_path: Path) -> None:
 def test_a_pause_that_would_change_the_numbers_is_refused(tmp_path: Path) -> None:
     changes = ["matrix={schedule: paci, optimizer: adamw}", "exclude=[]", "train.steps=9", "train.clip=stage"]
     experiment = sweep(tmp_path / "e", *changes)
-    ended = asyncpp("launch", experiment.folder, "--replay", "--until", "4")
-    assert ended.code == 2
-    assert "train.eval_interval (500)" in ended.errors
+    assert "train.eval_interval (500)" in refusal("launch", experiment.folder, "--replay", "--until", "4")
     (run,) = experiment.runs
     assert run.status().state == State.PENDING
     ended = asyncpp("launch", experiment.folder, "--until", "0")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, refusal
 
 MODEL = "{layers: 4, width: 32, heads: 4, kv_heads: 2, mlp_width: 48, vocab_size: 300}"
 COMMON = ("data.context=16", "train.precision=float32", "site.device=cpu")
@@ -111,8 +111,9 @@ def test_a_sweep_takes_the_measured_times_of_its_cells(model: Path, measured: Pa
     # Measured with other threads, and no file of times at all.
     ended = asyncpp("sweep", template, "site.threads=1", "--list", "--profile", file)
     assert (ended.code, "core-h" in ended.output + ended.errors) == (0, False)
-    refused = asyncpp("sweep", template, "--list", "--profile", template)
-    assert (refused.code, "is not a file of `asyncpp plan --measure`" in refused.errors) == (2, True)
+    assert "is not a file of `asyncpp plan --measure`" in refusal(
+        "sweep", template, "--list", "--profile", template
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,16 +129,12 @@ def test_files_that_hold_something_else_are_refused(
 ) -> None:
     file = measured.with_name("wrong.json")
     file.write_text(json.dumps(json.loads(measured.read_text()) | change))
-    refused = asyncpp("plan", model, *COMMON, "--gpus", "2", "--profile", file)
-    assert refused.code == 2
-    assert message in refused.errors
+    assert message in refusal("plan", model, *COMMON, "--gpus", "2", "--profile", file)
 
 
 def test_a_device_is_no_file_of_measured_times(model: Path) -> None:
-    refused = asyncpp("plan", model, *COMMON, "--gpus", "2", "--profile", "/dev/zero")
-    assert (refused.code, "/dev/zero cannot be read (it is not a regular file)" in refused.errors) == (
-        2,
-        True,
+    assert "/dev/zero cannot be read (it is not a regular file)" in refusal(
+        "plan", model, *COMMON, "--gpus", "2", "--profile", "/dev/zero"
     )
 
 
@@ -145,10 +142,8 @@ def test_a_device_is_no_file_of_measured_times(model: Path) -> None:
     "other", ["data.context=32", "train.precision=bfloat16", "optimizer=muon", "model.width=64"]
 )
 def test_times_of_other_runs_are_refused(other: str, model: Path, measured: Path) -> None:
-    refused = asyncpp("plan", model, *COMMON, other, "--gpus", "2", "--profile", measured)
-    assert (refused.code, "was measured with" in refused.errors) == (2, True)
+    assert "was measured with" in refusal("plan", model, *COMMON, other, "--gpus", "2", "--profile", measured)
 
 
 def test_a_profile_needs_a_file_to_write(model: Path) -> None:
-    refused = asyncpp("plan", model, *COMMON, "--measure", model.parent)
-    assert (refused.code, "a folder; give the name of a file" in refused.errors) == (2, True)
+    assert "a folder; give the name of a file" in refusal("plan", model, *COMMON, "--measure", model.parent)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, refusal
 from support.report_experiment import ExperimentFolder, metrics, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -235,8 +235,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
 
 
 def test_a_mirror_needs_runs_and_a_tracker_that_can_follow(tmp_path: Path) -> None:
-    refused = asyncpp("mirror", tmp_path, "--to", "tensorboard")
-    assert (refused.code, "no such experiment or run" in refused.errors) == (2, True)
+    assert "no such experiment or run" in refusal("mirror", tmp_path, "--to", "tensorboard")
     experiment(tmp_path / "e", metrics())
     refused = asyncpp("mirror", tmp_path / "e", "--to", "wandb", "--follow")
     assert (refused.code, "can only be rewritten" in refused.errors) == (2, True)
