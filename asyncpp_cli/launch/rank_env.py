@@ -1,40 +1,76 @@
-"""The rank and attempt of this process: from a supervisor, from torchrun, or as the only process."""
+"""The rank and attempt of this process: from a supervisor, from whatever started it, or as the only process.
+
+Ranks that have no supervisor meet in the run's folder, whoever started them:
+
+RUN/attempts/joining/call.json          rank 0 asks all ranks to answer a random word; later names the attempt
+RUN/attempts/joining/WORD/rank-N.json   the answer of rank N
+
+A file of an earlier start has another word, so neither clocks nor names of jobs are compared. The address and
+the secret of rank 0 follow in the attempt's folder, as for every attempt (`stages.comm.process.connected`).
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
+
+from msgspec import structs
 
 from asyncpp_cli.atomic_files import write_record
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.launch.supervisor import ATTEMPT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim
+from asyncpp_cli.runs.attempts.files import RankEnd, RankStart
 from asyncpp_cli.runs.attempts.settle import end_rank
-from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, this_process
+from asyncpp_cli.runs.processes import ProcessId, is_gone, this_process
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State, Time
+from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import this_machine
+from asyncpp_cli.version import asyncpp_version
 from stages.config import RunConfig
 from stages.liveness.stop_signal import RESUMABLE
-from stages.records import Count, FileRecord, read_record
+from stages.records import Count, FileRecord, encoded, read_record
 
-_JOIN_TIMEOUT = 60.0
-_MAX_AGE = 600.0
-"""Seconds after which a meeting file of rank 0 on another machine is taken to be from an earlier start."""
+_Kind = TypeVar("_Kind", bound=FileRecord)
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Starter:
+    """A program that starts a process per rank, and the environment variables that it sets."""
+
+    name: str
+    rank: str
+    size: str | None
+    """Number of processes; None: it does not say, so there are as many as the run has ranks."""
+
+
+STARTERS = (
+    Starter("torchrun", "RANK", "WORLD_SIZE"),
+    Starter("Open MPI's mpiexec", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    Starter("mpiexec", "PMI_RANK", "PMI_SIZE"),
+    Starter("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    Starter("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    Starter("Kubernetes", "JOB_COMPLETION_INDEX", None),
+)
+"""Ranks on a machine are counted when all have joined, so no starter's local rank is read."""
 
 
 @dataclass(frozen=True)
 class RankEnv:
-    """This process's rank, from its environment variables."""
+    """This process's rank."""
 
     rank: int
     size: int
@@ -45,21 +81,69 @@ class RankEnv:
     supervised: bool
 
 
-def read_rank_env() -> RankEnv:
-    """The rank that a supervisor or torchrun set in the environment; rank 0 of 1 without them."""
+def read_rank_env(processes: int) -> RankEnv:
+    """This process's rank by its environment variables; rank 0 of 1 without them.
+
+    A starter inside another one, such as torchrun in a pod, has the word: the outer one counts nodes. If
+    several count as many processes as the run has, they must agree.
+
+    Args:
+        processes: number of processes of the run.
+
+    Raises:
+        UserError: the variables contradict each other, or count another number of processes.
+    """
     environment = os.environ
-    return RankEnv(
-        rank=int(environment.get("RANK", "0")),
-        size=int(environment.get("WORLD_SIZE", "1")),
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
-        local_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
-        supervised=ATTEMPT_VARIABLE in environment,
-    )
+    if ATTEMPT_VARIABLE in environment:
+        rank, size, local_rank, local_size = (
+            int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        )
+        return RankEnv(rank, size, local_rank, local_size, supervised=True)
+    if processes == 1:
+        return RankEnv(0, max(1, *_other_sizes()), 0, 1, supervised=False)
+    starters = [starter for starter in STARTERS if _is_set(starter)]
+    if "TORCHELASTIC_RUN_ID" in environment:
+        starters = [starter for starter in starters if starter.rank == "RANK"]
+    if any(starter.size for starter in starters):
+        starters = [starter for starter in starters if starter.size]
+    sizes = {starter: processes if starter.size is None else _count(starter.size) for starter in starters}
+    fitting = [starter for starter in starters if sizes[starter] == processes]
+    if not fitting:
+        return RankEnv(0, next(iter(sizes.values()), 1), 0, 1, supervised=False)
+    ranks = {starter.rank: _count(starter.rank) for starter in fitting}
+    if len(set(ranks.values())) > 1:
+        told = " and ".join(f"{name} is {rank}" for name, rank in ranks.items())
+        raise UserError(f"{told}: unset those that do not hold, or start the ranks with one starter")
+    [(name, rank)] = list(ranks.items())[:1]
+    if rank >= processes:
+        raise UserError(f"{name} is {rank}; accepted: 0 to {processes - 1}, as the run has {processes} ranks")
+    return RankEnv(rank, processes, 0, 1, supervised=False)
+
+
+def _is_set(starter: Starter) -> bool:
+    """Whether a starter's variables are there; a batch script of SLURM has a rank and no number of tasks."""
+    return starter.rank in os.environ and (starter.size is None or starter.size in os.environ)
+
+
+def _other_sizes() -> list[int]:
+    """Number of processes by torchrun's variable, for a run of one process."""
+    return [_count("WORLD_SIZE")] if "WORLD_SIZE" in os.environ else [1]
+
+
+def _count(name: str) -> int:
+    text = os.environ[name]
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"the environment variable {name} is {text!r}; accepted: an integer >= 0")
+    return int(text)
 
 
 @contextmanager
-def attempt_of_rank(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> Iterator[Attempt]:
+def attempt_of_rank(
+    run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig
+) -> Iterator[tuple[Attempt, RankEnv]]:
     """Take part in an attempt as a rank while the block runs, and record the rank's end.
+
+    Yields the attempt, and the rank with its place on its machine.
 
     Args:
         run: the run.
@@ -68,16 +152,19 @@ def attempt_of_rank(run: Run, rank_env: RankEnv, *, replay: bool, config: RunCon
         config: configuration of the run.
 
     Raises:
-        UserError: the run is completed, or running elsewhere.
+        UserError: the run is completed or running elsewhere, or not all of its ranks have come.
     """
     if rank_env.supervised:
         _end_with_supervisor()
         attempt = Attempt(run, int(os.environ[ATTEMPT_VARIABLE]))
         with _recording_errors(attempt, rank_env.rank):
             check_current(attempt)
-            yield attempt
+            yield attempt, rank_env
         return
-    attempt = _begin(run, rank_env, replay=replay, config=config)
+    if rank_env.size > 1:
+        attempt, rank_env = _meet(run, rank_env, config=config)
+    else:
+        attempt = _claim(run, rank_env, replay=replay, config=config, deadline=0.0)
     attempt.record_start(rank_env.rank, this_process())
     # As an exception, so that the `finally` below records the end.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
@@ -85,7 +172,7 @@ def attempt_of_rank(run: Run, rank_env: RankEnv, *, replay: bool, config: RunCon
     try:
         with _recording_errors(attempt, rank_env.rank):
             check_current(attempt)
-            yield attempt
+            yield attempt, rank_env
         code = 0
     except KeyboardInterrupt:
         attempt.stop("ended by Ctrl-C")
@@ -119,57 +206,187 @@ def _end_with_supervisor() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _begin(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> Attempt:
-    """Claim an attempt as rank 0, or join the one that rank 0 has claimed."""
-    if rank_env.rank != 0:
-        return _join(run)
+def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig, deadline: float) -> Attempt:
+    """Claim the next attempt; waits for an attempt that is ending already."""
     gpus_here = 0 if config.site.device == "cpu" else min(rank_env.local_size, len(this_machine().gpus))
-    attempt = claim(
-        run,
-        processes=rank_env.size,
-        replay=replay,
-        steps=config.train.steps,
-        gpus=gpus_here * (rank_env.size // rank_env.local_size),
-        threads=config.site.threads,
-    )
-    if attempt is None:
+    while True:
+        attempt = claim(
+            run,
+            processes=rank_env.size,
+            replay=replay,
+            steps=config.train.steps,
+            gpus=gpus_here * (rank_env.size // rank_env.local_size),
+            threads=config.site.threads,
+        )
+        if attempt is not None:
+            return attempt
         status = run.status()
         if status.state == State.COMPLETED:
             raise UserError(f"{run.folder} is completed: nothing is left to train")
-        raise UserError(f"{run.folder} is being run on {status.host} (attempt {status.attempt})")
-    if rank_env.size > 1:
-        meeting = _Meeting(attempt=attempt.number, time=time.time(), rank_0=this_process())
-        write_record(_meeting_file(run), meeting)
-    return attempt
+        running = Attempt(run, status.attempt)
+        ends = bool(running.early_exits or running.stop_reason)
+        if not ends or time.monotonic() > deadline:
+            raise UserError(f"{run.folder} is being run on {status.host} (attempt {status.attempt})")
+        time.sleep(_POLL_SECONDS)
 
 
-class _Meeting(FileRecord, frozen=True, kw_only=True):
-    """The attempt that rank 0 of a torchrun has claimed."""
+class _Call(FileRecord, frozen=True, kw_only=True):
+    """Rank 0's question to all ranks, and later its answer."""
 
-    attempt: Count
-    time: Time
-    rank_0: ProcessId
+    word: str
+    """Random; the name of the folder of answers."""
+    settings: str
+    """See `_settings`."""
+    by: ProcessId
+    attempt: Count | None = None
+    """The attempt that all have joined; None: ranks are missing."""
+    machines: tuple[str, ...] = ()
+    """The machine of each rank, once all have joined."""
+    refused: str = ""
+    """Why there is no attempt."""
 
 
-def _join(run: Run) -> Attempt:
-    deadline = time.monotonic() + _JOIN_TIMEOUT
+class _Answer(FileRecord, frozen=True, kw_only=True):
+    """A rank's answer."""
+
+    settings: str
+    machine: str
+    """See `_machine`."""
+    process: ProcessId
+
+
+def _meet(run: Run, rank_env: RankEnv, *, config: RunConfig) -> tuple[Attempt, RankEnv]:
+    """Meet all ranks in the run's folder; returns the attempt and this process's place on its machine.
+
+    Raises:
+        UserError: a rank is missing or there twice, has other settings, or the run is done or runs elsewhere.
+    """
+    (run.attempts / "joining").mkdir(parents=True, exist_ok=True)
+    _record_vanished(run)
+    call = _ask(run, rank_env, config=config) if rank_env.rank == 0 else _reply(run, rank_env, config=config)
+    if call.attempt is None:
+        raise UserError(call.refused)
+    same = [rank for rank, machine in enumerate(call.machines) if machine == call.machines[rank_env.rank]]
+    placed = replace(rank_env, local_rank=same.index(rank_env.rank), local_size=len(same))
+    return Attempt(run, call.attempt), placed
+
+
+def _ask(run: Run, rank_env: RankEnv, *, config: RunConfig) -> _Call:
+    """As rank 0: wait for the others, claim an attempt and say so, or why there is none."""
+    file, seconds = run.attempts / "joining" / "call.json", config.site.start_timeout
+    call = _Call(word=secrets.token_hex(16), settings=_settings(run), by=this_process())
+    answers = file.parent / call.word
+    answers.mkdir()
+    write_record(file, call)
+    deadline = time.monotonic() + seconds
+    machines = {0: _machine()}
+    try:
+        while len(machines) < rank_env.size:
+            for rank in set(range(1, rank_env.size)) - machines.keys():
+                if (answer := _read(answers / f"rank-{rank}.json", _Answer)) is None:
+                    continue
+                if answer.settings != call.settings:
+                    raise UserError(
+                        f"rank {rank} on {answer.process.host} has another {run.config_file.name} or "
+                        f"another version of asyncpp than rank 0 on {call.by.host}"
+                    )
+                machines[rank] = answer.machine
+            if (other := _read(file, _Call)) is not None and other.word != call.word:
+                raise UserError(f"rank 0 of {run.folder} is there twice, also on {other.by.host}")
+            if time.monotonic() > deadline:
+                missing = ", ".join(map(str, sorted(set(range(rank_env.size)) - machines.keys())[:8]))
+                raise UserError(
+                    f"{len(machines)} of {rank_env.size} ranks of {run.folder} have come within "
+                    f"{seconds:g} s (site.start_timeout), not rank {missing}: start one process per rank, "
+                    "all of which see this folder"
+                )
+            time.sleep(_POLL_SECONDS)
+        by_rank = tuple(machines[rank] for rank in range(rank_env.size))
+        placed = replace(rank_env, local_size=by_rank.count(by_rank[0]))
+        attempt = _claim(run, placed, replay=False, config=config, deadline=time.monotonic() + seconds)
+        call = structs.replace(call, attempt=attempt.number, machines=by_rank)
+    except UserError as error:
+        call = structs.replace(call, refused=str(error))
+    finally:
+        shutil.rmtree(answers, ignore_errors=True)
+    if (other := _read(file, _Call)) is not None and other.word == call.word:
+        write_record(file, call)
+    return call
+
+
+def _reply(run: Run, rank_env: RankEnv, *, config: RunConfig) -> _Call:
+    """As another rank: answer rank 0's calls until one of them has an attempt, or is refused."""
+    file, seconds = run.attempts / "joining" / "call.json", config.site.start_timeout
+    answer = _Answer(settings=_settings(run), machine=_machine(), process=this_process())
+    deadline = time.monotonic() + seconds
+    word = ""
     while time.monotonic() < deadline:
-        try:
-            meeting = read_record(_meeting_file(run), _Meeting)
-        except FileNotFoundError:
-            meeting = None
-        # The file may be from an earlier start with the same address: then its rank 0 is gone, or it is old.
-        if meeting is not None:
-            here, age = is_local(meeting.rank_0), time.time() - meeting.time
-            if not is_gone(meeting.rank_0) if here else age < _MAX_AGE:
-                return Attempt(run, meeting.attempt)
-        time.sleep(0.05)
-    raise UserError(f"rank 0 did not begin the run {run.folder} within {_JOIN_TIMEOUT:g} s")
+        call = _read(file, _Call)
+        if call is not None and call.word == word and (call.attempt is not None or call.refused):
+            return call
+        if call is not None and call.word != word and call.attempt is None and not call.refused:
+            answers = file.parent / call.word
+            if _write_first(answers / f"rank-{rank_env.rank}.json", answer):
+                word = call.word
+                # Rank 0 may wait for the others, and for an earlier attempt to end.
+                deadline = time.monotonic() + 2 * seconds
+            elif (other := _read(answers / f"rank-{rank_env.rank}.json", _Answer)) is not None:
+                host, pid = other.process.host, other.process.pid
+                raise UserError(
+                    f"rank {rank_env.rank} of {run.folder} is there twice: here and on {host} (process {pid})"
+                )
+        time.sleep(_POLL_SECONDS)
+    status = run.status()
+    if status.state == State.RUNNING:
+        raise UserError(f"{run.folder} is being run on {status.host} (attempt {status.attempt})")
+    raise UserError(
+        f"rank 0 did not begin the run {run.folder} within {seconds:g} s (site.start_timeout): "
+        "is it started, and does it see this folder?"
+    )
 
 
-def _meeting_file(run: Run) -> Path:
-    """File by which rank 0 shares the attempt with the other ranks of the same torchrun."""
-    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    address = "\n".join(os.environ.get(name, "") for name in names)
-    run.attempts.mkdir(exist_ok=True)
-    return run.attempts / f"meeting-{sha256(address.encode()).hexdigest()[:16]}.json"
+def _write_first(file: Path, record: FileRecord) -> bool:
+    """Write a file unless it exists or its folder is gone; returns whether it was written."""
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_bytes(encoded(record))
+        os.link(temporary, file)
+    except (FileExistsError, FileNotFoundError):
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _read(file: Path, kind: type[_Kind]) -> _Kind | None:
+    try:
+        return read_record(file, kind)
+    except (FileNotFoundError, DamagedError):
+        return None
+
+
+def _settings(run: Run) -> str:
+    """Hash of what all ranks must have alike: the run's configuration and the version of asyncpp."""
+    return sha256(run.config_file.read_bytes() + asyncpp_version().encode()).hexdigest()
+
+
+def _machine() -> str:
+    """Equal for processes that see each other's processes and share a network."""
+    here = this_process()
+    try:
+        network = os.readlink("/proc/self/ns/net")  # noqa: PTH115 (it is no path)
+    except OSError:
+        network = ""
+    return "\n".join((here.host, here.boot, here.namespace, network))
+
+
+def _record_vanished(run: Run) -> None:
+    """Record the ends of ranks that were killed on this machine, which rank 0 cannot see from another."""
+    status = run.status()
+    if status.state != State.RUNNING:
+        return
+    attempt = Attempt(run, status.attempt)
+    for rank in attempt.ranks_with(RankStart) - attempt.ranks_with(RankEnd):
+        processes = attempt.processes(rank)
+        if processes and all(is_gone(process) for process in processes):
+            end_rank(attempt, rank, code=None, signal_number=signal.SIGKILL, stopped=False)

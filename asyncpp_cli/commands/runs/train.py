@@ -53,13 +53,13 @@ def train(
         raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
     if lineage is not None and (run.saved_step or 0) < lineage.step:
         raise UserError(f"{run.folder} {lineage.text}, and has no checkpoint of it any more")
-    rank_env = read_rank_env()
     processes = 1 if replay else ranks_of(config)
+    rank_env = read_rank_env(processes)
     if rank_env.size != processes:
         raise UserError(_wrong_size(run_folder, processes=processes, actual=rank_env.size, replay=replay))
     code = 0
     try:
-        with attempt_of_rank(run, rank_env, replay=replay, config=config) as attempt:
+        with attempt_of_rank(run, rank_env, replay=replay, config=config) as (attempt, rank_env):
             checkpoints = {
                 "checkpoints": run.checkpoints,
                 "continues_from": 0 if lineage is None else lineage.step,

@@ -1,0 +1,192 @@
+"""Ranks that torchrun, mpiexec or a script starts, one process each: they meet in the run's folder."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from support.launches import rows_of, sweep, wait_for
+
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.launch.rank_env import STARTERS, read_rank_env
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.processes import is_gone
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
+
+TRAIN = ["-m", "asyncpp_cli", "train"]
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a command in a process group of its own, without the variables of other starters."""
+    started: list[subprocess.Popen[str]] = []
+    inherited = {starter.rank for starter in STARTERS} | {starter.size for starter in STARTERS}
+    clean = {name: value for name, value in os.environ.items() if name not in inherited}
+
+    def begin(*command: str, **variables: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            env=clean | variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=250)
+
+
+def torchrun_agents(start: Start, run: Run) -> list[subprocess.Popen[str]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    agents = []
+    for node, address in enumerate(("127.0.0.1", "127.0.0.2")):
+        options = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node)]
+        options += ["--master-addr", "127.0.0.1", "--master-port", str(port), "--local-addr", address]
+        command = [sys.executable, "-m", "torch.distributed.run", *options]
+        agents.append(start(*command, *TRAIN, str(run.folder)))
+    return agents
+
+
+def mpiexec(start: Start, run: Run) -> list[subprocess.Popen[str]]:
+    if shutil.which("mpiexec") is None:
+        pytest.skip("no mpiexec here")
+    return [start("mpiexec", "-n", "2", sys.executable, *TRAIN, str(run.folder))]
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", [torchrun_agents, mpiexec])
+def test_a_run_killed_rank_by_rank_ends_with_the_bits_of_an_undisturbed_one(
+    begin: Callable[[Start, Run], list[subprocess.Popen[str]]], start: Start, tmp_path: Path
+) -> None:
+    changes = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=1500"]
+    changes += ["train.checkpoint_interval=100", "site.device=cpu"]
+    [disturbed] = sweep(tmp_path / "disturbed", *changes).runs
+    [undisturbed] = sweep(tmp_path / "undisturbed", *changes).runs
+    for attempt in (1, 2):
+        starters = begin(start, disturbed)
+        wait_for(lambda number=attempt: trains(disturbed, attempt=number), seconds=250)
+        processes = [Attempt(disturbed, attempt).processes(rank)[0] for rank in (0, 1)]
+        killed = random.randrange(2)
+        if len(starters) == 2:
+            starters[killed].kill()
+        os.kill(processes[killed].pid, signal.SIGKILL)
+        wait_for(lambda both=processes: all(is_gone(process) for process in both), seconds=250)
+        for starter in starters:
+            starter.communicate(timeout=250)
+            assert starter.returncode != 0
+    for starter in begin(start, disturbed):
+        _, errors = starter.communicate(timeout=500)
+        assert starter.returncode == 0, errors
+    assert (disturbed.status().state, disturbed.status().attempt) == (State.COMPLETED, 3)
+    alone = start(sys.executable, *TRAIN, str(undisturbed.folder), "--replay")
+    assert alone.wait(timeout=500) == 0
+    for kind in ("step", "eval"):
+        assert rows_of(disturbed, kind) == rows_of(undisturbed, kind)
+
+
+def trains(run: Run, *, attempt: int) -> bool:
+    status = run.status()
+    return (status.state, status.attempt) == (State.RUNNING, attempt) and (status.step > 0)
+
+
+def refused(process: subprocess.Popen[str]) -> str:
+    """The line with which it ended."""
+    _, errors = process.communicate(timeout=250)
+    assert (process.returncode, errors.count("\n")) == (2, 1), errors
+    return errors
+
+
+@pytest.mark.timeout(1500)
+def test_ranks_that_do_not_fit_together_are_refused_in_one_line(start: Start, tmp_path: Path) -> None:
+    changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", "train.steps=1"]
+    [few] = sweep(tmp_path / "few", *changes, "site.start_timeout=1").runs
+    [other] = sweep(tmp_path / "other", *changes, "site.start_timeout=200").runs
+
+    def rank(run: Run, number: int) -> subprocess.Popen[str]:
+        return start(sys.executable, *TRAIN, str(run.folder), PMI_RANK=str(number), PMI_SIZE="2")
+
+    assert "1 of 2 ranks" in refused(rank(few, 0))
+    assert "rank 0 did not begin" in refused(rank(few, 1))
+    assert few.status().state == State.PENDING
+    wrong = start(sys.executable, *TRAIN, str(few.folder), FLUX_TASK_RANK="0", FLUX_JOB_SIZE="3")
+    assert "2 ranks" in refused(wrong)
+
+    first = rank(other, 0)
+    call = other.attempts / "joining" / "call.json"
+    wait_for(call.exists, seconds=250)
+    again = rank(other, 0)
+    assert "rank 0" in refused(first)
+    config = other.config_file.read_text()
+    other.config_file.write_text(config.replace("start_timeout: 200", "start_timeout: 201"))
+    assert other.config_file.read_text() != config
+    assert all("another config.yaml" in refused(process) for process in (rank(other, 1), again))
+
+
+def test_a_rank_is_refused_that_has_answered_already(start: Start, tmp_path: Path) -> None:
+    changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", "train.steps=1"]
+    [run] = sweep(tmp_path / "e", *changes, "parallel.stages=3", "model.layers=3").runs
+    for number in (0, 1):
+        start(sys.executable, *TRAIN, str(run.folder), PMI_RANK=str(number), PMI_SIZE="3")
+    joining = run.attempts / "joining"
+    wait_for(lambda: bool(list(joining.glob("*/rank-1.json"))), seconds=250)
+    second = start(sys.executable, *TRAIN, str(run.folder), PMI_RANK="1", PMI_SIZE="3")
+    assert "rank 1" in (line := refused(second))
+    assert "twice" in line
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 1),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, 1),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, 1),
+        ({"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"}, 1),
+        ({"JOB_COMPLETION_INDEX": "1"}, 1),
+        # torchrun in a pod, and mpiexec's two ranks on one node of an allocation.
+        ({"RANK": "0", "WORLD_SIZE": "2", "JOB_COMPLETION_INDEX": "1"}, 0),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, 1),
+        # torchrun chooses ranks itself.
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "1"}
+            | {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+            0,
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+            "RANK is 0 and SLURM_PROCID is 1",
+        ),
+        ({"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX is 2; accepted: 0 to 1"),
+        ({"PMI_RANK": "one", "PMI_SIZE": "2"}, "PMI_RANK is 'one'"),
+    ],
+)
+def test_the_rank_is_read_from_what_the_starter_sets(
+    variables: Mapping[str, str], expected: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for starter in STARTERS:
+        for name in (starter.rank, starter.size or starter.rank, "TORCHELASTIC_RUN_ID"):
+            monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            read_rank_env(2)
+    else:
+        assert (read_rank_env(2).rank, read_rank_env(2).size) == (expected, 2)
