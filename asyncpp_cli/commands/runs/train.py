@@ -27,12 +27,12 @@ def train(
         bool, typer.Option("--replay", help="Run all ranks in this process, taking turns; same numbers.")
     ] = False,
 ) -> None:
-    """Train one run. `launch` starts this for every rank; torchrun can as well.
+    """Train one run. `launch` starts this for every rank; torchrun, mpiexec, srun, Flux and pods can as well.
 
     Resumes from the newest valid checkpoint of its folder. On SIGTERM or SIGUSR2 to any of its processes all
     of them save and exit with code 75; training can then be resumed.
 
-    With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train DIR/RUN.
+    With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train DIR/RUN. Others: docs/anywhere.md.
     """
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train, owners_of
