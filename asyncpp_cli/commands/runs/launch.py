@@ -57,6 +57,14 @@ def launch(
         int | None,
         typer.Option("--until", metavar="STEP", min=1, help="Pause each run after this step."),
     ] = None,
+    print_as: Annotated[
+        str | None,
+        typer.Option(
+            "--print",
+            metavar="FORMAT",
+            help="Start nothing; print how another scheduler starts the runs: commands, json, kubernetes.",
+        ),
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask, whatever the expected cost (`confirm_hours`).")
     ] = False,
@@ -78,15 +86,30 @@ def launch(
     On a cluster (see docs/slurm.md) the runs are submitted as jobs, except those that are completed, running
     or queued. Where the site's profile has `confirm_hours`, a launch that is expected to cost more asks.
     With --wait the command stays until they have ended; Ctrl-C does not end the jobs.
+
+    With --print nothing is started and nothing is claimed (docs/anywhere.md): for every run that is neither
+    completed nor running, its ranks, nodes, GPUs, memory, time, and the command of each node.
     """
+    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.launch.formats.catalogue import printed
+    from asyncpp_cli.launch.formats.described import described_runs
     from asyncpp_cli.launch.options import LaunchOptions
     from asyncpp_cli.launch.retry import chosen_by_site
     from asyncpp_cli.launch.start import launch_experiment
     from asyncpp_cli.runs.experiment_folder import runs_named
     from asyncpp_cli.sites.profile import LOCAL, find_site
 
-    find_site(site or LOCAL)
+    profile = find_site(site or LOCAL)
     experiment, named = runs_named(folder, runs)
+    if print_as is not None:
+        if failed or timeout or oom or dry_run or wait or report or until is not None or max_parallel:
+            raise UserError("--print takes only --site, --replay and --retries beside the runs")
+        only = [run.id for run in named] or None
+        described = described_runs(experiment, profile, only=only, replay=replay)
+        print(printed(print_as, described, profile, retries=retries))
+        return
+    if profile.container is not None and profile.container.runtime == "kubernetes":
+        raise UserError(f"{profile.file}: container.runtime: pods are started with --print kubernetes")
     by_site: dict[str, list[str] | None] = {site or LOCAL: None}
     if named or failed or timeout or oom:
         by_site = chosen_by_site(experiment, named, failed=failed, timeout=timeout, oom=oom, site=site)

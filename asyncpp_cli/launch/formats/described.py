@@ -1,0 +1,102 @@
+"""What another scheduler needs to know of the runs that are not completed. Nothing is claimed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.launch.submission.arrays import JobShape, shape_of
+from asyncpp_cli.runs.attempts.settle import current_status
+from asyncpp_cli.runs.experiment_folder import Experiment
+from asyncpp_cli.runs.status import State
+from asyncpp_cli.sites.profile import LOCAL, Site
+from asyncpp_cli.sites.resources import this_machine
+from stages.config import RunConfig
+from stages.validation import ConfigError, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedRun:
+    """A run that is to be started."""
+
+    id: str
+    folder: str
+    """Absolute path, the same on all machines."""
+    data: str | None
+    """Absolute path of the data; None: the text that comes with Python."""
+    shape: JobShape
+    memory: str | None
+    """Memory per node in sbatch's notation (`64G`); None if the site does not tell."""
+    time: str | None
+    """Time limit in sbatch's notation; None on a site without one."""
+    grace: float
+    """Seconds that the run may take to save."""
+    rank_command: tuple[str, ...]
+    """Command of each rank."""
+    node_commands: tuple[str, ...]
+    """Command of each node, for a shell; HOST stands for the first node."""
+
+
+def described_runs(
+    experiment: Experiment, site: Site, *, only: Collection[str] | None, replay: bool
+) -> list[DescribedRun]:
+    """The runs that are neither completed nor running.
+
+    Raises:
+        UserError: a run cannot be read, trained, or placed at the site.
+    """
+    if site.scheduler == LOCAL:
+        site = replace(site, gpus_per_node=len(this_machine().gpus))
+    runs = [
+        run
+        for run in experiment.runs_to_launch
+        if (only is None or run.id in only)
+        and current_status(run).state not in (State.COMPLETED, State.RUNNING)
+    ]
+    described = []
+    for run in runs:
+        try:
+            config = config_to_train(run)
+            config.site = replace(config.site, **site.run)
+            check(config)
+        except DamagedError as error:
+            raise UserError(str(error)) from error
+        except ConfigError as error:
+            raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+        folder = str(run.folder.absolute())
+        described.append(_described(run.id, folder, config, site, replay=replay))
+    return described
+
+
+def _described(run_id: str, folder: str, config: RunConfig, site: Site, *, replay: bool) -> DescribedRun:
+    shape = shape_of(config, site, replay=replay)
+    python = sys.executable if site.container is None else site.container.python
+    train = ("-m", "asyncpp_cli", "train", folder, *(["--replay"] if replay else []))
+    return DescribedRun(
+        id=run_id,
+        folder=folder,
+        data=config.data.path,
+        shape=shape,
+        memory=site.memory,
+        time=None if site.scheduler == LOCAL else site.time,
+        grace=config.site.grace,
+        rank_command=(python, *train),
+        node_commands=tuple(
+            shlex.join([python, *_torchrun(shape, node), *train]) for node in range(shape.nodes)
+        ),
+    )
+
+
+def _torchrun(shape: JobShape, node: int) -> list[str]:
+    """torchrun's own words; none for a run of one process."""
+    if shape.tasks == 1:
+        return []
+    here = min(shape.tasks_per_node, shape.tasks - node * shape.tasks_per_node)
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", str(here)]
+    if shape.nodes > 1:
+        words += ["--nnodes", str(shape.nodes), "--node-rank", str(node), "--master-addr", "HOST"]
+    return words
