@@ -9,17 +9,15 @@ quartiles.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 
 import torch
+from frame import conditions, in_turns, parser, publish
 from torch import nn
 
 from optimizers.build import build_optimizer
@@ -103,16 +101,15 @@ def plain_loop(config: RunConfig) -> Callable[[int], None]:
         options={},
     )
     batches = Batches(config, prepare(config.data), device=torch.device("cpu"))
-    count = config.schedule.microbatches
+    microbatches = config.schedule.microbatches
     rows = []
 
     def turn(step: int) -> None:
         for now in range(step, step + PLAIN_STEPS):
             total = 0.0
-            for microbatch in range(now * count, (now + 1) * count):
-                loss = (
-                    next_token_loss(module(batches.tokens(microbatch)), batches.targets(microbatch)) / count
-                )
+            for microbatch in range(now * microbatches, (now + 1) * microbatches):
+                output = module(batches.tokens(microbatch))
+                loss = next_token_loss(output, batches.targets(microbatch)) / microbatches
                 loss.backward()
                 total += float(loss.detach())
             norm = nn.utils.clip_grad_norm_(module.parameters(), config.train.clip_norm)
@@ -126,53 +123,39 @@ def plain_loop(config: RunConfig) -> Callable[[int], None]:
     return turn
 
 
-def against_plain_loop(turns: int) -> dict[str, dict[str, float]]:
-    """Seconds of a replay of one stage over those of a plain loop: median and quartiles."""
+def against_plain_loop(turns: int) -> dict[str, float]:
+    """Seconds of a replay of one stage over those of a plain loop: median and quartiles, by clock."""
     config = decoder_config()
-    arms = {"replay": replay_of_one_stage(config), "plain": plain_loop(config)}
     clocks = {"cpu": time.process_time, "wall": time.perf_counter}
-    ratios: dict[str, list[float]] = {clock: [] for clock in clocks}
-    for turn in range(turns + 1):
-        seconds: dict[str, dict[str, float]] = {clock: {} for clock in clocks}
-        # Who goes first alternates, so that what one leaves in the caches meets both.
-        for name in sorted(arms, reverse=bool(turn % 2)):
-            before = {clock: read() for clock, read in clocks.items()}
-            arms[name](turn * PLAIN_STEPS)
-            for clock, read in clocks.items():
-                seconds[clock][name] = read() - before[clock]
-        if turn:
-            for clock, of_arm in seconds.items():
-                ratios[clock].append(of_arm["replay"] / of_arm["plain"])
-    return {
-        clock: dict(zip(("quartile_1", "median", "quartile_3"), statistics.quantiles(of_clock), strict=True))
-        for clock, of_clock in ratios.items()
-    }
 
+    def timed(turn: Callable[[int], None], step: Iterator[int]) -> dict[str, float]:
+        before = {clock: read() for clock, read in clocks.items()}
+        turn(next(step))
+        return {clock: read() - before[clock] for clock, read in clocks.items()}
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=40, help="timed turns")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    figures: dict[str, Any] = {}
-    for clock, of_clock in against_plain_loop(options.turns).items():
-        for part, ratio in of_clock.items():
+    arms = {"replay": replay_of_one_stage(config), "plain": plain_loop(config)}
+    # The first turn warms up.
+    seconds = in_turns(
+        {name: partial(timed, turn, count(step=PLAIN_STEPS)) for name, turn in arms.items()},
+        rounds=turns + 1,
+    )
+    figures = {}
+    for clock in clocks:
+        pairs = zip(seconds["replay"][1:], seconds["plain"][1:], strict=True)
+        quartiles = statistics.quantiles(replay[clock] / plain[clock] for replay, plain in pairs)
+        for part, ratio in zip(("quartile_1", "median", "quartile_3"), quartiles, strict=True):
             figures[f"replay_over_plain_{clock}_{part}"] = ratio
-    conditions = {
-        "turns": options.turns,
-        "load": os.getloadavg()[0],
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-    }
-    if options.json:
-        print(json.dumps({**figures, "conditions": conditions}))
-        return
-    for key, value in {**conditions, **figures}.items():
-        print(f"{key:36} {value:.3f}" if isinstance(value, float) else f"{key:36} {value}")
+    return figures
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--turns", type=int, default=40, help="timed turns")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    figures = against_plain_loop(options.turns)
+    title = "What the trainer costs beyond a plain loop"
+    publish("action-overhead", title, [figures], conditions(options), options)
 
 
 if __name__ == "__main__":

@@ -22,17 +22,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import statistics
 import sys
-import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
 from block_parts import print_parts
-from dated import write_dated
+from frame import conditions, parser, publish, seconds_of
 from lone_stage import MadeUpNeighbours, MadeUpPipeline
 
 from asyncpp_cli.planner.base_config import base_of
@@ -52,27 +49,19 @@ from stages.model.families.catalogue import describe
 from stages.model.partition import cut_of
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
 from stages.pipeline.rank_stats import staleness_problem
+from stages.pipeline.replay import drive
 from stages.pipeline.segments import segment_program
 from stages.validation import ConfigError, check
 
 GB = 1e9
+COLUMNS = (
+    *("schedule", "versions", "in_flight", "recompute", "tokens_per_second", "quartiles", "mfu", "memory_gb"),
+    *("planned_gb", "planned_over_measured", "why_not"),
+)
+"""None is what could not be measured; `tokens_per_second` is the median over the segments."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One arm; None is what could not be measured."""
-
-    schedule: str
-    recompute: str
-    versions: int | None
-    in_flight: int | None
-    tokens_per_second: float | None
-    """Median over the segments."""
-    quartiles: tuple[float, float] | None
-    mfu: float | None
-    memory_gb: float | None
-    planned_gb: float | None
-    why_not: str
+Row = dict[str, Any]
 
 
 def config_of(options: argparse.Namespace, schedule: str, *, recompute: str) -> RunConfig:
@@ -128,29 +117,28 @@ def measure(config: RunConfig, *, stage: int, device: torch.device, peak: float 
     for first, steps in segment_lengths(config):
         program = segment_program(config, first_step=first, steps=steps)
         meter.begin()
-        wait_for(device)
-        started = time.perf_counter()
-        for _ in rank.executor.run(program):
-            raise RuntimeError("a stage waits, and its neighbours are always ready")
-        wait_for(device)
-        rates.append(steps * tokens_per_step(config) / (time.perf_counter() - started))
+        # Its neighbours are always ready, so it never waits for another rank.
+        seconds = seconds_of(partial(drive, [rank.executor.run(program)]), device=device.type)
+        rates.append(steps * tokens_per_step(config) / seconds)
         if problem := staleness_problem([rank.executor.trace], analyze(program)):
             raise RuntimeError(problem)
     held = meter.measure(rank)
     lower, median, upper = statistics.quantiles(rates[1:], n=4, method="inclusive")
     measured = held.total if held.device is None else held.device.peak
-    return Row(
-        schedule=config.schedule.name,
-        recompute=config.train.recompute,
-        versions=held.versions[stage],
-        in_flight=held.in_flight[stage],
-        tokens_per_second=median,
-        quartiles=(lower, upper),
-        mfu=None if peak is None else median * flops_of_stage(config, stage) / (peak * 1e12),
-        memory_gb=measured / GB,
-        planned_gb=planned_gb(config, stage, whole=held.device is not None),
-        why_not="",
-    )
+    planned = planned_gb(config, stage, whole=held.device is not None)
+    return {
+        "schedule": config.schedule.name,
+        "versions": held.versions[stage],
+        "in_flight": held.in_flight[stage],
+        "recompute": config.train.recompute,
+        "tokens_per_second": median,
+        "quartiles": (lower, upper),
+        "mfu": None if peak is None else median * flops_of_stage(config, stage) / (peak * 1e12),
+        "memory_gb": measured / GB,
+        "planned_gb": planned,
+        "planned_over_measured": planned * GB / measured,
+        "why_not": "",
+    }
 
 
 def flops_of_stage(config: RunConfig, stage: int) -> float:
@@ -169,11 +157,6 @@ def planned_gb(config: RunConfig, stage: int, *, whole: bool) -> float:
     return sum(size for kind, size in kinds.items() if kind not in left_out) / GB
 
 
-def wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def arm(options: argparse.Namespace, schedule: str, *, recompute: str, peak: float | None) -> Row:
     """One row; says why where there is nothing to measure."""
     config = config_of(options, schedule, recompute=recompute)
@@ -186,88 +169,60 @@ def arm(options: argparse.Namespace, schedule: str, *, recompute: str, peak: flo
         why_not = str(error)
     except torch.OutOfMemoryError:
         why_not = "out of memory"
-    nothing = dict.fromkeys(("versions", "in_flight", "tokens_per_second", "quartiles", "mfu", "memory_gb"))
-    return Row(schedule=schedule, recompute=recompute, planned_gb=planned, why_not=why_not, **nothing)
+    row = dict.fromkeys(COLUMNS)
+    return row | {"schedule": schedule, "recompute": recompute, "planned_gb": planned, "why_not": why_not}
 
 
-def markdown(rows: list[Row]) -> str:
-    lines = [
-        "| schedule | versions | in flight | recomputation | tokens/s | quartiles | MFU | measured GB "
-        "| planned GB | planned / measured |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [row.schedule, _count(row.versions), _count(row.in_flight), row.recompute]
-        if row.tokens_per_second is None or row.quartiles is None:
-            cells += [row.why_not, "", "", "", "" if row.planned_gb is None else f"{row.planned_gb:.3g}", ""]
-        else:
-            assert row.memory_gb is not None
-            assert row.planned_gb is not None
-            cells += [f"{row.tokens_per_second:,.0f}", " to ".join(f"{rate:,.0f}" for rate in row.quartiles)]
-            cells += ["-" if row.mfu is None else f"{row.mfu:.1%}", f"{row.memory_gb:.3g}"]
-            cells += [f"{row.planned_gb:.3g}", f"{row.planned_gb / row.memory_gb:.3f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _count(number: int | None) -> str:
-    return "" if number is None else str(number)
-
-
-def conditions(options: argparse.Namespace) -> str:
-    """What was measured, on what."""
+def what(options: argparse.Namespace) -> str:
+    """What is measured."""
     config = config_of(options, options.schedules.split(",")[0], recompute="none")
     cut = cut_of(config)[options.stage]
     ends = [name for name, held in (("embedding", cut.has_embedding), ("head", cut.has_head)) if held]
-    chip = torch.cuda.get_device_name() if options.device == "cuda" else f"CPU, {options.threads} thread(s)"
     schedule, train = config.schedule, config.train
-    compiled = compiles_here(config, device=options.device)
     return (
-        f"Stage {options.stage} of {options.stages} of {options.model}: {len(cut.blocks)} blocks"
-        + "".join(f" and {name}" for name in ends)
-        + f"; {schedule.microbatches} micro-batches x {train.microbatch_size} x {config.data.context} tokens "
-        f"per step, {train.precision}{', compiled' if compiled else ''}, {config.optimizer.name}; "
-        f"{options.segments} segments of {options.steps} steps after one of warm-up. "
-        f"{chip}; torch {torch.__version__}, Python {platform.python_version()}."
+        f"stage {options.stage} of {options.stages} of {options.model}: "
+        f"{' and '.join([f'{len(cut.blocks)} blocks', *ends])}; {schedule.microbatches} micro-batches "
+        f"x {train.microbatch_size} x {config.data.context} tokens per step, {train.precision}"
+        f"{', compiled' if compiles_here(config, device=options.device) else ''}"
     )
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    arguments = parser(__doc__)
+    arguments.add_argument(
+        "change", nargs="*", metavar="KEY=VALUE", help="settings, as `asyncpp plan` has them"
     )
-    parser.add_argument("change", nargs="*", metavar="KEY=VALUE", help="settings, as `asyncpp plan` has them")
-    parser.add_argument("--model", default="10b")
-    parser.add_argument("--stages", type=int, default=8, help="of the pipeline")
-    parser.add_argument("--stage", type=int, help="that is measured; the one in the middle unless given")
-    parser.add_argument("--schedules", default="2bw,1f1b,paci", help="commas between")
-    parser.add_argument("--optimizer", default="muon")
-    parser.add_argument("--microbatches", type=int, help="per step; twice the stages unless given")
-    parser.add_argument("--microbatch-size", type=int, default=1, help="sequences")
-    parser.add_argument("--context", type=int, help="tokens in a sequence; the model's unless given")
-    parser.add_argument(
+    arguments.add_argument("--model", default="10b")
+    arguments.add_argument("--stages", type=int, default=8, help="of the pipeline")
+    arguments.add_argument("--stage", type=int, help="that is measured; the one in the middle unless given")
+    arguments.add_argument("--schedules", default="2bw,1f1b,paci", help="commas between")
+    arguments.add_argument("--optimizer", default="muon")
+    arguments.add_argument("--microbatches", type=int, help="per step; twice the stages unless given")
+    arguments.add_argument("--microbatch-size", type=int, default=1, help="sequences")
+    arguments.add_argument("--context", type=int, help="tokens in a sequence; the model's unless given")
+    arguments.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
         help="compiled blocks; the device's default if not given",
     )
-    parser.add_argument("--parts", action="store_true", help="the parts of a block instead, one by one")
-    parser.add_argument("--repeats", type=int, default=10, help="of each part")
-    parser.add_argument("--steps", type=int, default=3, help="of a segment")
-    parser.add_argument("--segments", type=int, default=3, help="measured, after one of warm-up; at least 2")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--threads", type=int, default=1, help="on a CPU")
-    parser.add_argument("--peak-tflops", type=float, help="of the device; known for many GPUs")
-    parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
-    parser.add_argument("--out", type=Path, help="folder for a dated Markdown table")
-    options = parser.parse_args()
+    arguments.add_argument("--parts", action="store_true", help="the parts of a block instead, one by one")
+    arguments.add_argument("--repeats", type=int, default=10, help="of each part")
+    arguments.add_argument("--steps", type=int, default=3, help="of a segment")
+    arguments.add_argument(
+        "--segments", type=int, default=3, help="measured, after one of warm-up; at least 2"
+    )
+    arguments.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    arguments.add_argument("--threads", type=int, default=1, help="on a CPU")
+    arguments.add_argument("--peak-tflops", type=float, help="of the device; known for many GPUs")
+    options = arguments.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: there is no GPU here; accepted: --device cpu, with a small --model")
+        arguments.error("--device cuda: there is no GPU here; accepted: --device cpu, with a small --model")
     if options.segments < 2:
-        parser.error(f"--segments {options.segments}: accepted: 2 or more")
+        arguments.error(f"--segments {options.segments}: accepted: 2 or more")
     if options.stage is None:
         options.stage = options.stages // 2
     if not 0 <= options.stage < options.stages:
-        parser.error(f"--stage {options.stage}: accepted: 0 to {options.stages - 1}")
+        arguments.error(f"--stage {options.stage}: accepted: 0 to {options.stages - 1}")
     return options
 
 
@@ -292,15 +247,9 @@ def main() -> None:
             print(f"{schedule}, recomputation: {recompute}", file=sys.stderr, flush=True)
             rows.append(arm(options, schedule, recompute=recompute, peak=peak))
             gc.collect()  # of the arm before nothing may be left in memory
-    where = conditions(options)
-    if options.json:
-        print(json.dumps({"conditions": where, "rows": [asdict(row) for row in rows]}, indent=1))
-    else:
-        print(f"{where}\n\n{markdown(rows)}")
-    if options.out:
-        command = f"```sh\npython benchmarks/big_stage.py {' '.join(sys.argv[1:])}\n```\n"
-        text = f"# One stage of {options.model} by itself\n\n{where}\n\n{markdown(rows)}\n{command}"
-        write_dated(options.out, "big-stage", text)
+    chip = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    where = {"what": what(options), "chip": chip, **conditions(options)}
+    publish("big-stage", f"One stage of {options.model} by itself", rows, where, options)
 
 
 if __name__ == "__main__":

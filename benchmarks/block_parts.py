@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from dated import today
+from frame import seconds_of, today
 from torch import Tensor
 
 from asyncpp_cli.planner.budget import ADDING, ATTENTION, BLOCK, HEAD, NORMS, ROTARY, SWIGLU, UPDATE, budget
@@ -148,16 +147,5 @@ def _both(
 
 
 def _median(work: Callable[[], object], *, device: torch.device, repeats: int) -> float:
-    times = []
-    for _ in range(WARM_UP + repeats):
-        _wait(device)
-        started = time.perf_counter()
-        work()
-        _wait(device)
-        times.append(time.perf_counter() - started)
+    times = [seconds_of(work, device=device.type) for _ in range(WARM_UP + repeats)]
     return statistics.median(times[WARM_UP:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dated import write_dated
+from frame import write_dated
 
 TAIL = 40
 """Lines kept of a step's output."""

@@ -11,20 +11,17 @@ command and its children, which a busy machine disturbs less.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
 import os
-import platform
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from frame import conditions, parser, publish, seconds_of
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -44,82 +41,65 @@ schedule: {{microbatches: 8}}
 train: {{steps: 2, microbatch_size: 1, eval_microbatches: 1}}
 data: {{context: 16}}
 """
-CELLS_A_SEED = 200
+CELLS_PER_SEED = 200
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1000, help="a multiple of 200")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print JSON alone")
-    arguments = parser.parse_args()
-    if arguments.runs < 1 or arguments.runs % CELLS_A_SEED:
-        parser.error(f"--runs: must be a multiple of {CELLS_A_SEED}")
+    arguments = parser(__doc__)
+    arguments.add_argument("--runs", type=int, default=1000, help="a multiple of 200")
+    arguments.add_argument("--rounds", type=int, default=3)
+    options = arguments.parse_args()
+    if options.runs < 1 or options.runs % CELLS_PER_SEED:
+        arguments.error(f"--runs: must be a multiple of {CELLS_PER_SEED}")
     with tempfile.TemporaryDirectory(prefix="asyncpp-many-runs-") as made:
-        figures = measure(Path(made), runs=arguments.runs, rounds=arguments.rounds)
-    result = {"runs": arguments.runs, "commands": figures, "conditions": conditions(arguments.rounds)}
-    if arguments.json:
-        print(json.dumps(result, indent=1))
-        return
-    for name, seconds in figures.items():
-        print(f"{name:<28} {seconds['wall']:6.2f} s  {seconds['cpu']:6.2f} s of CPU time")
+        rows = measure(Path(made), runs=options.runs, rounds=options.rounds)
+    publish("many-runs", f"Commands on {options.runs:,} runs", rows, conditions(options), options)
 
 
-def measure(folder: Path, *, runs: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds of every command, by what it does."""
-    template = folder / "many.yaml"
-    template.write_text(TEMPLATE.format(seeds=list(range(runs // CELLS_A_SEED))))
-    experiment = folder / "many"
-    figures = {"--help": timed(["--help"], rounds=rounds)}
-    sweep = ["sweep", str(template), "--out", str(experiment)]
-    figures["sweep"] = timed(
-        sweep, rounds=rounds, before=lambda: shutil.rmtree(experiment, ignore_errors=True)
-    )
-    figures["sweep again"] = timed(sweep, rounds=rounds)
-    figures["status, pending"] = timed(["status", str(experiment)], rounds=rounds)
-    found = open_experiment(experiment).runs
-    train(found[0], experiment)
-    for run in found[1:]:
-        copy(found[0], run)
-    figures["status, completed"] = timed(["status", str(experiment)], rounds=rounds)
-    figures["status --json, completed"] = timed(["status", str(experiment), "--json"], rounds=rounds)
-    figures["launch, all completed"] = timed(["launch", str(experiment)], rounds=rounds)
-    for run in found:
+def measure(folder: Path, *, runs: int, rounds: int) -> list[dict[str, object]]:
+    """Seconds of every command."""
+    template, experiment = folder / "many.yaml", folder / "many"
+    template.write_text(TEMPLATE.format(seeds=list(range(runs // CELLS_PER_SEED))))
+    rows: list[dict[str, object]] = []
+
+    def time_command(what: str, *words: object, before: Callable[[], None] = lambda: None) -> None:
+        times = []
+        for _ in range(rounds):
+            before()
+            used = cpu_of_children()
+            wall = seconds_of(lambda: asyncpp(*words))
+            times.append((wall, cpu_of_children() - used))
+        walls, cpus = zip(*times, strict=True)
+        rows.append({"command": what, "wall_s": min(walls), "cpu_s": min(cpus)})
+
+    time_command("--help", "--help")
+    sweep = ("sweep", template, "--out", experiment)
+    time_command("sweep", *sweep, before=lambda: shutil.rmtree(experiment, ignore_errors=True))
+    time_command("sweep again", *sweep)
+    time_command("status, pending", "status", experiment)
+    first, *others = open_experiment(experiment).runs
+    asyncpp("train", first.folder, "--replay")
+    for run in others:
+        copy(first, run)
+    time_command("status, completed", "status", experiment)
+    time_command("status --json, completed", "status", experiment, "--json")
+    time_command("launch, all completed", "launch", experiment)
+    for run in (first, *others):
         go_on(run)
-    figures["status, running"] = timed(["status", str(experiment)], rounds=rounds)
-    return figures
+    time_command("status, running", "status", experiment)
+    return rows
 
 
-def timed(
-    arguments: list[str], *, rounds: int, before: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """The lowest wall-clock and CPU seconds of `asyncpp` with these arguments."""
-    walls, cpus = [], []
-    for _ in range(rounds):
-        before()
-        used, began = cpu_of_children(), time.perf_counter()
-        command = [sys.executable, "-P", "-m", "asyncpp_cli", *arguments]
-        subprocess.run(command, check=True, capture_output=True, env=environment())
-        walls.append(time.perf_counter() - began)
-        cpus.append(cpu_of_children() - used)
-    return {"wall": round(min(walls), 3), "cpu": round(min(cpus), 3)}
-
-
-def environment() -> dict[str, str]:
-    return dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+def asyncpp(*words: object) -> None:
+    """Run a command of this tree."""
+    command = [sys.executable, "-P", "-m", "asyncpp_cli", *map(str, words)]
+    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
 def cpu_of_children() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-def train(run: Run, experiment: Path) -> None:
-    """Train one run, in one process."""
-    command = [sys.executable, "-P", "-m", "asyncpp_cli", "train", str(run.folder), "--replay"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
-    if done.returncode != 0:
-        sys.exit(f"the run {run.id} of {experiment} failed: {done.stderr}")
 
 
 def copy(source: Run, run: Run) -> None:
@@ -143,17 +123,6 @@ def go_on(run: Run) -> None:
     attempt.record_start(0, this_process())
     status = json.loads(run.status_file.read_text()) | {"state": "running"}
     run.status_file.write_text(json.dumps(status))
-
-
-def conditions(rounds: int) -> dict[str, Any]:
-    return {
-        "date": datetime.date.today().isoformat(),
-        "rounds": rounds,
-        "cores": len(os.sched_getaffinity(0)),
-        "load": [round(load, 1) for load in os.getloadavg()],
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-    }
 
 
 if __name__ == "__main__":

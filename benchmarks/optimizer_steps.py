@@ -18,22 +18,21 @@ ONEDNN_MAX_CPU_ISA=AVX2.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
-from pathlib import Path
+from typing import Any
 
 import pytorch_optimizer as peers
 import torch
-from dated import write_dated
+from frame import conditions, in_turns, parser, publish, seconds_of
 from torch.optim import Optimizer
 
 Weights = dict[str, torch.nn.Parameter]
+Row = dict[str, Any]
 
 SHAPES = {
     "micro": {"width": 32, "kv_width": 16, "mlp_width": 64},
@@ -81,20 +80,6 @@ COMPARISONS = (
 ROTATING = {"soap", "basis-rotation"}
 
 
-@dataclass(frozen=True)
-class Row:
-    """One comparison."""
-
-    optimizer: str
-    options: dict[str, str]
-    model: str
-    blocks: int
-    seconds: float
-    peer: str
-    peer_seconds: float
-    ratio: float
-
-
 def weights_of(model: str, blocks: int, device: str) -> Weights:
     """Matrices of `blocks` blocks of a model, with gradients."""
     sizes = SHAPES[model]
@@ -118,114 +103,64 @@ def weights_of(model: str, blocks: int, device: str) -> Weights:
     return weights
 
 
-def seconds_of(optimizer: Optimizer, device: str) -> float:
-    """Of one step."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        optimizer.step()
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
-    start = time.process_time()
-    optimizer.step()
-    return time.process_time() - start
-
-
-def measure(
-    name: str, options: dict[str, str], peer: str, *, model: str, blocks: int, steps: int, device: str
-) -> Row:
-    """Ours and the peer in turn: warm-up, `steps` ordinary steps, and where bases turn, one refreshing
-    step."""
+def measure(name: str, own: dict[str, str], peer: str, *, model: str, options: argparse.Namespace) -> Row:
+    """Ours and the peer in turn: warm-up, ordinary steps, and where bases turn, one refreshing step."""
     from optimizers.build import build_optimizer
 
+    blocks, device = options.blocks, options.device
     weights = weights_of(model, blocks, device)
-    ours = build_optimizer(weights, name=name, lr=1e-3, weight_decay=0.1, options=options)
-    pair = [ours, PEERS[peer](weights_of(model, blocks, device))]
+    pair = {
+        "ours": build_optimizer(weights, name=name, lr=1e-3, weight_decay=0.1, options=own),
+        "peer": PEERS[peer](weights_of(model, blocks, device)),
+    }
+    clock = time.perf_counter if device == "cuda" else time.process_time
     rotating = name in ROTATING
-    times: list[list[float]] = [[], []]
     # Ordinary steps come after the two that set things up; refreshes come in steps 11 and 12, by the
     # conventions of each, so both optimizers have had theirs once the steps from 11 on are over.
-    count = INTERVAL + 2 if rotating else steps + 2
-    for _ in range(count):
-        for which, optimizer in enumerate(pair):
-            times[which].append(seconds_of(optimizer, device))
-    if rotating:
-        results = []
-        for of_one in times:
-            ordinary, refreshing = min(of_one[2:INTERVAL]), max(of_one[INTERVAL:])
-            results.append(ordinary + max(0.0, refreshing - ordinary) / INTERVAL)
-    else:
-        results = [min(of_one[2:]) for of_one in times]
-    return Row(name, options, model, blocks, results[0], peer, results[1], results[1] / results[0])
-
-
-def conditions(device: str, threads: int) -> str:
-    """Hardware and versions, in one line."""
-    chip = torch.cuda.get_device_name() if device == "cuda" else processor()
-    isa = os.environ.get("ONEDNN_MAX_CPU_ISA")
-    limited = f", ONEDNN_MAX_CPU_ISA={isa}" if isa else ""
-    return (
-        f"{chip}, {threads} thread(s){limited}; torch {torch.__version__}, "
-        f"pytorch_optimizer {version('pytorch_optimizer')}, "
-        f"Python {platform.python_version()}"
+    times = in_turns(
+        {
+            who: partial(seconds_of, optimizer.step, device=device, clock=clock)
+            for who, optimizer in pair.items()
+        },
+        rounds=INTERVAL + 2 if rotating else options.steps + 2,
     )
-
-
-def processor() -> str:
-    """Name of the CPU and whether it multiplies bfloat16 in hardware."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor() or "unknown CPU"
-    name = next((line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line), "CPU")
-    return f"{name} ({'with' if 'avx512_bf16' in text or 'amx_bf16' in text else 'without'} bfloat16 units)"
-
-
-def markdown(rows: list[Row], where: str) -> str:
-    """A table of the rows under their conditions."""
-    lines = [
-        where + ".",
-        "",
-        "| optimizer | model | blocks | s per step | peer | s per step | peer / ours |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        name = " ".join([row.optimizer, *(f"{key}={value}" for key, value in row.options.items())])
-        cells = [name, row.model, row.blocks, f"{row.seconds:.4f}", row.peer, f"{row.peer_seconds:.4f}"]
-        lines.append("| " + " | ".join(map(str, [*cells, f"{row.ratio:.2f}"])) + " |")
-    return "\n".join(lines) + "\n"
+    seconds = {}
+    for who, of_one in times.items():
+        seconds[who] = min(of_one[2 : INTERVAL if rotating else None])
+        if rotating:
+            seconds[who] += max(0.0, max(of_one[INTERVAL:]) - seconds[who]) / INTERVAL
+    return {
+        "optimizer": name,
+        "options": own,
+        "model": model,
+        "blocks": blocks,
+        "seconds": seconds["ours"],
+        "peer": peer,
+        "peer_seconds": seconds["peer"],
+        "ratio": seconds["peer"] / seconds["ours"],
+    }
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", default="135m", help="of " + ", ".join(SHAPES) + "; commas between")
-    parser.add_argument("--optimizers", default="muon,soap,basis-rotation", help="commas between")
-    parser.add_argument("--blocks", type=int, default=1, help="blocks of the model")
-    parser.add_argument("--steps", type=int, default=3, help="steps measured, after two of warm-up")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", action="store_true", help="rows as JSON on standard output")
-    parser.add_argument("--out", type=Path, help="folder for a dated Markdown table")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    arguments = parser(__doc__)
+    arguments.add_argument("--models", default="135m", help="of " + ", ".join(SHAPES) + "; commas between")
+    arguments.add_argument("--optimizers", default="muon,soap,basis-rotation", help="commas between")
+    arguments.add_argument("--blocks", type=int, default=1, help="blocks of the model")
+    arguments.add_argument("--steps", type=int, default=3, help="steps measured, after two of warm-up")
+    arguments.add_argument("--threads", type=int, default=1)
+    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
     rows = []
-    for model in arguments.models.split(","):
-        for name, options, peer in COMPARISONS:
-            if name in arguments.optimizers.split(","):
-                print(f"{model}: {name} {options}, {peer}", file=sys.stderr, flush=True)
-                sizes = {"blocks": arguments.blocks, "steps": arguments.steps, "device": arguments.device}
-                rows.append(measure(name, dict(options), peer, model=model, **sizes))
-    where = conditions(arguments.device, arguments.threads)
-    if arguments.json:
-        print(json.dumps([{**asdict(row), "conditions": where} for row in rows], indent=2))
-    else:
-        print(markdown(rows, where))
-    if arguments.out:
-        isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
-        suffix = (f"-{isa.lower()}" if isa else "") + ("-cuda" if arguments.device == "cuda" else "")
-        text = f"# Optimizers compared with their peers\n\n{markdown(rows, where)}"
-        write_dated(arguments.out, f"optimizers{suffix}", text)
+    for model in options.models.split(","):
+        for name, own, peer in COMPARISONS:
+            if name in options.optimizers.split(","):
+                print(f"{model}: {name} {own}, {peer}", file=sys.stderr, flush=True)
+                rows.append(measure(name, own, peer, model=model, options=options))
+    isa = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    where = conditions(options, isa=isa, pytorch_optimizer=version("pytorch_optimizer"))
+    suffix = (f"-{isa.lower()}" if isa else "") + ("-cuda" if options.device == "cuda" else "")
+    publish(f"optimizers{suffix}", "Optimizers compared with their peers", rows, where, options)
 
 
 if __name__ == "__main__":

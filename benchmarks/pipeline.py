@@ -19,23 +19,21 @@ With `--ahead-v`, 2bw-v joins: two stages per rank, each half as long.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import multiprocessing
-import os
-import platform
-import queue
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from frame import conditions, in_turns, parser, publish
 from sleeping_stage import (
     SHAPE,
     EmulatedBatches,
@@ -171,95 +169,55 @@ def torchs(process: Process, options: argparse.Namespace, *, steps: int) -> Call
     return segment
 
 
-@contextmanager
-def without_torch_warnings() -> Iterator[None]:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def measure(rank: int, folder: str, options: argparse.Namespace, results: Any) -> None:
+def measure(rank: int, folder: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """A rank's process. Returns seconds per step, by arm and round: those of the slowest rank."""
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     site = RunConfig().site
     site.device = "cpu"
-    with (
-        without_torch_warnings(),
-        connected(
-            rank=rank,
-            size=options.ranks * options.data,
-            local_rank=rank,
-            local_size=options.ranks * options.data,
-            rendezvous=Path(folder),
-            site=site,
-        ) as process,
-    ):
-        arms = {
-            "2bw": ours(process, options, "2bw", reduce_ms=0),
-            "1f1b": ours(process, options, "1f1b", reduce_ms=0),
-        }
-        if options.ahead_v:
-            arms["2bw-v"] = ours(process, options, "2bw-v", reduce_ms=0)
+    size = options.ranks * options.data
+    with connected(
+        rank=rank, size=size, local_rank=rank, local_size=size, rendezvous=Path(folder), site=site
+    ) as process:
+        arms = {name: ours(process, options, name, reduce_ms=0) for name in schedules(options)}
         if options.data == 1:
             arms["torch"] = torchs(process, options, steps=STEPS)
         else:
-            arms["2bw slow"] = ours(process, options, "2bw", reduce_ms=options.reduce_ms)
-            arms["1f1b slow"] = ours(process, options, "1f1b", reduce_ms=options.reduce_ms)
-        seconds: dict[str, list[float]] = {arm: [] for arm in arms}
-        for _ in range(options.rounds):
-            for arm, segment in arms.items():
-                process.gather(None)
-                seconds[arm].append(segment())
-        # A step takes the pipeline as long as it takes its slowest rank.
-        slowest = {
+            for name in ("2bw", "1f1b"):
+                arms[f"{name} slow"] = ours(process, options, name, reduce_ms=options.reduce_ms)
+
+        def all_at_once(segment: Callable[[], float]) -> float:
+            process.gather(None)
+            return segment()
+
+        own = in_turns({arm: partial(all_at_once, arms[arm]) for arm in arms}, rounds=options.rounds)
+        return {
             arm: [max(of_round) for of_round in zip(*process.gather(times), strict=True)]
-            for arm, times in seconds.items()
+            for arm, times in own.items()
         }
-        if rank == 0:
-            results.put(slowest)
+
+
+def schedules(options: argparse.Namespace) -> list[str]:
+    return ["2bw", "1f1b"] + ["2bw-v"] * bool(options.ahead_v)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stages.trainer"])
-    results = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        workers = [
-            context.Process(target=measure, args=(rank, folder, options, results))
-            for rank in range(options.ranks * options.data)
-        ]
-        for worker in workers:
-            worker.start()
-        by_round: dict[str, list[float]] | None = None
-        while by_round is None:
-            try:
-                by_round = results.get(timeout=1.0)
-            except queue.Empty:
-                if any(worker.exitcode for worker in workers):
-                    raise SystemExit("a rank failed; see above") from None
-        for worker in workers:
-            worker.join()
+    size = options.ranks * options.data
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(size, context) as pool:
+        ranks = [pool.submit(measure, rank, folder, options) for rank in range(size)]
+        by_round, *_ = [rank.result() for rank in as_completed(ranks)]  # the first failure is raised
     seconds = {arm: statistics.median(times) for arm, times in by_round.items()}
     p, m = options.ranks, options.microbatches
     compute = 3 * options.forward_ms / 1e3 * m
-    busy = {
-        "busy_2bw": compute / seconds["2bw"],
-        "busy_1f1b": compute / seconds["1f1b"],
-    }
-    if options.ahead_v:
-        busy["busy_2bw_v"] = compute / seconds["2bw-v"]
+    busy = {f"busy_{arm.replace(' ', '_')}": compute / of_arm for arm, of_arm in seconds.items()}
     if options.data > 1:
         least = left_to_hide(backward=2 * options.forward_ms / 1e3, reduction=options.reduce_ms / 1e3)
-        return busy | {
-            "busy_2bw_slow_reduction": compute / seconds["2bw slow"],
-            "busy_1f1b_slow_reduction": compute / seconds["1f1b slow"],
-            "lost_by_2bw": 1 - seconds["2bw"] / seconds["2bw slow"],
-            "lost_by_1f1b": 1 - seconds["1f1b"] / seconds["1f1b slow"],
-            "least_lost_by_1f1b": least / (seconds["1f1b"] + least),
-        }
-    return busy | {
-        "busy_torch_1f1b": compute / seconds["torch"],
+        lost = {f"lost_by_{name}": 1 - seconds[name] / seconds[f"{name} slow"] for name in ("2bw", "1f1b")}
+        return {**busy, **lost, "least_lost_by_1f1b": least / (seconds["1f1b"] + least)}
+    return {
+        **busy,
         "speedup_over_torch_1f1b": seconds["torch"] / seconds["2bw"],
         "speedup_by_round": [
             synchronous / delayed
@@ -269,48 +227,28 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def conditions(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "ranks": options.ranks,
-        "data": options.data,
-        "reduce_ms": options.reduce_ms,
-        "microbatches": options.microbatches,
-        "ahead": options.ahead,
-        "ahead_v": options.ahead_v,
-        "compute": f"sleep {options.forward_ms} ms forward, twice that backward",
-        "rounds": options.rounds,
-        "steps_a_round": STEPS - 1,
-        "cores": os.cpu_count(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--ahead", type=int, default=1, help="forwards 2bw runs ahead for each stage behind")
-    parser.add_argument("--ahead-v", type=int, default=0, help="`ahead` of 2bw-v; 0: without 2bw-v")
-    parser.add_argument("--forward-ms", type=float, default=30.0)
-    parser.add_argument("--data", type=int, default=1, help="pipelines that add their gradients")
-    parser.add_argument("--reduce-ms", type=float, default=100.0, help="with --data: what a reduction takes")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--ranks", type=int, default=8)
+    arguments.add_argument("--microbatches", type=int, default=8)
+    arguments.add_argument(
+        "--ahead", type=int, default=1, help="forwards 2bw runs ahead for each stage behind"
+    )
+    arguments.add_argument("--ahead-v", type=int, default=0, help="`ahead` of 2bw-v; 0: without 2bw-v")
+    arguments.add_argument(
+        "--forward-ms", type=float, default=30.0, help="a stage's sleep; twice that backward"
+    )
+    arguments.add_argument("--data", type=int, default=1, help="pipelines that add their gradients")
+    arguments.add_argument("--reduce-ms", type=float, default=100.0, help="with --data: time of a reduction")
+    arguments.add_argument("--rounds", type=int, default=5)
+    options = arguments.parse_args()
     try:
-        for schedule in ("2bw", "2bw-v") if options.ahead_v else ("2bw",):
+        for schedule in schedules(options):
             program_of(options, schedule, first_step=0)
     except ScheduleError as error:
-        parser.error(str(error))
-    figures = run(options)
-    if options.json:
-        print(json.dumps({**figures, "conditions": conditions(options)}))
-        return
-    for name, value in {**conditions(options), **figures}.items():
-        print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+        arguments.error(str(error))
+    where = conditions(options, steps_per_round=STEPS - 1)
+    publish("pipeline", "The pipeline compared with torch's Schedule1F1B", [run(options)], where, options)
 
 
 if __name__ == "__main__":

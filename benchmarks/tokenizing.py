@@ -6,14 +6,12 @@ TEXT is a file for `--separator '<|endoftext|>'`, TOKENIZER what `--tokenizer` t
 given lists of documents that are in memory already, half a MiB each as here, with all its threads, and
 nothing is kept of what it gives but the count of tokens. Ours reads the file, splits, hashes, converts,
 writes and syncs shards, and starts its processes; it is timed from the command to its end. Both take turns,
-several times. Writes `tokenizing-DATE.md`.
+several times. To hold: the median of the last row at least 0.9.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,8 +20,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-from dated import today, write_dated
+from frame import conditions, in_turns, parser, publish, seconds_of
 
 from asyncpp_cli.data.documents import documents
 from asyncpp_cli.data.parts import part_size, parts
@@ -52,7 +49,7 @@ def library_alone(batches: list[list[str]], tokenizer_text: str) -> tuple[float,
 def ours(text: Path, tokenizer: str, workers: int) -> float:
     """Seconds of the whole command."""
     with tempfile.TemporaryDirectory(prefix="asyncpp-tokenizing-") as folder:
-        command = [
+        prepare = [
             sys.executable,
             "-m",
             "asyncpp_cli",
@@ -62,14 +59,8 @@ def ours(text: Path, tokenizer: str, workers: int) -> float:
             "--tokenizer",
             tokenizer,
         ]
-        begun = time.perf_counter()
-        subprocess.run(
-            [*command, "--out", f"{folder}/out", "--workers", str(workers)],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        return time.perf_counter() - begun
+        where = ["--out", f"{folder}/out", "--workers", str(workers)]
+        return seconds_of(lambda: subprocess.run([*prepare, *where], check=True, capture_output=True))
 
 
 def batches_of(text: Path) -> list[list[str]]:
@@ -89,59 +80,38 @@ def batches_of(text: Path) -> list[list[str]]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("text", type=Path)
-    options.add_argument("tokenizer")
-    options.add_argument("--out", type=Path, required=True)
-    options.add_argument("--repeat", type=int, default=4)
-    given = options.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("text", type=Path)
+    arguments.add_argument("tokenizer")
+    arguments.add_argument("--repeat", type=int, default=4)
+    options = arguments.parse_args()
     workers = this_machine().cores
     os.environ["RAYON_NUM_THREADS"] = str(workers)
-    batches = batches_of(given.text)
+    batches = batches_of(options.text)
     size = sum(len(document.encode()) for batch in batches for document in batch)
-    tokenizer = read_tokenizer(given.tokenizer, end=None)
+    tokenizer = read_tokenizer(options.tokenizer, end=None)
     assert tokenizer.text is not None
-    rows = []
-    for number in range(given.repeat):
-        load = os.getloadavg()[0]
-        # In turns first and second, so that a load that rises or falls favours neither.
-        if number % 2:
-            whole = ours(given.text, given.tokenizer, workers)
-            alone, tokens = library_alone(batches, tokenizer.text)
-        else:
-            alone, tokens = library_alone(batches, tokenizer.text)
-            whole = ours(given.text, given.tokenizer, workers)
-        rows.append((alone, whole, load))
-        print(
-            f"{number}: library {alone:.1f} s, ours {whole:.1f} s, ratio {alone / whole:.2f}, load {load:.1f}"
-        )
-    ratio = statistics.median(alone / whole for alone, whole, _ in rows)
-    lines = [
-        f"# Tokenizing, {today()}",
-        "",
-        f"`asyncpp data prepare` and `tokenizers` {version('tokenizers')} (`encode_batch_fast`, all "
-        "threads, documents in",
-        "memory, nothing kept), turn by turn. Ours is the whole command: it starts Python, reads, splits,",
-        "hashes, converts, writes and syncs.",
-        "",
-        f"Text: {size:,} bytes, {sum(map(len, batches)):,} documents, {tokens:,} tokens; {tokenizer.name}.",
-        f"{workers} cores, {platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}.",
-        "The load of the machine, other programs included, stands next to each turn.",
-        "",
-        "| turn | library alone, s | ours, s | ours, MB/s | speed, ours to library | load before |",
-        "|---|---|---|---|---|---|",
-        *(
-            f"| {number} | {alone:.2f} | {whole:.2f} | {size / whole / 1e6:.2f} | {alone / whole:.2f} "
-            f"| {load:.1f} |"
-            for number, (alone, whole, load) in enumerate(rows)
-        ),
-        "",
-        f"Median of the last but one column: **{ratio:.2f}** (to hold: at least 0.9).",
-        "",
-    ]
-    write_dated(given.out, "tokenizing", "\n".join(lines))
+    tokens = 0
+
+    def alone() -> float:
+        nonlocal tokens
+        seconds, tokens = library_alone(batches, tokenizer.text)
+        return seconds
+
+    times = in_turns(
+        {"library": alone, "ours": lambda: ours(options.text, options.tokenizer, workers)},
+        rounds=options.repeat,
+    )
+    pairs = list(zip(times["library"], times["ours"], strict=True))
+    figures = {
+        "library_alone_s": times["library"],
+        "ours_s": times["ours"],
+        "ours_MB_per_s": [size / whole / 1e6 for whole in times["ours"]],
+        "speed, ours to library, median": statistics.median(library / whole for library, whole in pairs),
+    }
+    where = conditions(options, bytes=size, documents=sum(map(len, batches)), tokens=tokens, workers=workers)
+    where |= {"tokenizers": version("tokenizers")}
+    publish("tokenizing", "Tokenizing compared with the library alone", [figures], where, options)
 
 
 if __name__ == "__main__":
