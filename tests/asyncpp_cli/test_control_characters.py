@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.command_line import asyncpp
+from support.command_line import succeeded
 from support.edited import edit
 from support.report_experiment import ExperimentFolder, report_of, settings
 
@@ -115,8 +115,7 @@ def test_a_terminal_sees_none_of_it(experiment: Path) -> None:
 
 def test_nor_does_what_is_piped(experiment: Path) -> None:
     for arguments in commands(experiment):
-        ended = asyncpp(*arguments)
-        assert ended.code == 0, ended
+        ended = succeeded(*arguments)
         assert "title" in ended.output
         assert not set(ended.output + ended.errors) & set("\x1b\x07\x9b\u202e\b\udcff")
 
@@ -132,8 +131,7 @@ def test_names_that_are_not_utf_8_in_every_format(experiment: Path, tmp_path: Pa
     assert to_parquet(report.cells)
     for form in ("table", "markdown", "latex", "csv", "json", "parquet", "html"):
         out = tmp_path / os.fsdecode(b"out-\xff." + form.encode())
-        ended = asyncpp("report", there, "--format", form, "--out", out)
-        assert ended.code == 0, ended.errors
+        succeeded("report", there, "--format", form, "--out", out)
         assert out.stat().st_size
 
 

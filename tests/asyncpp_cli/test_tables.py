@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.launches import TINY
 from support.paths import ROOT
 from support.report_experiment import quickstart_folder, settings
@@ -191,8 +191,7 @@ def test_an_experiment_that_names_no_gpu_is_planned_without_times(printed: dict[
 
 
 def sweep(folder: Path) -> Experiment:
-    made = asyncpp("sweep", "quickstart", *TINY, "matrix.seed=[0,1]", "--out", folder)
-    assert made.code == 0, made.errors
+    succeeded("sweep", "quickstart", *TINY, "matrix.seed=[0,1]", "--out", folder)
     experiment = open_experiment(folder)
     for number, run in enumerate(experiment.runs[:4]):
         rows = [{"kind": "start", "attempt": 1, "step": 0}]

@@ -24,7 +24,7 @@ from support.cluster_runs import (
     wait_for,
     weights,
 )
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.paths import ROOT
 from support.slurm_queue import set_partition, squeue
 
@@ -48,7 +48,7 @@ def test_the_quickstart_over_two_nodes_a_run_gives_the_weights_of_this_machine(
     said = launch(there.folder, "--max-parallel", "2", "--report", site=Path("testcluster"))
     assert "Submitted 3 of 3 runs to testcluster as 1 array" in said
     for run in here.runs:
-        assert asyncpp("train", run.folder, "--replay").code == 0
+        succeeded("train", run.folder, "--replay")
     wait_for(lambda: not squeue(), seconds=200, why=squeue)
     for run in there.runs:
         assert (run.status().state, run.status().attempt) == (State.COMPLETED, 1), run.status().reason
@@ -86,8 +86,7 @@ def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> Non
     }
     set_partition("up")
     wait_for(lambda: completed(experiment.folder) >= 2, seconds=120, why=squeue)
-    ended = asyncpp("cancel", experiment.folder)
-    assert ended.code == 0, ended.errors
+    succeeded("cancel", experiment.folder)
     assert squeue() == []
     set_partition("down")
     done = completed(experiment.folder)
@@ -97,7 +96,7 @@ def test_two_hundred_runs_in_two_shapes(slurm_conf: Path, tmp_path: Path) -> Non
     assert f"Submitted {200 - done} of 200 runs" in said
     assert len(squeue()) == 200 - done
     some = experiment.runs[-3:]
-    assert asyncpp("cancel", experiment.folder, *(run.id for run in some)).code == 0
+    succeeded("cancel", experiment.folder, *(run.id for run in some))
     assert len(squeue()) == 197 - done
     assert "Submitted 3 of 200 runs" in launch(experiment.folder, site=site)
 

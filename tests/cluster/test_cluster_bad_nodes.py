@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster_runs import ONE_RUN, kill_node, launch, outcomes, site_file, start_node, sweep, wait_for
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.slurm_queue import hurry, squeue
 
 from asyncpp_cli.launch.bad_nodes import excluded_nodes_at
@@ -81,7 +81,7 @@ def test_a_job_that_slurm_requeues_itself_leaves_the_node_that_failed(
             start_node(node)
     wait_until_it_trains(run, 3)
     assert [nodes(run, number) for number in (2, 3)] == [other, other]
-    assert asyncpp("cancel", experiment.folder).code == 0
+    succeeded("cancel", experiment.folder)
     outputs = "".join(file.read_text() for file in experiment.submissions.glob("*/*.out"))
     assert f"nothing is started here: {failed} is excluded since an earlier failure" in outputs
 
@@ -98,7 +98,7 @@ def test_a_job_that_slurm_is_requeueing_says_so(slurm_conf: Path, tmp_path: Path
     wait_until_it_trains(run, 2)
     (file,) = experiment.submissions.glob("*/*.out")
     assert "SLURM has queued it again" in file.read_text()
-    assert asyncpp("cancel", experiment.folder).code == 0
+    succeeded("cancel", experiment.folder)
 
 
 def wait_until_it_trains(run: Run, attempt: int) -> None:

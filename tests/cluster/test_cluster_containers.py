@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster_runs import ONE_RUN, launch, site_file, starts, sweep, weights
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 
 from asyncpp_cli.doctor.job import job_checks
 from asyncpp_cli.runs.status import State
@@ -62,7 +62,7 @@ def test_a_job_runs_in_an_image_of_apptainer(slurm_conf: Path, tmp_path: Path) -
         container=container | {"mounts": [f"{path}:{path}:ro" for path in mounts]},
     )
     launch(there.folder, "--wait", site=site)
-    assert asyncpp("train", here.runs[0].folder, "--replay").code == 0
+    succeeded("train", here.runs[0].folder, "--replay")
     [run] = there.runs
     assert run.status().state == State.COMPLETED, run.status().reason
     assert weights(run) == weights(here.runs[0])

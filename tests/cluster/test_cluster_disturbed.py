@@ -22,7 +22,7 @@ from support.cluster_runs import (
     wait_for,
     weights,
 )
-from support.command_line import asyncpp
+from support.command_line import succeeded
 from support.launches import rows_of
 from support.slurm_queue import hurry, preempt_all, squeue
 
@@ -40,7 +40,7 @@ CHANGES = [*ONE_RUN, "train.eval_interval=500", "train.checkpoint_interval=100",
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run without a disturbance, in this process."""
     (run,) = sweep(tmp_path_factory.mktemp("undisturbed") / "e", *CHANGES).runs
-    assert asyncpp("train", run.folder, "--replay").code == 0
+    succeeded("train", run.folder, "--replay")
     return run
 
 

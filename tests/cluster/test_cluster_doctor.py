@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.cluster_runs import ONE_RUN, launch, site_file, sweep, wait_for
-from support.command_line import asyncpp
+from support.command_line import succeeded
 from support.slurm_queue import squeue
 
 from asyncpp_cli.doctor.cluster import cluster_checks
@@ -21,8 +21,7 @@ from asyncpp_cli.sites.profile import find_site
 def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "a b;'c\"$(touch x)"
     folder.mkdir()
-    asked = asyncpp("doctor", "--site", "testcluster", "--dir", folder, "--job", "--json")
-    assert asked.code == 0, asked.output + asked.errors
+    asked = succeeded("doctor", "--site", "testcluster", "--dir", folder, "--job", "--json")
     checks = {check["check"]: check for check in json.loads(asked.output)}
     assert "cluster testcluster" in checks["slurm"]["detail"]
     assert "4 of 4 are available" in checks["nodes"]["detail"]
@@ -104,14 +103,12 @@ def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
     launch(experiment.folder, site=site_file(tmp_path, retries=0))
     text.unlink()
     subprocess.run([*words, "State=up"], timeout=60, check=True)
-    followed = asyncpp("logs", experiment.folder, run.id[:8], "-f")
-    assert followed.code == 0, followed.errors
+    followed = succeeded("logs", experiment.folder, run.id[:8], "-f")
     assert "text.txt" in followed.output
     assert f"{run.id} is failed: rank " in followed.errors
     wait_for(lambda: not squeue(), seconds=60)
     for rank in (0, 1):
-        shown = asyncpp("logs", experiment.folder, run.id, "--rank", str(rank))
-        assert shown.code == 0, shown.errors
+        shown = succeeded("logs", experiment.folder, run.id, "--rank", str(rank))
         assert f"attempt-1-rank-{rank}.log" in shown.errors
 
     # A job that refuses to begin has no log of a rank: what it printed itself is shown.
@@ -121,7 +118,6 @@ def test_logs_of_a_run_on_the_cluster(slurm_conf: Path, tmp_path: Path) -> None:
     run.config_file.write_text(run.config_file.read_text().replace("steps: 2", "steps: 3"))
     subprocess.run([*words, "State=up"], timeout=60, check=True)
     wait_for(lambda: run.status().attempt == 2 and not squeue(), seconds=60, why=squeue)
-    shown = asyncpp("logs", experiment.folder, run.id)
-    assert shown.code == 0, shown.errors
+    shown = succeeded("logs", experiment.folder, run.id)
     assert "config.yaml has changed since it was submitted" in shown.output
     assert "of the job; no rank has printed anything" in shown.errors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster_runs import ONE_RUN, launch, site_file, sweep, wait_for
-from support.command_line import asyncpp
+from support.command_line import succeeded
 from support.slurm_queue import set_partition, squeue
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
@@ -27,7 +27,7 @@ def test_the_end_is_told_once_by_the_cluster_itself(slurm_conf: Path, tmp_path: 
     # Nothing to submit, and nothing to tell yet.
     launch(experiment.folder, "--replay", site=site)
     assert len(squeue()) == 3
-    assert asyncpp("cancel", experiment.folder, second.id).code == 0
+    succeeded("cancel", experiment.folder, second.id)
     assert not told.exists()
     set_partition("up")
     wait_for(lambda: not squeue(), seconds=120, why=squeue)
@@ -36,7 +36,7 @@ def test_the_end_is_told_once_by_the_cluster_itself(slurm_conf: Path, tmp_path: 
     assert first.status().state == "completed"
     set_partition("down")
     launch(experiment.folder, "--replay", site=site)
-    assert asyncpp("cancel", experiment.folder).code == 0
+    succeeded("cancel", experiment.folder)
     set_partition("up")
     wait_for(lambda: not squeue(), seconds=120, why=squeue)
     # All of the second launch was cancelled, which is an end too.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, status_of, sweep, wait_for
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.edited import edit
 from support.slurm_queue import squeue
 
@@ -63,8 +63,7 @@ def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     assert told["nodes"].startswith("n")
 
     text.write_text("some words to train on, again and again. " * 500)
-    again = asyncpp("launch", experiment.folder, "--failed", "--site", site, "--wait")
-    assert again.code == 0, again.errors
+    succeeded("launch", experiment.folder, "--failed", "--site", site, "--wait")
     assert [run.status().state for run in experiment.runs] == [State.COMPLETED] * 2
     assert good.status().attempt == 1
 

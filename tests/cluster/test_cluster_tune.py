@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster_runs import TINY, outcomes, site_file, wait_for
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.launches import rows_of
 from support.slurm_queue import hurry, preempt_all, squeue
 
@@ -38,12 +38,10 @@ def nothing_queued() -> bool:
 def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "e"
     site = site_file(tmp_path, retries=0)
-    ended = asyncpp("tune", *TUNE, *RUNGS, "--out", folder, "--site", site)
-    assert ended.code == 0, ended.errors
+    ended = succeeded("tune", *TUNE, *RUNGS, "--out", folder, "--site", site)
     assert f"3 runs to step {FIRST}" in ended.errors
     experiment = open_experiment(folder)
-    again = asyncpp("tune", folder, "--site", site)
-    assert again.code == 0, again.errors
+    succeeded("tune", folder, "--site", site)
     assert len(read_submissions(experiment).all) == 1, "everything due is queued, and a job follows it"
 
     wait_for(lambda: trains(experiment.runs), seconds=120, why=squeue)
@@ -63,9 +61,8 @@ def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
         assert [row["step"] for row in rows_of(run, "step")] == [*range(1, (STEPS if best else FIRST) + 1)]
     # The best is the run that trains alone, to the same weights.
     best_run = experiment.run(arm["runs"][0])
-    alone = asyncpp("sweep", folder / "template.yaml", "--out", tmp_path / "alone")
-    assert alone.code == 0, alone.errors
+    succeeded("sweep", folder / "template.yaml", "--out", tmp_path / "alone")
     undisturbed = open_experiment(tmp_path / "alone").run(best_run.id)
-    assert asyncpp("train", undisturbed.folder, "--replay").code == 0
+    succeeded("train", undisturbed.folder, "--replay")
     assert rows_of(best_run, "end") == rows_of(undisturbed, "end")
     assert "stopped" in {cause for run in experiment.runs for _, cause in outcomes(run)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster_runs import ONE_RUN, launch, site_file, status_of, wait_for
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.disks import disk, fill
 from support.privileges import User
 from support.slurm_queue import set_partition, squeue
@@ -26,8 +26,7 @@ TWO = [*ONE_RUN, "matrix.seed=[0,1]", "train.steps=2"]
 
 
 def sweep(folder: Path, *changes: str) -> Experiment:
-    made = asyncpp("sweep", "quickstart", "model=micro", *TWO, *changes, "--out", folder)
-    assert made.code == 0, made.errors
+    succeeded("sweep", "quickstart", "model=micro", *TWO, *changes, "--out", folder)
     return open_experiment(folder)
 
 
@@ -39,7 +38,7 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
     first, second = experiment.runs
     # As where the virtual environment is gone.
     site = site_file(tmp_path, setup=["echo the environment is gone; exit 127"])
-    assert asyncpp("launch", experiment.folder, "--site", site, "--replay").code == 0
+    succeeded("launch", experiment.folder, "--site", site, "--replay")
     wait_for(lambda: not squeue(), seconds=100, why=squeue)
     wait_for(lambda: {run["job_state"] for run in status_of(experiment.folder)} == {"FAILED"}, seconds=60)
     told = json.loads(asyncpp("status", experiment.folder, "--json").output)
@@ -56,7 +55,7 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
     failed = {"named": set(), "failed": True, "timeout": False, "oom": False}
     assert runs_to_retry(experiment, **failed) == {first.id: "site", second.id: "site"}
     # What the run does later is the later word.
-    assert asyncpp("train", second.folder, "--replay").code == 0
+    succeeded("train", second.folder, "--replay")
     assert [run["state"] for run in status_of(experiment.folder)] == ["failed", "completed"]
 
 
@@ -64,7 +63,7 @@ def test_a_job_that_ended_before_it_claimed_its_run_is_a_failure_with_its_log(
 def test_a_job_cancelled_while_it_waited_is_no_failure(slurm_conf: Path, tmp_path: Path) -> None:
     experiment = sweep(tmp_path / "e")
     set_partition("down")
-    assert asyncpp("launch", experiment.folder, "--site", site_file(tmp_path), "--replay").code == 0
+    succeeded("launch", experiment.folder, "--site", site_file(tmp_path), "--replay")
     array = status_of(experiment.folder)[0]["job_id"].partition("_")[0]
     # A job cancelled before the accounting has heard of it is never in it.
     listed = ["sacct", "--noheader", "--jobs", array]
@@ -82,7 +81,7 @@ def test_where_slurm_does_not_answer_nothing_is_called_pending_or_failed(
 ) -> None:
     experiment = sweep(tmp_path / "e")
     set_partition("down")
-    assert asyncpp("launch", experiment.folder, "--site", site_file(tmp_path), "--replay").code == 0
+    succeeded("launch", experiment.folder, "--site", site_file(tmp_path), "--replay")
     assert asyncpp("status", experiment.folder).errors == ""
     # A controller that does not listen, as while it is restarted.
     conf = tmp_path / "slurm.conf"
@@ -147,7 +146,7 @@ def test_a_full_disk_does_not_keep_jobs_from_being_cancelled(slurm_conf: Path, t
         )
         assert "cancelled.jsonl cannot be written (No space left on device" in ended.errors
         room.unlink()
-        assert asyncpp("cancel", experiment.folder).code == 0
+        succeeded("cancel", experiment.folder)
 
 
 @pytest.mark.timeout(300)

@@ -13,21 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from support.command_line import asyncpp
+from support import launches
+from support.command_line import succeeded
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Job, Outcome
-from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
+from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 
-TINY = [
-    "model=micro",
-    "data.context=16",
-    "train.microbatch_size=1",
-    "train.eval_microbatches=1",
-    "train.eval_interval=500",
-    "site.timeout=40",
-]
+TINY = [*launches.TINY, "site.timeout=40"]
 ONE_RUN = ["matrix={schedule: 2bw, optimizer: muon}", "exclude=[]", "error_feedback=true"]
 SITE = """
 partition: main
@@ -42,15 +36,12 @@ retries: 1
 
 def sweep(folder: Path, *changes: str) -> Experiment:
     """Sweep the quickstart's matrix with tiny runs and these overrides."""
-    ended = asyncpp("sweep", "quickstart", *TINY, *changes, "--out", folder)
-    assert ended.code == 0, ended.errors
-    return open_experiment(folder)
+    return launches.sweep(folder, "site.timeout=40", *changes)
 
 
 def launch(folder: Path, *arguments: str, site: Path) -> str:
     """Submit the runs that are missing; returns standard error."""
-    ended = asyncpp("launch", folder, "--site", site, *arguments)
-    assert ended.code == 0, ended.errors
+    ended = succeeded("launch", folder, "--site", site, *arguments)
     return ended.errors
 
 
@@ -71,8 +62,7 @@ def wait_for(condition: Callable[[], object], *, seconds: float, why: Callable[[
 
 def status_of(folder: Path) -> list[dict[str, Any]]:
     """Output of `asyncpp status --json`."""
-    ended = asyncpp("status", folder, "--json")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("status", folder, "--json")
     status: list[dict[str, Any]] = json.loads(ended.output)
     return status
 

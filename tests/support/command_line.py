@@ -38,6 +38,13 @@ def asyncpp(*arguments: str | Path) -> Ended:
     return Ended(code or 0, output.getvalue(), errors.getvalue())
 
 
+def succeeded(*arguments: str | Path) -> Ended:
+    """Run `asyncpp` with these arguments, which must succeed."""
+    ended = asyncpp(*arguments)
+    assert ended.code == 0, ended
+    return ended
+
+
 def refusal(*arguments: str | Path, remarks: int = 0) -> str:
     """What a command says that must be refused: its error in one line, after so many lines of remarks."""
     ended = asyncpp(*arguments)

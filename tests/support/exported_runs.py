@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.command_line import asyncpp
+from support.command_line import succeeded
 
 from asyncpp_cli.experiment.run_data import owners_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -39,7 +39,7 @@ def run_of(
     folder.mkdir()
     (folder / "tiny.yaml").write_text(TINY)
     (folder / "template.yaml").write_text(SHARED % (model, text, stages, schedule, lr))
-    assert asyncpp("sweep", folder / "template.yaml", "--out", folder / "e").code == 0
+    succeeded("sweep", folder / "template.yaml", "--out", folder / "e")
     [run] = open_experiment(folder / "e").runs
     train(run)
     return run

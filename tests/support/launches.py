@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.command_line import asyncpp
+from support.command_line import succeeded
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
@@ -66,8 +66,7 @@ StartLaunch = Callable[..., Launched]
 
 def sweep(folder: Path, *changes: str) -> Experiment:
     """Sweep the quickstart's matrix with tiny runs and these overrides."""
-    ended = asyncpp("sweep", "quickstart", *TINY, *changes, "--out", folder)
-    assert ended.code == 0, ended.errors
+    succeeded("sweep", "quickstart", *TINY, *changes, "--out", folder)
     return open_experiment(folder)
 
 

@@ -8,13 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from support.attempts import claimed
+
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.formats.records import to_json
 from asyncpp_cli.report.load.experiments import Loader
 from asyncpp_cli.report.tables.document import Report
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.processes import this_process
@@ -203,8 +204,7 @@ def quickstart_folder(folder: Path, *, seeds: int = 2) -> ExperimentFolder:
 
 def begun(run: Run) -> None:
     """Add a completed attempt and its log to a run."""
-    attempt = claim(run, processes=1, replay=True, steps=4)
-    assert attempt is not None
+    attempt = claimed(run, processes=1, replay=True, steps=4)
     attempt.record_start(0, this_process())
     run.log_file(attempt=1, rank=0).write_text("a line\n")
     end_rank(attempt, 0, code=0, signal_number=None, stopped=False)

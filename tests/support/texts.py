@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.command_line import asyncpp
+from support.command_line import succeeded
 
 SHARE = 0.1
 """Validation share of `prepared`."""
@@ -76,6 +76,5 @@ def write_lines(file: Path, documents: Sequence[str], *, field: str = "text") ->
 def prepared(*arguments: str | Path, out: Path, workers: int = 1) -> str:
     """Run `asyncpp data prepare` successfully; returns its output."""
     options = ["--out", out, "--workers", str(workers), "--validation-share", str(SHARE)]
-    ended = asyncpp("data", "prepare", *arguments, *options)
-    assert ended.code == 0, ended.errors
+    ended = succeeded("data", "prepare", *arguments, *options)
     return ended.output

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.exported_runs import SHARED, TINY, run_of, train
 
 from asyncpp_cli.experiment.config_file import config_text
@@ -31,10 +31,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Run:
 def test_export_import_export_is_byte_identical(layout: str, run: Run, text: Path, tmp_path: Path) -> None:
     """Over another number of stages, and a run that learns next to nothing."""
     first, second = tmp_path / "first", tmp_path / "second"
-    assert asyncpp("export", run.folder, "--format", layout, "--out", first).code == 0
+    succeeded("export", run.folder, "--format", layout, "--out", first)
     again = run_of(tmp_path / "again", text, stages=4, schedule="1f1b", lr="1e-30", init=first)
-    ended = asyncpp("export", again.folder, "--format", layout, "--out", second)
-    assert ended.code == 0
+    ended = succeeded("export", again.folder, "--format", layout, "--out", second)
     assert "master weights" in ended.output
     assert sorted(file.name for file in first.iterdir()) == sorted(file.name for file in second.iterdir())
     (tmp_path / "plain").touch()
@@ -74,14 +73,13 @@ def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(tmp_
 
     (tmp_path / "text.txt").write_text(Path(__file__).read_text() * 4)
     data = tmp_path / "data"
-    made = asyncpp("data", "prepare", tmp_path / "text.txt", "--tokenizer", "train:300", "--out", data)
-    assert made.code == 0, made.errors
+    succeeded("data", "prepare", tmp_path / "text.txt", "--tokenizer", "train:300", "--out", data)
     (tmp_path / "tiny.yaml").write_text(TINY.replace("}", ", vocab_size: 320}"))
     (tmp_path / "t.yaml").write_text(SHARED % ("", data, 1, "1f1b", "1e-3"))
-    assert asyncpp("sweep", tmp_path / "t.yaml", "--out", tmp_path / "e").code == 0
+    succeeded("sweep", tmp_path / "t.yaml", "--out", tmp_path / "e")
     [run] = open_experiment(tmp_path / "e").runs
     train(run)
-    assert asyncpp("export", run.folder, "--out", tmp_path / "hf").code == 0
+    succeeded("export", run.folder, "--out", tmp_path / "hf")
     said = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert (
         said["eos_token_id"]
@@ -93,7 +91,7 @@ def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(tmp_
     assert loaded(text)["input_ids"] == expected
     assert (loaded.eos_token, loaded.eos_token_id) == ("<|endoftext|>", said["eos_token_id"])
     check_that_lm_eval_scores(tmp_path / "hf")
-    assert asyncpp("export", run.folder, "--format", "safetensors", "--out", tmp_path / "own").code == 0
+    succeeded("export", run.folder, "--format", "safetensors", "--out", tmp_path / "own")
     assert [file.name for file in (tmp_path / "own").iterdir()] == ["model.safetensors"]
 
 
@@ -102,7 +100,7 @@ def test_an_export_of_a_model_of_bytes_has_a_tokenizer_of_bytes(run: Run, tmp_pa
     """Plain text as the data, as in the quickstart."""
     from transformers import AutoTokenizer
 
-    assert asyncpp("export", run.folder, "--out", tmp_path / "hf").code == 0
+    succeeded("export", run.folder, "--out", tmp_path / "hf")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "hf")
     text = "Tab\t, newline\n, Ā, ł, 漢, 🙂,  two spaces and <|endoftext|>"
     tokens = loaded(text, split_special_tokens=True)["input_ids"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.launches import TINY
 
 from asyncpp_cli.console import command
@@ -25,7 +25,7 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     made = asyncpp("sweep", "quickstart", *TINY, *one_run, "--out=-a dash")
     hint = shlex.split(made.errors.rpartition("Next: ")[2])
     assert hint == ["asyncpp", "launch", "./-a dash"]
-    assert asyncpp("status", *hint[2:]).code == 0
+    succeeded("status", *hint[2:])
     (run,) = open_experiment(Path("-a dash")).runs
     options = LaunchOptions(replay=True, max_parallel=2)
     assert (
@@ -36,4 +36,4 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     options = replace(options, only=[run.id])
     assert resume_command([run], Path("-a dash"), options) == f"asyncpp launch './-a dash' {run.id}"
     run.write_status(Status(state=State.COMPLETED))
-    assert asyncpp("status", *shlex.split(command("status", Path("-a dash")))[2:]).code == 0
+    succeeded("status", *shlex.split(command("status", Path("-a dash")))[2:])

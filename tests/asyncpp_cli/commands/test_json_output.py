@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 
 
 def test_templates_are_listed_in_a_line_each_and_as_json() -> None:
@@ -34,11 +34,10 @@ def test_prepared_data_is_inspected_as_json_and_few_documents_are_noted(tmp_path
     (tmp_path / "text.txt").write_text(text)
     for name, share, documents in (("few", "0.01", 4), ("many", "0.2", 80)):
         data = tmp_path / name
-        made = asyncpp(
+        made = succeeded(
             *("data", "prepare", tmp_path / "text.txt", "--tokenizer", "bytes", "--workers", "1"),
             *("--validation-share", share, "--out", data),
         )
-        assert made.code == 0, made.errors
         shown = json.loads(asyncpp("data", "inspect", data, "--samples", "1", "--json").output)
         assert shown["splits"]["train"]["documents"] == 400 - shown["splits"]["validation"]["documents"]
         assert shown["tokenizer"] == "bytes"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 
-from support.command_line import asyncpp, refusal
+from support.command_line import refusal, succeeded
 
 from optimizers import CORRECTIONS, METHODS
 
 
 def test_list_as_json() -> None:
-    ended = asyncpp("optimizers", "list", "--json")
-    assert ended.code == 0
+    ended = succeeded("optimizers", "list", "--json")
     assert ended.errors == ""
     rows = {row["name"]: row for row in json.loads(ended.output)}
     assert rows.keys() == METHODS.keys()
@@ -22,8 +21,7 @@ def test_list_as_json() -> None:
 
 
 def test_list_names_every_optimizer_and_correction_with_its_paper() -> None:
-    ended = asyncpp("optimizers", "list")
-    assert ended.code == 0
+    ended = succeeded("optimizers", "list")
     starts = [line.split() for line in ended.output.splitlines()]
     for entry in [*METHODS.values(), *CORRECTIONS.values()]:
         (line,) = [words for words in starts if words[:1] == [entry.name]]
@@ -34,17 +32,15 @@ def test_list_names_every_optimizer_and_correction_with_its_paper() -> None:
 
 
 def test_show_gives_rules_and_settings() -> None:
-    ended = asyncpp("optimizers", "show", "muon")
-    assert ended.code == 0
+    ended = succeeded("optimizers", "show", "muon")
     assert "embedding   adamw  no" in ended.output
     assert "scale               match-rms      match-rms | original" in ended.output
 
 
 def test_show_gives_a_corrections_settings() -> None:
-    ended = asyncpp("optimizers", "show", "weight-prediction")
-    assert ended.code == 0
+    ended = succeeded("optimizers", "show", "weight-prediction")
     assert "flavour  last-update  last-update | momentum | adam-moments" in ended.output
-    assert asyncpp("optimizers", "show", "discrepancy").code == 0
+    succeeded("optimizers", "show", "discrepancy")
 
 
 def test_an_unknown_optimizer_is_one_line() -> None:

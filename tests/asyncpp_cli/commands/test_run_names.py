@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.launches import TINY
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -24,7 +24,7 @@ SMALL = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    assert asyncpp("sweep", "quickstart", *SMALL, "--out", tmp_path / "e").code == 0
+    succeeded("sweep", "quickstart", *SMALL, "--out", tmp_path / "e")
     return tmp_path / "e"
 
 
@@ -34,8 +34,7 @@ def test_one_name_of_a_run_works_in_every_command(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync, late = open_experiment(folder).runs
-    launched = asyncpp("launch", folder / "2bw", "--replay")
-    assert launched.code == 0
+    launched = succeeded("launch", folder / "2bw", "--replay")
     assert f"1 of 1 runs completed in {folder}\nNext: asyncpp report {folder} " in launched.errors
     assert (sync.status().attempt, late.status().attempt) == (0, 1)
     trained = subprocess.run(
@@ -44,10 +43,10 @@ def test_one_name_of_a_run_works_in_every_command(
         text=True,
     )
     assert (trained.returncode, sync.status().state) == (0, "completed"), trained.stderr
-    assert asyncpp("logs", folder / "2bw", "--attempt", "1").code == 0
+    succeeded("logs", folder / "2bw", "--attempt", "1")
     assert "Noted" in asyncpp("note", folder / "1f1b", "seen").errors
     assert "1f1b" in asyncpp("diff", folder / "1f1b", folder / "2bw").output
-    assert asyncpp("export", folder / "1f1b", "--out", tmp_path / "weights").code == 0
+    succeeded("export", folder / "1f1b", "--out", tmp_path / "weights")
     longer = asyncpp("extend", folder / "1f1b", "--steps", "4", "--out", tmp_path / "longer")
     assert (longer.code, len(open_experiment(tmp_path / "longer").runs)) == (0, 1)
     assert "Cancelled: 0 queued" in asyncpp("cancel", folder / "1f1b").errors
@@ -59,7 +58,7 @@ def test_one_name_of_a_run_works_in_every_command(
     assert "names 2 runs" in asyncpp("logs", folder).errors
     assert "no runs named" in asyncpp("remove", folder, "--yes").errors
     assert "no such run" in asyncpp("remove", folder / "gpipe", "--yes").errors
-    assert asyncpp("remove", folder / "1f1b", "--yes").code == 0
+    succeeded("remove", folder / "1f1b", "--yes")
     assert [run.id for run in open_experiment(folder).runs] == [late.id]
 
 
@@ -75,7 +74,7 @@ def test_following_a_run_that_has_not_begun_waits_for_it(folder: Path, tmp_path:
         while "has not begun; waiting" not in errors.read_text():
             assert following.poll() is None, errors.read_text()
             time.sleep(0.05)
-        assert asyncpp("launch", folder / "2bw", "--replay").code == 0
+        succeeded("launch", folder / "2bw", "--replay")
         assert following.wait(timeout=100) == 0
     finally:
         following.kill()

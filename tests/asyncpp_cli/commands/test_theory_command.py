@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 
 
 @pytest.mark.parametrize(
@@ -18,11 +18,10 @@ from support.command_line import asyncpp, refusal
     ],
 )
 def test_stability_as_json(momentum: str, beta: str, delay: str, coefficient: str, limit: float) -> None:
-    ended = asyncpp(
+    ended = succeeded(
         *("theory", "stability", "--momentum", momentum, "--beta", beta),
         *("--delay", delay, "--coefficient", coefficient, "--json"),
     )
-    assert ended.code == 0
     assert ended.errors == ""
     found = json.loads(ended.output)
     assert found["limit"] == pytest.approx(limit, abs=0.005)
@@ -31,8 +30,7 @@ def test_stability_as_json(momentum: str, beta: str, delay: str, coefficient: st
 
 @pytest.mark.slow
 def test_stability_table() -> None:
-    ended = asyncpp("theory", "stability")
-    assert ended.code == 0
+    ended = succeeded("theory", "stability")
     (row,) = [line.split() for line in ended.output.splitlines() if line.startswith("nesterov-ema  0.95")]
     assert row[2:5] == ["26.9", "3.75", "6.78"]
     assert "delay 3" in asyncpp("theory", "stability", "--delay", "3").output
@@ -55,8 +53,7 @@ def test_bad_arguments_are_one_line(arguments: list[str], reason: str) -> None:
 @pytest.mark.slow
 def test_convergence_has_the_rate_in_every_arm() -> None:
     """Slopes of -0.5 come with long runs; from 128 to 512 steps they are past -0.3 and falling."""
-    ended = asyncpp("theory", "convergence", "--steps", "32,128,512", "--json")
-    assert ended.code == 0
+    ended = succeeded("theory", "convergence", "--steps", "32,128,512", "--json")
     arms = {row["arm"]: row for row in json.loads(ended.output)}
     assert list(arms) == ["synchronous", "delay 1", "delay 1 with error feedback"]
     for row in arms.values():
@@ -73,8 +70,7 @@ def test_bad_lengths_are_one_line(steps: str) -> None:
 
 def test_frontier_as_json_and_as_a_picture(tmp_path: Path) -> None:
     drawn = tmp_path / "frontier.svg"
-    ended = asyncpp("theory", "frontier", "--lags", "20,0.1,10", "--out", str(drawn), "--json")
-    assert ended.code == 0
+    ended = succeeded("theory", "frontier", "--lags", "20,0.1,10", "--out", str(drawn), "--json")
     found = json.loads(ended.output)
     optimizers = {row["name"]: row for row in found["optimizers"]}
     assert optimizers["adamw"]["limit"] == pytest.approx(1.0)
@@ -86,8 +82,7 @@ def test_frontier_as_json_and_as_a_picture(tmp_path: Path) -> None:
 
 
 def test_frontier_table_says_what_is_unstable() -> None:
-    ended = asyncpp("theory", "frontier", "--delay", "2", "--lags", "20", "--step", "0.9")
-    assert ended.code == 0
+    ended = succeeded("theory", "frontier", "--delay", "2", "--lags", "20", "--step", "0.9")
     (adamw,) = [line.split() for line in ended.output.splitlines() if line.startswith("adamw  ")]
     assert adamw[1:4] == ["0.9", "1", "0"]
     assert adamw[-2] == "unstable"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.texts import some_documents, write_lines, write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -103,7 +103,7 @@ def test_a_folder_of_something_else_or_of_another_order_is_refused(tmp_path: Pat
     taken.mkdir()
     (taken / "thesis.tex").write_text("years of work")
     assert "holds something else" in asyncpp(*inputs, taken).errors
-    assert asyncpp(*inputs, tmp_path / "out").code == 0
+    succeeded(*inputs, tmp_path / "out")
     assert "validation_share = 0.005, not 0.2" in refusal(
         *inputs, tmp_path / "out", "--validation-share", "0.2"
     )

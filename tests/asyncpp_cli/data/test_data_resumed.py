@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.texts import SHARE, prepared, some_documents, write_lines, write_tokenizer, written_tokens
 
 from asyncpp_cli.data import parts
@@ -97,5 +97,5 @@ def test_after_a_failure_the_same_command_goes_on(tmp_path: Path) -> None:
     inputs = ["data", "prepare", tmp_path / "in.jsonl", "--tokenizer", "bytes", "--out", tmp_path / "out"]
     assert "in.jsonl, line 900: not JSON" in refusal(*inputs, "--workers", "2")
     (tmp_path / "in.jsonl").write_bytes(good)
-    assert asyncpp(*inputs, "--workers", "2").code == 0
+    succeeded(*inputs, "--workers", "2")
     assert sum(map(len, written_tokens(tmp_path / "out").values())) == len("".join(documents).encode()) + 900

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.texts import some_documents, write_lines, write_tokenizer
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -32,16 +32,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_tokenizer(tmp_path / "tokenizer.json")
     (tmp_path / "mine.yaml").write_text(TEMPLATE)
     inputs = ["in.jsonl", "--tokenizer", "tokenizer.json", "--validation-share", "0.2", "--workers", "1"]
-    ended = asyncpp("data", "prepare", *inputs, "--out", "prepared")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("data", "prepare", *inputs, "--out", "prepared")
     assert "model.vocab_size: 300 or more" in ended.output
     return tmp_path / "prepared"
 
 
 @pytest.mark.slow
 def test_a_run_on_prepared_data_is_reported_in_bits_a_byte(folder: Path, tmp_path: Path) -> None:
-    assert asyncpp("sweep", "mine.yaml", "--out", "out").code == 0
-    assert asyncpp("launch", "out", "--replay").code == 0
+    succeeded("sweep", "mine.yaml", "--out", "out")
+    succeeded("launch", "out", "--replay")
     [metrics] = (tmp_path / "out").rglob("metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     start = rows[0]
@@ -57,9 +56,8 @@ def test_a_run_on_prepared_data_is_reported_in_bits_a_byte(folder: Path, tmp_pat
 
 @pytest.mark.slow
 def test_a_dry_run_trains_a_twin_on_the_same_data(folder: Path) -> None:
-    assert asyncpp("sweep", "mine.yaml", "--out", "out").code == 0
-    ended = asyncpp("launch", "out", "--dry-run", "--replay")
-    assert ended.code == 0, ended.errors
+    succeeded("sweep", "mine.yaml", "--out", "out")
+    succeeded("launch", "out", "--dry-run", "--replay")
 
 
 def test_a_template_that_sets_no_vocabulary_takes_that_of_the_data(folder: Path, tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_a_template_that_sets_no_vocabulary_takes_that_of_the_data(folder: Path,
     assert "model.vocab_size is 300, as the data needs; micro has fewer" in listed[1].errors
     assert "vocab_size" not in listed[0].errors
     # A size with room keeps its own.
-    assert asyncpp("sweep", "bare.yaml", "model=95m", "--out", "large").code == 0
+    succeeded("sweep", "bare.yaml", "model=95m", "--out", "large")
     [run] = open_experiment(tmp_path / "large").runs
     assert run.config().model.vocab_size == 50304
 
@@ -127,8 +125,7 @@ def test_damaged_or_unfit_data_is_refused_before_anything_is_written(
 
 
 def test_inspect_shows_counts_and_text(folder: Path) -> None:
-    ended = asyncpp("data", "inspect", folder, "--samples", "2", "--verify")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("data", "inspect", folder, "--samples", "2", "--verify")
     content = json.loads((folder / "manifest.json").read_text())
     for split in content["splits"].values():
         assert f"{split['documents']:,}" in ended.output
@@ -153,8 +150,7 @@ def test_inspect_decodes_other_projects_tokens_if_told_how(folder: Path, tmp_pat
     whole = (folder / "train-000000.bin").read_bytes()
     (tmp_path / "nano").mkdir()
     (tmp_path / "nano" / "train.bin").write_bytes(whole)
-    plain = asyncpp("data", "inspect", tmp_path / "nano", "--samples", "1")
-    assert plain.code == 0, plain.errors
+    plain = succeeded("data", "inspect", tmp_path / "nano", "--samples", "1")
     assert "another project's format" in plain.output
     decoded = asyncpp("data", "inspect", tmp_path / "nano", "--samples", "9", "--tokenizer", "tokenizer.json")
     assert "quick" in decoded.output

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
 from stages.records import DamagedError
@@ -144,7 +144,7 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> 
     assert "is a file" in refusal("sweep", "quickstart", "--out", tmp_path / "thesis.tex")
 
     experiment = tmp_path / "experiment"
-    assert asyncpp("sweep", "quickstart", "--out", experiment).code == 0
+    succeeded("sweep", "quickstart", "--out", experiment)
     before = (experiment / "experiment.json").read_text()
     assert "another experiment" in refusal("sweep", "quickstart", "train.steps=7", "--out", experiment)
     assert (experiment / "experiment.json").read_text() == before
@@ -164,7 +164,7 @@ def test_commands_refuse_a_folder_without_an_experiment(tmp_path: Path, command:
 @pytest.mark.slow
 def test_launch_and_train_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     experiment = tmp_path / "experiment"
-    assert asyncpp("sweep", "quickstart", "--out", experiment).code == 0
+    succeeded("sweep", "quickstart", "--out", experiment)
     assert "local" in refusal("launch", experiment, "--site", "moon")
     assert "names 6 runs; accepted: one run" in refusal("train", experiment)
     run = min((experiment / "runs").iterdir())
@@ -175,7 +175,7 @@ def test_launch_and_train_refuse_what_they_cannot_do(tmp_path: Path) -> None:
 def test_launch_refuses_a_gpu_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     experiment = tmp_path / "experiment"
-    assert asyncpp("sweep", "quickstart", "site.device=cuda", "--out", experiment).code == 0
+    succeeded("sweep", "quickstart", "site.device=cuda", "--out", experiment)
     assert "site.device is cuda, but there are no GPUs here; accepted: auto, cpu" in refusal(
         "launch", experiment
     )
@@ -186,8 +186,7 @@ def test_validation_text_that_one_evaluation_reads_more_than_once_is_told(
 ) -> None:
     (tmp_path / "text.txt").write_text("some text to train on " * 100)
     changes = [f"data.path={tmp_path / 'text.txt'}", "data.context=16", "train.eval_microbatches=4"]
-    told = asyncpp("sweep", "quickstart", *changes, "--list")
-    assert told.code == 0, told.errors
+    told = succeeded("sweep", "quickstart", *changes, "--list")
     said = "has 110 tokens, and an evaluation reads 512 (32 sequences of 16), so they overlap"
     assert told.errors.count(said) == 1
     enough = asyncpp("sweep", "quickstart", *changes, "data.validation_share=0.4", "--list")
@@ -229,8 +228,7 @@ def test_a_correction_that_changes_nothing_is_told(tmp_path: Path) -> None:
         "{model: micro, optimizer: adamw, train: {steps: 3, clip: stage}, correction.name: lr-discount, "
         "matrix: {schedule: [2bw, pipedream], parallel.stages: [2, 3]}, schedule.microbatches: 4}"
     )
-    done = asyncpp("sweep", file, "--list", "schedule.microbatches=4")
-    assert done.code == 0, done
+    done = succeeded("sweep", file, "--list", "schedule.microbatches=4")
     # pipedream's delay is p - 1 at its first stage.
     assert "and 2 more: correction lr-discount divides" in done.errors
     told = asyncpp("sweep", file, "--list", "matrix.schedule=[pipedream]", "matrix.parallel.stages=[3]")
@@ -261,7 +259,7 @@ def test_a_model_that_is_missing_is_told_as_it_is_set(tmp_path: Path) -> None:
     said = refusal("sweep", file, "--list")
     assert "model is not set; accepted: " in said
     assert "micro" in said
-    assert asyncpp("sweep", file, "model=micro", "--list").code == 0
+    succeeded("sweep", file, "model=micro", "--list")
 
 
 def test_a_pipe_is_no_template(tmp_path: Path) -> None:

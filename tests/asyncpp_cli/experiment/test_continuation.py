@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.folder_contents import contents
 
 import asyncpp as api
@@ -47,16 +47,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, name: str, *changes: str) -> list[Run]:
     """Sweep the template and train its first two runs."""
-    swept = asyncpp("sweep", folder / "tiny.yaml", *changes, "--out", folder / name)
-    assert swept.code == 0, swept.errors
+    succeeded("sweep", folder / "tiny.yaml", *changes, "--out", folder / name)
     return trained_runs(folder / name)
 
 
 def trained_runs(folder: Path) -> list[Run]:
     runs = open_experiment(folder).runs[:2]
     for run in runs:
-        ended = asyncpp("train", run.folder, "--replay")
-        assert ended.code == 0, ended.errors
+        succeeded("train", run.folder, "--replay")
     return runs
 
 
@@ -68,8 +66,9 @@ def end(run: Run) -> str:
 def test_a_run_in_two_parts_ends_with_the_weights_of_one(trained: Path, tmp_path: Path) -> None:
     """At a constant learning rate the number of steps changes nothing but the end."""
     before = contents(trained / "short")
-    extended = asyncpp("extend", trained / "short", "1f1b", "2bw", "--steps", "6", "--out", tmp_path / "long")
-    assert extended.code == 0, extended.errors
+    extended = succeeded(
+        "extend", trained / "short", "1f1b", "2bw", "--steps", "6", "--out", tmp_path / "long"
+    )
     assert "continues 1f1b" in extended.errors
     assert "from step 4 of 4 (train.steps 4 -> 6)" in extended.errors
     assert "the learning rate was 0.01 in step 4 and is 0.01 in step 5" in extended.errors
@@ -179,9 +178,8 @@ def test_a_checkpoint_of_another_run_is_passed_over_or_refused(trained: Path, tm
     weights = exported(own, tmp_path / "own")
     assert weights != exported(other, tmp_path / "other")
     experiment = tmp_path / "paused"
-    swept = asyncpp("sweep", trained / "tiny.yaml", "seed=5", *settings, "--out", experiment)
-    assert swept.code == 0, swept.errors
-    assert asyncpp("launch", experiment, "--replay", "--until", "4").code == 0
+    succeeded("sweep", trained / "tiny.yaml", "seed=5", *settings, "--out", experiment)
+    succeeded("launch", experiment, "--replay", "--until", "4")
     [run] = open_experiment(experiment).runs
     shutil.rmtree(run.checkpoints / "step-4")
     shutil.copytree(other.checkpoints / "step-4", run.checkpoints / "step-4")
@@ -206,22 +204,19 @@ def test_a_checkpoint_of_another_run_is_passed_over_or_refused(trained: Path, tm
 
 
 def exported(run: Run, folder: Path) -> bytes:
-    ended = asyncpp("export", run.folder, "--format", "safetensors", "--out", folder)
-    assert ended.code == 0, ended.errors
+    succeeded("export", run.folder, "--format", "safetensors", "--out", folder)
     return (folder / "model.safetensors").read_bytes()
 
 
 def test_a_checkpoint_names_its_run_through_two_continuations(trained: Path, tmp_path: Path) -> None:
     """A run that has not trained yet has its parent's checkpoint, and hands it on."""
     first = api.open(trained / "short").extend("2bw", out=tmp_path / "first", steps=6)
-    second = asyncpp("extend", first.folder, "--steps", "7", "--out", tmp_path / "second")
-    assert second.code == 0, second.errors
+    succeeded("extend", first.folder, "--steps", "7", "--out", tmp_path / "second")
     [run] = open_experiment(tmp_path / "second").runs
     lineage = run.lineage()
     assert lineage is not None
     assert lineage.run == open_experiment(first.folder).runs[0].id
     assert lineage.saved_by.run == open_experiment(trained / "short").runs[1].id
-    ended = asyncpp("train", run.folder, "--replay")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("train", run.folder, "--replay")
     assert "is not used" not in ended.errors
     assert [row["step"] for row in run.metrics() if row["kind"] == "start"] == [4]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.command_line import Ended, asyncpp
+from support.command_line import Ended, asyncpp, succeeded
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.config_file import read_config
@@ -41,7 +41,7 @@ def one_line(ended: Ended) -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     (folder / "template.yaml").write_bytes(TEMPLATE)
-    assert asyncpp("sweep", folder / "template.yaml", "--out", folder / "e").code == 0
+    succeeded("sweep", folder / "template.yaml", "--out", folder / "e")
     return folder
 
 

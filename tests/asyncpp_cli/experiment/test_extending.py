@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.command_line import Ended, asyncpp
+from support.command_line import Ended, asyncpp, succeeded
 from support.folder_contents import contents
 
 from asyncpp_cli.errors import UserError
@@ -93,7 +93,7 @@ def test_an_experiment_can_be_swept_again_from_its_own_template(tmp_path: Path) 
     assert swept(folder, "matrix.seed=[0,1]").code == 0
     shutil.rmtree(folder / "runs")
     whole = ids(folder)
-    assert asyncpp("sweep", folder / "template.yaml", "--out", folder).code == 0
+    succeeded("sweep", folder / "template.yaml", "--out", folder)
     assert {run.name for run in (folder / "runs").iterdir()} == whole == ids(folder)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.edited import edit
 from support.folder_contents import contents
 from support.report_experiment import ExperimentFolder, begun, settings
@@ -106,7 +106,7 @@ def test_a_linked_run_is_refused_before_its_cell_is_gone(folder: Path, tmp_path:
     moved.rename(tmp_path / "victim" / "moved")
     moved.symlink_to(tmp_path / "victim" / "moved")
     before = contents(tmp_path)
-    assert asyncpp("status", folder).code == 0
+    succeeded("status", folder)
     for names in (["run-0"], ["run-1", "run-0"]):
         ended = asyncpp("remove", folder, *names, "--yes")
         if names == ["run-1", "run-0"]:

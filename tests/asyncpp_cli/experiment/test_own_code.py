@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.launches import TINY
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -83,7 +83,7 @@ def test_edited_code_is_neither_trained_nor_averaged(rules: Path, tmp_path: Path
         subprocess.run([*git, *words], check=True)
     write_rules(rules, factor=3)
     old, new = tmp_path / "old", tmp_path / "new"
-    assert asyncpp(*sweep(old, "[0,1]")).code == 0
+    succeeded(*sweep(old, "[0,1]"))
     run, later = open_experiment(old).runs
     assert (run.code / "rules" / "factors.py").read_text() == "FACTOR = 3\n"
     assert "+FACTOR = 3" in (run.code / "changes.diff").read_text()
@@ -99,8 +99,8 @@ def test_edited_code_is_neither_trained_nor_averaged(rules: Path, tmp_path: Path
     assert later.status().attempt == 0
     assert "own code that was edited" in refusal(*sweep(old, "[0,1,2]"))
 
-    assert asyncpp(*sweep(new, "[1]")).code == 0
-    assert asyncpp("launch", new, "--replay").code == 0
+    succeeded(*sweep(new, "[1]"))
+    succeeded("launch", new, "--replay")
     [edited] = open_experiment(new).runs
     hashes = [each.metrics()[0]["code_sha256"]["optimizer"] for each in (run, edited)]
     assert hashes == [each.config().optimizer.code_sha256 for each in (run, edited)]
@@ -112,7 +112,7 @@ def test_edited_code_is_neither_trained_nor_averaged(rules: Path, tmp_path: Path
 
 def test_a_run_without_own_code_has_no_copy_and_its_old_id(tmp_path: Path) -> None:
     folder = tmp_path / "e"
-    assert asyncpp("sweep", "quickstart", *TINY, "train.steps=2", "--out", folder).code == 0
+    succeeded("sweep", "quickstart", *TINY, "train.steps=2", "--out", folder)
     runs: list[Run] = open_experiment(folder).runs
     assert not any(run.code.exists() for run in runs)
     assert {run.config().optimizer.code_sha256 for run in runs} == {None}

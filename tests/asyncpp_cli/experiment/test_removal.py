@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.folder_contents import contents
 from support.report_experiment import ExperimentFolder, settings
 
@@ -51,7 +51,7 @@ def test_it_names_files_and_steps_and_asks(
     assert after.keys() == others.keys()
     assert all(after[name] == others[name] for name in others if name != "experiment.json")
     assert [cell.id for cell in open_experiment(folder).cells] == ["run-1", "run-2"]
-    assert asyncpp("status", folder).code == 0
+    succeeded("status", folder)
 
 
 def test_without_a_terminal_it_wants_to_be_told(folder: Path) -> None:
@@ -62,7 +62,7 @@ def test_without_a_terminal_it_wants_to_be_told(folder: Path) -> None:
         api.open(folder).remove("run-0")
     assert contents(folder) == before
     api.open(folder).remove("run-0", yes=True)
-    assert asyncpp("remove", folder, "run-2", "--yes").code == 0
+    succeeded("remove", folder, "run-2", "--yes")
     assert api.open(folder).ids == ["run-1"]
     assert [path.name for path in (folder / "runs").iterdir()] == ["run-1"]
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.paths import ROOT
 
 from asyncpp_cli.errors import DamagedError
@@ -47,8 +47,7 @@ def train(experiment: Path) -> None:
     """Train what is not completed, one run after the other in this process."""
     for run in open_experiment(experiment).runs:
         if run.status().state != State.COMPLETED:
-            ended = asyncpp("train", run.folder, "--replay")
-            assert ended.code == 0, ended.errors
+            succeeded("train", run.folder, "--replay")
 
 
 def refused(*arguments: str | Path) -> str:
@@ -60,25 +59,24 @@ def refused(*arguments: str | Path) -> str:
 
 @pytest.mark.slow
 def test_the_same_data_elsewhere_makes_the_same_runs(folder: Path) -> None:
-    assert asyncpp("sweep", "mine.yaml", "--out", "a").code == 0
+    succeeded("sweep", "mine.yaml", "--out", "a")
     shutil.copytree("texts", "elsewhere/other-name")
-    assert asyncpp("sweep", "mine.yaml", "data.path=elsewhere/other-name", "--out", "b").code == 0
+    succeeded("sweep", "mine.yaml", "data.path=elsewhere/other-name", "--out", "b")
     assert ids(Path("a")) == ids(Path("b"))
     (folder / "elsewhere" / "other-name" / "0.txt").write_text("other words " * 99)
-    assert asyncpp("sweep", "mine.yaml", "data.path=elsewhere/other-name", "--out", "c").code == 0
+    succeeded("sweep", "mine.yaml", "data.path=elsewhere/other-name", "--out", "c")
     assert not set(ids(Path("a"))) & set(ids(Path("c")))
 
 
 @pytest.mark.slow
 def test_moved_data_is_found_where_the_user_says_it_went(folder: Path) -> None:
-    assert asyncpp("sweep", "mine.yaml", "--out", "e").code == 0
+    succeeded("sweep", "mine.yaml", "--out", "e")
     shutil.move("texts", "new-place")
     assert "texts does not exist" in refused("launch", "e", "--replay")
     (folder / "wrong").mkdir()
     (folder / "wrong" / "0.txt").write_text("other words " * 99)
     assert "holds other data" in refused("data", "moved", "e", "wrong")
-    ended = asyncpp("data", "moved", "e", "new-place")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("data", "moved", "e", "new-place")
     assert "2 runs" in ended.errors + ended.output
     train(Path("e"))
     assert states(Path("e")) == [State.COMPLETED] * 2
@@ -86,12 +84,11 @@ def test_moved_data_is_found_where_the_user_says_it_went(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_sweeping_again_with_the_new_place_says_so_too(folder: Path) -> None:
-    assert asyncpp("sweep", "mine.yaml", "matrix.data.path=[texts]", "--out", "e").code == 0
+    succeeded("sweep", "mine.yaml", "matrix.data.path=[texts]", "--out", "e")
     before = ids(Path("e"))
     shutil.move("texts", "new-place")
     changes = ["matrix.data.path=[new-place]", "matrix.seed=[0,1,2]"]
-    ended = asyncpp("sweep", "mine.yaml", *changes, "--out", "e")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("sweep", "mine.yaml", *changes, "--out", "e")
     assert "1 runs added to the 2" in ended.errors + ended.output
     assert ids(Path("e"))[:2] == before
     train(Path("e"))
@@ -100,7 +97,7 @@ def test_sweeping_again_with_the_new_place_says_so_too(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_changed_data_is_refused_by_a_launch_a_resumed_run_and_another_seed(folder: Path) -> None:
-    assert asyncpp("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e").code == 0
+    succeeded("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e")
     [run] = open_experiment(Path("e")).runs
     held = (folder / "texts" / "0.txt").read_text()
     (folder / "texts" / "0.txt").write_text(held.replace("pipeline", "Pipeline"))
@@ -121,7 +118,7 @@ def test_a_run_without_a_cache_splits_its_text_in_its_own_folder(
 ) -> None:
     (folder / "file").write_text("no folder")
     monkeypatch.setenv("ASYNCPP_CACHE", str(folder / "file" / "cache"))
-    assert asyncpp("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e").code == 0
+    succeeded("sweep", "mine.yaml", "matrix.seed=[0]", "--out", "e")
     train(Path("e"))
     [run] = open_experiment(Path("e")).runs
     assert run.status().state == State.COMPLETED
@@ -130,7 +127,7 @@ def test_a_run_without_a_cache_splits_its_text_in_its_own_folder(
 
 @pytest.mark.slow
 def test_the_report_names_the_data(folder: Path) -> None:
-    assert asyncpp("sweep", "mine.yaml", "--out", "e").code == 0
+    succeeded("sweep", "mine.yaml", "--out", "e")
     train(Path("e"))
     data = open_experiment(Path("e")).runs[0].config().data
     assert data.sha256 is not None
@@ -144,14 +141,14 @@ def test_another_python_is_refused_but_has_the_same_ids(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = ["data.path=null", "matrix.seed=[0]"]
-    assert asyncpp("sweep", "mine.yaml", *changes, "--out", "e").code == 0
+    succeeded("sweep", "mine.yaml", *changes, "--out", "e")
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(folder / "texts"))
     for file in (folder / "texts").iterdir():
         file.rename(file.with_suffix(".py"))
     assert "holds other data than the run was made for" in refused("launch", "e", "--replay")
     changes[1] = "matrix.seed=[0,1]"
     assert "another Python?" in refused("sweep", "mine.yaml", *changes, "--out", "e")
-    assert asyncpp("sweep", "mine.yaml", *changes, "--out", "f").code == 0
+    succeeded("sweep", "mine.yaml", *changes, "--out", "f")
     assert ids(Path("f"))[0] == ids(Path("e"))[0]
 
 

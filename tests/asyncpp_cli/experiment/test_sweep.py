@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.folder_contents import contents
 
 from asyncpp_cli.experiment.matrix import expand
@@ -19,11 +19,9 @@ from asyncpp_cli.runs.experiment_folder import open_experiment
 @pytest.mark.slow
 def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> None:
     folder = tmp_path / "e"
-    listed = asyncpp("sweep", "quickstart", "--list")
-    assert listed.code == 0
+    listed = succeeded("sweep", "quickstart", "--list")
     assert not folder.exists()
-    written = asyncpp("sweep", "quickstart", "--out", folder)
-    assert written.code == 0
+    written = succeeded("sweep", "quickstart", "--out", folder)
     assert ("GB per rank" in listed.output, "GB per rank" in written.output) == (True, False)
     cells = open_experiment(folder).cells
     assert len(cells) == 6
@@ -32,8 +30,7 @@ def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> N
     touched = folder / "runs" / cells[0].id / "metrics.jsonl"
     touched.write_text("kept")
 
-    again = asyncpp("sweep", "quickstart", "--out", folder)
-    assert again.code == 0
+    succeeded("sweep", "quickstart", "--out", folder)
     assert open_experiment(folder).cells == cells
     more = asyncpp("sweep", "quickstart", "matrix.seed=[0,1]", "--out", folder)
     assert "6 runs added" in more.errors
@@ -62,7 +59,7 @@ def test_a_refused_sweep_says_which_keys_make_its_ids_new(
     tmp_path: Path, changes: list[str], told: str
 ) -> None:
     folder = tmp_path / "e"
-    assert asyncpp("sweep", "quickstart", "--out", folder).code == 0
+    succeeded("sweep", "quickstart", "--out", folder)
     before = contents(folder)
     assert told in refusal("sweep", "quickstart", *changes, "--out", folder)
     assert contents(folder) == before

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.launches import HOURS, StartLaunch, is_training, sweep, wait_for
 
 from asyncpp_cli.launch.cancel import Cancellations, record_cancellation
@@ -136,8 +136,7 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
     experiment.run(memory).write_status(ended)
     assert "6 runs begin with it" in refusal("launch", folder, "2bw-adamw")
     assert "no such run" in asyncpp("cancel", folder, "nothing").errors
-    done = asyncpp("launch", folder, "--oom")
-    assert done.code == 0, done.errors
+    succeeded("launch", folder, "--oom")
     after = {run.id: run.status() for run in open_experiment(folder).runs}
     assert (after[memory].state, after[memory].attempt) == (State.COMPLETED, 2)
     assert {run_id: status.attempt for run_id, status in after.items() if run_id != memory} == {

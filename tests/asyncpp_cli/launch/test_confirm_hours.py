@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.folder_contents import contents
 from support.report_experiment import ExperimentFolder, settings
 
@@ -91,14 +91,14 @@ def test_without_a_terminal_it_wants_to_be_told(folder: Path, launched: list[Pat
     before = contents(folder)
     assert "--yes" in refusal("launch", folder, "--site", site(folder, 1))
     assert (launched, contents(folder)) == ([], before)
-    assert asyncpp("launch", folder, "--site", site(folder, 1), "--yes").code == 0
+    succeeded("launch", folder, "--site", site(folder, 1), "--yes")
     assert launched == [folder]
 
 
 def test_it_does_not_ask_below_the_bound_and_asks_where_the_cost_is_unknown(
     folder: Path, launched: list[Path]
 ) -> None:
-    assert asyncpp("launch", folder, "--site", site(folder, 1_000_000)).code == 0
+    succeeded("launch", folder, "--site", site(folder, 1_000_000))
     assert launched == [folder]
     assert "the cost of 2 of 2 runs is unknown" in refusal(
         "launch", folder, "--site", site(folder, 1_000_000, gpu="")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.launches import TINY
 
 from asyncpp_cli.experiment.matrix import expand
@@ -63,10 +63,9 @@ def test_a_twin_of_a_mixture_has_few_small_experts() -> None:
 def test_a_dry_run_trains_each_twin_once_and_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "e"
     changes = ["matrix.seed=[0,1,2]", "matrix.optimizer=adamw", "matrix.error_feedback=false", "model=135m"]
-    assert asyncpp("sweep", "quickstart", *changes, "--out", folder).code == 0
+    succeeded("sweep", "quickstart", *changes, "--out", folder)
     before = sorted(folder.rglob("*"))
-    rehearsed = asyncpp("launch", folder, "--dry-run", "--replay")
-    assert rehearsed.code == 0, rehearsed.errors
+    rehearsed = succeeded("launch", folder, "--dry-run", "--replay")
     assert "Training 2 small twins" in rehearsed.errors
     assert "6 of 6 cells ok" in rehearsed.output
     for cell in open_experiment(folder).cells:
@@ -82,8 +81,7 @@ def test_a_dry_run_of_small_models_says_how_long_they_take_and_sweep_says_it_aga
     sentence = re.compile(r"^Training takes about (a minute|[\d,]+ minutes) on the \d+ cores", re.MULTILINE)
     first = asyncpp("sweep", "quickstart", *changes, "--out", folder)
     assert (first.code, sentence.search(first.errors)) == (0, None)
-    rehearsed = asyncpp("launch", folder, "--dry-run", "--replay")
-    assert rehearsed.code == 0, rehearsed.errors
+    rehearsed = succeeded("launch", folder, "--dry-run", "--replay")
     assert sentence.search(rehearsed.errors)
     assert f"Next: asyncpp launch {folder}" in rehearsed.errors
     # Schedules and seeds share the times.

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.launches import (
     HOURS,
     TINY,
@@ -65,12 +65,12 @@ def test_two_launches_at_once_share_the_work_and_replay_gives_the_same_weights(
         assert run.status().attempt == 1
         assert run.status().step == 3
         assert starts(run) == 1
-    assert asyncpp("launch", experiment.folder).code == 0
+    succeeded("launch", experiment.folder)
     assert [run.status().attempt for run in experiment.runs] == [1, 1]
 
     replayed = sweep(tmp_path / "replayed", *changes, "error_feedback=true")
     (run,) = replayed.runs
-    assert asyncpp("train", run.folder, "--replay").code == 0
+    succeeded("train", run.folder, "--replay")
     assert weights(run) == weights(experiment.run(run.id))
 
 
@@ -172,7 +172,7 @@ def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path:
     assert between[0].startswith("step 1 of 4: training loss ")
     assert [line.partition(":")[0] for line in between if "validation" in line][-1] == "step 4"
     assert end == "completed: 4 steps"
-    assert asyncpp("train", alone.folder, "--replay").code == 0
+    succeeded("train", alone.folder, "--replay")
     for run in experiment.runs:
         assert (run.status().state, run.status().attempt, run.status().step) == (State.COMPLETED, 1, 4)
         assert starts(run) == 1
@@ -188,12 +188,11 @@ def test_quickstart_sweeps_launches_and_reports(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("asyncpp_cli.commands.runs.quickstart.TEMPLATE", str(template))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "asyncpp-quickstart").mkdir()
-    ended = asyncpp("quickstart")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("quickstart")
     assert "1 of 1 runs completed in asyncpp-quickstart-2" in ended.errors
     assert "asyncpp sweep" in ended.errors
     assert "2bw" in ended.output
-    assert asyncpp("quickstart", "--out", "asyncpp-quickstart-2").code == 0
+    succeeded("quickstart", "--out", "asyncpp-quickstart-2")
     assert [run.status().attempt for run in open_experiment(Path("asyncpp-quickstart-2")).runs] == [1]
 
 
@@ -210,8 +209,7 @@ ONE_RUN = ["matrix={schedule: 2bw, optimizer: muon}", "exclude=[]", "train.steps
 
 def launched(experiment: Experiment, *options: str) -> tuple[State, int, int]:
     """Launch it; the state, step and attempt of its only run."""
-    ended = asyncpp("launch", experiment.folder, "--replay", *options)
-    assert ended.code == 0, ended.errors
+    succeeded("launch", experiment.folder, "--replay", *options)
     (run,) = experiment.runs
     status = run.status()
     assert (status.cause, status.steps) == (Cause.NONE, 9)
@@ -233,7 +231,7 @@ def test_paused_runs_go_on(tmp_path: Path) -> None:
     (shown,) = json.loads(asyncpp("status", paused.folder, "--json").output)
     assert (shown["state"], shown["saved_step"], shown["reason"]) == ("paused", 4, "")
     assert [evaluation.step for evaluation in measure(read_metrics(run)).evaluations] == [4]
-    assert asyncpp("report", paused.folder).code == 0
+    succeeded("report", paused.folder)
     assert launched(paused) == (State.COMPLETED, 9, 2)
     assert all(row["load_per_core"] >= 0 for row in run.metrics() if row["kind"] == "segment")
     for kind in ("step", "end"):

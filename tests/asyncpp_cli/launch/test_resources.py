@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -70,7 +70,7 @@ def test_a_launch_says_that_processes_share_a_gpu_and_a_run_that_it_has_none(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     folder = tmp_path / "experiment"
-    assert asyncpp("sweep", "quickstart", *TINY, "parallel.stages=2", "--out", folder).code == 0
+    succeeded("sweep", "quickstart", *TINY, "parallel.stages=2", "--out", folder)
     launched = asyncpp("launch", folder)
     assert "GPUs here: 1; the processes of a run share them" in launched.errors
     (run,) = open_experiment(folder).runs
@@ -84,10 +84,8 @@ def test_a_launch_says_that_processes_share_a_gpu_and_a_run_that_it_has_none(
 @pytest.mark.slow
 def test_a_cell_of_two_data_ranks_is_launched_on_two_processes(tmp_path: Path) -> None:
     folder = tmp_path / "experiment"
-    made = asyncpp("sweep", "quickstart", *TINY, "parallel.data=2", "--out", folder)
-    assert made.code == 0, made.errors
-    launched = asyncpp("launch", folder)
-    assert launched.code == 0, launched.errors
+    succeeded("sweep", "quickstart", *TINY, "parallel.data=2", "--out", folder)
+    succeeded("launch", folder)
     (run,) = open_experiment(folder).runs
     assert run.status().state == State.COMPLETED, run.status().reason
     assert [bool(Attempt(run, 1).processes(rank)) for rank in range(3)] == [True, True, False]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.launches import StartLaunch, processes_of, rows_of, sweep, wait_for
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -46,7 +46,7 @@ def steps_written(run: Run) -> int:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The run as it is without a kill, in one process."""
     (run,) = one_run(tmp_path_factory.mktemp("undisturbed") / "e").runs
-    assert asyncpp("train", run.folder, "--replay").code == 0
+    succeeded("train", run.folder, "--replay")
     return run
 
 
@@ -133,7 +133,6 @@ def test_train_alone_exits_with_75_and_a_damaged_checkpoint_is_passed_over(
 
     newest = run.checkpoints / f"step-{run.saved_step}" / "rank-0.safetensors"
     newest.write_bytes(newest.read_bytes()[:1000])
-    done = asyncpp("train", run.folder, "--replay")
-    assert done.code == 0, done.errors
+    done = succeeded("train", run.folder, "--replay")
     assert "is not used: rank-0.safetensors has 1000 bytes instead of" in done.errors
     check_same(run, undisturbed)

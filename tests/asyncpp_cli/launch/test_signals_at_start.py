@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.attempts import claimed
 from support.early_death import dying
 
 from asyncpp_cli.launch.job.array_task import JobEnd, corrected_outcome, signal_of
@@ -17,7 +18,6 @@ from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.launch.submission.sbatch import BatchJob
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -38,9 +38,7 @@ GONE = replace(this_process(), pid=2**22 + 1, start=1)
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
     (tmp_path / "config.yaml").write_text(CONFIG)
-    begun = claim(Run(tmp_path), processes=2, replay=False, steps=5)
-    assert begun is not None
-    return begun
+    return claimed(Run(tmp_path), processes=2, replay=False, steps=5)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2"])
@@ -48,8 +46,7 @@ def test_a_trainer_that_dies_of_it_was_told_to_end(tmp_path: Path, name: str) ->
     run = Run(tmp_path / "run")
     run.folder.mkdir()
     run.config_file.write_text(CONFIG)
-    begun = claim(run, processes=1, replay=True, steps=5)
-    assert begun is not None
+    claimed(run, processes=1, replay=True, steps=5)
     rank = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
     environment = dict(os.environ) | rank | {"SLURM_STEP_TASKS_PER_NODE": "1"}
     environment["PYTHONPATH"] = str(dying(tmp_path / "early", [("train", name)]))

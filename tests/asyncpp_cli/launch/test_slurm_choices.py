@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.attempts import claimed
 from support.edited import edit
 from support.report_experiment import ExperimentFolder, settings
 
@@ -25,7 +26,6 @@ from asyncpp_cli.launch.submission.arrays import (
 )
 from asyncpp_cli.launch.submission.sbatch import profile_keys
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Job
 from asyncpp_cli.runs.attempts.settle import end_rank, override_outcome, settle
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
@@ -154,8 +154,7 @@ def test_runs_that_save_few_steps_per_job_are_named(
     run = Run(tmp_path / "runs" / "a")
     run.folder.mkdir(parents=True)
     for _ in range(2):
-        attempt = claim(run, processes=1, replay=True, steps=1000)
-        assert attempt is not None
+        attempt = claimed(run, processes=1, replay=True, steps=1000)
         settle(run, none_to_come=True, all_over=True)
         override_outcome(attempt, state=State.INTERRUPTED, cause=cause, reason="")
     if saved:
@@ -238,8 +237,7 @@ def experiment(tmp_path: Path) -> Experiment:
 
 
 def failed(run: Run, message: str, *, in_log: bool) -> Attempt:
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     for rank in (0, 1):
         attempt.record_start(rank, this_process(), node=f"n{rank + 1}")
     if in_log:

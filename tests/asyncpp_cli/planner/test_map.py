@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, decision_map
@@ -83,8 +83,7 @@ def test_the_command_prints_draws_and_writes(tmp_path: Path) -> None:
         "2bw",
     )
     picture = tmp_path / "map.svg"
-    table = asyncpp(*command, "--out", picture)
-    assert table.code == 0, table.errors
+    table = succeeded(*command, "--out", picture)
     assert "delay 1" in table.output
     assert picture.read_text().lstrip().startswith("<?xml")
     written = asyncpp(*command, "--json")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 
 from asyncpp_cli.experiment.settings import assign, copy_of
 from asyncpp_cli.planner.base_config import base_of
@@ -48,8 +48,7 @@ COSTS = Roofline(find_device("h100", key=""))
 
 
 def planned(*arguments: str) -> list[dict[str, Any]]:
-    ended = asyncpp("plan", *arguments, "--json")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("plan", *arguments, "--json")
     found: list[dict[str, Any]] = json.loads(ended.output)
     return found
 
@@ -287,8 +286,7 @@ def test_a_template_is_planned_with_its_own_tokens(tmp_path: Path) -> None:
     tokens = {one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 128 for one in found}
     assert tokens == {2048}
     assert all(one["fits"] for one in found)
-    table = asyncpp("plan", "quickstart", "--gpus", "2", "--memory", "1", "--rows", "3")
-    assert table.code == 0
+    table = succeeded("plan", "quickstart", "--gpus", "2", "--memory", "1", "--rows", "3")
     assert "the best 3 layouts" in table.output
     assert "MB per stage (limit 1.0 GB)" in table.output
 

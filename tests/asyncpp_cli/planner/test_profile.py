@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 
 MODEL = "{layers: 4, width: 32, heads: 4, kv_heads: 2, mlp_width: 48, vocab_size: 300}"
 COMMON = ("data.context=16", "train.precision=float32", "site.device=cpu")
@@ -24,15 +24,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(model: Path) -> Path:
     file = model.parent / "profile.json"
     sizes = ("--microbatch-size", "1", "--microbatch-size", "4")
-    ended = asyncpp("plan", model, *COMMON, "--schedule", "1f1b", "--measure", file, *sizes, "--repeats", "3")
-    assert ended.code == 0, ended.errors
+    ended = succeeded(
+        "plan", model, *COMMON, "--schedule", "1f1b", "--measure", file, *sizes, "--repeats", "3"
+    )
     assert "a block takes" in ended.errors
     return file
 
 
 def planned(model: Path, file: Path, *arguments: str) -> list[dict[str, Any]]:
-    ended = asyncpp("plan", model, *COMMON, "--profile", file, "--memory", "1", *arguments, "--json")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("plan", model, *COMMON, "--profile", file, "--memory", "1", *arguments, "--json")
     found: list[dict[str, Any]] = json.loads(ended.output)
     return found
 
@@ -103,8 +103,7 @@ def test_a_sweep_takes_the_measured_times_of_its_cells(model: Path, measured: Pa
     settings += ["data: {context: 16}", "site: {device: cpu, threads: 2}"]
     template.write_text("matrix: {schedule: 1f1b, optimizer: [adamw, muon]}\n" + "\n".join(settings))
     file = by_hand(measured, threads=2)
-    ended = asyncpp("sweep", template, "--list", "--profile", file)
-    assert ended.code == 0, ended.errors
+    ended = succeeded("sweep", template, "--list", "--profile", file)
     hours = (4 * (3 + 4 * 12 + 21) + 60) * 100 * 2 / 3600
     assert f"{hours:.3g} core-hours in all (1 of 2 cells)" in ended.errors
     assert "core-h" in ended.output

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.edited import edit
 from support.report_experiment import ExperimentFolder, cells_of, metrics, settings
 
@@ -41,8 +41,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An experiment with two completed runs: 1f1b and 2bw."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "tiny.yaml").write_text(TINY)
-    assert asyncpp("sweep", folder / "tiny.yaml", "--out", folder / "e").code == 0
-    assert asyncpp("launch", folder / "e", "--replay").code == 0
+    succeeded("sweep", folder / "tiny.yaml", "--out", folder / "e")
+    succeeded("launch", folder / "e", "--replay")
     return folder / "e"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.folder_contents import contents
 from support.report_experiment import ExperimentFolder, metrics, settings
 
@@ -40,8 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def differences(*sides: Path) -> dict[str, Any]:
-    ended = asyncpp("diff", *sides, "--json")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("diff", *sides, "--json")
     content: dict[str, Any] = json.loads(ended.output)
     return content
 
@@ -97,8 +96,7 @@ def test_runs_without_numbers_are_compared_by_their_settings(tmp_path: Path) -> 
     for schedule in ("1f1b", "2bw"):
         run = experiment.add(settings(schedule, "muon"), status=Status(state=State.PENDING))
         run.metrics_file.unlink()
-    shown = asyncpp("diff", tmp_path / "e" / "run-0", tmp_path / "e" / "run-1")
-    assert shown.code == 0
+    shown = succeeded("diff", tmp_path / "e" / "run-0", tmp_path / "e" / "run-1")
     assert "nothing to compare yet" in shown.output
     assert "schedule.name  1f1b  2bw" in shown.output
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import refusal, succeeded
 from support.launches import sweep
 
 from asyncpp_cli.report.load.measured_timeline import read_measured_timeline
@@ -16,8 +16,7 @@ from asyncpp_cli.runs.run_folder import Run
 
 
 def trace_of(run: Run) -> list[dict[str, Any]]:
-    ended = asyncpp("schedule", "export", run.folder, "--format", "trace")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("schedule", "export", run.folder, "--format", "trace")
     events: list[dict[str, Any]] = json.loads(ended.output)["traceEvents"]
     return events
 
@@ -35,7 +34,7 @@ def test_a_run_is_a_trace_of_its_last_steps_and_of_its_memory(tmp_path: Path) ->
     )
     run = Run(next((experiment.folder / "runs").iterdir()))
     assert "no timeline was measured yet" in refusal("schedule", "export", run.folder, "--format", "trace")
-    assert asyncpp("launch", experiment.folder).code == 0
+    succeeded("launch", experiment.folder)
 
     events = trace_of(run)
     spans = [event for event in events if event["ph"] == "X"]

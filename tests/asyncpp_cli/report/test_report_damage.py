@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
+from support.attempts import claimed
 from support.command_line import asyncpp
 from support.edited import edit
 from support.report_experiment import (
@@ -34,7 +35,6 @@ from asyncpp_cli.report.formats.markdown import to_markdown
 from asyncpp_cli.report.formats.records import to_csv, to_json, to_parquet
 from asyncpp_cli.report.formats.step_table import to_step_table
 from asyncpp_cli.report.formats.terminal import to_text
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.status import State, Status
 
@@ -50,8 +50,7 @@ def test_every_cell_is_shown_whatever_became_of_it(tmp_path: Path) -> None:
     killed = Status(state=State.FAILED, attempt=1, step=2, steps=4, reason="rank 1 was killed by SIGKILL")
     experiment.add(settings("2bw", "muon"), status=killed)
     going_on = experiment.add(settings("2bw", "adamw"), status=Status(state=State.PENDING))
-    attempt = claim(going_on, processes=1, replay=True, steps=4)
-    assert attempt is not None
+    attempt = claimed(going_on, processes=1, replay=True, steps=4)
     attempt.record_start(0, this_process())
     experiment.add(settings("gpipe", "muon"), status=Status(state=State.PENDING))
     gone = experiment.add(settings("gpipe", "adamw"))

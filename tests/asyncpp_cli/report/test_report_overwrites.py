@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.report_experiment import ExperimentFolder, settings
 
 
@@ -21,12 +21,12 @@ def experiment(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_page_leaves_a_table_of_cells_beside_it_alone(experiment: Path, tmp_path: Path) -> None:
     cells, page, steps = (tmp_path / name for name in ("r.parquet", "r.html", "r.steps.parquet"))
-    assert asyncpp("report", experiment, "--format", "parquet", "--out", cells).code == 0
+    succeeded("report", experiment, "--format", "parquet", "--out", cells)
     before = cells.read_bytes()
     for _ in range(2):  # again: its own table of steps is replaced
-        assert asyncpp("report", experiment, "--format", "html", "--out", page).code == 0
+        succeeded("report", experiment, "--format", "html", "--out", page)
         assert cells.read_bytes() == before
-    assert asyncpp("report", experiment, "--format", "steps", "--out", tmp_path / "own").code == 0
+    succeeded("report", experiment, "--format", "steps", "--out", tmp_path / "own")
     assert (tmp_path / "own").read_bytes() == steps.read_bytes()
     assert pl.read_parquet(steps).filter(pl.col("kind").cast(pl.String) == "step").height == 8
 
@@ -58,7 +58,7 @@ def test_figures_replace_figures_and_nothing_else(experiment: Path, tmp_path: Pa
     assert own.read_text() == "<svg>drawn by hand</svg>"
     assert sorted(path.name for path in figures.iterdir()) == ["deep", "gap.svg"]
     own.unlink()
-    assert asyncpp("report", experiment, "--figures", figures).code == 0
+    succeeded("report", experiment, "--figures", figures)
     assert len(list(figures.iterdir())) == 16
     assert asyncpp("report", experiment, "--figures", figures).code == 0  # its own are replaced
     assert len(list(figures.iterdir())) == 16

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from support.browser import CHROMIUM, Page, browser
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.metrics_rows import diagnostics_row
 from support.report_experiment import ExperimentFolder, metrics, settings
 
@@ -85,8 +85,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 axes={"data.path": name},
                 timeline=TIMELINES[schedule],
             )
-    done = asyncpp("report", experiment.folder, "--format", "html", "--out", folder / "page.html")
-    assert done.code == 0, done.errors
+    succeeded("report", experiment.folder, "--format", "html", "--out", folder / "page.html")
     return folder / "page.html"
 
 
@@ -331,8 +330,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("page.html", "other.html"):
         written = folder / name
         assets = ["--assets", folder / "shared"]
-        done = asyncpp("report", experiment.folder, "--format", "html", "--out", written, *assets)
-        assert done.code == 0, done.errors
+        succeeded("report", experiment.folder, "--format", "html", "--out", written, *assets)
     return folder / "page.html"
 
 

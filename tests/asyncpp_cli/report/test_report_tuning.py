@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 from support.tuned_experiment import record, tuned_experiment
 
 import asyncpp as asyncpp_api
@@ -21,8 +21,7 @@ def tuned(tmp_path: Path) -> Experiment:
 
 
 def test_each_arm_at_its_best(tuned: Experiment) -> None:
-    ended = asyncpp("report", tuned.folder, "--format", "json")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("report", tuned.folder, "--format", "json")
     first, second = json.loads(ended.output)
     assert [(cell["schedule"], cell["optimizer.lr"]) for cell in (first, second)] == [
         ("1f1b", 1e-3),
@@ -59,8 +58,7 @@ def test_an_incomplete_tuning_shows_what_leads(tuned: Experiment) -> None:
             tuned.run(cell.id).status_file.unlink()
             tuned.run(cell.id).metrics_file.unlink()
     record(tuned.run(tuned.cells[5].id), {2: 2.5})
-    ended = asyncpp("report", tuned.folder, "--format", "json")
-    assert ended.code == 0, ended.errors
+    ended = succeeded("report", tuned.folder, "--format", "json")
     second = json.loads(ended.output)[1]
     assert (second["optimizer.lr"], second["tuning"]["complete"]) == (1e-3, False)
     assert "0.001 (not complete) of schedule=2bw" in " ".join(asyncpp("report", tuned.folder).output.split())
@@ -74,16 +72,14 @@ def test_figures_have_a_line_for_each_arm_and_rung(tuned: Experiment, tmp_path: 
     assert [list(line.y) for line in first] == [[3.0, 2.0, 2.5, 4.0], [1.9, 2.4], [1.8]]
     assert [list(line.marker.size) for line in first] == [[6, 6, 6, 6], [6, 6], [13]], "the best is marked"
     assert [line.showlegend for line in figure.data] == [False, False, True] * 2
-    ended = asyncpp("report", tuned.folder, "--figures", tmp_path / "figures")
-    assert ended.code == 0, ended.errors
+    succeeded("report", tuned.folder, "--figures", tmp_path / "figures")
     for suffix in ("svg", "pdf", "png"):
         assert (tmp_path / "figures" / f"tuning-optimizer.lr.{suffix}").is_file()
 
 
 def test_the_page_has_a_chart(tuned: Experiment) -> None:
     file = tuned.folder / "page.html"
-    ended = asyncpp("report", tuned.folder, "--format", "html", "--out", file)
-    assert ended.code == 0, ended.errors
+    succeeded("report", tuned.folder, "--format", "html", "--out", file)
     page = file.read_text()
     assert 'id="tuning-optimizer.lr-chart"' in page
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)

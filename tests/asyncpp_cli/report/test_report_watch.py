@@ -12,7 +12,7 @@ from pathlib import Path
 
 import matplotlib.image
 import pytest
-from support.command_line import asyncpp
+from support.command_line import succeeded
 from support.metrics_rows import diagnostics_row
 from support.report_experiment import ExperimentFolder, metrics, settings
 
@@ -109,8 +109,7 @@ def test_figures_are_pictures_of_each_format(tmp_path: Path) -> None:
             rows[-1:-1] = [diagnostics_row(1, 30.0), diagnostics_row(2, 40.0)]
             experiment.add(named, axes={"data.path": path}, rows=rows)
     figures = tmp_path / "figures"
-    done = asyncpp("report", experiment.folder, "--format", "json", "--figures", figures)
-    assert done.code == 0, done.errors
+    done = succeeded("report", experiment.folder, "--format", "json", "--figures", figures)
     assert len(json.loads(done.output)) == 4
     names = {"training-loss", "validation-loss", "gap", "throughput", "busy", "sharpness"}
     assert {(file.stem, file.suffix) for file in figures.iterdir()} == {

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
+from support.attempts import claimed
 
 from asyncpp_cli.launch.submission import snapshot
 from asyncpp_cli.runs.attempts.attempt import Attempt
@@ -56,8 +57,7 @@ def test_a_claim_that_was_killed_half_way_does_not_stand_in_the_way(tmp_path: Pa
     assert killed.returncode == 9
     assert run.status().attempt == 0
     assert (run.attempts / "1").is_dir()
-    attempt = claim(run, processes=1, replay=True, steps=1)
-    assert attempt is not None
+    attempt = claimed(run, processes=1, replay=True, steps=1)
     assert attempt.number == 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.command_line import asyncpp, succeeded
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
@@ -59,14 +59,13 @@ def test_a_model_that_ends_the_process_completes_nothing(
         "train.microbatch_size=1",
         "train.eval_microbatches=1",
     ]
-    swept = asyncpp("sweep", "quickstart", *changes, "--out", folder)
-    assert swept.code == 0, swept.errors
+    succeeded("sweep", "quickstart", *changes, "--out", folder)
     [run] = open_experiment(folder).runs
     if reason:
         with pytest.raises((RuntimeError, ValueError)):
             asyncpp("train", run.folder, "--replay")
     else:
-        assert asyncpp("train", run.folder, "--replay").code == 0
+        succeeded("train", run.folder, "--replay")
     status = run.status()
     assert status.state == (State.FAILED if reason else State.COMPLETED), status.reason
     assert reason in status.reason

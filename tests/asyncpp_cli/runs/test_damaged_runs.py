@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
-from support.command_line import asyncpp
+from support.attempts import claimed
+from support.command_line import asyncpp, succeeded
 from support.edited import edit
 from support.report_experiment import ExperimentFolder, begun, settings
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import RankEnd
 from asyncpp_cli.runs.attempts.repair import repair_run
 from asyncpp_cli.runs.attempts.settle import current_status
@@ -107,8 +107,7 @@ def test_every_command_goes_on_beside_damaged_runs(tmp_path: Path) -> None:
     for number, (harm, _) in enumerate(DAMAGES.values(), 1):
         harm(Run(folder / "runs" / f"run-{number}"))
 
-    shown = asyncpp("status", folder)
-    assert shown.code == 0, shown
+    shown = succeeded("status", folder)
     assert f"1 completed, {len(DAMAGES)} damaged" in shown.output
     [whole, *damaged] = json.loads(asyncpp("status", folder, "--json").output)
     assert whole["state"] == "completed"
@@ -123,15 +122,13 @@ def test_every_command_goes_on_beside_damaged_runs(tmp_path: Path) -> None:
         assert f"{status['id']}{file}" in launched.errors
         assert asyncpp("logs", folder, status["id"], "--attempt", "1").code in (0, 2)
 
-    shown = asyncpp("report", folder, "--format", "json")
-    assert shown.code == 0, shown
+    shown = succeeded("report", folder, "--format", "json")
     cells = {name: cell for cell in json.loads(shown.output) for name in cell["runs"]}
     assert cells.pop("run-0")["status"] == "completed"
     assert {cell["status"] for cell in cells.values()} == {"damaged", "missing"}
     assert asyncpp("logs", folder, "run-0").output == "a line\n"
     for arguments in (("report", folder), ("cancel", folder), ("mirror", folder, "--to", "tensorboard")):
-        ended = asyncpp(*arguments)
-        assert ended.code == 0, ended
+        succeeded(*arguments)
     assert current_status(Run(folder / "runs" / "run-0")).state == State.COMPLETED
 
 
@@ -153,8 +150,7 @@ def test_a_damaged_run_can_be_set_right(experiment: ExperimentFolder, damage: st
     [kept] = run.folder.glob("status.json.damaged-*")
     assert before is None or kept.read_bytes() == before
     if not whole:
-        attempt = claim(run, processes=1, replay=True, steps=4)
-        assert attempt is not None
+        attempt = claimed(run, processes=1, replay=True, steps=4)
         assert attempt.number == 2
 
 

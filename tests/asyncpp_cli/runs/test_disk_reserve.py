@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp
+from support.attempts import claimed
+from support.command_line import asyncpp, succeeded
 from support.disks import disk, fill
 from support.launches import TINY
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import current_status, end_rank
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.processes import process_id, this_process
@@ -32,15 +32,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def run(small_disk: Path) -> Run:
     one_run = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
-    assert asyncpp("sweep", "quickstart", *TINY, *one_run, "--out", small_disk / "e").code == 0
+    succeeded("sweep", "quickstart", *TINY, *one_run, "--out", small_disk / "e")
     (run,) = open_experiment(small_disk / "e").runs
     return run
 
 
 def begin(run: Run) -> Attempt:
-    attempt = claim(run, processes=1, replay=True, steps=3)
-    assert attempt is not None
-    return attempt
+    return claimed(run, processes=1, replay=True, steps=3)
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from support.attempts import claimed
 
 from asyncpp_cli.launch.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import EarlyExits, RankEnd
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import this_process
@@ -48,8 +48,7 @@ def opening() -> Iterator[list[str]]:
 def attempt_of(folder: Path, ranks: int) -> Attempt:
     run = Run(folder)
     folder.mkdir(parents=True)
-    attempt = claim(run, processes=ranks, replay=False, steps=1)
-    assert attempt is not None
+    attempt = claimed(run, processes=ranks, replay=False, steps=1)
     for rank in range(ranks):
         attempt.record_start(rank, this_process())
     return attempt

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.attempts import claimed
+from support.command_line import asyncpp, refusal, succeeded
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
@@ -22,15 +22,13 @@ from asyncpp_cli.runs.run_folder import Run
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
-    made = asyncpp("sweep", "quickstart", "--out", tmp_path / "e")
-    assert made.code == 0, made.errors
+    succeeded("sweep", "quickstart", "--out", tmp_path / "e")
     return open_experiment(tmp_path / "e")
 
 
 def begun(run: Run) -> Attempt:
     """A claimed attempt of two ranks, both of which are this process."""
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     for rank in range(2):
         attempt.record_start(rank, this_process())
         log(attempt, rank).write_text(f"attempt {attempt.number}, rank {rank} began\n")

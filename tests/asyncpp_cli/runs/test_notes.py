@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.folder_contents import contents
 from support.report_experiment import ExperimentFolder, settings
 
@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_notes_are_appended_and_shown_by_status_and_report(run: Run) -> None:
     folder = run.folder.parent.parent
-    assert asyncpp("note", run.folder, "spike at 300 <b>", "--tag", "spiky").code == 0
+    succeeded("note", run.folder, "spike at 300 <b>", "--tag", "spiky")
     first = (run.folder / FILE).read_bytes()
     api.open(folder).note("run-1", tags=["kept", "spiky"])
     assert (run.folder / FILE).read_bytes().startswith(first)
@@ -44,7 +44,7 @@ def test_notes_are_appended_and_shown_by_status_and_report(run: Run) -> None:
 
 def test_a_torn_line_loses_no_other_note(run: Run) -> None:
     (run.folder / FILE).write_bytes(b'{"time": 1.0, "by": "me", "te')
-    assert asyncpp("note", run.folder, "after").code == 0
+    succeeded("note", run.folder, "after")
     assert [note.text for note in notes_of(run)] == ["after"]
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from support.attempts import claimed
 from support.edited import edit
 from support.metrics_rows import step_row
 from support.small_runs import small_config
@@ -58,8 +59,7 @@ def ended(attempt: Attempt, *codes: int, stopped: bool = False) -> Status:
 
 
 def test_a_run_is_completed_when_every_rank_ended_well(run: Run) -> None:
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     write_rows(run, START, END)
     status = ended(attempt, 0, 0)
     assert (status.state, status.step, status.reason) == (State.COMPLETED, 5, "")
@@ -84,8 +84,7 @@ def test_a_run_is_completed_when_every_rank_ended_well(run: Run) -> None:
 def test_a_run_without_its_end_row_is_not_completed(
     run: Run, rows: list[dict[str, object]] | None, torn: str, lacks: str
 ) -> None:
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     if rows is not None:
         write_rows(run, *rows, torn=torn)
     status = ended(attempt, 0, 0)
@@ -96,15 +95,13 @@ def test_a_run_without_its_end_row_is_not_completed(
 
 
 def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> None:
-    attempt = claim(run, processes=3, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=3, replay=False, steps=5)
     attempt.record_error(0, ConnectionError("the other side\nis gone"))
     status = ended(attempt, 1, -9, 1)
     assert status.state == State.FAILED
     assert status.reason == "rank 1 was killed by SIGKILL (signal 9)"
 
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     assert attempt.number == 2
     attempt.record_error(1, FloatingPointError("loss is not finite"))
     time.sleep(0.01)
@@ -113,15 +110,13 @@ def test_the_reason_is_the_first_cause_and_names_rank_and_signal(run: Run) -> No
     assert ended(attempt, 1, -6).reason == "rank 1: FloatingPointError: loss is not finite"
 
     # Who says that another is gone may say so first.
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     attempt.record_error(0, GoneError("rank 1 is gone: its process ended"))
     time.sleep(0.01)
     attempt.record_error(1, FloatingPointError("loss is not finite"))
     assert ended(attempt, 1, 1).reason == "rank 1: FloatingPointError: loss is not finite"
 
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     run.log_file(attempt=4, rank=0).write_text("Traceback\nMemoryError: none left\n\n")
     assert "exit code 1: MemoryError: none left (logs/attempt-4-rank-0.log)" in ended(attempt, 1, 0).reason
 
@@ -134,8 +129,7 @@ class OutOfMemoryError(RuntimeError):
 def test_a_rank_out_of_memory_is_the_cause_and_not_the_neighbour_it_took_with_it(
     run: Run, kind: type[Exception]
 ) -> None:
-    attempt = claim(run, processes=3, replay=False, steps=1)
-    assert attempt is not None
+    attempt = claimed(run, processes=3, replay=False, steps=1)
     # NCCL aborts the neighbour at once, and the rank itself ends with the interpreter.
     end_rank(attempt, 0, code=None, signal_number=6, stopped=False)
     attempt.record_error(2, ConnectionError("gone"))
@@ -149,8 +143,7 @@ def test_a_rank_out_of_memory_is_the_cause_and_not_the_neighbour_it_took_with_it
 
 
 def test_a_run_that_was_told_to_end_is_interrupted(run: Run) -> None:
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     attempt.stop("Ctrl-C")
     attempt.stop("too late to be the reason")
     status = ended(attempt, -15, 1, stopped=True)
@@ -159,8 +152,7 @@ def test_a_run_that_was_told_to_end_is_interrupted(run: Run) -> None:
 
 
 def test_a_run_whose_processes_vanished_is_settled_by_whoever_looks(run: Run) -> None:
-    attempt = claim(run, processes=1, replay=True, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=1, replay=True, steps=5)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         attempt.record_start(0, process_id(child.pid))
         assert settle(run).state == State.RUNNING
@@ -175,8 +167,7 @@ def test_a_run_whose_processes_vanished_is_settled_by_whoever_looks(run: Run) ->
 
 
 def test_a_rank_that_never_started_ends_the_attempt_once_nobody_can_start_it(run: Run) -> None:
-    attempt = claim(run, processes=2, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=2, replay=False, steps=5)
     assert settle(run).state == State.RUNNING
     status = settle(run, none_to_come=attempt.number)
     assert (status.state, status.reason) == (State.FAILED, "rank 0 never started")
@@ -184,11 +175,9 @@ def test_a_rank_that_never_started_ends_the_attempt_once_nobody_can_start_it(run
 
 def test_the_end_of_an_attempt_is_not_taken_for_that_of_the_next(run: Run) -> None:
     """A job that SLURM had lost learns of its end when the run has long been started elsewhere."""
-    first = claim(run, processes=1, replay=True, steps=5)
-    assert first is not None
+    first = claimed(run, processes=1, replay=True, steps=5)
     assert settle(run, all_over=first.number).state == State.FAILED
-    second = claim(run, processes=1, replay=True, steps=5)
-    assert second is not None
+    second = claimed(run, processes=1, replay=True, steps=5)
     for status in (settle(run, none_to_come=first.number), settle(run, all_over=first.number)):
         assert (status.state, status.attempt) == (State.RUNNING, second.number)
 
@@ -200,8 +189,7 @@ def test_a_silent_run_elsewhere_is_over_after_its_own_limits(
     config = small_config(text=tmp_path)
     config.site.save_timeout = save_timeout
     run.config_file.write_text(config_text(config))
-    attempt = claim(run, processes=1, replay=False, steps=5)
-    assert attempt is not None
+    attempt = claimed(run, processes=1, replay=False, steps=5)
     elsewhere = replace(this_process(), host="elsewhere")
     attempt.record_start(0, elsewhere)
     edit(attempt.file(Claimed), by=asdict(elsewhere))

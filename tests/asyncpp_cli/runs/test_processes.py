@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from support.attempts import claimed
 from support.edited import edit
 from support.report_experiment import ExperimentFolder, settings
 
@@ -90,8 +91,7 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
     """The host has the same name there, and the pid is nobody's here, or another's."""
     experiment = ExperimentFolder(tmp_path / "e")
     run = experiment.add(settings("2bw", "adamw"), status=Status(state=State.PENDING))
-    attempt = claim(run, processes=1, replay=True, steps=4)
-    assert attempt is not None
+    attempt = claimed(run, processes=1, replay=True, steps=4)
     code = NAME + "import sys; print(json.dumps(vars(this_process())), flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attempts import claimed
 from support.metrics_rows import step_row
 
 from asyncpp_cli.atomic_files import read_json, write_json
-from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.recorder import MetricsWriter, RunRecorder
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
@@ -81,8 +81,7 @@ def test_where_a_step_has_several_updates_a_resumed_run_drops_by_updates(run: Ru
 
 
 def test_the_recorder_says_how_far_the_run_is_and_which_attempt_wrote(run: Run) -> None:
-    attempt = claim(run, processes=1, replay=True, steps=4)
-    assert attempt is not None
+    attempt = claimed(run, processes=1, replay=True, steps=4)
     recorder = RunRecorder(run, attempt=attempt.number)
     recorder.append({"kind": "start", "step": 0})
     for step in (1, 2, 3):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.report_experiment import ExperimentFolder, metrics, settings
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -49,7 +49,7 @@ def resumed(after: int) -> list[dict[str, Any]]:
 
 def test_tensorboard_reads_what_the_run_measured(tmp_path: Path) -> None:
     run = experiment(tmp_path / "e", metrics(val_losses=(4.0, 3.0), delay=1))
-    assert asyncpp("mirror", tmp_path / "e", "--to", "tensorboard").code == 0
+    succeeded("mirror", tmp_path / "e", "--to", "tensorboard")
     read = events(tmp_path / "e" / "tensorboard", run)
     assert curve(read, "train/loss") == [(step, 5 - step / 4) for step in (1, 2, 3, 4)]
     assert curve(read, "val/loss") == [(2, 4.0), (4, 3.0)]
@@ -76,7 +76,7 @@ def test_mirroring_again_adds_what_is_new_and_nothing_twice(tmp_path: Path) -> N
     for count in (0, 1, 4, 4, len(lines)):
         # The last line is being written.
         run.metrics_file.write_text("".join(lines[:count]) + lines[-1][:10] * (count < len(lines)))
-        assert asyncpp("mirror", run.folder, "--to", "tensorboard", "--out", tmp_path / "m").code == 0
+        succeeded("mirror", run.folder, "--to", "tensorboard", "--out", tmp_path / "m")
         sizes.append(mirrored.stat().st_size if mirrored.exists() else 0)
         assert expected.startswith(mirrored.read_bytes())
     assert sizes[0] < sizes[1] < sizes[2] == sizes[3] < sizes[4] == len(expected)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import refusal, succeeded
 from support.launches import TINY, wait_for
 from support.small_runs import Rows
 
@@ -54,8 +54,7 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     assert plan.arms[0].rungs == (1, 9)
     # Whatever it had started goes on by itself.
     wait_for(lambda: all(current_status(run).state != State.RUNNING for run in experiment.runs), seconds=300)
-    ended = asyncpp(*arguments, "--json")
-    assert ended.code == 0, ended.errors
+    ended = succeeded(*arguments, "--json")
     (arm,) = json.loads(ended.output)
     best, loss = expected_best(experiment, tmp_path / "reference")
     assert (arm["runs"], arm["val_loss"]) == ([best.id], loss)
@@ -66,12 +65,11 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         written = [row["step"] for row in steps if row["kind"] == "step"]
         assert written == list(range(1, (9 if run.id == best.id else 1) + 1)), "no step is trained twice"
     before = {run.id: run.status() for run in experiment.runs}
-    again = asyncpp("tune", folder, "--replay")
-    assert again.code == 0
+    again = succeeded("tune", folder, "--replay")
     assert "2.5 times fewer" in again.errors
     assert {run.id: run.status() for run in experiment.runs} == before, "nothing is left to do"
     longer = tmp_path / "longer"
-    assert asyncpp("extend", folder, "--best", "--steps", "12", "--out", longer).code == 0
+    succeeded("extend", folder, "--best", "--steps", "12", "--out", longer)
     [continued] = open_experiment(longer).runs
     assert json.loads((continued.folder / "parent.json").read_text())["run"].endswith(best.id)
     assert "is not tuned" in refusal("extend", longer, "--best", "--steps", "15", "--out", tmp_path / "x")

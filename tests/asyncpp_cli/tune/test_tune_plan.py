@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.command_line import asyncpp, refusal
+from support.command_line import asyncpp, refusal, succeeded
 from support.folder_contents import contents
 from support.launches import TINY
 
@@ -111,8 +111,7 @@ def test_nothing_to_choose_from_is_refused() -> None:
 
 def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     arguments = ["tune", "quickstart", *TINY, "--over", RATES, "--out", tmp_path / "e", "--dry-run"]
-    ended = asyncpp(*arguments)
-    assert ended.code == 0
+    ended = succeeded(*arguments)
     assert "2.7 times fewer" in ended.errors
     shown = json.loads(asyncpp(*arguments, "--json").output)
     assert (shown["arms"], shown["runs"], shown["grid_steps"]) == (6, 48, 14400)
