@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,7 +71,9 @@ def train(
     except SystemExit as leaving:
         if leaving.code != RESUMABLE:
             raise
-        code = RESUMABLE
+        # Whoever started this rank would start it again.
+        cancelled = not rank_env.supervised and _is_cancelled(attempt)
+        code = 0 if cancelled else RESUMABLE
     if rank_env.supervised or rank_env.size > 1:
         leave(code)
     raise typer.Exit(code)
@@ -109,6 +113,8 @@ def _train(
         leave(1)
 
     with recorded_energy(attempt, rank_env.rank), listening(patient=rank_env.supervised) as stop:
+        if not rank_env.supervised:
+            stop = _signalled_or_requested(attempt, stop)
         with importing_torch():
             from stages import trainer
             from stages.checkpoint.files import FormatError, LostCheckpointError
@@ -161,6 +167,31 @@ def _train(
     if result.stopped_at is not None:
         print(f"stopped on request: saved after step {result.stopped_at}", file=sys.stderr)
         raise SystemExit(RESUMABLE)
+
+
+_SECONDS_BETWEEN_POLLS = 1.0
+
+
+def _signalled_or_requested(attempt: Attempt, signalled: Callable[[], bool]) -> Callable[[], bool]:
+    """A stop condition that also holds once the attempt has a stop request, which no supervisor passes on."""
+    requested = threading.Event()
+
+    def poll() -> None:
+        # In a thread, since a file server may be slow to answer.
+        while not requested.wait(_SECONDS_BETWEEN_POLLS):
+            if attempt.stop_reason is not None:
+                requested.set()
+
+    threading.Thread(target=poll, daemon=True, name="stop requests").start()
+    return lambda: signalled() or requested.is_set()
+
+
+def _is_cancelled(attempt: Attempt) -> bool:
+    from asyncpp_cli.runs.attempts.files import StopRequest
+    from asyncpp_cli.runs.status import Cause
+
+    request = attempt.read(StopRequest)
+    return request is not None and request.cause == Cause.CANCELLED
 
 
 def _wrong_size(folder: Path, *, processes: int, actual: int, replay: bool) -> str:
