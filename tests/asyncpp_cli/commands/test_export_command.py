@@ -14,18 +14,6 @@ from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text(Path(__file__).read_text() * 4)
-    return file
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Run:
-    return run_of(tmp_path_factory.mktemp("run") / "r", text, stages=2)
-
-
 @pytest.mark.parametrize("layout", ["hf", "safetensors"])
 @pytest.mark.slow
 def test_export_import_export_is_byte_identical(layout: str, run: Run, text: Path, tmp_path: Path) -> None:

@@ -26,18 +26,6 @@ from stages.model.families.catalogue import FAMILIES
 from stages.model.hf_config import config_differences, default_settings, hugging_face_of
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("text") / "text.txt"
-    file.write_text(Path(__file__).read_text() * 4)
-    return file
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Run:
-    return run_of(tmp_path_factory.mktemp("run") / "r", text, stages=2)
-
-
 def test_identity_is_what_the_weights_are_and_not_where(run: Run, text: Path, tmp_path: Path) -> None:
     asyncpp("export", run.folder, "--out", tmp_path / "here")
     (tmp_path / "there").mkdir()

@@ -14,7 +14,6 @@ from support.command_line import asyncpp, refusal
 from support.report_experiment import (
     ExperimentFolder,
     cells_of,
-    quickstart_folder,
     report_of,
     settings,
 )
@@ -23,12 +22,6 @@ from asyncpp_cli.report.formats.markdown import to_markdown
 from asyncpp_cli.report.formats.records import to_json
 from asyncpp_cli.report.formats.terminal import to_text
 from asyncpp_cli.runs.status import State, Status
-
-
-@pytest.fixture
-def quickstart(tmp_path: Path) -> ExperimentFolder:
-    return quickstart_folder(tmp_path / "experiment")
-
 
 HOSTILE = "<script>alert(1)</script>|[bold]\x1b[31m`x`"
 

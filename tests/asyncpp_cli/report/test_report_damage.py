@@ -22,7 +22,6 @@ from support.report_experiment import (
     ExperimentFolder,
     cells_of,
     metrics,
-    quickstart_folder,
     report_of,
     settings,
 )
@@ -37,11 +36,6 @@ from asyncpp_cli.report.formats.step_table import to_step_table
 from asyncpp_cli.report.formats.terminal import to_text
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.status import State, Status
-
-
-@pytest.fixture
-def quickstart(tmp_path: Path) -> ExperimentFolder:
-    return quickstart_folder(tmp_path / "experiment")
 
 
 def test_every_cell_is_shown_whatever_became_of_it(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from support.report_experiment import (
     ExperimentFolder,
     cells_of,
     metrics,
-    quickstart_folder,
     report_of,
     settings,
 )
@@ -28,11 +27,6 @@ REQUIRED_KEYS = {
     *("schedule", "optimizer", "error_feedback", "model", "status", "n"),
     *("val_loss", "gap", "tokens_per_second", "throughput_ratio", "delay", "bubble"),
 }
-
-
-@pytest.fixture
-def quickstart(tmp_path: Path) -> ExperimentFolder:
-    return quickstart_folder(tmp_path / "experiment")
 
 
 def recomputed(folder: Path) -> dict[tuple[str, str, float], dict[str, float]]:
