@@ -1,6 +1,7 @@
 """Running an experiment's runs on this machine: starts them as resources become free, and watches them.
 
-Runs are claimed one by one under their locks, so several launches of one experiment share the work.
+Runs are claimed one by one under their locks, so several launches of one experiment share the work, on any
+number of machines that see its folder. The run of a machine that vanished is started again by another one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.options import NO_PAUSES, Pauses, check_pause
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.runs.attempts.files import Scheduler
+from asyncpp_cli.runs.attempts.files import RankEnd, Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status, override_outcome, settle
-from asyncpp_cli.runs.processes import ProcessId, is_gone, is_suspended, send_signal
+from asyncpp_cli.runs.processes import ProcessId, is_gone, is_suspended, send_signal, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
@@ -190,7 +191,10 @@ class Launcher:
         self._progress = progress
         self._jobs = LocalJobs()
         self._own: dict[str, tuple[Attempt, Task, tuple[str, ...]]] = {}
+        self._host = this_process().host
         self._tried: set[str] = set()
+        self._elsewhere: set[str] = set()
+        """Ids of runs that run on another machine."""
         self._statuses: dict[str, Status] = {}
         self._suspended = SuspendedProcesses()
 
@@ -238,6 +242,13 @@ class Launcher:
             if status.state == State.RUNNING and run.id not in self._own:
                 # Another launch runs it, and starts it again should it fail.
                 self._tried.add(run.id)
+                if status.host != self._host:
+                    self._elsewhere.add(run.id)
+            elif run.id in self._elsewhere:
+                self._elsewhere.discard(run.id)
+                if status.cause == Cause.KILLED and not Attempt(run, status.attempt).ranks_with(RankEnd):
+                    say(f"{run.id}: {status.host} has vanished; another machine may start it again")
+                    self._tried.discard(run.id)
         self._progress.update(statuses)
         return statuses
 
@@ -253,7 +264,7 @@ class Launcher:
     def _next(self, statuses: Sequence[tuple[Run, Status]]) -> Task | None:
         """The next task to start, if resources for it are free."""
         pairs = list(zip(self._tasks, statuses, strict=True))
-        running = [task for task, (_, status) in pairs if _is_running(status)]
+        running = [task for task, (_, status) in pairs if _is_running(status) and status.host == self._host]
         for task, (run, status) in pairs:
             if not (_is_running(status) or is_done(status, until=task.until) or run.id in self._tried):
                 if run.id in self._cancelled:
