@@ -68,7 +68,11 @@ def layouts(
             if sequences % size:
                 break
             variants = _variants(
-                names, stages=stages, layers=base.model.layers, microbatches=sequences // size
+                names,
+                stages=stages,
+                data=gpus // stages,
+                layers=base.model.layers,
+                microbatches=sequences // size,
             )
             for variant in variants:
                 for recompute in RECOMPUTE:
@@ -93,10 +97,14 @@ def layouts(
         )
 
 
-def _variants(names: Collection[str], *, stages: int, layers: int, microbatches: int) -> Iterator[Variant]:
+def _variants(
+    names: Collection[str], *, stages: int, data: int, layers: int, microbatches: int
+) -> Iterator[Variant]:
     """Chunks as `layers` blocks allow, and ahead as the smallest delay allows."""
     if stages == 1:
         yield from [Variant(name) for name in names if schedules.is_synchronous(name)][:1]
+        # Without a pipeline a delay hides the all-reduce alone.
+        yield from [Variant(name) for name in names if data > 1 and _delays_all_together(name)][:1]
         return
     for name in names:
         schedule = schedules.find(name)
@@ -114,6 +122,12 @@ def _variants(names: Collection[str], *, stages: int, layers: int, microbatches:
                 yield Variant(name, chunks, 1, split)
                 if "ahead" in schedule.options and delays[0] == delays[1]:
                     yield Variant(name, chunks, FURTHER_AHEAD, split)
+
+
+def _delays_all_together(name: str) -> bool:
+    """Whether all stages update together, late, and each rank holds one stage."""
+    schedule = schedules.find(name)
+    return not schedule.synchronous and schedule.updates_together and schedule.stages_per_rank == 1
 
 
 def layout(

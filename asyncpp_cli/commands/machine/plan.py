@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,12 @@ def plan(
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="GPU for the estimated times; a model's default: h100.")
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            parser=finite, metavar="GBIT", help="Network of each GPU, Gbit/s; default: the device's."
+        ),
     ] = None,
     profile: Annotated[
         Path | None,
@@ -119,6 +126,7 @@ def plan(
     from asyncpp_cli.planner.devices import DEVICES
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
+    from asyncpp_cli.planner.roofline import Roofline
 
     for name in schedule or ():
         if name not in schedules.NAMES:
@@ -138,6 +146,12 @@ def plan(
     costs, limit, times_known = _costs_and_limit(
         base, site=site, device=device, profile=profile, memory=memory
     )
+    if bandwidth is not None:
+        if bandwidth <= 0:
+            raise UserError(f"--bandwidth {bandwidth:g}: accepted: more than 0")
+        if not isinstance(costs, Roofline):
+            raise UserError("--bandwidth changes estimated times: leave out --profile and --measure")
+        costs = replace(costs, device=replace(costs.device, network_gbs=bandwidth / 8))
     if as_map:
         _show_map(
             base,
