@@ -94,8 +94,11 @@ def check(
         for key in group.names:
             reference = RULES[group.rule](
                 weights[key].detach().double(),
-                [gradient.double() for gradient in steps[key]],
-                rates(STEPS, peak_of(name) * ratio),
+                list(
+                    zip(
+                        map(torch.Tensor.double, steps[key]), rates(STEPS, peak_of(name) * ratio), strict=True
+                    )
+                ),
                 weight_decay if group.decayed else 0.0,
                 **(settings | rates_of_group),
                 **({"first_bases": bases[key]} if key in bases else {}),

@@ -8,35 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Gradients = Sequence[Tensor]
+Steps = Sequence[tuple[Tensor, float]]
+"""Gradient and learning rate of each step."""
 
-Rates = Sequence[float]
 
-
-def sgd(
-    w: Tensor, gradients: Gradients, rates: Rates, wd: float, *, momentum: float, nesterov: bool
-) -> Tensor:
+def sgd(w: Tensor, steps: Steps, wd: float, *, momentum: float, nesterov: bool) -> Tensor:
     m = torch.zeros_like(w)
-    for g, lr in zip(gradients, rates, strict=True):
+    for g, lr in steps:
         m = momentum * m + (1 - momentum) * g
         direction = (1 - momentum) * g + momentum * m if nesterov else m
         w = (1 - lr * wd) * w - lr * direction
     return w
 
 
-def adamw(
-    w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
-    wd: float,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    **_: Any,
-) -> Tensor:
+def adamw(w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps: float, **_: Any) -> Tensor:
     m, v = torch.zeros_like(w), torch.zeros_like(w)
-    for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+    for t, (g, lr) in enumerate(steps, start=1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
         w = (1 - lr * wd) * w - lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps)
@@ -44,18 +31,10 @@ def adamw(
 
 
 def nadamw(
-    w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
-    wd: float,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    momentum_decay: float,
+    w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps: float, momentum_decay: float
 ) -> Tensor:
     m, v, product = torch.zeros_like(w), torch.zeros_like(w), 1.0
-    for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+    for t, (g, lr) in enumerate(steps, start=1):
         mu = beta1 * (1 - 0.5 * 0.96 ** (t * momentum_decay))
         mu_next = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * momentum_decay))
         product *= mu
@@ -67,18 +46,10 @@ def nadamw(
 
 
 def qhadamw(
-    w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
-    wd: float,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    momentum_weight: float,
+    w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps: float, momentum_weight: float
 ) -> Tensor:
     m, v = torch.zeros_like(w), torch.zeros_like(w)
-    for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+    for t, (g, lr) in enumerate(steps, start=1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
         direction = (1 - momentum_weight) * g + momentum_weight * m / (1 - beta1**t)
@@ -86,27 +57,19 @@ def qhadamw(
     return w
 
 
-def lion(w: Tensor, gradients: Gradients, rates: Rates, wd: float, *, beta1: float, beta2: float) -> Tensor:
+def lion(w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float) -> Tensor:
     m = torch.zeros_like(w)
-    for g, lr in zip(gradients, rates, strict=True):
+    for g, lr in steps:
         w = (1 - lr * wd) * w - lr * torch.sign(beta1 * m + (1 - beta1) * g)
         m = beta2 * m + (1 - beta2) * g
     return w
 
 
 def adan(
-    w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
-    wd: float,
-    *,
-    beta1: float,
-    beta2: float,
-    beta3: float,
-    eps: float,
+    w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, beta3: float, eps: float
 ) -> Tensor:
-    m, v, n, previous = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w), gradients[0]
-    for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+    m, v, n, previous = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w), steps[0][0]
+    for t, (g, lr) in enumerate(steps, start=1):
         d = g - previous
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * d
@@ -118,19 +81,10 @@ def adan(
 
 
 def mars(
-    w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
-    wd: float,
-    *,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    gamma: float,
-    **_: Any,
+    w: Tensor, steps: Steps, wd: float, *, beta1: float, beta2: float, eps: float, gamma: float, **_: Any
 ) -> Tensor:
     m, v, previous = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
-    for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+    for t, (g, lr) in enumerate(steps, start=1):
         c = g + gamma * beta1 / (1 - beta1) * (g - previous)
         norm = float((c**2).sum().sqrt())
         if norm > 1:

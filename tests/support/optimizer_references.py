@@ -1,7 +1,7 @@
 """Reference implementation of every optimizer rule: slow, and written as the formula reads.
 
-Each function takes the initial weights of one tensor, one gradient per step and one learning rate per step,
-and returns the final weights.
+Each function takes the initial weights of one tensor, and a gradient and a learning rate per step. It
+returns the final weights.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from support.elementwise_references import Gradients, Rates
+from support.elementwise_references import Steps
 from torch import Tensor
 
 NEWTON_SCHULZ = [(3.4445, -4.7750, 2.0315)] * 5
@@ -54,8 +54,7 @@ def orthogonal(q: Tensor, iteration: str = "newton-schulz") -> Tensor:
 
 def muon(
     w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
+    steps: Steps,
     wd: float,
     *,
     momentum: float,
@@ -69,7 +68,7 @@ def muon(
         0.2 * math.sqrt(max(rows, columns)) if scale == "match-rms" else math.sqrt(max(1.0, rows / columns))
     )
     m = torch.zeros_like(w)
-    for g, lr in zip(gradients, rates, strict=True):
+    for g, lr in steps:
         m = momentum * m + (1 - momentum) * g
         q = (1 - momentum) * g + momentum * m if nesterov else m
         w = (1 - lr * wd) * w - lr * factor * orthogonal(q, iteration)
@@ -78,8 +77,7 @@ def muon(
 
 def normuon(
     w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
+    steps: Steps,
     wd: float,
     *,
     momentum: float,
@@ -92,7 +90,7 @@ def normuon(
 ) -> Tensor:
     rows, columns = w.shape
     m, v = torch.zeros_like(w), torch.zeros_like(w[:, :1])
-    for g, lr in zip(gradients, rates, strict=True):
+    for g, lr in steps:
         m = momentum * m + (1 - momentum) * g
         o = orthogonal((1 - momentum) * g + momentum * m if nesterov else m, iteration)
         v = row_beta2 * v + (1 - row_beta2) * (o**2).mean(dim=1, keepdim=True)
@@ -106,8 +104,7 @@ def normuon(
 
 def scion_spectral(
     w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
+    steps: Steps,
     wd: float,
     *,
     momentum: float,
@@ -118,26 +115,18 @@ def scion_spectral(
 ) -> Tensor:
     wd = 1.0 if constrained else wd
     m = torch.zeros_like(w)
-    for g, lr in zip(gradients, rates, strict=True):
+    for g, lr in steps:
         m = momentum * m + (1 - momentum) * g
         w = (1 - lr * wd) * w - lr * radius * math.sqrt(w.shape[0] / w.shape[1]) * orthogonal(m, iteration)
     return w
 
 
 def scion_sign(
-    w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
-    wd: float,
-    *,
-    momentum: float,
-    sign_radius: float,
-    constrained: bool,
-    **_: Any,
+    w: Tensor, steps: Steps, wd: float, *, momentum: float, sign_radius: float, constrained: bool, **_: Any
 ) -> Tensor:
     wd = 1.0 if constrained else wd
     m = torch.zeros_like(w)
-    for g, lr in zip(gradients, rates, strict=True):
+    for g, lr in steps:
         m = momentum * m + (1 - momentum) * g
         w = (1 - lr * wd) * w - lr * sign_radius / w.shape[1] * torch.sign(m)
     return w

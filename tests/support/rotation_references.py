@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import torch
-from support.elementwise_references import Gradients, Rates
+from support.elementwise_references import Steps
 from torch import Tensor
 
 
@@ -22,8 +22,7 @@ def sorted_power_step(symmetric: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]
 
 def soap(
     w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
+    steps: Steps,
     wd: float,
     *,
     beta1: float,
@@ -32,11 +31,11 @@ def soap(
     refresh_interval: int,
     first_bases: tuple[Tensor, Tensor],
 ) -> Tensor:
-    g = gradients[0]
+    g = steps[0][0]
     left, right = (1 - beta2) * g @ g.T, (1 - beta2) * g.T @ g
     q_left, q_right = first_bases
     m, v = torch.zeros_like(w), torch.zeros_like(w)
-    for t, (g, lr) in enumerate(zip(gradients[1:], rates[1:], strict=True), start=1):
+    for t, (g, lr) in enumerate(steps[1:], start=1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * (q_left.T @ g @ q_right) ** 2
         correction = math.sqrt(1 - beta2**t) / (1 - beta1**t)
@@ -53,8 +52,7 @@ def soap(
 
 def basis_rotation(
     w: Tensor,
-    gradients: Gradients,
-    rates: Rates,
+    steps: Steps,
     wd: float,
     *,
     beta1: float,
@@ -72,7 +70,7 @@ def basis_rotation(
     left, right = torch.zeros(rows, rows).to(w), torch.zeros(columns, columns).to(w)
     u, v = first_bases
     m, n = torch.zeros_like(w), torch.zeros_like(w)
-    for t, (g, lr) in enumerate(zip(gradients, rates, strict=True), start=1):
+    for t, (g, lr) in enumerate(steps, start=1):
         m = beta1 * m + (1 - beta1) * g
         left, right = beta2 * left + (1 - beta2) * g @ g.T, beta2 * right + (1 - beta2) * g.T @ g
         refreshed = t > 1 and (t - 1) % refresh_interval == 0
