@@ -152,7 +152,8 @@ def flops_of_stage(config: RunConfig, stage: int) -> float:
 def planned_gb(config: RunConfig, stage: int, *, whole: bool) -> float:
     """What the planner says that the stage takes; not `whole`: without what an action gives back."""
     costs = Roofline(find_device("h100", key="device"))  # sizes do not depend on it
-    kinds = estimate(config, costs, limit_gb=None).memory[stage]
+    planned = estimate(config, costs, limit_gb=None)
+    kinds = planned.memory[planned.rank_of_stage[stage]]
     left_out = OF_THE_DEVICE if whole else (*OF_THE_DEVICE, "temporary")
     return sum(size for kind, size in kinds.items() if kind not in left_out) / GB
 

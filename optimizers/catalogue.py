@@ -99,6 +99,7 @@ _METHODS = (
         main=_ADAMW,
         momentum=_first_moment,
         options=adam_options(0.9, 0.95),
+        step_copies=0,  # one kernel
     ),
     Method(
         name="nadamw",

@@ -127,14 +127,11 @@ def _expected(source: str, resolved: ResolvedCell, profiles: Sequence[Measured])
 
 
 def _excess(planned: Estimate, limit: float) -> str:
-    sizes = planned.stage_gb
-    stage = max(range(len(sizes)), key=sizes.__getitem__)
-    kinds = sorted(planned.memory[stage].items(), key=lambda item: -item[1])
+    sizes = planned.rank_gb
+    rank = max(range(len(sizes)), key=sizes.__getitem__)
+    kinds = sorted(planned.memory[rank].items(), key=lambda item: -item[1])
     largest = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in kinds[:4])
-    where = f"stage {stage} needs {sizes[stage]:.1f} GB ({largest})"
-    if len(planned.cut) > planned.config.parallel.stages:
-        where = f"a rank needs {planned.memory_gb:.1f} GB, of which {where}"
-    return f"{where} and a device has {limit:g}"
+    return f"rank {rank} needs {sizes[rank]:.1f} GB ({largest}) and a device has {limit:g}"
 
 
 def _advice(config: RunConfig, costs: CostModel, limit: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -15,14 +15,22 @@ from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
     backward_bytes,
     communicator_bytes,
+    forward_bytes,
     update_bytes,
 )
-from asyncpp_cli.planner.representative import Shape, messages, represented
+from asyncpp_cli.planner.representative import Represented, Shape, messages, represented
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
 from asyncpp_cli.planner.step_time import StageTimes, StepTime, simulated_step, step_time
+from schedules import Op
 from schedules.simulate import steps_to_measure
 from stages.config import RunConfig, tokens_per_step
-from stages.memory.estimate import message_bytes, reduction_bytes, stage_memory
+from stages.memory.estimate import (
+    StageMemory,
+    message_bytes,
+    microbatch_activations,
+    reduction_bytes,
+    stage_memory,
+)
 from stages.model.families.catalogue import describe
 from stages.model.partition import (
     StageCut,
@@ -82,8 +90,8 @@ class Estimate:
     """Number of blocks in each stage."""
     rank_of_stage: tuple[int, ...]
     memory: tuple[dict[str, int], ...]
-    """Bytes of each stage by kind: those of `StageMemory`, `messages`, `reduction`, `temporary` and those
-    `OF_THE_DEVICE`. Memory that a rank needs once counts at its first stage."""
+    """Bytes of each rank at its fullest moment, by kind: those of `StageMemory`, `messages`, `reduction`,
+    `temporary` and those `OF_THE_DEVICE`. Its stages need not hold their most at once."""
     step: StepTime
     delay: int
     """Maximum number of updates between the weights a gradient is computed at and those it is applied to."""
@@ -94,17 +102,17 @@ class Estimate:
         return list(self.cut) == [len(cut.blocks) for cut in cut_of(self.config)]
 
     @property
-    def stage_gb(self) -> list[float]:
-        """Memory of each stage, 10^9 bytes."""
-        return [sum(kinds.values()) / GB for kinds in self.memory]
+    def stages(self) -> list[StageMemory]:
+        """What each stage holds at its own peak."""
+        config = copy_of(self.config)
+        config.parallel.cut = list(self.cut)
+        run = represented(Shape.of(config))
+        return stage_memory(config, run.course, gradient_buffers=run.buffers)
 
     @property
     def rank_gb(self) -> list[float]:
         """Memory of each rank, 10^9 bytes."""
-        totals = [0.0] * self.config.parallel.stages
-        for rank, size in zip(self.rank_of_stage, self.stage_gb, strict=True):
-            totals[rank] += size
-        return totals
+        return [sum(kinds.values()) / GB for kinds in self.memory]
 
     @property
     def memory_gb(self) -> float:
@@ -143,13 +151,13 @@ def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> E
         return _with_cut(config, own, costs)
     # Messages take longer to count than all else; most of what does not fit does not fit without them.
     alone = _memory(config, own, with_messages=False)
-    if _fullest(config, alone) > limit_gb and (
+    if _fullest(alone) > limit_gb and (
         config.parallel.cut is not None
         or _fitting_cut(config, costs, limit_gb=limit_gb, with_messages=False) is None
     ):
         return None
     memory = _memory(config, own)
-    fits = _fullest(config, memory) <= limit_gb
+    fits = _fullest(memory) <= limit_gb
     fitted = None if config.parallel.cut is not None else _fitting_cut(config, costs, limit_gb=limit_gb)
     if fitted is None or fitted == own:
         return _with_cut(config, own, costs, memory=memory) if fits else None
@@ -166,12 +174,9 @@ def _own_cut(config: RunConfig) -> list[int]:
     return [len(cut.blocks) for cut in cut_of(config)]
 
 
-def _fullest(config: RunConfig, memory: Sequence[dict[str, int]]) -> float:
+def _fullest(memory: Sequence[dict[str, int]]) -> float:
     """Memory of the fullest rank, 10^9 bytes."""
-    totals = [0.0] * config.parallel.stages
-    for rank, kinds in zip(represented(Shape.of(config)).rank_of_stage, memory, strict=True):
-        totals[rank] += sum(kinds.values()) / GB
-    return max(totals)
+    return max(sum(kinds.values()) for kinds in memory) / GB
 
 
 def least_seconds(config: RunConfig, costs: CostModel) -> float:
@@ -315,17 +320,18 @@ def _fitting_cut(
     config: RunConfig, costs: CostModel, *, limit_gb: float, with_messages: bool = True
 ) -> list[int] | None:
     """Of the cuts that fit, the one whose slowest rank is fastest."""
-    rank_of_stage = represented(Shape.of(config)).rank_of_stage
+    run = represented(Shape.of(config))
+    rank_of_stage = run.rank_of_stage
     stages = len(rank_of_stage)
     parts = costs.parts(config)
     block_costs = [_whole(block) + _recomputing(config, block) for block in parts.blocks]
-    # Each kind of memory grows linearly with the blocks of a stage, up to its bound in MOST.
+    # Each part of the memory grows linearly with the blocks of a stage, up to its bound in MOST.
     dense_layers = config.model.dense_layers
     one_block, two_blocks = (
-        _memory(_alike(config, dense=False), [size] * stages, with_messages=with_messages) for size in (1, 2)
+        _parts(_alike(config, dense=False), [size] * stages, with_messages=with_messages) for size in (1, 2)
     )
     two_dense = (
-        _memory(_alike(config, dense=True), [2] * stages, with_messages=with_messages)
+        _parts(_alike(config, dense=True), [2] * stages, with_messages=with_messages)
         if dense_layers
         else two_blocks
     )
@@ -334,25 +340,30 @@ def _fitting_cut(
         ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
         return stage_cost(block_costs, stage, size) + ends
 
-    def memory(stage: int, size: int) -> float:
+    def parts_of(stage: int, size: int) -> dict[str, float]:
         dense = min(size, dense_layers) if stage == 0 else 0
-        held = 0.0
+        held = {}
         for kind, first in one_block[stage].items():
             two = two_blocks[stage][kind]
             total = first + (size - 1) * (two - first) - dense * (two - two_dense[stage][kind]) / 2
-            held += min(total, MOST.get(kind, inf))
+            held[kind] = min(total, MOST.get(kind, inf))
         return held
+
+    def fits(sizes: Mapping[int, int]) -> bool:
+        kept = {stage: parts_of(stage, sizes[stage]) for stage in sorted(sizes)}
+        rank = rank_of_stage[next(iter(kept))]
+        return sum(_rank_memory(kept, run, rank).values()) <= limit_gb * GB
 
     return cut_over_ranks(
         blocks=config.model.layers,
         rank_of_stage=rank_of_stage,
         cost=cost,
-        fits=lambda sizes: sum(memory(*of_stage) for of_stage in sizes.items()) <= limit_gb * GB,
+        fits=fits,
     )
 
 
 def planned_memory(config: RunConfig) -> list[dict[str, int]]:
-    """Bytes of each stage of the run's own cut, by kind, as in `Estimate.memory`."""
+    """Bytes of each rank under the run's own cut, by kind, as in `Estimate.memory`."""
     return _memory(config, _own_cut(config))
 
 
@@ -364,26 +375,59 @@ def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
 
 
 def _memory(config: RunConfig, sizes: list[int], *, with_messages: bool = True) -> list[dict[str, int]]:
+    """Bytes that each rank holds when it holds most, by kind."""
+    parts = _parts(config, sizes, with_messages=with_messages)
+    run = represented(Shape.of(config))
+    held = []
+    for rank in range(config.parallel.stages):
+        stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
+        kinds = _rank_memory({stage: parts[stage] for stage in stages}, run, rank)
+        held.append({kind: round(size) for kind, size in kinds.items()})
+    return held
+
+
+def _rank_memory(parts: Mapping[int, Mapping[str, float]], run: Represented, rank: int) -> dict[str, float]:
+    """Bytes of a rank by kind, from the parts of its stages, ascending, as `_parts` has them."""
+    fullest = dict.fromkeys(("activations", "recomputed", "temporary"), 0.0)
+    beside = 0.0
+    if any(run.buffers[stage] > 1 for stage in parts):
+        # Updates run beside the actions, one at a time, on a stream with memory of its own.
+        beside = max(of_stage["update"] for of_stage in parts.values())
+    for op, stage, counts in run.course.moments[rank]:
+        activations = sum(
+            wholes * of_stage["whole"] + halves * of_stage["half"]
+            for (wholes, halves), of_stage in zip(counts, parts.values(), strict=True)
+        )
+        recomputed = parts[stage]["recomputed"] if op is Op.BACKWARD else 0.0
+        within = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}[op]
+        temporary = beside if op is Op.UPDATE and beside else parts[stage][within] + beside
+        if activations + recomputed + temporary > sum(fullest.values()):
+            fullest = {"activations": activations, "recomputed": recomputed, "temporary": temporary}
+    kinds = {kind: sum(of_stage[kind] for of_stage in parts.values()) for kind in _LASTING}
+    return kinds | fullest | {"allocator": allocator_bytes(sum(fullest.values()))}
+
+
+_LASTING = (
+    *("weights", "master", "gradients", "optimizer", "correction"),
+    *("messages", "reduction", "communicators"),
+)
+
+
+def _parts(config: RunConfig, sizes: list[int], *, with_messages: bool) -> list[dict[str, int]]:
+    """Bytes of each stage: by kind what lasts, `whole` and `half` of a micro-batch in flight, and what a
+    forward, a backward and an update take for themselves. Its first stage has what a rank needs once."""
     config = copy_of(config)
     config.parallel.cut = sizes
     config.model.layers = sum(sizes)  # of a hypothetical cut
     shape = Shape.of(config)
     run, held_messages = represented(shape), messages(shape) if with_messages else None
-    synchronous = schedule_facts(config).synchronous
     stage_memories = stage_memory(config, run.course, gradient_buffers=run.buffers)
     cuts, rank_of_stage = first_alike(config.model, stage_cuts(sizes)), run.rank_of_stage
     actions = {cut: _of_an_action(config, cut) for cut in set(cuts)}
     reduction: dict[frozenset[StageCut], int] = {}
     message = message_bytes(config)
-    memory: list[dict[str, int]] = []
+    parts: list[dict[str, int]] = []
     for stage, (cut, kept) in enumerate(zip(cuts, stage_memories, strict=True)):
-        backward, updating = actions[cut]
-        if run.buffers[stage] > 1:
-            # The update runs beside backwards, on a stream with memory of its own.
-            temporary = backward + updating
-        else:
-            # A synchronous pipeline holds no activations when it updates.
-            temporary = max(backward, updating - (kept.activations if synchronous else 0))
         rank = rank_of_stage[stage]
         of_rank = dict.fromkeys(("messages", "reduction", "communicators"), 0)
         if rank not in rank_of_stage[:stage]:
@@ -393,24 +437,22 @@ def _memory(config: RunConfig, sizes: list[int], *, with_messages: bool = True) 
             of_rank["messages"] = 0 if held_messages is None else held_messages[rank] * message
             of_rank["reduction"] = reduction[held]
             of_rank["communicators"] = _communicators(config, rank, rank_of_stage)
-        memory.append(
-            vars(kept)
-            | {
-                "messages": of_rank["messages"],
-                "reduction": of_rank["reduction"],
-                "temporary": temporary,
-                "communicators": of_rank["communicators"],
-                "allocator": allocator_bytes(kept.activations + kept.recomputed + temporary),
-            }
-        )
-    return memory
+        parts.append(vars(kept) | of_rank | actions[cut])
+    return parts
 
 
-def _of_an_action(config: RunConfig, cut: StageCut) -> tuple[int, int]:
-    """Temporaries of a backward and of an update, bytes."""
+def _of_an_action(config: RunConfig, cut: StageCut) -> dict[str, int]:
+    """Bytes of a micro-batch in flight, and temporaries of the actions."""
     shapes = [parameter.shape for parameter in stage_parameters(config.model, cut)]
     owned = max(assign_owners(shapes, data_ranks=config.parallel.data).parts)
-    return backward_bytes(config, cut), update_bytes(config, owned)
+    whole, half = microbatch_activations(config, cut)
+    return {
+        "whole": whole,
+        "half": half,
+        "forward": forward_bytes(config, cut),
+        "backward": backward_bytes(config, cut),
+        "update": update_bytes(config, owned),
+    }
 
 
 def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -> int:

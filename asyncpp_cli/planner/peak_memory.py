@@ -16,17 +16,25 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     """Temporaries of a backward: gradients of activations and of the largest parameter."""
     spec, size = describe(config.model), sizes(config)
     tokens = config.train.microbatch_size * config.data.context
-    rows = head_chunk_rows(config) if cut.has_head else None
-    parts = [spec.blocks[block] for block in cut.blocks] + [spec.head] * (cut.has_head and rows is None)
+    whole_head = cut.has_head and head_chunk_rows(config) is None
+    parts = [spec.blocks[block] for block in cut.blocks] + [spec.head] * whole_head
     of_token = [part.passing for part in parts]
     if size.master != size.replica and config.train.compile is not False:
         # A compiled block hands out the factors of its matrices' gradients all at once.
         of_token += [spec.blocks[block].deferred for block in cut.blocks]
     passing = tokens * max(size.of(values) for values in of_token)
-    if rows is not None:
-        logits = 2 * rows * size.of(spec.head.passing)
-        passing = max(passing, logits)
     return passing + _gradient_bytes(config, cut)
+
+
+def forward_bytes(config: RunConfig, cut: StageCut) -> int:
+    """Temporaries of a forward beyond those of a backward's kind: two copies of a chunk's logits, where the
+    head is computed in chunks. A CPU also copies their gradient for its product."""
+    rows = head_chunk_rows(config) if cut.has_head else None
+    if rows is None:
+        return 0
+    size = sizes(config)
+    copied = 0 if size.fused or size.replica == size.wide else size.replica
+    return rows * config.model.vocab_size * (2 * size.wide + copied)
 
 
 def _gradient_bytes(config: RunConfig, cut: StageCut) -> int:
@@ -88,6 +96,6 @@ def communicator_bytes(*, neighbours: int, stages: int, data: int) -> int:
     return buffers * NCCL_BUFFER
 
 
-def allocator_bytes(transient: int) -> int:
+def allocator_bytes(transient: float) -> int:
     """Memory that torch's allocator reserves beyond the bytes in use."""
     return round(ALLOCATOR_SHARE * transient)

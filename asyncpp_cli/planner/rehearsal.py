@@ -84,9 +84,7 @@ def rehearse(config: RunConfig, *, device: str, ranks: Sequence[int] | None = No
         found = rehearse_rank(config, rank=rank, data_rank=data_rank, device=device)
         planned = None
         if memory is not None:
-            planned = Counter[str]()
-            for stage in stages:
-                planned.update({k: n for k, n in memory[stage].items() if k not in OF_THE_DEVICE})
+            planned = Counter({k: n for k, n in memory[rank].items() if k not in OF_THE_DEVICE})
         flops = None if own else found.microbatches * _flops(config, stages)
         yield ComparedRank(found=found, planned=planned, planned_flops=flops)
 

@@ -15,7 +15,7 @@ from optimizers.options import Value
 from optimizers.state_size import state_values
 from schedules import Program, analyze
 from stages.config import ModelConfig, RunConfig, chosen_correction, optimizer_options
-from stages.memory.in_flight import after, in_flight_counts, most_held
+from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, rank_moments
 from stages.model.activations import INDEX_BYTES, CheapPart, Values
 from stages.model.families.catalogue import describe
 from stages.model.head_chunks import chunk_rows
@@ -85,23 +85,29 @@ def _runs_on_a_gpu(config: RunConfig) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """Facts of a run's programs that its memory depends on. Tuples are indexed by stage."""
+    """Facts of a run's programs that its memory depends on, by stage, and `moments` by rank."""
 
     versions: tuple[int, ...]
     mismatch: tuple[int, ...]
     in_flight: tuple[frozenset[tuple[int, int]], ...]
     """As `in_flight_counts` has them."""
+    moments: tuple[frozenset[Moment], ...]
+    """By rank, as `rank_moments` has them."""
 
 
 def course_of(programs: Sequence[Program]) -> Course:
     """The course of a run, from the programs of its segments, one of each kind."""
     analyses = [analyze(program) for program in programs]
     counts = [in_flight_counts(program) for program in programs]
+    moments = [rank_moments(program) for program in programs]
     stages = range(programs[0].num_stages)
     return Course(
         versions=tuple(max(analysis.versions[stage] for analysis in analyses) for stage in stages),
         mismatch=tuple(max(analysis.mismatch_max[stage] for analysis in analyses) for stage in stages),
         in_flight=tuple(frozenset().union(*(seen[stage] for seen in counts)) for stage in stages),
+        moments=tuple(
+            frozenset().union(*(seen[rank] for seen in moments)) for rank in range(programs[0].num_ranks)
+        ),
     )
 
 

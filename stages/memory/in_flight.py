@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from schedules import Op, Program
 
@@ -19,6 +20,61 @@ def in_flight_counts(program: Program) -> list[set[tuple[int, int]]]:
             seen.add((wholes, halves))
         counts.append(seen)
     return counts
+
+
+Counts = tuple[tuple[int, int], ...]
+"""Micro-batches in flight: for each stage of a rank, ascending, (whole ones, halves)."""
+
+
+class Moment(NamedTuple):
+    """An action of a rank, or an update beside one, with what is in flight within it."""
+
+    op: Op
+    """Forward, backward (a half counts as one) or update."""
+    stage: int
+    counts: Counts
+
+
+def rank_moments(program: Program) -> list[frozenset[Moment]]:
+    """For each rank, the moments at which it may hold the most; those that hold no more than another of the
+    same op and stage are left out.
+
+    A backward holds its micro-batch until it ends. An update without a gradient buffer of its own ends before
+    the rank's next backward; forwards may come between.
+    """
+    moments = []
+    for rank, actions in enumerate(program.actions):
+        now = {stage: (0, 0) for stage, holder in enumerate(program.rank_of_stage) if holder == rank}
+        seen: set[Moment] = set()
+        updating: set[int] = set()
+        for action in actions:
+            before = tuple(now.values())
+            now[action.stage] = after(action.op, *now[action.stage])
+            if action.op is Op.UPDATE:
+                updating.add(action.stage)
+                seen.add(Moment(Op.UPDATE, action.stage, before))
+            elif action.op is Op.FORWARD:
+                counts = tuple(now.values())
+                seen.add(Moment(Op.FORWARD, action.stage, counts))
+                seen |= {Moment(Op.UPDATE, stage, counts) for stage in updating}
+            else:
+                updating.clear()
+                seen.add(Moment(Op.BACKWARD, action.stage, before))
+        moments.append(frozenset(one for one in seen if not any(_exceeds(other, one) for other in seen)))
+    return moments
+
+
+def _exceeds(one: Moment, other: Moment) -> bool:
+    """Whether `one` holds more of something than `other`, and less of nothing."""
+    return (
+        one != other
+        and one[:2] == other[:2]
+        and all(
+            mine >= theirs
+            for of_one, of_other in zip(one.counts, other.counts, strict=True)
+            for mine, theirs in zip(of_one, of_other, strict=True)
+        )
+    )
 
 
 def after(op: Op, wholes: int, halves: int) -> tuple[int, int]:

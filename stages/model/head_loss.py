@@ -80,6 +80,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 of_logits = of_logits.mul_(1 / len(given)).to(given.dtype)
                 add_product(of_weight, of_logits, given[part])
             torch.mm(of_logits, weight, out=of_given[part])
+            del log_probabilities, of_logits  # before the next chunk makes its own
         if with_gradients:
             ctx.save_for_backward(of_given, of_weight)
         ctx.share = 1 / len(given) if given.dtype == wide else 1.0

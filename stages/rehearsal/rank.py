@@ -241,6 +241,8 @@ class _Part:
             correction = [*tensors_in(state.update.correction.state_dict())]
             self._watch.label(correction, "correction")
             self._watch.label(tensors_in(list(optimizer.state.values())), "optimizer")
+            # A first step makes the state; what is a temporary shows in later ones.
+            self._watch.temporaries.pop("update", None)
 
     def _evaluation(self, built: Rank, *, version: int) -> Iterator[None]:
         return cast(

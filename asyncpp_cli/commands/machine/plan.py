@@ -383,7 +383,7 @@ def _show(
     source: str | None,
     threads: int | None,
 ) -> None:
-    """Print the best layouts, and the memory of the first by stage.
+    """Print the best layouts, and the memory of the first by rank.
 
     Args:
         estimates: of all layouts, best first; those to print are taken from it.
@@ -440,21 +440,23 @@ def _show(
         say(f"The first needs parallel.cut: {list(best.cut)}")
     print()
     limit = f" (limit {limit_gb:.1f} GB)" if math.isfinite(limit_gb) else ""
-    kinds = [name for name in best.memory[0] if any(stage_bytes[name] for stage_bytes in best.memory)]
+    kinds = [name for name in best.memory[0] if any(rank_bytes[name] for rank_bytes in best.memory)]
     show_table(
-        ["stage", "blocks", "all", *kinds],
+        ["rank", "blocks", "all", *kinds],
         [
             [
-                str(stage),
-                str(blocks),
+                str(rank),
+                " + ".join(
+                    str(blocks)
+                    for blocks, holder in zip(best.cut, best.rank_of_stage, strict=True)
+                    if holder == rank
+                ),
                 form.format(total / size),
                 *(form.format(held[name] / 1e9 / size) for name in kinds),
             ]
-            for stage, (blocks, held, total) in enumerate(
-                zip(best.cut, best.memory, best.stage_gb, strict=True)
-            )
+            for rank, (held, total) in enumerate(zip(best.memory, best.rank_gb, strict=True))
         ],
-        title=f"The first of them, {unit} per stage{limit}",
+        title=f"The first of them, {unit} per rank{limit}",
     )
 
 

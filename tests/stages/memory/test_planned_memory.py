@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from support.small_runs import Rows, in_processes, small_config, with_experts
 
 from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.estimate import OF_THE_DEVICE, Estimate, estimate
+from asyncpp_cli.planner.estimate import Estimate, estimate
 from asyncpp_cli.planner.roofline import Roofline
 from stages.comm.process import Process
 from stages.config import RunConfig
@@ -56,11 +57,13 @@ def test_memory_is_within_five_percent_of_what_processes_hold(text: Path) -> Non
         (memory,) = filter(None, of_ranks)  # from the rank of the last stage
         plan = planned(config)
         lasting = [0, 0]
-        for stage, (rank, of_stage) in enumerate(zip(plan.rank_of_stage, plan.memory, strict=True)):
-            assert {kind: of_stage[kind] for kind in KINDS} == {kind: memory[kind][stage] for kind in KINDS}
-            assert of_stage["reduction"] == memory["reduction"][rank] == 0
-            left_out = ("temporary", *OF_THE_DEVICE)
-            lasting[rank] += sum(size for kind, size in of_stage.items() if kind not in left_out)
+        for stage, (rank, of_stage) in enumerate(zip(plan.rank_of_stage, plan.stages, strict=True)):
+            assert asdict(of_stage) == {kind: memory[kind][stage] for kind in KINDS}
+            lasting[rank] += of_stage.total
+        for rank, of_rank in enumerate(plan.memory):
+            assert of_rank["reduction"] == memory["reduction"][rank] == 0
+            assert of_rank["activations"] <= memory["rank_activations"][rank]
+            lasting[rank] += of_rank["messages"]
         assert lasting == pytest.approx(memory["total"], rel=0.05)
 
 
@@ -113,8 +116,11 @@ def test_memory_of_deeper_and_wider_layouts(
     rows = Rows()
     replay(config, recorder=rows)
     memory = rows.of_kind("segment")[-1]["memory"]
-    for stage, of_stage in enumerate(planned(config).memory):
-        assert {kind: of_stage[kind] for kind in KINDS} == {kind: memory[kind][stage] for kind in KINDS}
+    plan = planned(config)
+    for stage, of_stage in enumerate(plan.stages):
+        assert asdict(of_stage) == {kind: memory[kind][stage] for kind in KINDS}
+    held = [of_rank["activations"] for of_rank in plan.memory]
+    assert all(here <= most for here, most in zip(held, memory["rank_activations"], strict=True))
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "2bw-v"])

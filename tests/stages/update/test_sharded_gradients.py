@@ -56,7 +56,7 @@ def gradient_bytes(rows: Rows) -> list[int]:
 def check_planned(config: RunConfig, rows: Rows) -> None:
     config.site.device = "cpu"
     plan = estimate(config, Roofline(find_device("h100", key="")), limit_gb=None)
-    assert gradient_bytes(rows) == [kinds["gradients"] for kinds in plan.memory]
+    assert gradient_bytes(rows) == [of_stage.gradients for of_stage in plan.stages]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
