@@ -154,8 +154,9 @@ def planned_gb(config: RunConfig, stage: int, *, whole: bool) -> float:
     costs = Roofline(find_device("h100", key="device"))  # sizes do not depend on it
     planned = estimate(config, costs, limit_gb=None)
     kinds = planned.memory[planned.rank_of_stage[stage]]
-    left_out = OF_THE_DEVICE if whole else (*OF_THE_DEVICE, "temporary")
-    return sum(size for kind, size in kinds.items() if kind not in left_out) / GB
+    if not whole:
+        return (planned.stages[stage].total + kinds["messages"] + kinds["reduction"]) / GB
+    return sum(size for kind, size in kinds.items() if kind not in OF_THE_DEVICE) / GB
 
 
 def arm(options: argparse.Namespace, schedule: str, *, recompute: str, peak: float | None) -> Row:

@@ -120,11 +120,13 @@ def test_a_v_that_does_not_fit_gets_a_cut_whose_ranks_do() -> None:
     limit = even.memory_gb * 0.95
     fitting = estimate(config, COSTS, limit_gb=limit)
     assert max(fitting.rank_gb) <= limit < even.memory_gb
-    # No rank holds both of its stages' peaks.
+    # The peaks of a rank's stages need not come at one time.
     of_stages = [0.0] * 4
     for rank, kinds in zip(fitting.rank_of_stage, fitting.stages, strict=True):
         of_stages[rank] += kinds.activations
-    assert all(held["activations"] < most for held, most in zip(fitting.memory, of_stages, strict=True))
+    held = [of_rank["activations"] for of_rank in fitting.memory]
+    assert all(here <= most for here, most in zip(held, of_stages, strict=True))
+    assert sum(held) < sum(of_stages)
 
 
 def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
