@@ -11,7 +11,9 @@ NCCL needs a GPU for each rank; with one GPU the ranks of the tests share it, ov
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -81,21 +83,22 @@ def perform(steps: Sequence[Step]) -> list[Outcome]:
     for step in steps:
         print(f"{step.question}  {_shown(step)}", file=sys.stderr, flush=True)
         started = time.perf_counter()
+        # A session of its own, so that its children end with it.
+        running = subprocess.Popen(
+            [sys.executable, *step.command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                [sys.executable, *step.command],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=60 * step.limit,
-                check=False,
-            )
-            ended = "ok" if done.returncode == 0 else f"failed ({done.returncode})"
-            output = done.stdout
-        except subprocess.TimeoutExpired as error:
+            output, _ = running.communicate(timeout=60 * step.limit)
+            ended = "ok" if running.returncode == 0 else f"failed ({running.returncode})"
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            output, _ = running.communicate()
             ended = f"ended after {step.limit} minutes"
-            output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else ""
         outcomes.append(Outcome(step, ended, time.perf_counter() - started, output))
     return outcomes
 

@@ -29,6 +29,19 @@ def test_a_step_that_fails_or_hangs_ends_no_other(first_hour) -> None:  # type: 
     assert all(word in page for word in ("# The first hour", "seen", "also", "whole", "| Two? |"))
 
 
+def test_a_step_that_hangs_ends_with_its_children(first_hour) -> None:  # type: ignore[no-untyped-def]
+    """A child keeps the output open: a step whose child lived on would end after a minute and a half."""
+    code = (
+        "import subprocess, sys, time; "
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(90)']); "
+        "print(child.pid, flush=True); time.sleep(90)"
+    )
+    [outcome] = first_hour.perform([first_hour.Step("Ends?", ("-c", code), 0, 0.1)])
+    assert outcome.ended == "ended after 0.1 minutes"
+    child = Path(f"/proc/{int(outcome.output)}/stat")
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
 def test_every_step_names_a_command_that_is_there(first_hour) -> None:  # type: ignore[no-untyped-def]
     for step in first_hour.STEPS:
         if step.command[0] != "-m":
