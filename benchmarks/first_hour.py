@@ -120,6 +120,17 @@ def page(outcomes: Sequence[Outcome], *, device: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write(folder: Path, outcomes: Sequence[Outcome], *, device: str) -> None:
+    """Write the page with its conditions, as benchmarks/results wants them."""
+    write_dated(
+        folder,
+        "first-hour",
+        page(outcomes, device=device),
+        hardware=device,
+        seeds="0 where a step trains; each step once",
+    )
+
+
 def _shown(step: Step) -> str:
     return shlex.join(["python", *step.command])
 
@@ -143,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     outcomes = perform(steps)
-    write_dated(options.out, "first-hour", page(outcomes, device=torch.cuda.get_device_name()))
+    device = torch.cuda.get_device_name()
+    write(options.out, outcomes, device=f"{torch.cuda.device_count()} x {device}")
     return 0 if all(each.ended == "ok" for each in outcomes) else 1
 
 

@@ -137,10 +137,11 @@ def publish(
         write_dated(options.out, name, f"# {title}\n\n{table(rows)}\n{table([where])}")
 
 
-def write_dated(folder: Path, name: str, text: str) -> None:
+def write_dated(folder: Path, name: str, text: str, **known: str) -> None:
     """Write `text` as `FOLDER/NAME-DATE.md`, and print that.
 
-    The page begins with the conditions known here; benchmarks/results/README.md says how to add the rest.
+    The page begins with the conditions known here and those in `known`; benchmarks/results/README.md says how
+    to add the rest.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}-{today()}.md"
@@ -152,6 +153,7 @@ def write_dated(folder: Path, name: str, text: str) -> None:
         "command": shlex.join(["python", *sys.argv]),
         "seeds": "",
         "data": "this page",
+        **known,
     }
     yaml_front = yaml.safe_dump(front, sort_keys=False, width=120)
     file.write_text(f"---\n{yaml_front}---\n\n{text}", encoding="utf-8")

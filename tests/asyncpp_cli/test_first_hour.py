@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import check_results
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,6 +42,14 @@ def test_a_step_that_hangs_ends_with_its_children(first_hour) -> None:  # type: 
     assert outcome.ended == "ended after 0.1 minutes"
     child = Path(f"/proc/{int(outcome.output)}/stat")
     assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+def test_the_page_states_every_condition(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    outcome = first_hour.Outcome(first_hour.STEPS[0], "ok", 1.0, "seen")
+    first_hour.write(tmp_path, [outcome], device="1 x a GPU")
+    [file] = tmp_path.iterdir()
+    # Its commit may have changes here, or be none.
+    assert [problem for problem in check_results.problems(file) if "commit" not in problem] == []
 
 
 def test_every_step_names_a_command_that_is_there(first_hour) -> None:  # type: ignore[no-untyped-def]
