@@ -313,6 +313,7 @@ def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
         update_interval=schedule.update_interval,
         chunks=stages // config.parallel.stages,
         ahead=Shape.of(config).ahead,
+        delay=Shape.of(config).delay,
     )
 
 

@@ -1,13 +1,17 @@
-"""Step time of a schedule: one step simulated, the rest in closed form.
+"""Step time of a schedule: a step of few micro-batches played, further micro-batches in closed form.
 
 In the steady state, each further micro-batch takes the largest mean over a window of neighbouring stages:
 stage s has a (p - 1 - s) + 1 micro-batches in flight (1F1B: a = 1), so the round trip from stage s to stage j
 may take as long as a (j - s) + 1 micro-batches. Without latency the largest mean is the slowest stage.
+
+Once per step, the critical path passes the update of one stage. Which one, and whether there is room to hide
+a reduction, depends on all stages where a step has hardly more micro-batches than stages: so that is played.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import schedules
@@ -16,6 +20,8 @@ from schedules.simulate import simulate, throughput
 
 ROUNDS_SIMULATED = 4
 """Rounds of an interleaved step to simulate; further rounds take equally long."""
+STEPS_MEASURED = 12
+"""Steps of an unflushed pipeline to average over: long and short ones may alternate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +63,7 @@ def step_time(
     update_interval: int | None,
     chunks: int = 1,
     ahead: int = 1,
+    delay: int | None = None,
 ) -> StepTime:
     """The steady state of a built-in schedule.
 
@@ -67,6 +74,7 @@ def step_time(
         update_interval: `pipedream`, `paci`: micro-batches between updates; None: the schedule's default.
         chunks: stages per rank.
         ahead: `2bw`: forwards that a stage runs ahead of its backwards, for each stage after it.
+        delay: `2bw`: as in `schedules.build`.
     """
     schedule = schedules.find(name)
     stages = len(times.forward)
@@ -85,19 +93,20 @@ def step_time(
             seconds = _flushed_step(name, times, microbatches=simulated, chunks=chunks)
         if simulated < microbatches:
             phased = not schedule.bounded_activations
-            further = turn(times, updating=(0.0,) * stages, split=split, phased=phased, ahead=1)
+            further = turn(times, split=split, phased=phased, ahead=1)
             seconds += (microbatches - simulated) * further
+    elif schedule.default_interval is not None:
+        interval = microbatches // updates
+        # The next action reads the updated weights, so nothing hides the reduction.
+        updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
+        unhidden = replace(times, update=updating, reduction=(0.0,) * stages)
+        seconds = _unflushed_step(unhidden, microbatches=microbatches, interval=interval, ahead=1, delay=1)
     else:
-        updating = times.update
-        if schedule.default_interval is not None:
-            # The next action reads the updated weights, so nothing hides the reduction.
-            updating = tuple(a + b for a, b in zip(times.update, times.reduction, strict=True))
-        share = tuple(updates * update / microbatches for update in updating)
-        seconds = microbatches * turn(times, updating=share, split=False, phased=False, ahead=ahead)
-        if schedule.default_interval is None:
-            # The first action that reads the updated weights starts at least this much later.
-            slack = max(0, microbatches - ahead * (stages - 1)) * seconds / microbatches
-            seconds += max(0.0, max(times.reduction) - slack)
+        if delay is None:
+            delay = schedules.smallest_delay(name, stages=stages, microbatches=microbatches, ahead=ahead)
+        seconds = _unflushed_step(
+            times, microbatches=microbatches, interval=microbatches, ahead=ahead, delay=delay
+        )
     busy = [
         microbatches * microbatch + updates * update
         for microbatch, update in zip(times.whole(split=split), times.update, strict=True)
@@ -105,31 +114,95 @@ def step_time(
     return StepTime(seconds=seconds, bubble=max(0.0, 1 - sum(busy) / ranks / seconds))
 
 
-def turn(times: StageTimes, *, updating: tuple[float, ...], split: bool, phased: bool, ahead: int) -> float:
+def turn(times: StageTimes, *, split: bool, phased: bool, ahead: int) -> float:
     """Seconds that each further micro-batch takes in a full pipeline.
 
     Args:
         times: times of the stages.
-        updating: seconds of updates per micro-batch, by stage.
         split: whether backwards are split; other stages then wait for the input half only.
         phased: whether all forwards run before all backwards.
         ahead: forwards that a stage runs ahead of its backwards, for each stage after it.
     """
     if phased:
         return max(times.forward) + max(times.backward)
-    # In a round trip, weight halves and updates delay the first stage only.
+    # In a round trip, weight halves delay the first stage only.
     waited_for = times.input_half if split else times.backward
     round_trip = [a + b for a, b in zip(times.forward, waited_for, strict=True)]
-    once = [a + b for a, b in zip(times.weight_half, updating, strict=True)] if split else updating
     longest = 0.0
     for first in range(len(round_trip)):
-        total = once[first]
+        total = times.weight_half[first] if split else 0.0
         for width, stage in enumerate(round_trip[first:]):
             total += stage
             longest = max(longest, (total + 2 * times.message * width) / (ahead * width + 1))
             if times.message == 0:
                 break
     return longest
+
+
+def _unflushed_step(times: StageTimes, *, microbatches: int, interval: int, ahead: int, delay: int) -> float:
+    """Seconds of a step of 1F1B that is never flushed.
+
+    Args:
+        times: times of its stages.
+        microbatches: micro-batches per step.
+        interval: micro-batches between updates, a divisor of `microbatches`.
+        ahead: forwards that a stage runs ahead of its backwards, for each stage after it.
+        delay: steps between a stage's update and the first forward that reads its weights; a reduction is
+            hidden in what lies between.
+    """
+    lead = ahead * (len(times.forward) - 1)
+    further = turn(times, split=False, phased=False, ahead=ahead)
+    enough = 2 * (lead + 1) + math.ceil(max(times.reduction) / further)
+    if microbatches <= enough:
+        return _played_step(times, microbatches=microbatches, interval=interval, ahead=ahead, delay=delay)
+    if interval < microbatches:
+        played = interval * -(-enough // interval)
+        seconds = _played_step(times, microbatches=played, interval=interval, ahead=ahead, delay=delay)
+        return seconds * microbatches / played
+    # So many that the others are whole round trips.
+    played = enough + (microbatches - enough) % (lead + 1)
+    seconds = _played_step(times, microbatches=played, interval=played, ahead=ahead, delay=delay)
+    return seconds + (microbatches - played) * further
+
+
+def _played_step(times: StageTimes, *, microbatches: int, interval: int, ahead: int, delay: int) -> float:
+    """As `_unflushed_step`, by playing pairs of a forward and a backward, which all stages do in turn."""
+    stages, message = len(times.forward), times.message
+    forward, backward = list(enumerate(times.forward)), list(enumerate(times.backward))[::-1]
+    lead = ahead * (stages - 1)
+    # By pairs since a gradient was completed: the stages that perform their update then.
+    performing: dict[int, list[int]] = {}
+    for stage, reduction in enumerate(times.reduction):
+        hidden_in = min(delay * interval - (lead - ahead * stage), interval) if reduction else 0
+        performing.setdefault(hidden_in, []).append(stage)
+    clock, reduced = [0.0] * stages, [0.0] * stages
+    # Of each pair that a later stage still has to read: when its activations arrive at the next stage.
+    arrivals = [[0.0] * (stages + 1) for _ in range(ahead)]
+    fill = -(-(lead + 1) // microbatches)
+    ends = []
+    for pair in range((fill + 1 + STEPS_MEASURED) * microbatches):
+        arrived = arrivals[pair % ahead]
+        arriving = [0.0]
+        for stage, seconds in forward:
+            start = arrived[stage] if arrived[stage] > clock[stage] else clock[stage]
+            clock[stage] = start + seconds
+            arriving.append(clock[stage] + message)
+        arrivals[pair % ahead] = arriving
+        gradient = 0.0
+        for stage, seconds in backward:
+            start = gradient if gradient > clock[stage] else clock[stage]
+            clock[stage] = start + seconds
+            gradient = clock[stage] + message
+        if (pair + 1) % microbatches == 0:
+            ends.append(sum(clock))
+        past = (pair + 1) % interval
+        for stage in performing.get(past or interval, ()):
+            clock[stage] = max(clock[stage], reduced[stage]) + times.update[stage]
+        if past == 0:
+            reduced = [end + seconds for end, seconds in zip(clock, times.reduction, strict=True)]
+            for stage in performing.get(0, ()):
+                clock[stage] = reduced[stage] + times.update[stage]
+    return (ends[-1] - ends[-1 - STEPS_MEASURED]) / stages / STEPS_MEASURED
 
 
 def _interleaved_step(name: str, times: StageTimes, *, rounds: int, chunks: int) -> float:
