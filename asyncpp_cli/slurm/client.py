@@ -265,11 +265,15 @@ def shown_number(job_id: str, name: str) -> int:
 
 
 def job_end_time(job_id: str) -> float | None:
-    """When a job will reach its time limit, in seconds since 1970; None if unlimited or unknown."""
+    """When a job will reach its time limit, in seconds since 1970; None if unlimited or unknown.
+
+    Unknown also of a job that is being ended: SLURM then gives the time at which that began.
+    """
     from datetime import datetime
 
     try:
-        return datetime.fromisoformat(_state_and_end(job_id)[1]).timestamp()
+        state, end = _state_and_end(job_id)
+        return None if phase_of(state) is JobPhase.ENDING else datetime.fromisoformat(end).timestamp()
     except (SlurmError, ValueError):
         return None
 

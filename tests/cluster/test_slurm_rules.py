@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -150,6 +151,26 @@ def test_before_a_preemption_and_a_time_limit_the_ranks_get_a_signal_and_the_scr
     wait_for(lambda: said(preempted) >= 3, seconds=60, why=squeue)
     assert limited.read_text().splitlines() == ["begun", "rank USR2", "ended"]
     assert preempted.read_text().splitlines() == ["begun", "rank TERM", "ended"]
+
+
+@pytest.mark.timeout(120)
+def test_a_cancelled_job_shows_as_its_end_the_time_of_the_cancellation(
+    slurm_conf: Path, tmp_path: Path
+) -> None:
+    """Taken for its time limit, it would make the job queue itself again."""
+    begun_file = tmp_path / "begun"
+    # The shell outlives the signal until SLURM kills it.
+    job = sbatch(
+        "--output=/dev/null", f"--wrap=trap '' TERM; echo >> {begun_file}; while :; do sleep 1; done"
+    )
+    wait_for(lambda: said(begun_file), seconds=60, why=squeue)
+    limit = slurm.job_end_time(job)
+    assert limit is not None
+    slurm.cancel([job])
+    shown = dict(line.split("|") for line in squeue("%A", "%e"))[job]
+    assert datetime.fromisoformat(shown).timestamp() < limit - 300
+    assert phase_of(slurm.job_state(job)) is JobPhase.ENDING
+    assert slurm.job_end_time(job) is None
 
 
 @pytest.mark.timeout(60)
