@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.launches import wait_for
 
 from benchmarks import check_results
-from support.launches import wait_for
 
 ROOT = Path(__file__).parents[2]
 
