@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.report.analysis.steps_to_loss import steps_ratio
@@ -333,7 +333,7 @@ DELAY_OR_BATCH = "delay-or-batch-2026-11-23"
 
 
 def delay_or_batch() -> Iterator[str]:
-    """Losses by rate of the arms whose rates were chosen."""
+    """Losses by rate of the arms whose rates were chosen; the delayed arm minus each synchronous one."""
     rates: dict[tuple[str, int], dict[float, list[float]]] = {}
     for row in rows_of(f"{DELAY_OR_BATCH}-choice"):
         of = rates.setdefault((row["optimizer"], int(row["steps"])), {})
@@ -341,6 +341,27 @@ def delay_or_batch() -> Iterator[str]:
     for (optimizer, steps), losses in sorted(rates.items()):
         tried = ", ".join(f"{lr:g}: {fmean(of):.3f}" for lr, of in sorted(losses.items()))
         yield f"| {optimizer} | {steps} | {tried} |"
+    of = rows_of(DELAY_OR_BATCH)
+    for optimizer in ("adamw", "muon"):
+        arms = {steps: _by_seed(_of(of, optimizer=optimizer, steps=steps)) for steps in EQUAL_TIME}
+        for steps, (arm, batch) in EQUAL_TIME.items():
+            means = [fmean(losses) for losses in arms[steps].values()]
+            row = f"| {optimizer} | {arm} | {batch} | {fmean(means):.4f} | {stdev(means):.4f} |"
+            if arm != "2bw":
+                found = difference(arms["1200"], arms[steps], comparisons=8)
+                assert found.seeds == 6
+                row += f" {found} | {_errors(found)} | {found.verdict(bound=BOUND)} |"
+            yield row
+
+
+EQUAL_TIME = {
+    "1200": ("2bw", "same"),
+    "640": ("1f1b", "same"),
+    "417": ("1f1b", "twice"),
+    "929": ("zb-v", "same"),
+    "600": ("zb-v", "twice"),
+}
+"""Schedule and batch of the arms of `delay_or_batch`, by their steps."""
 
 
 ANNEALING = "annealing-2026-11-23"
