@@ -145,7 +145,7 @@ def flops_of_stage(config: RunConfig, stage: int) -> float:
     """Floating-point operations of a token's forward and backward, recomputation left out."""
     cut, spec, context = cut_of(config)[stage], describe(config.model), config.data.context
     head = spec.head.training_flops(context=context) if cut.has_head else 0
-    blocks = sum(spec.blocks[block].training_flops(context=context) for block in cut.blocks)
+    blocks = sum(spec.halves[half].training_flops(context=context) for half in cut.halves)
     return float(blocks + head)
 
 
@@ -183,7 +183,7 @@ def what(options: argparse.Namespace) -> str:
     schedule, train = config.schedule, config.train
     return (
         f"stage {options.stage} of {options.stages} of {options.model}: "
-        f"{' and '.join([f'{len(cut.blocks)} blocks', *ends])}; {schedule.microbatches} micro-batches "
+        f"{' and '.join([f'{cut.size:g} blocks', *ends])}; {schedule.microbatches} micro-batches "
         f"x {train.microbatch_size} x {config.data.context} tokens per step, {train.precision}"
         f"{', compiled' if compiles_here(config, device=options.device) else ''}"
     )

@@ -183,8 +183,9 @@ class DataConfig:
 class ParallelConfig:
     stages: int = key(2, low=1, high=10_000)
     """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
-    cut: list[int] | None = None
-    """Blocks in each stage, in order; null: stages of equal cost."""
+    cut: list[float] | None = None
+    """Blocks in each stage, in order, such as [5.5, 6.5]: with .5 the cut is between a block's attention and
+    its MLP or experts. null: stages of equal cost, of whole blocks."""
     data: int = key(1, low=1, high=10_000)
     """Data-parallel replicas of the pipeline, each with its own micro-batches. A run has `stages` x
     `data` processes."""

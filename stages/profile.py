@@ -27,10 +27,10 @@ from stages.update.optimizer_step import StageUpdate, squared_norm
 BLOCKS = 2
 """Blocks measured together; a block's cost is its share."""
 PARTS = {
-    "embedding": StageCut(blocks=range(0), has_embedding=True, has_head=False),
-    "block": StageCut(blocks=range(BLOCKS), has_embedding=False, has_head=False),
-    "dense_block": StageCut(blocks=range(BLOCKS), has_embedding=False, has_head=False),
-    "head": StageCut(blocks=range(0), has_embedding=False, has_head=True),
+    "embedding": StageCut(halves=range(0), has_embedding=True, has_head=False),
+    "block": StageCut(halves=range(2 * BLOCKS), has_embedding=False, has_head=False),
+    "dense_block": StageCut(halves=range(2 * BLOCKS), has_embedding=False, has_head=False),
+    "head": StageCut(halves=range(0), has_embedding=False, has_head=True),
 }
 """`dense_block`: only in a mixture of experts whose first blocks are dense; `block` then has experts."""
 WARM_UP = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import schedules
 from schedules.library.v_block import block_costs
-from stages.config import RunConfig
+from stages.config import ModelConfig, RunConfig
 from stages.limits import ConfigError
 from stages.pipeline.gradient_buffers import gradient_buffers
 from stages.pipeline.segments import schedule_costs, schedule_facts, segment_program, sync_steps
@@ -42,13 +42,8 @@ def check_schedule(config: RunConfig) -> None:
             f"{stages} stages are asked for; the model {config.model.name} has {config.model.layers} blocks, "
             "and every stage needs one",
         )
-    cut = config.parallel.cut
-    if cut is not None and (len(cut) != stages or sum(cut) != config.model.layers or min(cut) < 1):
-        raise ConfigError(
-            "parallel.cut",
-            f"is {cut}; accepted: the blocks of {stages} stages, at least one each and "
-            f"{config.model.layers} in all",
-        )
+    if config.parallel.cut is not None:
+        _check_cut(config.parallel.cut, config.model, stages=stages)
     if config.error_feedback.coefficient != 0 and facts.synchronous:
         raise ConfigError(
             "error_feedback", f"corrects for delay, and the schedule {name} has none; accepted with it: false"
@@ -67,6 +62,18 @@ def check_schedule(config: RunConfig) -> None:
             if problem is not None:
                 accepted = f"false, parallel.stages: 1, or a schedule in a V ({', '.join(can_tie())})"
                 raise ConfigError("model.tied", f"{problem}; accepted: {accepted}")
+
+
+def _check_cut(cut: list[float], model: ModelConfig, *, stages: int) -> None:
+    smallest = 0.5 if model.factory is None else 1
+    sizes = "whole or with .5" if model.factory is None else "whole, since model.factory makes whole blocks"
+    is_possible = all(size >= smallest and size % smallest == 0 for size in cut)
+    if len(cut) != stages or sum(cut) != model.layers or not is_possible:
+        raise ConfigError(
+            "parallel.cut",
+            f"is {cut}; accepted: the blocks of {stages} stages, {sizes}, at least {smallest} each and "
+            f"{model.layers} in all",
+        )
 
 
 def _check_shard_gradients(config: RunConfig) -> None:

@@ -295,7 +295,7 @@ def _matches_key(config: RunConfig, key: str, accepted: Any, template: Template)
     dotted = SHORTHANDS.get(key, key)
     actual = get(config, dotted)
     is_list = isinstance(accepted, list)
-    is_one_list_value = is_list and dotted in LIST_KEYS and accepted and isinstance(accepted[0], int)
+    is_one_list_value = is_list and dotted in LIST_KEYS and accepted and isinstance(accepted[0], int | float)
     for value in accepted if is_list and not is_one_list_value else [accepted]:
         try:
             if actual == settings_of(key, value, folder=template.folder)[dotted]:

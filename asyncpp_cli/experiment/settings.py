@@ -52,8 +52,8 @@ KEYS: tuple[str, ...] = tuple(
 OWN_OPTIONS = "optimizer.options."
 """Prefix of the options of a user's own optimizer; any identifier may follow."""
 
-LIST_KEYS = ("parallel.cut", "schedule.costs")
-"""Keys whose value is a list of integers."""
+LIST_KEYS: Mapping[str, tuple[type, ...]] = {"parallel.cut": (int, float), "schedule.costs": (int,)}
+"""Keys whose value is a list, and the types of its items."""
 
 SITE = "site"
 """The section that is not part of a run's identity."""
@@ -109,9 +109,11 @@ def typed(key: str, value: Any) -> Any:
     """
     check_key(key)
     if key in LIST_KEYS and isinstance(value, list):
-        if any(isinstance(item, bool) or not isinstance(item, int) for item in value) or not value:
+        kinds = LIST_KEYS[key]
+        if not value or not all(type(item) in kinds and abs(item) < 2**63 for item in value):
             raise SettingError(key, f"must be {_field_type(key)}, not {_printed(value)}")
-        return list(value)
+        # 3.0 is 3, so that the two have one identity.
+        return [int(item) if isinstance(item, float) and item.is_integer() else item for item in value]
     if isinstance(value, list | Mapping):
         raise SettingError(key, f"takes one value, not {_printed(value)}")
     if key.startswith(OWN_OPTIONS):
@@ -171,6 +173,7 @@ _TYPE_NAMES = {
     bool: "true or false (bool)",
     types.NoneType: "null",
     list[int]: "a list of integers",
+    list[float]: "a list of numbers",
 }
 
 

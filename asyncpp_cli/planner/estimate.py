@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from math import inf
+from math import ceil, inf
 from typing import Any, Protocol
 
 import schedules
@@ -86,8 +86,8 @@ class Estimate:
     """Estimated memory and step time of a run."""
 
     config: RunConfig
-    cut: tuple[int, ...]
-    """Number of blocks in each stage."""
+    cut: tuple[float, ...]
+    """Number of blocks in each stage, as in `parallel.cut`."""
     rank_of_stage: tuple[int, ...]
     memory: tuple[dict[str, int], ...]
     """Bytes of each rank at its fullest moment, by kind: those of `StageMemory`, `messages`, `reduction`,
@@ -99,7 +99,7 @@ class Estimate:
     @property
     def own_cut(self) -> bool:
         """Whether `cut` is the run's own; otherwise `parallel.cut` must set it."""
-        return list(self.cut) == [len(cut.blocks) for cut in cut_of(self.config)]
+        return list(self.cut) == _own_cut(self.config)
 
     @property
     def stages(self) -> list[StageMemory]:
@@ -170,8 +170,8 @@ def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> E
     return changed
 
 
-def _own_cut(config: RunConfig) -> list[int]:
-    return [len(cut.blocks) for cut in cut_of(config)]
+def _own_cut(config: RunConfig) -> list[float]:
+    return [cut.size for cut in cut_of(config)]
 
 
 def _fullest(memory: Sequence[dict[str, int]]) -> float:
@@ -269,7 +269,7 @@ def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
 
 
 def _with_cut(
-    config: RunConfig, sizes: list[int], costs: CostModel, *, memory: list[dict[str, int]] | None = None
+    config: RunConfig, sizes: Sequence[float], costs: CostModel, *, memory: list[dict[str, int]] | None = None
 ) -> Estimate:
     run = represented(Shape.of(config))
     return Estimate(
@@ -375,7 +375,7 @@ def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
     return alike
 
 
-def _memory(config: RunConfig, sizes: list[int], *, with_messages: bool = True) -> list[dict[str, int]]:
+def _memory(config: RunConfig, sizes: Sequence[float], *, with_messages: bool = True) -> list[dict[str, int]]:
     """Bytes that each rank holds when it holds most, by kind."""
     parts = _parts(config, sizes, with_messages=with_messages)
     run = represented(Shape.of(config))
@@ -414,12 +414,12 @@ _LASTING = (
 )
 
 
-def _parts(config: RunConfig, sizes: list[int], *, with_messages: bool) -> list[dict[str, int]]:
+def _parts(config: RunConfig, sizes: Sequence[float], *, with_messages: bool) -> list[dict[str, int]]:
     """Bytes of each stage: by kind what lasts, `whole` and `half` of a micro-batch in flight, and what a
     forward, a backward and an update take for themselves. Its first stage has what a rank needs once."""
     config = copy_of(config)
-    config.parallel.cut = sizes
-    config.model.layers = sum(sizes)  # of a hypothetical cut
+    config.parallel.cut = list(sizes)
+    config.model.layers = ceil(sum(sizes))  # of a hypothetical cut
     shape = Shape.of(config)
     run, held_messages = represented(shape), messages(shape) if with_messages else None
     stage_memories = stage_memory(config, run.course, gradient_buffers=run.buffers)
@@ -493,7 +493,7 @@ def _times_of(
     config: RunConfig, cut: StageCut, parts: ModelTimes, costs: CostModel
 ) -> tuple[float, float, float, float, float, float]:
     """Forward, backward, its halves, update and reduction of a stage, seconds."""
-    blocks = [parts.blocks[block] for block in cut.blocks]
+    blocks = [parts.piece(halves) for halves in cut.pieces]
     contents = blocks + [parts.embedding] * cut.has_embedding + [parts.head] * cut.has_head
     recomputed = sum(_recomputing(config, block) for block in blocks)
     parameters = stage_parameters(config.model, cut)

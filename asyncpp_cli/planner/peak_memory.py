@@ -17,11 +17,12 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     spec, size = describe(config.model), sizes(config)
     tokens = config.train.microbatch_size * config.data.context
     whole_head = cut.has_head and head_chunk_rows(config) is None
-    parts = [spec.blocks[block] for block in cut.blocks] + [spec.head] * whole_head
+    blocks = [spec.piece(halves) for halves in cut.pieces]
+    parts = blocks + [spec.head] * whole_head
     of_token = [part.passing for part in parts]
     if size.master != size.replica and config.train.compile is not False:
         # A compiled block hands out the factors of its matrices' gradients all at once.
-        of_token += [spec.blocks[block].deferred for block in cut.blocks]
+        of_token += [block.deferred for block in blocks]
     passing = tokens * max(size.of(values) for values in of_token)
     return passing + _gradient_bytes(config, cut)
 

@@ -77,6 +77,8 @@ class Measured:
         return ModelTimes(
             embedding=self._part("embedding", size),
             blocks=tuple(times[kind] for kind in kinds),
+            # Blocks are measured whole.
+            halves=tuple(_share(times[kinds[n // 2]], share) for n, share in enumerate(half_shares(config))),
             head=self._part("head", size),
         )
 
@@ -128,6 +130,20 @@ class Measured:
             # Whether blocks are compiled by default follows from the device that was measured.
             if measured.get(key) != value and (key, value) != ("compile", None):
                 yield key, value
+
+
+def half_shares(config: RunConfig) -> list[float]:
+    """Of each half of a block, its share of the block's multiply-adds."""
+    spec, context = describe(config.model), config.data.context
+    return [
+        half.forward_multiply_adds(context=context)
+        / spec.blocks[number // 2].forward_multiply_adds(context=context)
+        for number, half in enumerate(spec.halves)
+    ]
+
+
+def _share(times: PartTimes, share: float) -> PartTimes:
+    return PartTimes(**{key: seconds * share for key, seconds in vars(times).items()})
 
 
 def read_profile(file: Path) -> Measured:

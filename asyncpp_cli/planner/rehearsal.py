@@ -102,7 +102,7 @@ def _fullest_data_rank(config: RunConfig, stages: Sequence[int]) -> int:
 def _flops(config: RunConfig, stages: Sequence[int]) -> float:
     """Of a micro-batch's forward and backward in these stages."""
     spec, cuts = describe(config.model), cut_of(config)
-    parts = [spec.blocks[block] for stage in stages for block in cuts[stage].blocks]
+    parts = [spec.halves[half] for stage in stages for half in cuts[stage].halves]
     parts += [spec.head for stage in stages if cuts[stage].has_head]
     tokens = config.train.microbatch_size * config.data.context
     return tokens * sum(part.training_flops(context=config.data.context) for part in parts)

@@ -41,8 +41,14 @@ class ModelTimes:
 
     embedding: PartTimes
     blocks: tuple[PartTimes, ...]
+    halves: tuple[PartTimes, ...]
+    """Attention and MLP of each block, as in `ModelSpec`."""
     head: PartTimes
     """Includes the final norm and the loss."""
+
+    def piece(self, halves: range) -> PartTimes:
+        """As that of `ModelSpec`."""
+        return self.blocks[halves[0] // 2] if len(halves) == 2 else self.halves[halves[0]]
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,12 @@ class Roofline:
         chunks = 0 if rows is None else -(-tokens // rows)
         # Each chunk reads and writes the gradient of the head's matrix.
         summed = chunks * 2 * model.width * model.vocab_size * size.wide / bandwidth
-        times = {block.multiply_adds: self._block(config, block) for block in spec.distinct_blocks}
+        kinds = {id(part): part for part in (*spec.blocks, *spec.halves)}
+        times = {kind: self._block(config, part) for kind, part in kinds.items()}
         return ModelTimes(
             embedding=_part(2 * looked_up * size.replica, 0.0, 3 * looked_up * size.master),
-            blocks=tuple(times[block.multiply_adds] for block in spec.blocks),
+            blocks=tuple(times[id(block)] for block in spec.blocks),
+            halves=tuple(times[id(half)] for half in spec.halves),
             # In chunks, the gradients are taken in the forward.
             head=_part(head + logits, head + logits, head)
             if rows is None
@@ -84,6 +92,7 @@ class Roofline:
         )
 
     def _block(self, config: RunConfig, block: PartSpec) -> PartTimes:
+        """Of a block, or of a half of one."""
         size, tokens = sizes(config), config.train.microbatch_size * config.data.context
         peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
         bandwidth = self.device.bandwidth_gbs * _GIGA

@@ -19,7 +19,6 @@ from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, 
 from stages.model.activations import INDEX_BYTES, CheapPart, Values
 from stages.model.families.catalogue import describe
 from stages.model.head_chunks import chunk_rows
-from stages.model.moe.settings import has_experts
 from stages.model.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
 from stages.model.spec import Parameter
 from stages.update.optimizer_sharding import assign_owners
@@ -135,8 +134,9 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
     for stage, cut in enumerate(first_alike(config.model, cut_of(config))):
         if cut not in of_cut:
             count = sum(parameter.size for parameter in stage_parameters(config.model, cut))
-            biases = config.model.experts * sum(has_experts(config.model, block) for block in cut.blocks)
-            tied, recomputed = tied_values(config.model, cut), recomputed_bytes(config, cut.blocks)
+            halves = (describe(config.model).halves[half] for half in cut.halves)
+            biases = sum(bias.size for half in halves for bias in half.biases)
+            tied, recomputed = tied_values(config.model, cut), recomputed_bytes(config, cut)
             of_cut[cut] = count, biases, tied, microbatch_activations(config, cut), recomputed
         count, biases, tied, (whole, half), recomputed = of_cut[cut]
         mismatch = course.mismatch[stage]
@@ -198,24 +198,16 @@ def rank_activations(config: RunConfig, program: Program) -> list[int]:
     return held
 
 
-def block_activations(config: RunConfig, blocks: range) -> int:
-    """Bytes that the largest of these blocks keeps of one micro-batch, its input included where a norm keeps
-    it as it is."""
-    size = sizes(config)
-    kept = {describe(config.model).blocks[block].kept for block in blocks}
-    return _tokens(config) * max(size.of(values) for values in kept)
-
-
-def recomputed_bytes(config: RunConfig, blocks: range) -> int:
-    """Bytes that recomputation makes at once of one of these blocks: of all of it, or of its largest cheap
-    part."""
-    size = sizes(config)
-    if config.train.recompute == "full":
-        return block_activations(config, blocks)
+def recomputed_bytes(config: RunConfig, cut: StageCut) -> int:
+    """Bytes that recomputation makes at once of a micro-batch in one of a stage's blocks: of what the stage
+    holds of the block, its input included where a norm keeps it as it is, or of its largest cheap part."""
+    size, spec = sizes(config), describe(config.model)
     if config.train.recompute == "none":
         return 0
-    cheap = {part for block in blocks for part in describe(config.model).blocks[block].cheap}
-    return _tokens(config) * max(size.of(part) for part in cheap)
+    pieces = {id(piece): piece for piece in map(spec.piece, cut.pieces)}.values()
+    if config.train.recompute == "full":
+        return _tokens(config) * max(size.of(piece.kept) for piece in pieces)
+    return _tokens(config) * max(size.of(part) for piece in pieces for part in piece.cheap)
 
 
 def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
@@ -223,7 +215,7 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     backward keeps from its first half to its second."""
     spec, size = describe(config.model), sizes(config)
     activation = config.model.width * size.replica
-    blocks = [spec.blocks[block] for block in cut.blocks]
+    blocks = [spec.piece(halves) for halves in cut.pieces]
     kept = INDEX_BYTES if cut.has_embedding else 0
     if config.train.recompute == "full":
         kept += len(blocks) * activation

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from stages.config import ModelConfig
 from stages.model.compiled_halves import channels, hand_out
 from stages.model.decoder import RunBlock, make_block, run_as_it_stands
+from stages.model.layers import Block
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.grouped import times_stack
 from stages.model.selective import run_selectively
@@ -79,11 +80,14 @@ def _run_compiled(config: ModelConfig, *, selective: bool) -> RunBlock:
     def run_block(block: nn.Module, *given: Tensor) -> Any:
         if not torch.is_grad_enabled():
             return block(*given)
+        assert isinstance(block, Block | ExpertBlock)  # validation refuses to compile a user's own
         deferred = deferred_now()
         handing_out = deferred is not None or is_added_in_backward(next(block.parameters()))
         compiled = _compile(
             astuple(config),
             experts=isinstance(block, ExpertBlock),
+            attention=block.attention is not None,
+            mlp=isinstance(block, ExpertBlock) or block.mlp is not None,
             handing_out=handing_out,
             selective=selective,
         )
@@ -97,12 +101,19 @@ def _run_compiled(config: ModelConfig, *, selective: bool) -> RunBlock:
 
 @lru_cache
 def _compile(
-    settings: tuple[Any, ...], *, experts: bool, handing_out: bool, selective: bool
+    settings: tuple[Any, ...],
+    *,
+    experts: bool,
+    attention: bool,
+    mlp: bool,
+    handing_out: bool,
+    selective: bool,
 ) -> Callable[..., Any]:
-    """The compiled block. First come its parameters, as a tuple in the order of `Block.parameters`, and the
-    channels of its matrices, an empty tuple if their gradients are left to autograd."""
+    """The compiled block, or half of one. First come its parameters, as a tuple in the order of
+    `Block.parameters`, and the channels of its matrices, an empty tuple if their gradients are left to
+    autograd."""
     with torch.device("meta"):
-        template = make_block(ModelConfig(*settings), experts=experts)
+        template = make_block(ModelConfig(*settings), experts=experts, attention=attention, mlp=mlp)
     names = [name for name, _ in template.named_parameters()]
     if handing_out:
         names += hand_out(template)

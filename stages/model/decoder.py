@@ -38,19 +38,29 @@ def run_as_it_stands(block: nn.Module, *given: Tensor) -> Any:
     return block(*given)
 
 
-def make_block(config: ModelConfig, *, experts: bool) -> Block | ExpertBlock:
-    """A block of the model's family, with experts or dense."""
-    attention = FAMILIES[config.family].make_attention(config)
-    if experts:
-        return ExpertBlock(config, attention=attention)
-    return Block(config, attention=attention, mlp=MLP(config.width, config.mlp_width))
+def make_block(
+    config: ModelConfig, *, experts: bool, attention: bool = True, mlp: bool = True
+) -> Block | ExpertBlock:
+    """A block of the model's family, or one of its halves.
+
+    Args:
+        config: the model.
+        experts: the block has experts in place of an MLP.
+        attention: with its attention.
+        mlp: with its MLP or experts.
+    """
+    own_attention = FAMILIES[config.family].make_attention(config) if attention else None
+    if experts and mlp:
+        return ExpertBlock(config, attention=own_attention)
+    return Block(config, attention=own_attention, mlp=MLP(config.width, config.mlp_width) if mlp else None)
 
 
 class Stage(nn.Module):
     """The part of the decoder that one pipeline stage computes.
 
     The first stage takes token ids `(batch, context)`; later ones take activations `(batch, context, width)`.
-    The last stage returns logits `(batch, context, vocab_size)`; earlier ones return activations.
+    The last stage returns logits `(batch, context, vocab_size)`; earlier ones return activations. A stage may
+    begin or end between a block's attention and its MLP.
     """
 
     def __init__(self, config: ModelConfig, cut: StageCut, *, context: int) -> None:
@@ -59,7 +69,15 @@ class Stage(nn.Module):
         self.context = context
         self.embedding = Embedding(config.vocab_size, config.width) if cut.has_embedding else None
         self.blocks = nn.ModuleDict(
-            {str(block): make_block(config, experts=has_experts(config, block)) for block in cut.blocks}
+            {
+                str(block): make_block(
+                    config,
+                    experts=has_experts(config, block),
+                    attention=2 * block in halves,
+                    mlp=2 * block + 1 in halves,
+                )
+                for block, halves in zip(cut.blocks, cut.pieces, strict=True)
+            }
         )
         self.norm = RMSNorm(config.width, config.norm_eps) if cut.has_head else None
         self.head = Linear(config.width, config.vocab_size) if cut.has_head else None
@@ -73,7 +91,7 @@ class Stage(nn.Module):
 
     @property
     def expert_blocks(self) -> list[int]:
-        """Numbers of the blocks that have experts."""
+        """Numbers of the blocks whose experts this stage has."""
         return [int(index) for index, block in self.blocks.items() if isinstance(block, ExpertBlock)]
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype) -> None:

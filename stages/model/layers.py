@@ -116,19 +116,24 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind its norm, each added to the residual stream."""
+    """Attention and MLP, each behind its norm, each added to the residual stream.
 
-    def __init__(self, config: ModelConfig, *, attention: Attention, mlp: nn.Module) -> None:
+    Where a stage begins or ends within the block, one of the two is None.
+    """
+
+    def __init__(self, config: ModelConfig, *, attention: Attention | None, mlp: nn.Module | None) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention_norm = None if attention is None else RMSNorm(config.width, config.norm_eps)
         self.attention = attention
-        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
+        self.mlp_norm = None if mlp is None else RMSNorm(config.width, config.norm_eps)
         self.mlp = mlp
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        x = x + self.attention(cheap(self.attention_norm, x), rotation)
-        out: Tensor = x + self.mlp(cheap(self.mlp_norm, x))
-        return out
+        if self.attention is not None and self.attention_norm is not None:
+            x = x + self.attention(cheap(self.attention_norm, x), rotation)
+        if self.mlp is not None and self.mlp_norm is not None:
+            x = x + self.mlp(cheap(self.mlp_norm, x))
+        return x
 
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 from stages.config import ModelConfig, RunConfig
@@ -18,11 +19,32 @@ from stages.update.optimizer_sharding import assign_owners
 
 @dataclass(frozen=True, kw_only=True)
 class StageCut:
-    """The parts of one stage: consecutive blocks, and at the ends of the model the embedding or the head."""
+    """The parts of one stage: consecutive halves of blocks, and at the ends of the model the embedding or the
+    head."""
 
-    blocks: range
+    halves: range
+    """Numbered as in `ModelSpec`: 2 b is the attention of block b, 2 b + 1 its MLP or experts."""
     has_embedding: bool
     has_head: bool
+
+    @property
+    def blocks(self) -> range:
+        """The blocks that it holds, of the first and the last perhaps a half."""
+        return range(self.halves.start // 2, -(-self.halves.stop // 2))
+
+    @property
+    def pieces(self) -> tuple[range, ...]:
+        """Of each of its blocks, the halves that it holds."""
+        return tuple(
+            range(max(2 * block, self.halves.start), min(2 * block + 2, self.halves.stop))
+            for block in self.blocks
+        )
+
+    @property
+    def size(self) -> float:
+        """Number of blocks, as in `parallel.cut`: an integer, or with .5 for a half."""
+        whole, half = divmod(len(self.halves), 2)
+        return whole + 0.5 if half else whole
 
 
 def stage_parameters(config: ModelConfig, cut: StageCut) -> tuple[Parameter, ...]:
@@ -33,7 +55,7 @@ def stage_parameters(config: ModelConfig, cut: StageCut) -> tuple[Parameter, ...
 @lru_cache(maxsize=256)  # a planner asks for the same stage again and again
 def _stage_parameters(settings: tuple[Any, ...], cut: StageCut) -> tuple[Parameter, ...]:
     spec = describe(ModelConfig(*settings))
-    return tuple(spec.parameters(cut.blocks, embedding=cut.has_embedding, head=cut.has_head))
+    return tuple(spec.parameters(cut.halves, embedding=cut.has_embedding, head=cut.has_head))
 
 
 @lru_cache(maxsize=256)  # a planner asks for the same stage again and again
@@ -121,28 +143,25 @@ def _equal_stages(blocks: tuple[float, ...], *, stages: int, last_extra: float) 
     return tuple(balance(blocks, stages=stages, last_extra=last_extra))
 
 
-def stage_cuts(sizes: Sequence[int]) -> list[StageCut]:
-    """Stages with these numbers of blocks."""
-    cuts = []
-    first = 0
-    for stage, size in enumerate(sizes):
-        cuts.append(
-            StageCut(
-                blocks=range(first, first + size), has_embedding=stage == 0, has_head=stage == len(sizes) - 1
-            )
-        )
-        first += size
-    return cuts
+def stage_cuts(sizes: Sequence[float]) -> list[StageCut]:
+    """Stages with these numbers of blocks, multiples of a half."""
+    ends = [0, *accumulate(int(2 * size) for size in sizes)]
+    return [
+        StageCut(halves=range(first, end), has_embedding=first == 0, has_head=end == ends[-1])
+        for first, end in pairwise(ends)
+    ]
 
 
 def first_alike(config: ModelConfig, cuts: Sequence[StageCut]) -> list[StageCut]:
-    """For each stage, the first one with as many blocks of each kind and the same ends of the model: what is
+    """For each stage, the first one with as many halves of each kind and the same ends of the model: what is
     computed of one holds for the other."""
-    first: dict[tuple[int, int, bool, bool], StageCut] = {}
+    first: dict[tuple[int, int, int, bool, bool], StageCut] = {}
     alike = []
     for cut in cuts:
-        routed = sum(has_experts(config, block) for block in cut.blocks) if config.experts else 0
-        alike.append(first.setdefault((len(cut.blocks), routed, cut.has_embedding, cut.has_head), cut))
+        mlps = (half // 2 for half in cut.halves if half % 2)
+        routed = sum(has_experts(config, block) for block in mlps) if config.experts else 0
+        kind = (cut.halves.start % 2, len(cut.halves), routed, cut.has_embedding, cut.has_head)
+        alike.append(first.setdefault(kind, cut))
     return alike
 
 

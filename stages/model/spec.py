@@ -1,8 +1,8 @@
 """The description of a model: its parameters, and what its parts compute and keep. Imports no torch.
 
 A model is an embedding, blocks, and a head. Blocks are alike, but for the first ones of some mixtures of
-experts. Memory, partition, planner, utilisation, optimizer groups, export and import read the description;
-none of them knows a shape or a formula of its own.
+experts; each has two halves, its attention, and its MLP or experts. Memory, partition, planner, utilisation,
+optimizer groups, export and import read the description; none of them knows a shape or a formula of its own.
 
 Counts are per token. What is computed and what is stored are stated apart: a part may have more parameters
 than one token meets.
@@ -142,23 +142,29 @@ class ModelSpec:
 
     embedding: PartSpec
     blocks: tuple[PartSpec, ...]
+    halves: tuple[PartSpec, ...]
+    """Of the blocks: number 2 b is the attention of block b, 2 b + 1 its MLP or experts."""
     head: PartSpec
     tied: Parameter | None = None
     """The embedding's matrix, where the head multiplies with it, too; a parameter of the embedding alone."""
 
-    def parameters(self, blocks: range, *, embedding: bool, head: bool) -> Iterator[Parameter]:
-        """Parameters of some of the blocks, and of the ends where asked, in the module's order."""
+    def parameters(self, halves: range, *, embedding: bool, head: bool) -> Iterator[Parameter]:
+        """Parameters of some of the halves, and of the ends where asked, in the module's order."""
         if embedding:
             yield from self.embedding.parameters
-        for index in blocks:
-            for parameter in self.blocks[index].parameters:
-                yield parameter.in_block(index)
+        for half in halves:
+            for parameter in self.halves[half].parameters:
+                yield parameter.in_block(half // 2)
         if head:
             yield from self.head.parameters
 
     def whole(self) -> Iterator[Parameter]:
         """All parameters, in the order of a module that holds the whole model."""
-        return self.parameters(range(len(self.blocks)), embedding=True, head=True)
+        return self.parameters(range(len(self.halves)), embedding=True, head=True)
+
+    def piece(self, halves: range) -> PartSpec:
+        """A block, or a half of one, by its one or two halves."""
+        return self.blocks[halves[0] // 2] if len(halves) == 2 else self.halves[halves[0]]
 
     def biases(self) -> Iterator[Parameter]:
         """The balance biases of all blocks of experts."""
@@ -188,12 +194,6 @@ class ModelSpec:
     def active_count(self) -> int:
         """Values that a token meets: in a mixture of experts fewer than all."""
         return self.parameter_count - self.idle_count
-
-    @property
-    def distinct_blocks(self) -> tuple[PartSpec, ...]:
-        """One block of each kind: the first, and the last where it differs."""
-        first, last = self.blocks[0], self.blocks[-1]
-        return (first,) if first is last else (first, last)
 
     @property
     def _parts(self) -> tuple[PartSpec, ...]:
@@ -226,8 +226,9 @@ def norm(
     )
 
 
-def decoder(config: ModelConfig, blocks: tuple[PartSpec, ...]) -> ModelSpec:
-    """A decoder with these blocks between an embedding and a head behind a norm."""
+def decoder(config: ModelConfig, attention: PartSpec, mlps: tuple[PartSpec, ...]) -> ModelSpec:
+    """A decoder with blocks of this attention and these MLPs, or experts, between an embedding and a head
+    behind a norm."""
     width, vocabulary = config.width, config.vocab_size
     shape = (vocabulary, width)
     table = Parameter(
@@ -243,10 +244,12 @@ def decoder(config: ModelConfig, blocks: tuple[PartSpec, ...]) -> ModelSpec:
         # The loss is computed in a wider type where the logits are narrow.
         passing=Values(narrow=vocabulary, wide=vocabulary),
     )
+    kinds = {id(mlp): attention + mlp for mlp in mlps}
     return ModelSpec(
         # A look-up: no arithmetic, and no activation is needed for its gradient.
         embedding=PartSpec(parameters=(table,)),
-        blocks=blocks,
+        blocks=tuple(kinds[id(mlp)] for mlp in mlps),
+        halves=tuple(half for mlp in mlps for half in (attention, mlp)),
         head=norm("norm", width, "model.norm", part=ModelPart.HEAD) + projection,
         tied=table if config.tied else None,
     )

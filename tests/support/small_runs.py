@@ -34,6 +34,7 @@ def small_config(
     *,
     text: Path,
     stages: int = 2,
+    cut: list[float] | None = None,
     data: int = 1,
     microbatches: int = 2,
     chunks: int = 1,
@@ -69,7 +70,7 @@ def small_config(
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
         model=ModelConfig(name="tiny", layers=layers, width=16, heads=4, kv_heads=2, mlp_width=24),
         data=DataConfig(path=str(text), context=12),
-        parallel=ParallelConfig(stages=stages, data=data),
+        parallel=ParallelConfig(stages=stages, cut=cut, data=data),
         train=TrainConfig(
             steps=steps,
             microbatch_size=3,

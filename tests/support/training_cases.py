@@ -48,7 +48,7 @@ OPTIMIZERS: dict[str, tuple[str, float]] = {
 
 def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
     """Every valid combination of schedule, optimizer and error feedback, and a second model family; some with
-    selective recomputation.
+    selective recomputation, and two with stages that begin and end within a block.
 
     Args:
         text: trained on.
@@ -56,13 +56,20 @@ def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
         experts_at: 0 or 1: the even or the odd ones have a mixture of experts.
     """
     qwen3 = small_config(
-        "2bw", text=text, stages=stages, microbatches=2 * stages, optimizer="muon", recompute="selective"
+        "2bw",
+        text=text,
+        stages=stages,
+        cut=within_blocks(layers=4, stages=stages),
+        microbatches=2 * stages,
+        optimizer="muon",
+        recompute="selective",
     )
     qwen3.model.family, qwen3.model.head_dim = "qwen3", 6
     whole = small_config(
         "2bw-v",
         text=text,
         stages=stages,
+        cut=within_blocks(layers=2 * stages, stages=2 * stages),
         microbatches=2 * stages,
         layers=2 * stages,
         optimizer="muon",
@@ -89,6 +96,11 @@ def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
         with_experts(config, balance_rate=0.02) if number % 2 == experts_at else config
         for number, config in enumerate(configs)
     ]
+
+
+def within_blocks(*, layers: int, stages: int) -> list[float]:
+    """A cut of which every stage begins or ends between attention and MLP."""
+    return [1.5, *[1.0] * (stages - 2), layers - stages + 0.5]
 
 
 def of_writers(by_rank: list[list[Any]], configs: Sequence[RunConfig]) -> list[Any]:

@@ -32,11 +32,10 @@ def describe(config: ModelConfig) -> ModelSpec:
 def _described(settings: tuple[Any, ...]) -> ModelSpec:
     config = ModelConfig(*settings)
     attention = FAMILIES[config.family].attention(config)
-    dense = attention + mlp(config)
-    routed = attention + moe.experts(config) if config.experts else dense
-    return decoder(
-        config, tuple(routed if has_experts(config, block) else dense for block in range(config.layers))
-    )
+    dense = mlp(config)
+    routed = moe.experts(config) if config.experts else dense
+    mlps = tuple(routed if has_experts(config, block) else dense for block in range(config.layers))
+    return decoder(config, attention, mlps)
 
 
 def mlp(config: ModelConfig) -> PartSpec:

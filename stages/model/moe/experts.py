@@ -182,20 +182,21 @@ def _summed(rows: Tensor, places: Tensor, chosen: Tensor) -> Tensor:
 
 class ExpertBlock(nn.Module):
     """Attention and experts, each behind its norm, each added to the residual stream; shared experts are an
-    MLP beside the routed ones."""
+    MLP beside the routed ones. Where a stage begins with the experts, attention is None."""
 
-    def __init__(self, config: ModelConfig, *, attention: Attention) -> None:
+    def __init__(self, config: ModelConfig, *, attention: Attention | None) -> None:
         super().__init__()
         mixture = mixture_of(config)
         assert mixture is not None
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention_norm = None if attention is None else RMSNorm(config.width, config.norm_eps)
         self.attention = attention
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.experts = Experts(config.width, mixture)
         self.shared = MLP(config.width, mixture.shared_width) if mixture.shared_width else None
 
     def forward(self, x: Tensor, rotation: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        x = x + self.attention(cheap(self.attention_norm, x), rotation)
+        if self.attention is not None and self.attention_norm is not None:
+            x = x + self.attention(cheap(self.attention_norm, x), rotation)
         given = cheap(self.mlp_norm, x)
         out, load = self.experts(given, bias)
         if self.shared is not None:

@@ -131,12 +131,14 @@ def test_the_template_as_changed_gives_the_same_cells(tmp_path: Path) -> None:
     assert expand(load(str(saved), [])) == expand(template)
 
 
-def test_a_list_of_integers_is_one_value(tmp_path: Path) -> None:
-    cuts = [[3, 1], None, [1, 3]]
+def test_a_list_of_numbers_is_one_value(tmp_path: Path) -> None:
+    cuts = [[3, 1], None, [1.5, 2.5]]
     cells = cells_of(tmp_path, {"matrix": {"parallel.cut": cuts}, "schedule": "1f1b", "optimizer": "adamw"})
     assert [cell.config.parallel.cut for cell in cells] == cuts
-    assert [cell.cell.axes["parallel.cut"] for cell in cells] == ["3-1", None, "1-3"]
+    assert [cell.cell.axes["parallel.cut"] for cell in cells] == ["3-1", None, "1.5-2.5"]
     assert len({config_hash(cell.config) for cell in cells}) == 3
+    [same] = cells_of(tmp_path, {"parallel.cut": [3.0, 1.0], "schedule": "1f1b", "optimizer": "adamw"})
+    assert config_hash(same.config) == config_hash(cells[0].config)
     file = tmp_path / "config.yaml"
     file.write_text(config_text(cells[0].config))
     assert read_config(file) == cells[0].config
@@ -146,7 +148,5 @@ def test_a_list_of_integers_is_one_value(tmp_path: Path) -> None:
     left = cells_of(tmp_path, common | {"exclude": [{"parallel.cut": [[3, 1], None]}]})
     assert [cell.config.parallel.cut for cell in left] == cuts[2:]
     assert [cell.config.parallel.cut for cell in cells_of(tmp_path, common, "parallel.cut=[2,2]")] == [[2, 2]]
-    with pytest.raises(
-        UserError, match=r"parallel.cut: must be a list of integers or null, not \[3, \"1\"\]"
-    ):
+    with pytest.raises(UserError, match=r"parallel.cut: must be a list of numbers or null, not \[3, \"1\"\]"):
         cells_of(tmp_path, common, 'parallel.cut=[3,"1"]')

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 from support.resumed import check_resumed, go_back, replay_twice, saving, wait_for_saving
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, in_processes, small_config, with_experts
 from support.training_cases import cases, measured, of_writers
 
 import stages.training_loop
 from optimizers import NAMES
 from stages.checkpoint import files
+from stages.checkpoint.export import write_weights
+from stages.checkpoint.export_options import ExportFormat, Weights
+from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
 from stages.config import CORRECTION_NAMES, CorrectionConfig, ParallelConfig, RunConfig
 from stages.pipeline.build import segment_lengths
@@ -143,6 +146,37 @@ def test_a_run_goes_on_with_another_number_of_stages(
     resumed = replay(other, recorder=Rows(), checkpoints=tmp_path / "c")
     assert resumed.train_losses == pytest.approx(whole.train_losses[4:], rel=1e-6)
     assert resumed.val_losses == pytest.approx(whole.val_losses[-2:], rel=1e-6)
+
+
+@pytest.mark.parametrize("cuts", [([1.5, 2.5], [3, 1]), ([3, 1], [2.5, 1.5]), ([0.5, 3.5], [1.5, 1, 1.5])])
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_run_goes_on_with_another_cut_within_blocks(
+    cuts: tuple[list[float], list[float]], experts: bool, text: Path, tmp_path: Path
+) -> None:
+    """To the same bits, since no number is summed by stage; and what is saved is the same."""
+
+    def config(cut: list[float]) -> RunConfig:
+        options: dict[str, Any] = {"stages": len(cut), "cut": cut, "microbatches": 4, "clip": "none"}
+        plain = small_config("2bw", text=text, optimizer="muon", coefficient=1.0, steps=4, **options)
+        return saving(with_experts(plain) if experts else plain)
+
+    first, second = map(config, cuts)
+    whole = replay(first, recorder=Rows(), checkpoints=tmp_path / "c")
+    other = replay(second, recorder=Rows(), checkpoints=tmp_path / "other")
+    for run, folder in ((first, "c"), (second, "other")):
+        (tmp_path / f"of {folder}").mkdir()
+        saved = newest_weights(tmp_path / folder, run)
+        write_weights(
+            saved, run, tmp_path / f"of {folder}", format=ExportFormat.SAFETENSORS, weights=Weights.MASTER
+        )
+    go_back(tmp_path / "c", 2)
+    resumed = replay(second, recorder=Rows(), checkpoints=tmp_path / "c")
+    assert resumed.train_losses == whole.train_losses[2:] == other.train_losses[2:]
+    for name, weight in whole.weights.items():
+        assert torch.equal(resumed.weights[name], weight)
+        assert torch.equal(other.weights[name], weight)
+    one, another = (next((tmp_path / f"of {folder}").glob("*.safetensors")) for folder in ("c", "other"))
+    assert one.read_bytes() == another.read_bytes()
 
 
 @pytest.mark.parametrize(("split", "optimizer"), [(False, "adamw"), (True, "muon")])

@@ -20,16 +20,16 @@ from schedules.messages import Message
 from stages.comm.p2p import InProcessLinks
 from stages.config import CorrectionConfig, RunConfig
 from stages.memory.estimate import (
-    block_activations,
     course_of,
     rank_activations,
+    recomputed_bytes,
     sizes,
     stage_memory,
 )
 from stages.memory.in_flight import in_flight_counts
 from stages.model.decoder import Stage
 from stages.model.families.catalogue import FAMILIES
-from stages.model.partition import cut_of, stage_parameters
+from stages.model.partition import cut_of, stage_cuts, stage_parameters
 from stages.pipeline.build import representative_programs
 from stages.pipeline.segments import segment_program
 from stages.trainer import replay
@@ -89,7 +89,7 @@ def buffers_of(config: RunConfig, memory: dict[str, list[int]]) -> list[int]:
 def test_the_parameters_are_those_of_the_module(family: str, text: Path) -> None:
     config = config_of("1f1b", text)
     config.model.family, config.model.head_dim = family, 6
-    for cut in cut_of(config):
+    for cut in cut_of(config) + stage_cuts([0.5, 1, 2.5]):
         module = Stage(config.model, cut, context=config.data.context)
         shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
         described = stage_parameters(config.model, cut)
@@ -166,7 +166,8 @@ def test_recomputation_keeps_a_blocks_input_alone(text: Path) -> None:
         measured(config_of("2bw", text, recompute=recompute)) for recompute in ("none", "selective", "full")
     )
     assert plain["recomputed"] == [0, 0, 0]
-    assert recomputed["recomputed"] == [block_activations(config_of("2bw", text), range(1))] * 3
+    described = config_of("2bw", text, recompute="full")
+    assert recomputed["recomputed"] == [recomputed_bytes(described, cut_of(described)[0])] * 3
     assert recomputed["activations"][0] < plain["activations"][0] / 8
     for kind in ("activations", "recomputed"):
         between = sorted([plain[kind][0], recomputed[kind][0]])

@@ -113,6 +113,31 @@ def test_memory_of_deeper_and_wider_layouts(
         schedule, text=text, stages=stages, microbatches=microbatches, steps=4, eval_interval=9, **options
     )
     config.schedule.delay = delay
+    check_as_planned(config)
+
+
+@pytest.mark.parametrize("mixture", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "cut", "options"),
+    [
+        ("2bw", [1.5, 1, 1.5], {"precision": "bfloat16", "data": 2}),
+        ("1f1b", [1.5, 0.5, 2], {"recompute": "full"}),
+        ("zero-bubble", [0.5, 1, 2.5], {"recompute": "selective"}),
+        ("2bw-v", [1.5, 1, 1, 0.5], {"split": True, "recompute": "full"}),
+        ("interleaved-1f1b", [0.5, 1.5, 0.5, 1.5], {"chunks": 2, "recompute": "selective"}),
+    ],
+)
+def test_memory_of_stages_that_begin_and_end_within_a_block(
+    schedule: str, cut: list[float], options: dict[str, Any], mixture: bool, text: Path
+) -> None:
+    stages = len(cut) if len(cut) == 3 else len(cut) // 2
+    config = small_config(
+        schedule, text=text, stages=stages, cut=cut, microbatches=2 * stages, steps=4, **options
+    )
+    check_as_planned(with_experts(config, shared_experts=1, dense_layers=1) if mixture else config)
+
+
+def check_as_planned(config: RunConfig) -> None:
     rows = Rows()
     replay(config, recorder=rows)
     memory = rows.of_kind("segment")[-1]["memory"]

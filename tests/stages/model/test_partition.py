@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from support.small_runs import Rows, small_config, with_experts
 from stages.config import ModelConfig
 from stages.model.families.catalogue import describe
 from stages.model.partition import balance, cut_model, cut_of, cut_over_ranks, fitting_cut
+from stages.schedule_validation import check_schedule
 from stages.trainer import replay
 from stages.validation import ConfigError, check
 
@@ -154,7 +156,7 @@ def test_dense_first_blocks_have_a_cost_of_their_own(text: Path) -> None:
     config = with_experts(small_config("2bw", text=text, layers=9), dense_layers=1, active_experts=1)
     config.model.mlp_width = 800
     spec = describe(config.model)
-    dense, routed = (block.forward_multiply_adds(context=12) for block in spec.distinct_blocks)
+    dense, routed = (spec.blocks[block].forward_multiply_adds(context=12) for block in (0, 1))
     head = spec.head.forward_multiply_adds(context=12)
     sizes = [len(cut.blocks) for cut in cut_of(config)]
     slowest = {size: max(dense + (size - 1) * routed, (9 - size) * routed + head) for size in range(1, 9)}
@@ -192,8 +194,40 @@ def test_a_cut_that_is_asked_for_changes_nothing_but_the_cut(text: Path) -> None
         torch.testing.assert_close(as_asked.weights[name], weight, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("cut", [[4], [2, 1], [4, 0], [5, -1], [2, 1, 1]])
-def test_a_cut_that_does_not_fit_the_model_is_refused(cut: list[int], text: Path) -> None:
-    config = small_config("1f1b", text=text)
-    with pytest.raises(ConfigError, match="the blocks of 2 stages, at least one each and 4 in all"):
-        check(replace(config, parallel=replace(config.parallel, cut=cut)))
+@pytest.mark.parametrize("model", ["llama", "qwen3", "experts", "tied"])
+def test_a_cut_within_blocks_changes_no_bit(model: str, text: Path) -> None:
+    """Neither of the losses nor of the weights, which have the names that they have under any cut."""
+    config = small_config("2bw-v", text=text, layers=5, steps=3, clip="none", split=True)
+    if model == "experts":
+        config = with_experts(config, shared_experts=1, dense_layers=2)
+    else:
+        config.model.family = "qwen3" if model == "qwen3" else "llama"
+        config.model.tied = model == "tied"
+    results = []
+    for cut in ([1, 2, 1, 1], [1.5, 0.5, 1.5, 1.5], [0.5, 2, 2, 0.5]):
+        config.parallel.cut = cut
+        check(config)
+        assert [stage.size for stage in cut_of(config)] == cut
+        results.append(replay(config, recorder=Rows()))
+    whole, *within = results
+    for result in within:
+        assert result.train_losses == whole.train_losses
+        assert result.val_losses == whole.val_losses
+        assert result.weights.keys() == whole.weights.keys()
+        assert all(torch.equal(result.weights[name], weight) for name, weight in whole.weights.items())
+
+
+@pytest.mark.parametrize(
+    "cut", [[4], [2, 1], [4, 0], [5, -1], [2, 1, 1], [1.25, 2.75], [3.5, 1], [3.75, 0.25], [nan, 4], [inf, 1]]
+)
+def test_a_cut_that_does_not_fit_the_model_is_refused(cut: list[float], text: Path) -> None:
+    config = small_config("1f1b", text=text, cut=cut)
+    with pytest.raises(ConfigError, match=r"of 2 stages, whole or with .5, at least 0.5 each and 4 in all"):
+        check(config)
+
+
+def test_a_cut_within_the_blocks_of_an_own_model_is_refused(text: Path) -> None:
+    config = small_config("1f1b", text=text, cut=[1.5, 2.5])
+    config.model.factory = "somewhere:make"
+    with pytest.raises(ConfigError, match=r"whole, since model.factory makes whole blocks, at least 1 each"):
+        check_schedule(config)

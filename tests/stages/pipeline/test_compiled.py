@@ -57,12 +57,16 @@ def run_of(schedule: str, text: Path, *, compile: bool | None = None, **more: An
 
 
 @compiles_float64
-@pytest.mark.parametrize("schedule", FAMILY)
+@pytest.mark.parametrize(
+    ("schedule", "cut"), [*((name, None) for name in FAMILY), ("zero-bubble", [1.5, 2.5])]
+)
 @pytest.mark.slow
-def test_every_schedule_trains_compiled_as_it_does_plain(schedule: str, text: Path) -> None:
-    """All with one compilation of each form: the kernels are found again."""
+def test_every_schedule_trains_compiled_as_it_does_plain(
+    schedule: str, cut: list[float] | None, text: Path
+) -> None:
+    """All with one compilation of each form, such as half a block: the kernels are found again."""
     plain, compiled = (
-        replay(run_of(schedule, text, compile=compile), recorder=Rows()) for compile in (False, True)
+        replay(run_of(schedule, text, compile=compile, cut=cut), recorder=Rows()) for compile in (False, True)
     )
     assert compiled.train_losses == pytest.approx(plain.train_losses, rel=1e-12)
     for name, weight in plain.weights.items():

@@ -9,6 +9,7 @@ import torch
 from support.first_gradient import first_gradient
 from support.single_process import batches, delayed_training, step_gradient, whole_model
 from support.small_runs import Rows, small_config, with_experts
+from support.training_cases import within_blocks
 from torch import Tensor
 
 from schedules import FAMILY
@@ -27,6 +28,9 @@ SYNCHRONOUS = tuple(name for name, schedule in FAMILY.items() if schedule.synchr
 @pytest.mark.parametrize(
     ("schedule", "stages", "family"),
     [
+        ("1f1b", 4, "llama within blocks"),
+        ("zb-v", 2, "qwen3 within blocks"),
+        ("zero-bubble", 4, "experts within blocks"),
         *((schedule, stages, "llama") for schedule in SYNCHRONOUS for stages in (1, 2, 4)),
         *((schedule, stages, "qwen3") for schedule in ("1f1b", "zero-bubble") for stages in (1, 2)),
         *((schedule, stages, "experts") for schedule in ("1f1b", "zero-bubble") for stages in (1, 2, 4)),
@@ -46,6 +50,9 @@ def test_gradients_of_synchronous_schedules_are_those_of_a_single_process(
         layers=8,
         precision="float64",
     )
+    family, _, within = family.partition(" ")
+    if within:
+        config.parallel.cut = within_blocks(layers=8, stages=4)
     if family == "experts":
         config = with_experts(config, shared_experts=1, dense_layers=1)
     else:
