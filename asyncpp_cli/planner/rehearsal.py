@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from asyncpp_cli.planner.estimate import GB, OF_THE_DEVICE, planned_memory
 from stages.config import RunConfig
@@ -51,6 +53,30 @@ class ComparedRank:
     def is_as_planned(self) -> bool:
         return self.difference is None or abs(self.difference) <= TOLERANCE
 
+    def record(self, config: RunConfig) -> dict[str, str | int | float | None]:
+        """All numbers, for a file. Bytes are those of the peak; kinds that neither holds are left out."""
+        found, schedule = self.found, config.schedule
+        numbers: dict[str, str | int | float | None] = {
+            "model": config.model.name,
+            "schedule": schedule.name + "+split" * schedule.split,
+            "stages": config.parallel.stages,
+            "data": config.parallel.data,
+            "rank": found.rank,
+            "of_stages": " ".join(map(str, found.stages)),
+            "found_bytes": found.peak_bytes,
+            "planned_bytes": None if self.planned is None else sum(self.planned.values()),
+            "peak_in": found.peak_phase,
+            "waits": sum(found.hot_waits.values()),
+            "faults": sum(found.faults.values()),
+            "found_flops": self.flops,
+            "planned_flops": self.planned_flops,
+            "core_seconds": round(found.seconds, 1),
+            "process_bytes": found.process_bytes,
+        }
+        for kind, gb, planned_gb in sorted(self.by_kind()):
+            numbers[f"found_{kind}"], numbers[f"planned_{kind}"] = round(gb * GB), round(planned_gb * GB)
+        return numbers
+
     def by_kind(self) -> Iterator[tuple[str, float, float]]:
         """(kind, GB found, GB planned), the kinds that differ most first."""
         planned: Counter[str] = Counter() if self.planned is None else self.planned
@@ -60,6 +86,16 @@ class ComparedRank:
         )
         for kind in kinds:
             yield kind, self.found.peak[kind] / GB, planned[kind] / GB
+
+
+def write_csv(file: Path, records: Sequence[Mapping[str, str | int | float | None]]) -> None:
+    """A row for each record; a kind of memory that one of them lacks is empty there."""
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(
+            opened, list(dict.fromkeys(name for record in records for name in record)), lineterminator="\n"
+        )
+        writer.writeheader()
+        writer.writerows(records)
 
 
 def rehearse(config: RunConfig, *, device: str, ranks: Sequence[int] | None = None) -> Iterator[ComparedRank]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import resource
 import tempfile
 import time
 import traceback
@@ -43,6 +44,7 @@ from stages.pipeline.warm_up import warm_up_ranks
 from stages.rehearsal.fake_gpu import GPU, fake_tensors
 from stages.rehearsal.watch import CPU, HERE, TORCH, Finding, Watch, shortened
 from stages.update.balance import BlockLoad, LoadTally
+from stages.update.optimizer_step import STEPS_TO_FULL_STATE
 
 HOT = ("F", "B", "I", "W", "update")
 """Phases in which no host may wait for its device: it would not launch ahead, and other ranks wait for it."""
@@ -64,11 +66,16 @@ class Rehearsal:
     """Bytes by kind when the sum was largest, from the first action to the last update. Where updates run
     beside actions, on a stream of their own, the temporaries of both."""
     peak_phase: str
+    temporaries: Counter[str]
+    """The most bytes of them in each phase; of an `update`, in those after the optimizer's state was made."""
     kept: Counter[str]
     """Bytes by kind at the drain."""
     flops: Counter[str]
     """By phase, as torch counts them: causal attention as the whole square."""
     seconds: float
+    """Of this machine's processor."""
+    process_bytes: int
+    """The most that this process has had resident so far."""
 
     @property
     def peak_bytes(self) -> int:
@@ -99,7 +106,7 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
         data_rank: of its pipeline.
         device: `cuda` or `cpu`: of the fake tensors. Needs no GPU and no torch built for one.
     """
-    started = time.perf_counter()
+    started = time.process_time()
     config = copy.deepcopy(config)
     config.train.eval_microbatches = config.parallel.data  # the others do the same
     tokens = config.train.microbatch_size * config.data.context
@@ -128,17 +135,19 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
         notes=tuple(watch.notes),
         peak=+watch.peak,
         peak_phase=watch.peak_phase,
+        temporaries=part.temporaries,
         kept=+watch.bytes,
         flops=watch.flops,
-        seconds=time.perf_counter() - started,
+        seconds=time.process_time() - started,
+        process_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     )
 
 
 def _program(config: RunConfig) -> Program:
-    """As few steps as have the run's memory and delay."""
+    """As few steps as have the run's memory and delay, and one after the optimizer's state is whole."""
     synchronous = schedule_facts(config).synchronous
-    ahead = 2 * config.schedule.ahead * config.parallel.stages
-    steps = 2 if synchronous else max(3, -(-ahead // config.schedule.microbatches) + 1)
+    ahead = 0 if synchronous else 2 * config.schedule.ahead * config.parallel.stages
+    steps = max(1 + STEPS_TO_FULL_STATE, -(-ahead // config.schedule.microbatches) + 1)
     return segment_program(config, first_step=sync_steps(config), steps=steps)
 
 
@@ -150,7 +159,9 @@ class _Part:
         self._watch = watch
         self._program = program
         self._device = device
-        self._optimizers_seen: set[int] = set()
+        self._state_tensors: dict[int, int] = {}
+        """Tensors of the optimizer's state by stage."""
+        self.temporaries: Counter[str] = Counter()
 
     def perform(self, *, rank: int, data_rank: int) -> None:
         config, watch, program = self._config, self._watch, self._program
@@ -181,6 +192,7 @@ class _Part:
                 built.connection.links.finish()
             self._label_state(built)
             peak = watch.peak, watch.peak_phase, watch.peak_total
+            self.temporaries = Counter(watch.temporaries)
             if any(len(state.weights.gradients) > 1 for state in built.stages.values()):
                 # One after the other here, and so never in memory at once.
                 peak[0]["temporary"] += watch.temporaries.get("update", 0) if peak[1] != "update" else 0
@@ -232,15 +244,18 @@ class _Part:
         self._watch.label_rest("other")
 
     def _label_state(self, built: Rank) -> None:
-        """After a first update, the optimizer and the correction have their state."""
+        """After an update, the optimizer and the correction may have more state."""
         for stage, state in built.stages.items():
             optimizer = state.update.optimizer
-            if optimizer is None or not optimizer.state or stage in self._optimizers_seen:
+            if optimizer is None:
                 continue
-            self._optimizers_seen.add(stage)
+            held = [*tensors_in(list(optimizer.state.values()))]
+            if len(held) == self._state_tensors.get(stage, 0):
+                continue
+            self._state_tensors[stage] = len(held)
             correction = [*tensors_in(state.update.correction.state_dict())]
             self._watch.label(correction, "correction")
-            self._watch.label(tensors_in(list(optimizer.state.values())), "optimizer")
+            self._watch.label(held, "optimizer")
             # A first step makes the state; what is a temporary shows in later ones.
             self._watch.temporaries.pop("update", None)
 

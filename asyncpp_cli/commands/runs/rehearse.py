@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,10 @@ def rehearse(
     device: Annotated[
         str, typer.Option(metavar="cuda|cpu", help="The kind of device that is pretended.")
     ] = "cuda",
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write all numbers, a row for each rank.", dir_okay=False),
+    ] = None,
 ) -> None:
     """Perform a few steps of every rank at its real size, with fake tensors: nothing is allocated.
 
@@ -36,7 +41,7 @@ def rehearse(
     from asyncpp_cli.errors import UserError
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.planner.cells import estimate_key
-    from asyncpp_cli.planner.rehearsal import NOT_REHEARSED
+    from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, write_csv
     from asyncpp_cli.planner.rehearsal import rehearse as rehearsed
     from asyncpp_cli.runs.experiment_folder import runs_named
 
@@ -50,7 +55,7 @@ def rehearse(
         key = estimate_key(config)
         cells[key] = cells.get(key, 0) + 1
         configs.setdefault(key, (run.id, config))
-    good = True
+    good, records = True, []
     for key, (name, config) in configs.items():
         outside = [number for number in rank or () if number >= config.parallel.stages]
         if outside:
@@ -60,6 +65,9 @@ def rehearse(
         for each in rehearsed(config, device=device, ranks=rank):
             say(f"{name}: rank {each.found.rank}, {each.found.seconds:.0f} s")
             compared.append(each)
+            if csv is not None:  # after each: a long rehearsal may be ended
+                records.append(each.record(config))
+                write_csv(csv, records)
         good &= _show(f"{name}{further}", compared)
     say("Not rehearsed: " + "; ".join(NOT_REHEARSED) + ".")
     raise typer.Exit(0 if good else 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.command_line import succeeded
 from support.small_runs import small_config
 from torch import Tensor
 
@@ -151,3 +153,25 @@ def test_memory_at_real_size_is_the_plan_s(model: str, schedule: str, data: int,
     [compared] = rehearse(config, device="cuda", ranks=[rank])
     assert not compared.found.faults
     assert compared.is_as_planned, list(compared.by_kind())
+
+
+def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
+    settings = ["model=nano", "parallel.stages=2", "optimizer.lr=1e-3", "train.precision=bfloat16"]
+    settings += ["optimizer=adamw", "schedule.microbatches=4", "train.steps=8"]
+    template = tmp_path / "cells.yaml"
+    template.write_text("name: cells\nmatrix: {schedule: [1f1b, 2bw-v], seed: [0, 1]}\n")
+    folder, file = tmp_path / "cells", tmp_path / "ranks.csv"
+    succeeded("sweep", template, *settings, "--out", folder)
+    shown = succeeded("rehearse", folder, "--rank", "1", "--csv", file)
+    with file.open(encoding="utf-8", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    # Seeds are alike; the last rank of a V has the middle of the model.
+    assert [(row["schedule"], row["rank"], row["of_stages"]) for row in rows] == [
+        ("1f1b", "1", "1"),
+        ("2bw-v", "1", "1 2"),
+    ]
+    for row in rows:
+        kinds = {name.removeprefix("found_") for name in row if name.startswith("found_")}
+        of_kinds = sum(int(row[f"found_{kind}"] or 0) for kind in kinds - {"bytes", "flops"})
+        assert of_kinds == int(row["found_bytes"])
+        assert f"{int(row['found_bytes']) / 1e9:.2f}" in shown.output
