@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,3 +35,9 @@ def good(check: str, detail: str, *, note: str = "") -> Check:
 def wrong(check: str, detail: str, *, advice: str) -> Check:
     """A check that failed."""
     return Check(check=check, ok=False, detail=detail, advice=advice)
+
+
+def exchanged(kind: str, met: dict[str, Any]) -> str:
+    """Library, transport and rate of an exchange, as far as `stages.comm.handshake` knows them."""
+    by = f"{kind} by {met[f'{kind}_transport']}" if met.get(f"{kind}_transport") else kind
+    return f"{by}, {met[f'{kind}_rate']:.3g} GB/s" if f"{kind}_rate" in met else by

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.doctor import node_check
-from asyncpp_cli.doctor.checks import Check, good, wrong
+from asyncpp_cli.doctor.checks import Check, exchanged, good, wrong
 from asyncpp_cli.doctor.cluster import find_partition, nodes_of, partitions
 from asyncpp_cli.launch.job.srun_command import network_variables
 from asyncpp_cli.launch.submission import sbatch
@@ -31,6 +31,10 @@ _VISIBILITY_TIMEOUT = 15.0
 """Seconds until a file on a slow shared disk is seen here."""
 _STARTER = "import os, sys; import omegaconf, submitit; os.execvp(sys.argv[1], sys.argv[1:])"
 """Python code that becomes the command in its arguments, where the job of a run finds its packages."""
+_OVER_TCP = (
+    "NCCL uses TCP; on InfiniBand or RoCE it needs libibverbs and its providers, in the image, too "
+    "(NCCL_DEBUG=INFO says why)"
+)
 _CLOCK_TOLERANCE = 20.0
 """Seconds by which clocks may differ, as in `slurm.run_status`."""
 
@@ -201,10 +205,11 @@ def handshake_checks(site: Site, hosts: str, met: dict[str, Any]) -> Iterator[Ch
         "allow connections on all ports"
     )
     for name, kind in (("two nodes", "gloo"), ("two nodes, GPUs", "nccl")):
-        if kind in met:
-            detail = f"ranks on {hosts} found each other and exchanged tensors ({kind})"
-            problem = f"{kind}: {met[kind]}"
-            yield wrong(name, problem, advice=advice) if met[kind] else good(name, detail)
+        if met.get(kind):
+            yield wrong(name, f"{kind}: {met[kind]}", advice=advice)
+        elif kind in met:
+            detail = f"ranks on {hosts} found each other and exchanged tensors ({exchanged(kind, met)})"
+            yield good(name, detail, note=_OVER_TCP if "Socket" in met.get("nccl_transport", "") else "")
 
 
 def software_check(versions: dict[str, str]) -> Check:

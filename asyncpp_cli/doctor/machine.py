@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.doctor.checks import Check, good, wrong
+from asyncpp_cli.doctor.checks import Check, exchanged, good, wrong
 from asyncpp_cli.sites.resources import import_path, this_machine
 from stages.model.compiler import missing_for_compile
 
@@ -46,9 +46,9 @@ def machine_checks(folder: Path) -> Iterator[Check]:
         return
     yield torch_check(found["torch"], wanted=_wanted("torch"))
     yield gpu_check(found)
-    yield _exchange_check("gloo", found["gloo"])
+    yield _exchange_check("gloo", found)
     if "nccl" in found:
-        yield _exchange_check("nccl", found["nccl"])
+        yield _exchange_check("nccl", found)
     yield _compiler(device="cuda" if found["gpus"] else "cpu")
     yield folder_check(folder)
 
@@ -141,14 +141,14 @@ def gpu_check(found: dict[str, Any]) -> Check:
     return wrong("gpus", detail, advice=f"torch needs {need}; otherwise runs train on the CPU")
 
 
-def _exchange_check(kind: str, problem: str) -> Check:
-    if problem:
+def _exchange_check(kind: str, found: dict[str, Any]) -> Check:
+    if problem := found[kind]:
         advice = {
             "gloo": "allow processes of this machine to connect over the loopback address (127.0.0.1)",
             "nccl": "set NCCL_DEBUG=INFO and start `asyncpp train` with torchrun: NCCL prints where it stops",
         }[kind]
         return wrong(kind, problem, advice=advice)
-    return good(kind, "two processes found each other and exchanged tensors")
+    return good(kind, f"two processes found each other and exchanged tensors ({exchanged(kind, found)})")
 
 
 def _compiler(*, device: str) -> Check:

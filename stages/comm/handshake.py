@@ -3,13 +3,19 @@
     python -m stages.comm.handshake RANK FOLDER here|apart
 
 `here`: both on one machine; `apart`: on two machines that share the folder. Rank 0 prints as JSON the
-versions and GPUs that torch reports, and the result over gloo, and over NCCL where each process has a GPU.
+versions and GPUs that torch reports, and the result over gloo, and over NCCL where each process has a GPU:
+the error, or empty (`gloo`), the rate in one direction in 10^9 bytes per second (`gloo_rate`), and how NCCL
+moves what is sent (`nccl_transport`).
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,16 +43,26 @@ _RANKS = 2
 _NUMBERS = 1024
 """Entries of a message."""
 _RANKS_PER_MACHINE = {"here": 2, "apart": 1}
+_LARGE = 2**24
+"""Entries of the messages whose rate is measured: 64 MiB each, as those of a 10B model."""
+_REPEATS = 4
+_NCCL_LOG = "nccl-log"
 
 
 def main() -> None:
     """One of the two processes."""
     rank, folder, local_size = int(sys.argv[1]), Path(sys.argv[2]), _RANKS_PER_MACHINE[sys.argv[3]]
     set_environment()  # before CUDA starts
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"{_NCCL_LOG}-{rank}"
+    os.environ.setdefault("NCCL_DEBUG", "INFO")
+    os.environ.setdefault("NCCL_DEBUG_FILE", str(log))
     result = torch_info()
-    result["gloo"] = _connect_and_exchange(rank, folder / "gloo", device="cpu", local_size=local_size)
+    result |= _connect_and_exchange(rank, folder / "gloo", kind="gloo", local_size=local_size)
     if len(result["gpus"]) >= local_size:
-        result["nccl"] = _connect_and_exchange(rank, folder / "nccl", device="cuda", local_size=local_size)
+        result |= _connect_and_exchange(rank, folder / "nccl", kind="nccl", local_size=local_size)
+        if log.exists():
+            result["nccl_transport"] = transport(log.read_text(errors="replace").splitlines())
     if rank == 0:
         print(json.dumps(result))
 
@@ -72,8 +88,21 @@ def _nccl_version() -> str:
     return ".".join(map(str, version))
 
 
-def _connect_and_exchange(rank: int, folder: Path, *, device: str, local_size: int) -> str:
-    """The error; empty if there was none."""
+def transport(log: Iterable[str]) -> str:
+    """How NCCL moves messages between two ranks, by its log: `P2P`, `SHM`, `NET/IB`, `NET/Socket` or several;
+    empty if it does not say."""
+    found = dict.fromkeys(
+        "/".join(words[:2]) if words[0] == "NET" else words[0]
+        for line in log
+        if (named := re.search(r"Channel .* via ([\w/]+)", line))
+        for words in [named[1].split("/")]
+    )
+    return ", ".join(found)
+
+
+def _connect_and_exchange(rank: int, folder: Path, *, kind: str, local_size: int) -> dict[str, Any]:
+    """By `kind` the error, empty if there was none; then the rate, too."""
+    device = {"gloo": "cpu", "nccl": "cuda"}[kind]
     site = SiteConfig(device=device, timeout=_SECONDS, start_timeout=_SECONDS)
     try:
         with connected(
@@ -84,9 +113,29 @@ def _connect_and_exchange(rank: int, folder: Path, *, device: str, local_size: i
             rendezvous=folder,
             site=site,
         ) as process:
-            return _exchange(process)
+            problem = _exchange(process)
+            return {kind: problem} | ({} if problem else {f"{kind}_rate": _rate(process)})
     except Exception as error:
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return {kind: " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+
+
+def _rate(process: Process) -> float:
+    """10^9 bytes per second from one process to the other, over one link; measured by the sender."""
+    there, back = (process.link(f"rate {ranks}", ranks) for ranks in ([0, 1], [1, 0]))
+    message, answer = (torch.zeros(size, device=process.device) for size in (_LARGE, 1))
+    started = 0.0
+    for number in range(1 + _REPEATS):  # the first one connects
+        if number == 1:
+            started = time.perf_counter()
+        if process.rank == 0:
+            there.send([message], 1, 0).wait()
+            back.recv([answer], 0, 0).wait()
+        else:
+            there.recv([message], 0, 0).wait()
+            back.send([answer], 1, 0).wait()
+        answer.tolist()  # until the device has it
+    seconds = time.perf_counter() - started
+    return round(_REPEATS * message.nbytes / seconds / 1e9, 3)
 
 
 def _exchange(process: Process) -> str:

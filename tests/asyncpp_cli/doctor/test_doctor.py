@@ -44,6 +44,7 @@ from asyncpp_cli.doctor.machine import (
 from asyncpp_cli.launch.submission.snapshot import copy_code
 from asyncpp_cli.sites.containers import Container
 from asyncpp_cli.sites.profile import Site, find_site
+from stages.comm.handshake import transport
 
 FILE = Path("mine.yaml")
 SITE = Site(name="mine", file=FILE)
@@ -247,6 +248,27 @@ def test_what_ranks_on_two_nodes_make_of_each_other() -> None:
     assert over_nccl.detail == "nccl: RuntimeError: no route to host"
     [met] = of({"problem": "No module named 'torch'"})
     has(met, "wrong", "Python environment")
+    rates = {"gloo_rate": 1.25, "nccl_rate": 46.02}
+    over_gloo, over_nccl = of({"gloo": "", "nccl": "", "nccl_transport": "NET/IB"} | rates)
+    assert over_gloo.detail.endswith("exchanged tensors (gloo, 1.25 GB/s)")
+    assert over_nccl.detail.endswith("exchanged tensors (nccl by NET/IB, 46 GB/s)")
+    assert over_nccl.verdict == "ok"
+    *_, over_tcp = of({"gloo": "", "nccl": "", "nccl_transport": "NET/Socket"} | rates)
+    has(over_tcp, "note", "libibverbs")
+    assert over_tcp.detail.endswith("(nccl by NET/Socket, 46 GB/s)")
+
+
+def test_nccls_log_names_the_transport() -> None:
+    log = """
+        n1:7:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>
+        n1:7:9 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
+        n1:7:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IB/1
+        n1:7:9 [0] NCCL INFO Connected all rings"""
+    assert transport(log.splitlines()) == "NET/IB"
+    lines = ["Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0", "Channel 00 : 0[0] -> 1[1] via P2P/CUMEM"]
+    assert transport(lines) == "NET/Socket, P2P"
+    assert transport(["Channel 02 : 0[1a000] -> 1[1b000] via SHM/direct/direct"]) == "SHM"
+    assert transport(["NCCL version 2.27.5+cuda12.9"]) == ""
 
 
 @pytest.mark.timeout(150)
@@ -266,6 +288,7 @@ def test_two_tasks_of_a_job_shake_hands(tmp_path: Path) -> None:
     assert [task.wait(timeout=100) for task in tasks] == [0, 0]
     found = json.loads((tmp_path / "handshake-0.json").read_text())
     assert found["gloo"] == ""
+    assert found["gloo_rate"] > 0
     assert json.loads((tmp_path / "handshake-1.json").read_text()) == {}
 
 
