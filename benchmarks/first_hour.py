@@ -5,7 +5,8 @@
     python benchmarks/first_hour.py --list
 
 Each step is a command of its own with a time limit: one that fails or hangs is reported, the others go on.
-NCCL needs a GPU for each rank; with one GPU the ranks of the tests share it, over gloo.
+NCCL needs a GPU for each rank: with two GPUs the doctor and the tests use it between two ranks; with one the
+ranks of the tests share it, over gloo, and the page says so.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,21 +34,36 @@ class Step(NamedTuple):
 
     question: str
     command: tuple[str, ...]
-    """Arguments of `sys.executable`."""
+    """Arguments of `sys.executable`; `FOLDER` is one for files."""
     begins: int
     """Minutes after which it begins at the latest, if all before it take as long as they should."""
     limit: int
     """Minutes after which it is ended."""
 
 
+FOLDER = "FOLDER"
 _STAGE = ("benchmarks/big_stage.py", "--device", "cuda")
+_ASYNCPP = ("-m", "asyncpp_cli")
+FIRST_STEPS = (
+    *("one-step-delay", "model=135m", "matrix.optimizer=[adamw,muon]", "matrix.seed=[0]", "overrides=[]"),
+    *("optimizer.lr=1e-3", "parallel.stages=4", "schedule.microbatches=8", "train.microbatch_size=8"),
+    *("train.precision=bfloat16", "train.steps=60", "train.eval_interval=30", "train.eval_microbatches=8"),
+    "train.checkpoint_interval=30",
+)
+"""The first steps of what one step of delay costs at 135M."""
+PROFILED = (
+    *("quickstart", "matrix.optimizer=[adamw]", "matrix.error_feedback=[false]", "train.steps=20"),
+    *("train.eval_interval=20", "train.profile_steps=4"),
+)
+"""Two ranks for each of two schedules, with profiles of torch."""
 
 STEPS = (
-    Step("Does this machine have what a run needs?", ("-m", "asyncpp_cli", "doctor"), 0, 3),
+    Step("Does this machine have what a run needs?", (*_ASYNCPP, "doctor"), 0, 3),
+    Step("What does a host wait for, and what do CUDA and NCCL take?", ("benchmarks/gpu_facts.py",), 1, 3),
     Step(
         "Do kernels, replay and two ranks on one GPU give a CPU's numbers?",
         ("-m", "pytest", "-m", "gpu", "-rA"),
-        1,
+        2,
         8,
     ),
     Step(
@@ -63,7 +80,14 @@ STEPS = (
         28,
         8,
     ),
-    Step("Does a whole experiment train?", ("-m", "asyncpp_cli", "quickstart"), 35, 10),
+    Step("Which cells has 135M?", (*_ASYNCPP, "sweep", *FIRST_STEPS, "--out", f"{FOLDER}/135m"), 33, 2),
+    Step("Do their first steps train?", (*_ASYNCPP, "launch", f"{FOLDER}/135m", "--replay"), 33, 8),
+    Step("Which losses and rates have they?", (*_ASYNCPP, "report", f"{FOLDER}/135m"), 39, 2),
+    Step("Which cells are profiled?", (*_ASYNCPP, "sweep", *PROFILED, "--out", f"{FOLDER}/profiled"), 39, 2),
+    Step(
+        "Do two ranks that launch starts train, profiled?", (*_ASYNCPP, "launch", f"{FOLDER}/profiled"), 39, 5
+    ),
+    Step("Does a whole experiment train?", (*_ASYNCPP, "quickstart"), 42, 10),
 )
 
 
@@ -77,15 +101,20 @@ class Outcome(NamedTuple):
     output: str
 
 
-def perform(steps: Sequence[Step]) -> list[Outcome]:
-    """Perform the steps one after another; what goes wrong in one ends no other."""
+def perform(steps: Sequence[Step], *, folder: Path) -> list[Outcome]:
+    """Perform the steps one after another; what goes wrong in one ends no other.
+
+    Args:
+        steps: to perform.
+        folder: for experiments.
+    """
     outcomes = []
     for step in steps:
         print(f"{step.question}  {_shown(step)}", file=sys.stderr, flush=True)
         started = time.perf_counter()
         # A session of its own, so that its children end with it.
         running = subprocess.Popen(
-            [sys.executable, *step.command],
+            [sys.executable, *(word.replace(FOLDER, str(folder)) for word in step.command)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -118,6 +147,12 @@ def page(outcomes: Sequence[Outcome], *, device: str) -> str:
         tail = each.output.splitlines()[-TAIL:]
         lines += ["", f"## {each.step.question}", "", f"`{_shown(each.step)}`", "", "```text", *tail, "```"]
     return "\n".join(lines) + "\n"
+
+
+def device_words(name: str, *, count: int) -> str:
+    """The GPUs, and whether NCCL was used between ranks."""
+    between = "NCCL between two ranks" if count > 1 else "no NCCL between ranks: two share the GPU, over gloo"
+    return f"{count} x {name} ({between})"
 
 
 def write(folder: Path, outcomes: Sequence[Outcome], *, device: str) -> None:
@@ -153,9 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"torch {torch.__version__} finds no GPU here; `asyncpp rehearse DIR` needs none", file=sys.stderr
         )
         return 2
-    outcomes = perform(steps)
-    device = torch.cuda.get_device_name()
-    write(options.out, outcomes, device=f"{torch.cuda.device_count()} x {device}")
+    folder = Path(tempfile.mkdtemp(prefix="asyncpp-first-hour-"))
+    outcomes = perform(steps, folder=folder)
+    print(f"runs and their profiles: {folder}", file=sys.stderr)
+    device = device_words(torch.cuda.get_device_name(), count=torch.cuda.device_count())
+    write(options.out, outcomes, device=device)
     return 0 if all(each.ended == "ok" for each in outcomes) else 1
 
 

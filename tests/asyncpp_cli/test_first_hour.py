@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.launches import wait_for
 from benchmarks import check_results
 
 ROOT = Path(__file__).parents[2]
+OTHER_SETTINGS = ("modules loaded lazily", "8 hardware queues", "one hardware queue")
 
 
 @pytest.fixture
@@ -20,26 +22,26 @@ def first_hour(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     return first_hour
 
 
-def test_a_step_that_fails_or_hangs_ends_no_other(first_hour) -> None:  # type: ignore[no-untyped-def]
+def test_a_step_that_fails_or_hangs_ends_no_other(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     steps = [
         first_hour.Step("One?", ("-c", "print('seen'); raise SystemExit(3)"), 0, 1),
         first_hour.Step("Two?", ("-c", "print('also', flush=True); import time; time.sleep(99)"), 0, 0.1),
         first_hour.Step("Three?", ("-c", "print('whole')"), 0, 1),
     ]
-    outcomes = first_hour.perform(steps)
+    outcomes = first_hour.perform(steps, folder=tmp_path)
     assert [each.ended for each in outcomes] == ["failed (3)", "ended after 0.1 minutes", "ok"]
     page = first_hour.page(outcomes, device="none")
     assert all(word in page for word in ("# The first hour", "seen", "also", "whole", "| Two? |"))
 
 
-def test_a_step_that_hangs_ends_with_its_children(first_hour) -> None:  # type: ignore[no-untyped-def]
+def test_a_step_that_hangs_ends_with_its_children(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """A child keeps the output open: a step whose child lived on would end after ten minutes."""
     code = (
         "import subprocess, sys, time; "
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
         "print(child.pid, flush=True); time.sleep(600)"
     )
-    [outcome] = first_hour.perform([first_hour.Step("Ends?", ("-c", code), 0, 0.1)])
+    [outcome] = first_hour.perform([first_hour.Step("Ends?", ("-c", code), 0, 0.1)], folder=tmp_path)
     assert outcome.ended == "ended after 0.1 minutes"
     child = Path(f"/proc/{int(outcome.output)}/stat")
     # A killed process closes its output a moment before it counts as dead.
@@ -60,6 +62,41 @@ def test_every_step_names_a_command_that_is_there(first_hour) -> None:  # type: 
             text = (ROOT / step.command[0]).read_text()
             assert all(f'"{word}"' in text for word in step.command if word.startswith("--"))
     assert [step.begins for step in first_hour.STEPS] == sorted(step.begins for step in first_hour.STEPS)
+
+
+@pytest.mark.slow
+def test_its_experiments_train_and_are_profiled(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """With a small model, the rest as it stands."""
+    small = ("model=micro", "data.context=32", "train.steps=4", "train.eval_interval=2")
+    steps = [
+        step._replace(command=(*step.command, *small)) if "sweep" in step.command else step
+        for step in first_hour.STEPS
+        if any(first_hour.FOLDER in word for word in step.command)
+    ]
+    outcomes = first_hour.perform(steps, folder=tmp_path)
+    assert [each.ended for each in outcomes] == ["ok"] * 5, outcomes
+    [report] = [each.output for each in outcomes if "report" in each.step.command]
+    assert all(name in report for name in ("1f1b", "2bw", "muon"))
+    profiles = [*(tmp_path / "profiled").rglob("rank-*.profile.json")]
+    assert len(profiles) == 4  # two ranks of 1f1b and of 2bw
+
+
+def test_what_a_host_waits_for_is_measured_on_a_cpu_too(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    [step] = [step for step in first_hour.STEPS if step.command == ("benchmarks/gpu_facts.py",)]
+    on_cpu = (*step.command, "--device", "cpu", "--seconds", "0.05", "--json")
+    [outcome] = first_hour.perform([step._replace(command=on_cpu)], folder=tmp_path)
+    assert outcome.ended == "ok", outcome.output
+    rows = json.loads(outcome.output)["rows"]
+    assert {row["setting"] for row in rows if row["what"] == "another stream"} == {
+        "of a run",
+        *OTHER_SETTINGS,
+    }
+    assert [row["what"] for row in rows[-4:]] == ["context, with one tensor", "group", "second group", "link"]
+
+
+def test_the_page_says_whether_nccl_was_used(first_hour) -> None:  # type: ignore[no-untyped-def]
+    assert "no NCCL" in first_hour.device_words("H100", count=1)
+    assert first_hour.device_words("H100", count=2) == "2 x H100 (NCCL between two ranks)"
 
 
 def test_without_a_gpu_it_says_so(first_hour, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
