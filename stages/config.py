@@ -185,7 +185,7 @@ class ParallelConfig:
     """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
     cut: list[float] | None = None
     """Blocks in each stage, in order, such as [5.5, 6.5]: with .5 the cut is between a block's attention and
-    its MLP or experts. null: stages of equal cost, of whole blocks."""
+    its MLP or experts, and a last 0 leaves the head alone. null: stages of equal cost, of whole blocks."""
     data: int = key(1, low=1, high=10_000)
     """Data-parallel replicas of the pipeline, each with its own micro-batches. A run has `stages` x
     `data` processes."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from math import ceil, inf
 from typing import Any, Protocol
@@ -151,23 +151,23 @@ def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> E
         return _with_cut(config, own, costs)
     # Messages take longer to count than all else; most of what does not fit does not fit without them.
     alone = _memory(config, own, with_messages=False)
+    given = config.parallel.cut is not None
     if _fullest(alone) > limit_gb and (
-        config.parallel.cut is not None
-        or _fitting_cut(config, costs, limit_gb=limit_gb, with_messages=False) is None
+        given or next(_fitting_cuts(config, costs, limit_gb=limit_gb, with_messages=False), None) is None
     ):
         return None
     memory = _memory(config, own)
-    fits = _fullest(memory) <= limit_gb
-    fitted = None if config.parallel.cut is not None else _fitting_cut(config, costs, limit_gb=limit_gb)
-    if fitted is None or fitted == own:
-        return _with_cut(config, own, costs, memory=memory) if fits else None
-    changed = _with_cut(config, fitted, costs)
-    if not fits:
-        return changed
-    planned = _with_cut(config, own, costs, memory=memory)
-    if changed.step.seconds > (1 - WORTH_A_CUT) * planned.step.seconds:
-        return planned
-    return changed
+    best = _with_cut(config, own, costs, memory=memory) if _fullest(memory) <= limit_gb else None
+    for fitted in () if given else _fitting_cuts(config, costs, limit_gb=limit_gb):
+        if fitted == own or (best is not None and fitted == list(best.cut)):
+            continue
+        changed = _with_cut(config, fitted, costs)
+        # The memory that it was chosen by is interpolated.
+        exceeds = changed.memory_gb > limit_gb
+        is_faster = best is None or changed.step.seconds <= (1 - WORTH_A_CUT) * best.step.seconds
+        if best is None or (is_faster and not exceeds) or (best.memory_gb > limit_gb and not exceeds):
+            best = changed
+    return best
 
 
 def _own_cut(config: RunConfig) -> list[float]:
@@ -182,32 +182,40 @@ def _fullest(memory: Sequence[dict[str, int]]) -> float:
 def least_seconds(config: RunConfig, costs: CostModel) -> float:
     """A lower bound of the seconds of a step of a schedule of the family, whatever the cut.
 
-    A rank performs all micro-batches of whole blocks, at least one in each of its stages. In a synchronous
-    schedule with whole backwards it does so between the forwards of the stages before its own and their
-    backwards. Embedding and head count where they are, and reductions where nothing hides them.
+    A rank performs all micro-batches of blocks, at least one in each of its stages; the first may have a half
+    less or more, and the last of all none. In a synchronous schedule with whole backwards it does so between
+    the forwards of the stages before its own and their backwards. Embedding and head count where they are,
+    and reductions where nothing hides them.
     """
     parts, ranks = costs.parts(config), config.parallel.stages
     microbatches, layers = config.schedule.microbatches, config.model.layers
     embedding, head = _least_work(parts.embedding), _least_work(parts.head)
-    blocks = [_least_work(block) + _recomputing(config, block) for block in parts.blocks]
-    block, chunks = min(blocks), schedule_facts(config).stages // ranks
+    blocks, halves = (
+        [_least_work(part) + _recomputing(config, part) for part in of_kind]
+        for of_kind in (parts.blocks, parts.halves)
+    )
+    block, half, chunks = min(blocks), min(halves), schedule_facts(config).stages // ranks
     split, in_a_v = _traits(config.schedule.name)
     fills = schedules.is_synchronous(config.schedule.name) and not split and not in_a_v
     head_rank = 0 if in_a_v else ranks - 1
     exposed = _least_reductions(config, costs) if not in_a_v else (0.0, 0.0)
 
+    # Halves of blocks that a rank has at least.
+    least = [2 * chunks - 1 - min(2, 2 * chunks - 1) * (rank == head_rank) for rank in range(ranks)]
+
     def enough(seconds: float) -> bool:
         total = 0
         for rank in range(ranks):
             ends = (rank == 0) * embedding + (rank == head_rank) * head
-            before = 0.0 if not fills or rank == 0 else embedding + block * (rank if chunks > 1 else total)
+            earlier = rank * half if chunks > 1 else total // 2 * block + total % 2 * half
+            before = 0.0 if not fills or rank == 0 else embedding + earlier
             left = seconds - before - (microbatches * ends + exposed[rank > 0])
-            fitting_blocks = int(left / (microbatches * block))
-            if fitting_blocks < chunks:
+            whole, rest = divmod(left, microbatches * block)
+            fitting_halves = 2 * int(whole) + (rest >= microbatches * half)
+            if fitting_halves < least[rank]:
                 return False
-            # Each later stage has a block, too.
-            total += min(fitting_blocks, layers - total - chunks * (ranks - 1 - rank))
-        return total >= layers
+            total += min(fitting_halves, 2 * layers - total - sum(least[rank + 1 :]))
+        return total >= 2 * layers
 
     low = microbatches * (embedding + sum(blocks) + head) / ranks
     high = low
@@ -227,9 +235,9 @@ def _least_reductions(config: RunConfig, costs: CostModel) -> tuple[float, float
     """
     schedule = schedules.find(config.schedule.name)
     spec = describe(config.model)
-    smallest = min(block.parameter_count for block in spec.blocks)
-    embedding = sum(parameter.size for parameter in spec.embedding.parameters)
-    first, other = (costs.reduction(config, count) for count in (embedding + smallest, smallest))
+    smallest = min(half.parameter_count for half in spec.halves)
+    embedding, head = spec.embedding.parameter_count, spec.head.parameter_count
+    first, other = (costs.reduction(config, count) for count in (embedding + smallest, min(smallest, head)))
     if schedule.synchronous:
         return first, 0.0
     if schedule.default_interval is None:
@@ -317,50 +325,69 @@ def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
     )
 
 
-def _fitting_cut(
+def _fitting_cuts(
     config: RunConfig, costs: CostModel, *, limit_gb: float, with_messages: bool = True
-) -> list[int] | None:
-    """Of the cuts that fit, the one whose slowest rank is fastest."""
+) -> Iterator[list[float]]:
+    """Of the cuts that fit, the one whose slowest rank is fastest: first of whole blocks, if one fits, then
+    where the first stage of each rank may begin or end within a block, and the last of all have no block."""
     run = represented(Shape.of(config))
     rank_of_stage = run.rank_of_stage
-    stages = len(rank_of_stage)
+    stages, ranks, layers = len(rank_of_stage), config.parallel.stages, config.model.layers
     parts = costs.parts(config)
     block_costs = [_whole(block) + _recomputing(config, block) for block in parts.blocks]
+    half_costs = [_whole(half) + _recomputing(config, half) for half in parts.halves]
+
+    def held_by(sizes: Sequence[float], *, dense: bool = False) -> list[dict[str, int]]:
+        return _parts(_alike(config, dense=dense), sizes, with_messages=with_messages)
+
     # Each part of the memory grows linearly with the blocks of a stage, up to its bound in MOST.
     dense_layers = config.model.dense_layers
-    one_block, two_blocks = (
-        _parts(_alike(config, dense=False), [size] * stages, with_messages=with_messages) for size in (1, 2)
-    )
-    two_dense = (
-        _parts(_alike(config, dense=True), [2] * stages, with_messages=with_messages)
-        if dense_layers
-        else two_blocks
-    )
+    one_block, two_blocks = (held_by([size] * stages) for size in (1, 2))
+    two_dense = held_by([2] * stages, dense=True) if dense_layers else two_blocks
+    # All but the first begin within a block; then every second one does, and all have a half more.
+    shifted = uneven = one_block
 
-    def cost(stage: int, size: int) -> float:
+    def cost(stage: int, size: int, within: bool) -> float:
         ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
-        return stage_cost(block_costs, stage, size) + ends
+        return stage_cost(block_costs, half_costs, stage, size, within=within) + ends
 
-    def parts_of(stage: int, size: int) -> dict[str, float]:
-        dense = min(size, dense_layers) if stage == 0 else 0
+    def parts_of(stage: int, size: int, within: bool) -> dict[str, float]:
+        whole, half = divmod(size, 2)
+        dense = min(whole, dense_layers) if stage == 0 else 0
         held = {}
         for kind, first in one_block[stage].items():
             two = two_blocks[stage][kind]
-            total = first + (size - 1) * (two - first) - dense * (two - two_dense[stage][kind]) / 2
+            total = first + (whole - 1) * (two - first) - dense * (two - two_dense[stage][kind]) / 2
+            if within or half:
+                divided = max(0, shifted[stage][kind] - first) if stage else 0
+                known = uneven[stage][kind] - first - stage % 2 * divided
+                # An MLP more where the stage begins within a block, else an attention.
+                more = known if within == (stage % 2 == 1) else two - first - known
+                total += within * divided + half * more
             held[kind] = min(total, MOST.get(kind, inf))
         return held
 
-    def fits(sizes: Mapping[int, int]) -> bool:
-        kept = {stage: parts_of(stage, sizes[stage]) for stage in sorted(sizes)}
-        rank = rank_of_stage[next(iter(kept))]
-        return sum(_rank_memory(kept, run, rank).values()) <= limit_gb * GB
+    def fits(sizes: Mapping[int, int], within: bool) -> bool:
+        first = min(sizes)
+        kept = {stage: parts_of(stage, sizes[stage], within and stage == first) for stage in sorted(sizes)}
+        return sum(_rank_memory(kept, run, rank_of_stage[first]).values()) <= limit_gb * GB
 
-    return cut_over_ranks(
-        blocks=config.model.layers,
-        rank_of_stage=rank_of_stage,
-        cost=cost,
-        fits=fits,
+    found = partial(
+        cut_over_ranks, items=2 * layers, rank_of_stage=rank_of_stage, cost=cost, fits=fits, together=2
     )
+    whole = found(step=2)
+    if whole is not None:
+        yield [halves // 2 for halves in whole]
+        work = [0.0] * ranks
+        for stage, size in enumerate(whole):
+            work[rank_of_stage[stage]] += cost(stage, size, False)
+        if sum(work) / ranks > (1 - WORTH_A_CUT) * max(work):
+            return
+    if rank_of_stage[:ranks] == tuple(range(ranks)):
+        shifted, uneven = held_by([1.5, *[1] * (stages - 1)]), held_by([1.5] * stages)
+        within = found(step=1, may_be_empty=True)
+        if within is not None:
+            yield [cut.size for cut in stage_cuts([halves / 2 for halves in within])]
 
 
 def planned_memory(config: RunConfig) -> list[dict[str, int]]:

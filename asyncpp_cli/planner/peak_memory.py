@@ -23,7 +23,7 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     if size.master != size.replica and config.train.compile is not False:
         # A compiled block hands out the factors of its matrices' gradients all at once.
         of_token += [block.deferred for block in blocks]
-    passing = tokens * max(size.of(values) for values in of_token)
+    passing = tokens * max((size.of(values) for values in of_token), default=0)
     return passing + _gradient_bytes(config, cut)
 
 

@@ -206,8 +206,8 @@ def recomputed_bytes(config: RunConfig, cut: StageCut) -> int:
         return 0
     pieces = {id(piece): piece for piece in map(spec.piece, cut.pieces)}.values()
     if config.train.recompute == "full":
-        return _tokens(config) * max(size.of(piece.kept) for piece in pieces)
-    return _tokens(config) * max(size.of(part) for piece in pieces for part in piece.cheap)
+        return _tokens(config) * max((size.of(piece.kept) for piece in pieces), default=0)
+    return _tokens(config) * max((size.of(part) for piece in pieces for part in piece.cheap), default=0)
 
 
 def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:

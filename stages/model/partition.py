@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -80,15 +80,22 @@ def cut_of(config: RunConfig) -> list[StageCut]:
     return cut_model_over_ranks(config.model, rank_of_stage=facts.placement, context=config.data.context)
 
 
-def cut_model(config: ModelConfig, *, stages: int, context: int) -> list[StageCut]:
+def cut_model(
+    config: ModelConfig, *, stages: int, context: int, within_blocks: bool = False
+) -> list[StageCut]:
     """Contiguous stages whose slowest is as fast as possible; every stage holds at least one block.
 
-    The embedding is a look-up and counts as free; the head counts in the last stage.
+    The embedding is a look-up and counts as free; the head counts in the last stage. With `within_blocks`, a
+    stage holds at least half a block, and the last may have the head alone.
 
     Raises:
         ValueError: more stages than blocks.
     """
     blocks, head = _costs(config, stages=stages, context=context)
+    if within_blocks:
+        halves = [half.forward_multiply_adds(context=context) for half in describe(config).halves]
+        *sizes, last = balance([*halves, head], stages=stages)
+        return stage_cuts([size / 2 for size in (*sizes, last - 1)])
     return stage_cuts(_equal_stages(blocks, stages=stages, last_extra=head))
 
 
@@ -113,26 +120,33 @@ def _costs(config: ModelConfig, *, stages: int, context: int) -> tuple[tuple[int
     return blocks, spec.head.forward_multiply_adds(context=context)
 
 
-def stage_cost(blocks: Sequence[float], stage: int, size: int) -> float:
-    """Cost of the blocks of a stage by their number: blocks that differ from the last are the model's first,
-    and count in the first stage.
+def stage_cost(
+    blocks: Sequence[float], halves: Sequence[float], stage: int, size: int, *, within: bool = False
+) -> float:
+    """Cost of the halves of blocks of a stage by their number: blocks that differ from the last are the
+    model's first, and count in the first stage.
 
     Args:
         blocks: cost of each block of the model.
+        halves: of each of their halves.
         stage: number of the stage.
-        size: blocks in it.
+        size: halves in it.
+        within: whether it begins within a block.
     """
-    return sum(blocks[:size]) if stage == 0 else size * blocks[-1]
+    whole, half = divmod(size, 2)
+    if stage == 0:
+        return sum(blocks[:whole]) + (halves[2 * whole] if half else 0)
+    return whole * blocks[-1] + (halves[-1 if within else -2] if half else 0)
 
 
 @lru_cache(maxsize=1024)
 def _equal_ranks(blocks: tuple[float, ...], head: float, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
     last = len(rank_of_stage) - 1
     cut = cut_over_ranks(
-        blocks=len(blocks),
+        items=len(blocks),
         rank_of_stage=rank_of_stage,
-        cost=lambda stage, size: stage_cost(blocks, stage, size) + head * (stage == last),
-        fits=lambda sizes: True,
+        cost=lambda stage, size, _: stage_cost(blocks, (), stage, 2 * size) + head * (stage == last),
+        fits=lambda sizes, _: True,
     )
     assert cut is not None, "at least one block per stage"
     return tuple(cut)
@@ -146,9 +160,10 @@ def _equal_stages(blocks: tuple[float, ...], *, stages: int, last_extra: float) 
 def stage_cuts(sizes: Sequence[float]) -> list[StageCut]:
     """Stages with these numbers of blocks, multiples of a half."""
     ends = [0, *accumulate(int(2 * size) for size in sizes)]
+    last = len(sizes) - 1
     return [
-        StageCut(halves=range(first, end), has_embedding=first == 0, has_head=end == ends[-1])
-        for first, end in pairwise(ends)
+        StageCut(halves=range(first, end), has_embedding=stage == 0, has_head=stage == last)
+        for stage, (first, end) in enumerate(pairwise(ends))
     ]
 
 
@@ -205,44 +220,61 @@ def balance(costs: Sequence[float], *, stages: int, last_extra: float = 0.0) -> 
 
 def fitting_cut(
     *,
-    blocks: int,
+    items: int,
     stages: int,
-    cost: Callable[[int, int], float],
-    fits: Callable[[int, int], bool],
+    cost: Callable[[int, int, bool], float],
+    fits: Callable[[int, int, bool], bool],
+    step: int = 1,
+    may_be_empty: bool = False,
 ) -> list[int] | None:
-    """Blocks of each stage such that every stage fits its memory and the slowest is as fast as possible.
+    """Items of each stage such that every stage fits its memory and the slowest is as fast as possible.
 
-    Dynamic programming over stages from the last. Among equally good cuts earlier stages get more, as in
-    `balance`.
+    Items are blocks, or halves of blocks. Dynamic programming over stages from the last. Among equally good
+    cuts earlier stages get more, as in `balance`.
 
     Args:
-        blocks: number of blocks.
-        stages: number of stages, each with at least one block.
-        cost: `cost(stage, blocks)`: of a stage with that many blocks, embedding and head included.
-        fits: `fits(stage, blocks)`: whether it fits; then it fits with fewer blocks, too.
+        items: number of items.
+        stages: number of stages.
+        cost: `cost(stage, items, odd)`: of a stage with that many items, embedding and head included; `odd`:
+            an odd number of items comes before it. It grows with the items.
+        fits: `fits(stage, items, odd)`: whether it fits; then it fits with fewer items, too.
+        step: items of a stage are a multiple of it, and at least as many.
+        may_be_empty: the last stage may have no item.
 
     Returns:
         None where there is no such cut.
     """
+
+    def most(stage: int, odd: bool) -> int:
+        fitting = range(items, 0, -step)
+        return items - step * bisect_left(fitting, True, key=lambda size: fits(stage, size, odd))
+
     never = float("inf")
-    # slowest[n]: cost of the slowest later stage if they have n blocks; chosen[stage][n]: blocks of `stage`
-    slowest = [0.0] + [never] * blocks
+    # slowest[n]: cost of the slowest later stage if they have n items; chosen[stage][n]: items of `stage`
+    slowest = [0.0] + [never] * items
     chosen: list[list[int]] = []
     for stage in reversed(range(stages)):
-        most = blocks - bisect_left(range(blocks, 0, -1), True, key=partial(fits, stage))
-        costs = [0.0, *(cost(stage, size) for size in range(1, most + 1))]
-        row, sizes = [never] * (blocks + 1), [0] * (blocks + 1)
-        for count in range(1, blocks + 1):
-            for size in range(min(most, count), 0, -1):
-                dearest = max(costs[size], slowest[count - size])
-                if dearest < row[count]:
-                    row[count], sizes[count] = dearest, size
+        least = 0 if may_be_empty and stage == stages - 1 else step
+        costs = [
+            [cost(stage, size, odd) for size in range(least, most(stage, odd) + 1, step)]
+            for odd in (False, True)[: 2 // step]
+        ]
+        row, sizes = [never] * (items + 1), [0] * (items + 1)
+        for count in range(least, items + 1, step):
+            dearest = never
+            for number, own in enumerate(costs[(items - count) % 2 if step == 1 else 0]):
+                size = least + step * number
+                if own > dearest or size > count:
+                    break
+                if max(own, slowest[count - size]) <= dearest:
+                    dearest, sizes[count] = max(own, slowest[count - size]), size
+            row[count] = dearest
         slowest = row
         chosen.append(sizes)
-    if slowest[blocks] == never:
+    if slowest[items] == never:
         return None
     cut = []
-    left = blocks
+    left = items
     for sizes in reversed(chosen):
         cut.append(sizes[left])
         left -= sizes[left]
@@ -251,50 +283,74 @@ def fitting_cut(
 
 def cut_over_ranks(
     *,
-    blocks: int,
+    items: int,
     rank_of_stage: Sequence[int],
-    cost: Callable[[int, int], float],
-    fits: Callable[[dict[int, int]], bool],
+    cost: Callable[[int, int, bool], float],
+    fits: Callable[[dict[int, int], bool], bool],
+    step: int = 1,
+    together: int = 1,
+    may_be_empty: bool = False,
 ) -> list[int] | None:
-    """Blocks of each stage such that every rank fits its memory and the slowest rank is as fast as possible.
+    """Items of each stage such that every rank fits its memory and the slowest rank is as fast as possible.
 
-    A rank's blocks are divided so that its slowest stage is as fast as possible. Among equally good cuts
+    A rank's items are divided so that its slowest stage is as fast as possible. Among equally good cuts
     earlier ranks, and earlier stages of a rank, get more. With one stage per rank this is `fitting_cut`.
 
     Args:
-        blocks: number of blocks.
-        rank_of_stage: rank of each stage; each has at least one block.
-        cost: `cost(stage, blocks)`: of a stage with that many blocks, embedding and head included.
-        fits: whether a rank fits, from the blocks of each of its stages; then it fits with fewer blocks, too.
+        items: number of items, as in `fitting_cut`.
+        rank_of_stage: rank of each stage.
+        cost: as for `fitting_cut`.
+        fits: `fits(sizes, odd)`: whether a rank fits, from the items of each of its stages; then it fits with
+            fewer items, too. `odd`: an odd number comes before its first stage.
+        step: items of a rank's first stage are a multiple of it. Less than `together` only where the first
+            stages of the ranks are the first of all, in the order of ranks.
+        together: likewise for its other stages.
+        may_be_empty: the last stage may have no item; every other has one at least.
 
     Returns:
         None where there is no such cut.
     """
     ranks = max(rank_of_stage) + 1
     held = [[stage for stage, holder in enumerate(rank_of_stage) if holder == rank] for rank in range(ranks)]
+    empty = len(rank_of_stage) - 1 if may_be_empty else None
 
     @cache
-    def shared_out(rank: int, total: int) -> dict[int, int]:
-        if total <= len(held[rank]):
-            return dict.fromkeys(held[rank], 1)
-        sizes = shared_out(rank, total - 1)
-        slower = min(sizes, key=lambda stage: cost(stage, sizes[stage] + 1))
-        return sizes | {slower: sizes[slower] + 1}
+    def smallest(rank: int, total: int) -> dict[int, int]:
+        sizes = {stage: 0 if stage == empty else together for stage in held[rank]}
+        first = held[rank][0]
+        return sizes | {first: (total - sum(sizes.values()) + sizes[first]) % together or sizes[first]}
 
-    def rank_cost(rank: int, total: int) -> float:
-        if total < len(held[rank]):
+    @cache
+    def shared_out(rank: int, total: int, odd: bool) -> dict[int, int]:
+        least = smallest(rank, total)
+        if total <= sum(least.values()):
+            return least
+        sizes = shared_out(rank, total - together, odd)
+        odd_stage = held[rank][0] if odd else None
+        slower = min(sizes, key=lambda stage: cost(stage, sizes[stage] + together, stage == odd_stage))
+        return sizes | {slower: sizes[slower] + together}
+
+    def rank_cost(rank: int, total: int, odd: bool) -> float:
+        if total < sum(smallest(rank, total).values()):
             return float("inf")
-        return sum(cost(stage, size) for stage, size in shared_out(rank, total).items())
+        odd_stage = held[rank][0] if odd else None
+        sizes = shared_out(rank, total, odd)
+        return sum(cost(stage, size, stage == odd_stage) for stage, size in sizes.items())
 
     totals = fitting_cut(
-        blocks=blocks,
+        items=items,
         stages=ranks,
         cost=rank_cost,
-        fits=lambda rank, total: fits(shared_out(rank, total)),
+        fits=lambda rank, total, odd: fits(shared_out(rank, total, odd), odd),
+        step=step,
+        may_be_empty=held[-1] == [empty],
     )
     if totals is None:
         return None
-    sizes = {
-        stage: size for rank, total in enumerate(totals) for stage, size in shared_out(rank, total).items()
-    }
-    return [sizes[stage] for stage in range(len(rank_of_stage))]
+    cut = [0] * len(rank_of_stage)
+    before = 0
+    for rank, total in enumerate(totals):
+        for stage, size in shared_out(rank, total, step == 1 and before % 2 == 1).items():
+            cut[stage] = size
+        before += total
+    return cut

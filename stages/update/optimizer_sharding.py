@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import prod
 
@@ -28,7 +28,7 @@ class Ownership:
     runs: tuple[tuple[Run, ...], ...]
     """The runs of entries that each data rank owns, in the model's order."""
 
-    @property
+    @cached_property
     def parts(self) -> tuple[int, ...]:
         """Number of entries that each data rank owns."""
         return tuple(sum(end - start for start, end in runs) for runs in self.runs)

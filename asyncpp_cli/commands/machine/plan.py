@@ -98,6 +98,12 @@ def plan(
             help="Best synchronous and asynchronous layouts, over GPUs (powers of two up to N) and tokens.",
         ),
     ] = False,
+    as_balance: Annotated[
+        bool,
+        typer.Option(
+            "--balance", help="How evenly the model is cut into 4, 8 and 16 stages, by multiply-adds."
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -136,6 +142,9 @@ def plan(
         raise UserError(
             f"{what}: model.factory: the costs of a user's own model are unknown; train it to measure them"
         )
+    if as_balance:
+        _show_balance(base, as_json=as_json)
+        return
     if measure_to is not None:
         from asyncpp_cli.planner.measure import measure
 
@@ -211,6 +220,27 @@ def plan(
             f"and --profile FILE takes those of this machine (asyncpp plan --measure). The order is that of "
             f"{costs.source}."
         )
+
+
+def _show_balance(base: Base, *, as_json: bool) -> None:
+    """Print how evenly stages of whole blocks, and cuts within blocks, share the work."""
+    from asyncpp_cli.console import show_table
+    from asyncpp_cli.planner.balance import balances
+
+    found = list(balances(base.config))
+    if as_json:
+        json.dump([each._asdict() for each in found], sys.stdout, indent=1)
+        print()
+        return
+    show_table(
+        ["stages", "whole blocks", "within blocks", "parallel.cut"],
+        [
+            [str(each.stages), f"{each.whole:.3f}", f"{each.within:.3f}", ", ".join(map(str, each.cut))]
+            for each in found
+        ],
+        title=f"{base.config.model.name}, sequences of {base.config.data.context} tokens: mean multiply-adds "
+        "of a stage over those of the largest",
+    )
 
 
 def _show_map(

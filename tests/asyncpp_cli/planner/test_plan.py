@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,29 @@ import pytest
 from support.command_line import asyncpp, refusal, succeeded
 
 from asyncpp_cli.experiment.settings import assign, copy_of
+from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.estimate import Estimate, estimate, fitting, least_seconds
+from asyncpp_cli.planner.estimate import (
+    WORTH_A_CUT,
+    Estimate,
+    _fitting_cuts,
+    estimate,
+    fitting,
+    least_seconds,
+)
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
-from asyncpp_cli.planner.roofline import Roofline
+from asyncpp_cli.planner.roofline import ModelTimes, PartTimes, Roofline
 from schedules import ScheduleError, is_synchronous
 from stages.config import RunConfig, tokens_per_step
 from stages.memory.estimate import course_of, stage_memory
 from stages.model.families.catalogue import describe
+from stages.model.partition import stage_cuts
+from stages.model.spec import Parameter, PartSpec
 from stages.pipeline.segments import segment_program
+from stages.schedule_validation import check_schedule
 from stages.validation import check
 
 
@@ -239,6 +252,100 @@ def test_a_cut_that_fits_is_found_where_the_even_one_does_not() -> None:
     assert estimate(asked, COSTS, limit_gb=limit).cut == even.cut
 
 
+class MultiplyAdds:
+    """Costs by arithmetic alone: a multiply-add takes a picosecond, and backwards take twice the forward."""
+
+    source, threads = "multiply-adds", None
+
+    def parts(self, config: RunConfig) -> ModelTimes:
+        tokens = config.train.microbatch_size * config.data.context
+
+        def times(part: PartSpec) -> PartTimes:
+            once = tokens * part.forward_multiply_adds(context=config.data.context) * 1e-12
+            return PartTimes(forward=once, backward=2 * once, input_half=once, weight_half=once, cheap=0.0)
+
+        spec = describe(config.model)
+        return ModelTimes(
+            embedding=times(spec.embedding),
+            blocks=tuple(map(times, spec.blocks)),
+            halves=tuple(map(times, spec.halves)),
+            head=times(spec.head),
+        )
+
+    def update(self, config: RunConfig, parameters: Sequence[Parameter]) -> float:
+        return 0.0
+
+    def reduction(self, config: RunConfig, parameters: int) -> float:
+        return 0.0
+
+    def message(self, config: RunConfig) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "whole", "within"),
+    [
+        ("10b", [0.946, 0.935, 0.935], [0.966, 0.935, 0.935]),
+        ("7b", [0.927, 0.846, 0.719], [0.954, 0.891, 0.788]),
+        ("10b-moe", [0.906, 0.793, 0.671], [0.951, 0.864, 0.793]),
+        ("2b-moe", [0.938, 0.741, 0.371], [0.947, 0.852, 0.522]),
+        ("360m", [0.984, 0.886, 0.5], [0.984, 0.976, 0.646]),
+    ],
+)
+def test_ranks_compute_as_much_of_the_time_as_the_balance_says(
+    model: str, whole: list[float], within: list[float]
+) -> None:
+    """A schedule that never flushes waits for nothing but the stage with most work."""
+    found = json.loads(succeeded("plan", model, "data.context=4096", "--balance", "--json").output)
+    assert [round(each["whole"], 3) for each in found] == whole
+    assert [round(each["within"], 3) for each in found] == within
+    base = base_of(model, ["data.context=4096"]).config
+    base.model.tied = False
+    for each in found:
+        sizes = {"stages": each["stages"], "data": 1, "microbatches": 64, "size": 1, "recompute": "none"}
+        config = layout(base, "2bw", **sizes)
+        chosen = fitting(config, MultiplyAdds(), limit_gb=inf)
+        config.parallel.cut = each["cut"]
+        asked = fitting(config, MultiplyAdds(), limit_gb=inf)
+        assert chosen is not None
+        assert asked is not None
+        is_worth_it = each["within"] * (1 - WORTH_A_CUT) >= each["whole"]
+        for found_cut, share in (
+            (chosen, each["within" if is_worth_it else "whole"]),
+            (asked, each["within"]),
+        ):
+            assert efficiency(config, stage_cuts(found_cut.cut)) == pytest.approx(share, rel=1e-12)
+            # The step is played from an empty pipeline, whose faster stages still catch up.
+            assert 1 - found_cut.step.bubble == pytest.approx(share, rel=1e-5)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("schedule", ["2bw", "2bw-v"])
+def test_a_cut_within_blocks_is_chosen_by_the_memory_that_is_planned_for_it(
+    schedule: str, recompute: str
+) -> None:
+    config = layout(
+        base_of("10b-moe", []).config,
+        schedule,
+        stages=4,
+        data=8,
+        microbatches=16,
+        size=1,
+        recompute=recompute,
+    )
+    even = estimate(config, COSTS, limit_gb=None)
+    within = 0
+    for share in (0.9, 1, 1.1):
+        limit = share * even.memory_gb
+        for cut in _fitting_cuts(config, COSTS, limit_gb=limit):
+            asked = copy_of(config)
+            asked.parallel.cut = cut
+            check_schedule(asked)
+            assert estimate(asked, COSTS, limit_gb=None).memory_gb <= limit
+            within += cut != list(map(int, cut))
+    assert within
+
+
 @pytest.mark.parametrize("dense_layers", [0, 1])
 def test_a_mixture_takes_the_memory_of_all_and_the_time_of_the_active(dense_layers: int) -> None:
     base = base_of("10b-moe", [f"model.dense_layers={dense_layers}", "model.mlp_width=10944"])
@@ -267,7 +374,6 @@ def test_a_stage_of_the_largest_model_has_as_many_parameters_as_is_planned(
     import torch
 
     from stages.model.decoder import Stage
-    from stages.model.partition import stage_cuts
 
     model = base_of("10b", []).config.model
     best = next(one for one in ten_billion if one["schedule"] == "1f1b" and one["fits"])

@@ -121,7 +121,7 @@ def test_memory_of_deeper_and_wider_layouts(
     ("schedule", "cut", "options"),
     [
         ("2bw", [1.5, 1, 1.5], {"precision": "bfloat16", "data": 2}),
-        ("1f1b", [1.5, 0.5, 2], {"recompute": "full"}),
+        ("1f1b", [2.5, 1.5, 0], {"recompute": "full"}),
         ("zero-bubble", [0.5, 1, 2.5], {"recompute": "selective"}),
         ("2bw-v", [1.5, 1, 1, 0.5], {"split": True, "recompute": "full"}),
         ("interleaved-1f1b", [0.5, 1.5, 0.5, 1.5], {"chunks": 2, "recompute": "selective"}),

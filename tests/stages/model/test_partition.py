@@ -13,7 +13,14 @@ from support.small_runs import Rows, small_config, with_experts
 
 from stages.config import ModelConfig
 from stages.model.families.catalogue import describe
-from stages.model.partition import balance, cut_model, cut_of, cut_over_ranks, fitting_cut
+from stages.model.partition import (
+    balance,
+    cut_model,
+    cut_of,
+    cut_over_ranks,
+    fitting_cut,
+    stage_cost,
+)
 from stages.schedule_validation import check_schedule
 from stages.trainer import replay
 from stages.validation import ConfigError, check
@@ -87,7 +94,12 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_stage(
         for places in combinations(range(1, blocks), stages - 1)
     )
     fitting = [cut for cut in every_cut if all(size <= most for size, most in zip(cut, room, strict=False))]
-    found = fitting_cut(blocks=blocks, stages=stages, cost=cost, fits=lambda stage, size: size <= room[stage])
+    found = fitting_cut(
+        items=blocks,
+        stages=stages,
+        cost=lambda stage, size, _: cost(stage, size),
+        fits=lambda stage, size, _: size <= room[stage],
+    )
     if not fitting:
         assert found is None
         return
@@ -126,10 +138,10 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_rank(
         cut for cut in every_cut if all(sum(of_rank(cut, rank).values()) <= room + rank for rank in ranks)
     ]
     found = cut_over_ranks(
-        blocks=blocks,
+        items=blocks,
         rank_of_stage=rank_of_stage,
-        cost=cost,
-        fits=lambda sizes: sum(sizes.values()) <= room + rank_of_stage[min(sizes)],
+        cost=lambda stage, size, _: cost(stage, size),
+        fits=lambda sizes, _: sum(sizes.values()) <= room + rank_of_stage[min(sizes)],
     )
     if not fitting:
         assert found is None
@@ -140,6 +152,75 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_rank(
     alike = [cut for cut in fitting if [sum(of_rank(cut, rank).values()) for rank in ranks] == totals]
     for rank in ranks:
         assert slowest(found)[1][rank] == min(slowest(cut)[1][rank] for cut in alike)
+
+
+@given(
+    blocks=st.integers(1, 5),
+    stages=st.integers(1, 4),
+    attention=st.integers(1, 9),
+    mlp=st.integers(1, 9),
+    head=st.integers(0, 40),
+)
+def test_no_other_cut_within_blocks_has_a_faster_slowest_stage(
+    blocks: int, stages: int, attention: int, mlp: int, head: int
+) -> None:
+    halves = blocks * [attention, mlp]
+    found = cut_within_blocks(halves, rank_of_stage=tuple(range(stages)), head=head)
+    every_cut = (
+        [end - start for start, end in zip((0, *places), (*places, 2 * blocks), strict=True)]
+        for places in combinations(range(1, 2 * blocks + 1), stages - 1)
+    )
+    expected = min((dearest(list(map(float, halves)), cut, head) for cut in every_cut), default=None)
+    assert (None if found is None else dearest(list(map(float, halves)), found, head)) == expected
+
+
+@given(
+    blocks=st.integers(8, 16),
+    rank_of_stage=st.sampled_from([(0, 1, 1, 0), (0, 1, 0, 1), (0, 1, 2, 3, 3, 2, 1, 0), (0, 1, 2, 0, 1, 2)]),
+    attention=st.integers(1, 9),
+    mlp=st.integers(1, 9),
+    head=st.integers(0, 40),
+)
+def test_a_cut_within_blocks_is_no_slower_than_one_between_them(
+    blocks: int, rank_of_stage: tuple[int, ...], attention: int, mlp: int, head: int
+) -> None:
+    def slowest(cut: list[int]) -> int:
+        work, first, last = dict.fromkeys(rank_of_stage, 0), 0, len(cut) - 1
+        for stage, size in enumerate(cut):
+            work[rank_of_stage[stage]] += sum(halves[first : first + size]) + head * (stage == last)
+            first += size
+        assert first == len(halves)
+        return max(work.values())
+
+    halves = blocks * [attention, mlp]
+    whole = cut_over_ranks(
+        items=blocks,
+        rank_of_stage=rank_of_stage,
+        cost=lambda stage, size, _: size * (attention + mlp) + head * (stage == len(rank_of_stage) - 1),
+        fits=lambda sizes, _: True,
+    )
+    within = cut_within_blocks(halves, rank_of_stage=rank_of_stage, head=head)
+    assert whole is not None
+    assert within is not None
+    assert min(within[:-1]) >= 1
+    assert slowest(within) <= slowest([2 * size for size in whole])
+
+
+def cut_within_blocks(halves: list[int], *, rank_of_stage: tuple[int, ...], head: int) -> list[int] | None:
+    """As the planner cuts, where everything fits."""
+    last = len(rank_of_stage) - 1
+    blocks = [attention + mlp for attention, mlp in zip(halves[::2], halves[1::2], strict=True)]
+    return cut_over_ranks(
+        items=len(halves),
+        rank_of_stage=rank_of_stage,
+        cost=lambda stage, size, within: (
+            stage_cost(blocks, halves, stage, size, within=within) + head * (stage == last)
+        ),
+        fits=lambda sizes, within: True,
+        step=1,
+        together=2,
+        may_be_empty=True,
+    )
 
 
 def test_the_v_is_cut_so_that_ranks_are_equally_fast(text: Path) -> None:
@@ -173,10 +254,10 @@ def test_the_default_cut_is_kept_where_everything_fits(stages: int, vocabulary: 
     spec = describe(model)
     block, head = (part.forward_multiply_adds(context=16) for part in (spec.blocks[0], spec.head))
     cut = fitting_cut(
-        blocks=6,
+        items=6,
         stages=stages,
-        cost=lambda stage, size: size * block + head * (stage == stages - 1),
-        fits=lambda stage, size: True,
+        cost=lambda stage, size, _: size * block + head * (stage == stages - 1),
+        fits=lambda stage, size, _: True,
     )
     assert cut == [len(of_stage.blocks) for of_stage in cut_model(model, stages=stages, context=16)]
 
@@ -204,7 +285,7 @@ def test_a_cut_within_blocks_changes_no_bit(model: str, text: Path) -> None:
         config.model.family = "qwen3" if model == "qwen3" else "llama"
         config.model.tied = model == "tied"
     results = []
-    for cut in ([1, 2, 1, 1], [1.5, 0.5, 1.5, 1.5], [0.5, 2, 2, 0.5]):
+    for cut in ([1, 2, 1, 1], [1.5, 0.5, 1.5, 1.5], [0.5, 2, 2.5, 0]):
         config.parallel.cut = cut
         check(config)
         assert [stage.size for stage in cut_of(config)] == cut
@@ -218,16 +299,18 @@ def test_a_cut_within_blocks_changes_no_bit(model: str, text: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "cut", [[4], [2, 1], [4, 0], [5, -1], [2, 1, 1], [1.25, 2.75], [3.5, 1], [3.75, 0.25], [nan, 4], [inf, 1]]
+    "cut", [[4], [2, 1], [0, 4], [5, -1], [2, 1, 1], [1.25, 2.75], [3.5, 1], [3.75, 0.25], [nan, 4], [inf, 1]]
 )
 def test_a_cut_that_does_not_fit_the_model_is_refused(cut: list[float], text: Path) -> None:
     config = small_config("1f1b", text=text, cut=cut)
-    with pytest.raises(ConfigError, match=r"of 2 stages, whole or with .5, at least 0.5 each and 4 in all"):
+    with pytest.raises(ConfigError, match=r"of 2 stages, whole or with .5, 4 in all and at least 0.5 each"):
         check(config)
 
 
 def test_a_cut_within_the_blocks_of_an_own_model_is_refused(text: Path) -> None:
     config = small_config("1f1b", text=text, cut=[1.5, 2.5])
     config.model.factory = "somewhere:make"
-    with pytest.raises(ConfigError, match=r"whole, since model.factory makes whole blocks, at least 1 each"):
+    with pytest.raises(
+        ConfigError, match=r"whole, since model.factory makes whole blocks, 4 in all and at least 1 each"
+    ):
         check_schedule(config)
