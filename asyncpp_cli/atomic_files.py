@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,22 +29,47 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """As `write_text`, for bytes."""
+def write_bytes(
+    path: Path, content: bytes, *, unless: Callable[[], bool] | None = None, sync: bool = False
+) -> None:
+    """As `write_text`, for bytes.
+
+    Args:
+        path: the file.
+        content: its new content.
+        unless: asked once the temporary file is there; the file stays as it is if this holds.
+        sync: whether the content is on the disk before it replaces the file.
+    """
     with doing("written", path):
         temporary = _temporary_name(path)
         try:
             with temporary.open("xb") as file:
                 file.write(content)
-            temporary.replace(path)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if unless is not None and unless():
+                temporary.unlink(missing_ok=True)
+            else:
+                temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
 
 
+def remove_temporary(path: Path) -> None:
+    """Remove the temporary files of all who are writing a file; they get FileNotFoundError."""
+    for temporary in path.parent.glob(f"{_temporary_prefix(path)}*"):
+        temporary.unlink(missing_ok=True)
+
+
 def _temporary_name(path: Path) -> Path:
+    return path.parent / f"{_temporary_prefix(path)}{secrets.token_hex(8)}"
+
+
+def _temporary_prefix(path: Path) -> str:
     # Not the whole name: with a suffix it could be too long.
-    return path.parent / f".{path.name[:40]}.{secrets.token_hex(8)}"
+    return f".{path.name[:40]}."
 
 
 def temporary_folder(folder: Path) -> Path:
@@ -69,9 +94,9 @@ def append_line(file: Path, text: str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """As `write_text`, for a JSON object, with a checksum (`stages.records`)."""
-    write_bytes(path, with_checksum(json.dumps(content)))
+def write_json(path: Path, content: Mapping[str, Any], *, unless: Callable[[], bool] | None = None) -> None:
+    """As `write_bytes`, for a JSON object, with a checksum (`stages.records`)."""
+    write_bytes(path, with_checksum(json.dumps(content)), unless=unless)
 
 
 def write_record(path: Path, record: object) -> None:

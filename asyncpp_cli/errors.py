@@ -4,6 +4,7 @@
 |---|---|
 | a mistake of the user; a file that cannot be read, written or made | 2 |
 | a resource is exhausted or an output is closed: the same command may succeed later | 1 |
+| another machine has taken over the run | 1 |
 | a bug of asyncpp: a traceback, and where to report it | 1 |
 
 docs/index.md lists the exit codes of all commands.
@@ -29,6 +30,10 @@ FAILED = 1
 
 class UserError(Exception):
     """A mistake of the user: one line on standard error, exit code 2."""
+
+
+class TakenOverError(Exception):
+    """Another machine has taken over the run: one line on standard error, exit code 1."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,8 @@ def refusal_of(error: BaseException) -> Refusal | None:
     match error:
         case UserError() | DamagedError():
             return Refusal(str(error), WRONG)
+        case TakenOverError():
+            return Refusal(str(error), FAILED)
         case OSError(errno=int()):
             code = FAILED if error.errno in _ADVICE else WRONG
             return Refusal(_system_error_message(error), code)

@@ -253,6 +253,9 @@ class SiteConfig:
     """Seconds a run may take to save once it is told to stop; then it is killed."""
     save_timeout: float = key(1800.0, above=0, high=1e8)
     """Seconds that reading or writing a checkpoint may take."""
+    lease: float = key(60.0, above=0, high=1e8)
+    """Seconds of silence after which another machine may take over a run. The file server should never be
+    away for so long; a live machine writes to it six times within them."""
     keep_checkpoints: int = key(2, low=1)
     """Number of newest checkpoints to keep."""
     peak_tflops: float | None = key(None, above=0)

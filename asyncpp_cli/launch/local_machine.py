@@ -24,6 +24,7 @@ from asyncpp_cli.console import say
 from asyncpp_cli.errors import FAILED, DamagedError, UserError, refusal_of
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.options import NO_PAUSES, Pauses, check_pause
+from asyncpp_cli.launch.supervisor import TAKEN_OVER
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import RankEnd, Scheduler
@@ -98,6 +99,11 @@ class LocalJobs:
         """Whether the attempt's supervisor has ended, so that it starts no more ranks."""
         supervisor = self._supervisors.get(attempt.run.id)
         return supervisor is None or supervisor.poll() is not None
+
+    def was_taken_over(self, attempt: Attempt) -> bool:
+        """Whether the attempt's supervisor has ended because a later attempt had begun."""
+        supervisor = self._supervisors.get(attempt.run.id)
+        return supervisor is not None and supervisor.poll() == TAKEN_OVER
 
 
 class SuspendedProcesses:
@@ -238,7 +244,7 @@ class Launcher:
             if status.state == State.RUNNING:
                 self._suspended.check(run, status, silence=longest_silence(task.site))
             if run.id in self._own and not self._is_own(status, run):
-                del self._own[run.id]
+                self._give_up(run, status)
             if status.state == State.RUNNING and run.id not in self._own:
                 # Another launch runs it, and starts it again should it fail.
                 self._tried.add(run.id)
@@ -260,6 +266,19 @@ class Launcher:
     def _is_own(self, status: Status, run: Run) -> bool:
         """Whether the attempt that this launcher started is still running; another may follow it at once."""
         return status.state == State.RUNNING and status.attempt == self._own[run.id][0].number
+
+    def _give_up(self, run: Run, status: Status) -> None:
+        """Forget an own attempt that is over; until its processes have ended, their GPUs are not free."""
+        attempt, _, _ = self._own[run.id]
+        if status.attempt > attempt.number:
+            if not self._jobs.has_ended(attempt):
+                return
+            if self._jobs.was_taken_over(attempt):
+                say(
+                    f"{run.id}: this machine was silent for longer than site.lease; attempt {status.attempt} "
+                    f"on {status.host} has taken it over"
+                )
+        del self._own[run.id]
 
     def _next(self, statuses: Sequence[tuple[Run, Status]]) -> Task | None:
         """The next task to start, if resources for it are free."""

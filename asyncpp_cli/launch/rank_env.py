@@ -28,13 +28,14 @@ from typing import TypeVar
 from msgspec import structs
 
 from asyncpp_cli.atomic_files import write_record
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.errors import FAILED, DamagedError, UserError
 from asyncpp_cli.launch.supervisor import ATTEMPT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim
-from asyncpp_cli.runs.attempts.files import RankEnd, RankStart
+from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
+from asyncpp_cli.runs.attempts.lease import RENEWALS, is_superseded, renew, renewed_at, taken_over
 from asyncpp_cli.runs.attempts.settle import end_rank
-from asyncpp_cli.runs.processes import ProcessId, is_gone, this_process
+from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import this_machine
@@ -42,6 +43,7 @@ from asyncpp_cli.version import asyncpp_version
 from stages.config import RunConfig
 from stages.liveness.stop_signal import RESUMABLE
 from stages.records import Count, FileRecord, encoded, read_record
+from stages.torch_process import leave
 
 _Kind = TypeVar("_Kind", bound=FileRecord)
 _POLL_SECONDS = 0.1
@@ -164,7 +166,7 @@ def attempt_of_rank(
     if rank_env.size > 1:
         attempt, rank_env = _meet(run, rank_env, config=config)
     else:
-        attempt = _claim(run, rank_env, replay=replay, config=config, deadline=0.0)
+        attempt = _claim(run, rank_env, replay=replay, config=config)
     attempt.record_start(rank_env.rank, this_process())
     # As an exception, so that the `finally` below records the end.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
@@ -172,7 +174,8 @@ def attempt_of_rank(
     try:
         with _recording_errors(attempt, rank_env.rank):
             check_current(attempt)
-            yield attempt, rank_env
+            with _lease_kept(attempt, rank_env.rank, seconds=attempt.site().lease):
+                yield attempt, rank_env
         code = 0
     except KeyboardInterrupt:
         attempt.stop("ended by Ctrl-C")
@@ -183,6 +186,25 @@ def attempt_of_rank(
         raise
     finally:
         end_rank(attempt, rank_env.rank, code=code, signal_number=None, stopped=stopped)
+
+
+@contextmanager
+def _lease_kept(attempt: Attempt, rank: int, *, seconds: float) -> Iterator[None]:
+    """Renew a rank's lease in this block; ends the process if another machine has taken over the run."""
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(seconds / RENEWALS):
+            if is_superseded(attempt):
+                print(f"asyncpp: {taken_over(attempt)}", file=sys.stderr)
+                leave(FAILED)
+            renew(attempt, [rank])
+
+    threading.Thread(target=keep, daemon=True, name="lease").start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 @contextmanager
@@ -206,8 +228,10 @@ def _end_with_supervisor() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig, deadline: float) -> Attempt:
-    """Claim the next attempt; waits for an attempt that is ending already."""
+def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> Attempt:
+    """Claim the next attempt; waits for one that is ending already, and for a lease that nobody renews."""
+    deadline = time.monotonic() + config.site.start_timeout
+    renewals: tuple[int, dict[int, float]] | None = None
     gpus_here = 0 if config.site.device == "cpu" else min(rank_env.local_size, len(this_machine().gpus))
     while True:
         attempt = claim(
@@ -224,10 +248,21 @@ def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig, dead
         if status.state == State.COMPLETED:
             raise UserError(f"{run.folder} is completed: nothing is left to train")
         running = Attempt(run, status.attempt)
+        before, renewals = renewals, (running.number, renewed_at(running))
+        is_run = _is_run_here(running) or (before is not None and before != renewals)
         ends = bool(running.early_exits or running.stop_reason)
-        if not ends or time.monotonic() > deadline:
+        if (is_run and not ends) or time.monotonic() > deadline:
             raise UserError(f"{run.folder} is being run on {status.host} (attempt {status.attempt})")
         time.sleep(_POLL_SECONDS)
+
+
+def _is_run_here(attempt: Attempt) -> bool:
+    """Whether a rank's process is alive on this machine, or the one that is to start them."""
+    claimed = attempt.read(Claimed)
+    processes = [process for rank in attempt.ranks_with(RankStart) for process in attempt.processes(rank)]
+    if claimed is not None:
+        processes.append(claimed.by)
+    return any(is_local(process) and not is_gone(process) for process in processes)
 
 
 class _Call(FileRecord, frozen=True, kw_only=True):
@@ -303,7 +338,7 @@ def _ask(run: Run, rank_env: RankEnv, *, config: RunConfig) -> _Call:
             time.sleep(_POLL_SECONDS)
         by_rank = tuple(machines[rank] for rank in range(rank_env.size))
         placed = replace(rank_env, local_size=by_rank.count(by_rank[0]))
-        attempt = _claim(run, placed, replay=False, config=config, deadline=time.monotonic() + seconds)
+        attempt = _claim(run, placed, replay=False, config=config)
         call = structs.replace(call, attempt=attempt.number, machines=by_rank)
     except UserError as error:
         call = structs.replace(call, refused=str(error))

@@ -32,6 +32,9 @@ ATTEMPT_VARIABLE = "ASYNCPP_ATTEMPT"
 LIMIT_VARIABLE = "ASYNCPP_TIME_LIMIT_NEAR"
 """Time (seconds since 1970) from which a signal to stop is taken for the job's time limit."""
 
+TAKEN_OVER = 3
+"""Exit code if a later attempt began before this one had ended."""
+
 _WAIT_SECONDS = 0.05
 _POLL_SECONDS = 0.25
 _OTHERS_POLL_SECONDS = 1.0
@@ -52,6 +55,7 @@ class Supervisor:
         children: the trainers, by rank.
         size: number of processes of the attempt, here and elsewhere.
         grace: seconds that they may take to save and end on request.
+        lease: seconds of silence after which another machine may take over the run.
         received: signals received before this object installs its own handlers; may still grow.
     """
 
@@ -62,6 +66,7 @@ class Supervisor:
         *,
         size: int,
         grace: float,
+        lease: float,
         received: list[signal.Signals],
     ) -> None:
         self._attempt = attempt
@@ -73,6 +78,10 @@ class Supervisor:
         self._others_poll_seconds = max(_OTHERS_POLL_SECONDS, 8 * size / _MAX_READS_PER_SECOND)
         self._missing = 0
         self._received = received
+        self._lease = lease
+        self._renewed = -lease
+        self.taken_over = False
+        """Whether a later attempt began before this one had ended."""
 
     def watch(self) -> bool:
         """Wait for the trainers, ending them if needed; whether all completed or stopped on request."""
@@ -85,6 +94,7 @@ class Supervisor:
                 if (code := child.poll()) is not None:
                     ended_well &= self._end(rank, code, stopped=kill_at is not None)
                     del self._children[rank]
+            self._renew()
             if kill_at is not None and time.monotonic() > kill_at:
                 for child in self._children.values():
                     child.kill()
@@ -97,11 +107,21 @@ class Supervisor:
             self._wait_for_others()
         return ended_well
 
+    def _renew(self) -> None:
+        from asyncpp_cli.runs.attempts.lease import RENEWALS, renew
+
+        now = time.monotonic()
+        if now - self._renewed > self._lease / RENEWALS:
+            self._renewed = now
+            renew(self._attempt, self._children)
+
     def _end(self, rank: int, code: int, *, stopped: bool) -> bool:
         """Record how a trainer ended; returns whether it completed or stopped on request."""
+        from asyncpp_cli.runs.attempts.lease import is_superseded
         from asyncpp_cli.runs.attempts.settle import end_rank
         from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
+        self.taken_over |= is_superseded(self._attempt)
         if not stopped and (stop_signal := self._stop_signal(rank, code)) is not None:
             self._stop(rank, stop_signal)
         signal_number = -code if code < 0 else None
@@ -145,6 +165,8 @@ class Supervisor:
 
     def _seconds_left(self) -> float | None:
         """Seconds that the trainers have to end; None if they do not have to."""
+        from asyncpp_cli.runs.attempts.lease import is_superseded
+
         if self._received:
             if any(self._another_failed(rank) for rank in self._children):
                 return _SECONDS_TO_END
@@ -159,7 +181,7 @@ class Supervisor:
         if now - self._polled_others < self._others_poll_seconds:
             return None
         self._polled_others = now
-        over = self._is_removed() or self._is_superseded() or self._another_exited_long_ago(now)
+        over = self._is_removed() or is_superseded(self._attempt) or self._another_exited_long_ago(now)
         return _SECONDS_TO_END if over else None
 
     def _stop(self, rank: int, number: signal.Signals) -> None:
@@ -187,16 +209,6 @@ class Supervisor:
         else:
             self._missing = 0
         return self._missing > 1
-
-    def _is_superseded(self) -> bool:
-        """Whether a later attempt is running: SLURM gave this one up, say because its node was silent."""
-        from asyncpp_cli.errors import DamagedError
-
-        try:
-            status = self._attempt.run.status()
-        except DamagedError:
-            return False
-        return status.attempt > self._attempt.number
 
     def _another_failed(self, rank: int) -> bool:
         """Whether another rank failed before any stop request; srun then signals the others."""
@@ -232,7 +244,11 @@ def supervise(
         devices: GPUs for the attempt's processes on this machine, in CUDA_VISIBLE_DEVICES' notation; None:
             leave the environment as it is.
         received: signals received so far; may still grow.
+
+    Raises:
+        TakenOverError: another machine has taken over the run.
     """
+    from asyncpp_cli.runs.attempts.lease import taken_over
     from asyncpp_cli.runs.attempts.settle import end_rank
     from asyncpp_cli.runs.processes import process_id, this_process
     from asyncpp_cli.runs.status import State
@@ -275,8 +291,13 @@ def supervise(
             continue
         children[rank] = child
         attempt.record_start(rank, process_id(child.pid), this_process(), node=node)
-    supervisor = Supervisor(attempt, children, size=size, grace=site.grace, received=received)
-    return supervisor.watch() and len(children) == len(ranks)
+    supervisor = Supervisor(
+        attempt, children, size=size, grace=site.grace, lease=site.lease, received=received
+    )
+    ended_well = supervisor.watch()
+    if supervisor.taken_over:
+        raise taken_over(attempt)
+    return ended_well and len(children) == len(ranks)
 
 
 def main() -> None:
@@ -295,6 +316,7 @@ def main() -> None:
 
 
 def _run() -> int:
+    from asyncpp_cli.errors import TakenOverError
     from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.run_folder import open_run
 
@@ -310,15 +332,19 @@ def _run() -> int:
         local_size = tasks_of_node(tasks, node=node)
         # On GPUs, SLURM sets CUDA_VISIBLE_DEVICES.
         devices = "" if attempt.site().device == "cpu" else None
-    ended_well = supervise(
-        attempt,
-        ranks,
-        size=size,
-        first_here=first_here,
-        local_size=local_size,
-        devices=devices,
-        received=early_signals.received,
-    )
+    try:
+        ended_well = supervise(
+            attempt,
+            ranks,
+            size=size,
+            first_here=first_here,
+            local_size=local_size,
+            devices=devices,
+            received=early_signals.received,
+        )
+    except TakenOverError as error:
+        print(error)
+        return TAKEN_OVER
     # 0 after saving on request, or srun would kill the ranks that still save.
     return 0 if ended_well else 1
 

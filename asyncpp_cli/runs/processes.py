@@ -59,7 +59,10 @@ def is_local(process: ProcessId) -> bool:
     """Whether a process belongs to this machine and PID namespace, so that it can be checked."""
     host, boot, namespace = _here()
     return (
-        process.host == host and _may_equal(process.boot, boot) and _may_equal(process.namespace, namespace)
+        process.host == host
+        and _may_equal(process.boot, boot)
+        and _may_equal(process.namespace, namespace)
+        and not _shows_others()
     )
 
 
@@ -104,13 +107,21 @@ def _here() -> tuple[str, str, str]:
     return socket.gethostname(), boot, namespace
 
 
+def _shows_others() -> bool:
+    """Whether /proc is another PID namespace's, as after `unshare --pid`; its pids are not these."""
+    try:
+        return os.readlink("/proc/self") != str(os.getpid())  # noqa: PTH115 (it is no path)
+    except OSError:
+        return False
+
+
 def _may_equal(first: str, second: str) -> bool:
     return not first or not second or first == second
 
 
 def _start(pid: int) -> int | None:
     """Start time of a process; `_UNKNOWN` without /proc; None if it has ended."""
-    if not Path("/proc/self/stat").exists():
+    if not Path("/proc/self/stat").exists() or _shows_others():
         return _UNKNOWN
     fields = _stat(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])

@@ -2,9 +2,9 @@
 
 EXPERIMENT/runs/ID/config.yaml     resolved configuration, never changed
 EXPERIMENT/runs/ID/status.json     state and progress, replaced atomically
-EXPERIMENT/runs/ID/metrics.jsonl   append-only, one JSON object per line
+EXPERIMENT/runs/ID/metrics.jsonl   append-only within an attempt, one JSON object per line
 EXPERIMENT/runs/ID/timeline.json   action times of the latest segment, replaced atomically
-EXPERIMENT/runs/ID/lock            held while the status is changed
+EXPERIMENT/runs/ID/lock            held while the status is changed; touched to read the file server's clock
 EXPERIMENT/runs/ID/logs/           output of each rank of each attempt
 EXPERIMENT/runs/ID/code/           see `experiment.code_copies`
 EXPERIMENT/runs/ID/checkpoints/    see `stages.checkpoint.files`
@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import locked, read_json, write_json
+from asyncpp_cli.atomic_files import locked, read_json, remove_temporary, write_json
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.runs.lineage import DIGITS, Lineage, run_hash
 from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
@@ -144,9 +144,13 @@ class Run:
         except FileNotFoundError:
             return None
 
-    def write_status(self, status: Status) -> None:
-        """Replace status.json atomically."""
-        write_json(self.status_file, {"format": FORMAT} | asdict(status))
+    def write_status(self, status: Status, *, unless: Callable[[], bool] | None = None) -> None:
+        """Replace status.json atomically, unless this holds once the temporary file is there."""
+        write_json(self.status_file, {"format": FORMAT} | asdict(status), unless=unless)
+
+    def drop_unwritten_status(self) -> None:
+        """Remove temporary files of `write_status`, whose writers then fail; the caller holds the lock."""
+        remove_temporary(self.status_file)
 
     def timeline(self) -> Mapping[str, Any] | None:
         """Times of the latest segment's last actions (`stages.pipeline.timeline`); None if there are none.

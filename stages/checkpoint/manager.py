@@ -196,7 +196,7 @@ class Checkpoints:
         """
         misfit = None
         expected = _ExpectedStates(stages)
-        for step in self._on_rank_0(lambda: files.saved_steps(self._folder)):
+        for step in self._on_rank_0(self._begin):
             folder = files.folder_of(self._folder, step)
             wrong = self._damage(folder)
             if wrong is None:
@@ -221,6 +221,11 @@ class Checkpoints:
                 "step or a later one"
             )
         return Progress(step=0, seconds=0.0)
+
+    def _begin(self) -> list[int]:
+        """Steps that have checkpoints; no earlier attempt can complete another one afterwards."""
+        files.remove_unfinished(self._folder)
+        return files.saved_steps(self._folder)
 
     def _read(
         self,

@@ -14,12 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from asyncpp_cli.atomic_files import temporary_folder, write_record
+from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, Scheduler
+from asyncpp_cli.runs.attempts.lease import age
 from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, settle_locked
 from asyncpp_cli.runs.processes import is_gone, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
+from stages.config import SiteConfig
 
 
 def claim(
@@ -61,6 +64,7 @@ def claim(
             gpus=gpus,
             threads=threads,
             until=until,
+            lease=_lease(run, site_settings or {}),
             claimed=now,
             by=claimant,
             job=job,
@@ -71,6 +75,9 @@ def claim(
             if not _is_abandoned(attempt):
                 return None  # another process is claiming it right now
             attempt = Attempt(run, attempt.number + 1)
+        # A process of the attempt before that was frozen as it wrote the status cannot go on to do so: it
+        # has looked for this attempt's folder after it made its temporary file.
+        run.drop_unwritten_status()
         run.logs.mkdir(exist_ok=True)
         run.write_status(
             Status(
@@ -102,10 +109,20 @@ def _create(attempt: Attempt, description: Claimed) -> bool:
     return True
 
 
+def _lease(run: Run, site_settings: Mapping[str, Any]) -> float:
+    """`site.lease` of an attempt; the default if the run's configuration cannot be read."""
+    try:
+        return replace(run.config().site, **site_settings).lease
+    except DamagedError:
+        return SiteConfig().lease
+
+
 def _is_abandoned(attempt: Attempt) -> bool:
     """Whether an attempt that is not in the status was claimed by a process killed while claiming."""
     claimed = attempt.read(Claimed)
-    return claimed is None or is_gone(claimed.by) or time.time() - claimed.claimed > SECONDS_TO_START
+    if claimed is None or is_gone(claimed.by):
+        return True
+    return age(attempt.run, attempt.file(Claimed)) > SECONDS_TO_START
 
 
 def check_current(attempt: Attempt) -> None:

@@ -1,7 +1,7 @@
 """The JSON files of an attempt, each declared as a type that names its file, and their space on a full disk.
 
 attempts/N/attempt.json      `Claimed`: who claimed it, with how many processes, in which SLURM job if any
-attempts/N/rank-K.json       `RankStart`: processes and node of rank K
+attempts/N/rank-K.json       `RankStart`: processes and node of rank K; touched as long as it runs
 attempts/N/rank-K.end.json   `RankEnd`: how rank K ended
 attempts/N/rank-K.error.json `RankError`: the exception that ended rank K
 attempts/N/rank-K.waits.json `RankWaits`: what rank K has waited for during half of `site.timeout` and longer
@@ -81,6 +81,8 @@ class Claimed(AttemptFile, frozen=True, kw_only=True):
     """Threads of each process."""
     until: Count | None = None
     """Step after which it pauses; None: it trains to the end."""
+    lease: Annotated[float, Meta(gt=0)]
+    """`site.lease`."""
     claimed: Time
     by: ProcessId
     job: Job | None = None

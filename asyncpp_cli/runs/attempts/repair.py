@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from pathlib import Path
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
+from asyncpp_cli.runs.attempts.lease import age
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
+from stages.config import SiteConfig
 
 _REASON = "its files were damaged and have been repaired; it resumes from its checkpoints"
 
@@ -88,21 +89,13 @@ def _may_be_running(attempt: Attempt) -> str | None:
     processes = [process for rank in open_ranks for process in attempt.processes(rank)]
     if alive := [process for process in processes if is_local(process) and not is_gone(process)]:
         return f"its process {alive[0].pid} is still running"
-    newest = max(
-        (_changed(file) for file in (attempt.run.status_file, attempt.run.metrics_file)), default=0.0
-    )
-    elsewhere = [process.host for process in processes if not is_local(process)]
-    if elsewhere and time.time() - newest < (limit := attempt.longest_silence()):
-        minutes = math.ceil(limit / 60)
-        return f"it may be running on {elsewhere[0]}: try again when it has been silent for {minutes} minutes"
+    claimed = attempt.read(Claimed)
+    lease = SiteConfig().lease if claimed is None else claimed.lease
+    for rank in open_ranks:
+        elsewhere = [process.host for process in attempt.processes(rank) if not is_local(process)]
+        if elsewhere and age(attempt.run, attempt.file(RankStart, rank)) <= lease:
+            return f"it may be running on {elsewhere[0]}: try again when it has been silent for {lease:g} s"
     return None
-
-
-def _changed(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _backup_name(file: Path) -> Path:

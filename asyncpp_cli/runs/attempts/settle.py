@@ -2,7 +2,7 @@
 
 No process has to stay for this. The last rank to end settles the run, and so does anybody who reads the
 status of a run whose processes have all vanished. Processes on other machines cannot be checked from here:
-for those, the scheduler is asked.
+for those the scheduler is asked, or else their lease decides.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from asyncpp_cli.runs.attempts.files import (
     EarlyExits,
     Outcome,
     RankEnd,
+    RankStart,
     Scheduler,
     StopRequest,
     release,
 )
+from asyncpp_cli.runs.attempts.lease import age
 from asyncpp_cli.runs.attempts.outcome import outcome_of
 from asyncpp_cli.runs.processes import is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
@@ -30,9 +32,6 @@ from asyncpp_cli.runs.status import Cause, State, Status
 
 SECONDS_TO_START = 120.0
 """A local rank that has not recorded its start after this time counts as never started."""
-
-_SECONDS_BETWEEN_HEARTBEATS = 30.0
-"""With a younger heartbeat a run is not stalled, and its configuration need not be read."""
 
 
 def settle(
@@ -179,22 +178,27 @@ def _settled(
 
 
 def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler: Scheduler | None) -> bool:
-    """Whether the run's attempt has ended, by its own files or else by the scheduler."""
+    """Whether the run's attempt has ended, by its own files and processes, the scheduler, or its lease."""
     attempt = Attempt(run, status.attempt)
     claimed = attempt.description()
-    never_starts = none_to_come == status.attempt or _launcher_is_gone(status, claimed)
     open_ranks = set(range(claimed.processes)) - attempt.ranks_with(RankEnd)
-    if all(_rank_is_gone(attempt, rank, never_starts=never_starts) for rank in open_ranks):
-        return True
-    return _has_ended_elsewhere(attempt, status, claimed, scheduler)
+    never_starts = none_to_come == status.attempt
+    if not never_starts and open_ranks - attempt.ranks_with(RankStart):
+        never_starts = _launcher_is_gone(attempt, claimed)
+    silent = {rank for rank in open_ranks if not _rank_is_gone(attempt, rank, never_starts=never_starts)}
+    if silent and claimed.job is not None and scheduler is not None:
+        answer = scheduler.is_over(claimed.job, claimed=claimed.claimed)
+        if answer is not None:
+            return answer
+    return all(_rank_is_lost(attempt, rank, claimed) for rank in silent)
 
 
-def _launcher_is_gone(status: Status, claimed: Claimed) -> bool:
+def _launcher_is_gone(attempt: Attempt, claimed: Claimed) -> bool:
     """Whether the process that claimed the attempt is gone, or has not started the ranks in time."""
     if is_gone(claimed.by):
         return True
     # In a SLURM job the claiming process stays until the end, however long the ranks take to start.
-    return not claimed.job and time.time() - (status.started or 0.0) > SECONDS_TO_START
+    return not claimed.job and age(attempt.run, attempt.file(Claimed)) > SECONDS_TO_START
 
 
 def _rank_is_gone(attempt: Attempt, rank: int, *, never_starts: bool) -> bool:
@@ -202,16 +206,13 @@ def _rank_is_gone(attempt: Attempt, rank: int, *, never_starts: bool) -> bool:
     return all(is_gone(process) for process in processes) if processes else never_starts
 
 
-def _has_ended_elsewhere(
-    attempt: Attempt, status: Status, claimed: Claimed, scheduler: Scheduler | None
-) -> bool:
-    """Whether an attempt with processes on other machines has ended."""
-    if claimed.job is not None and scheduler is not None:
-        answer = scheduler.is_over(claimed.job, claimed=claimed.claimed)
-        if answer is not None:
-            return answer
-    silent = time.time() - (status.updated or 0.0)
-    if silent <= _SECONDS_BETWEEN_HEARTBEATS or silent <= attempt.longest_silence():
+def _rank_is_lost(attempt: Attempt, rank: int, claimed: Claimed) -> bool:
+    """Whether nobody has shown for too long that a rank on another machine is run."""
+    processes = attempt.processes(rank)
+    if any(is_local(process) and not is_gone(process) for process in processes):
         return False
-    processes = [process for rank in range(claimed.processes) for process in attempt.processes(rank)]
-    return not any(is_local(process) and not is_gone(process) for process in processes)
+    if claimed.job is None:
+        return bool(processes) and age(attempt.run, attempt.file(RankStart, rank)) > claimed.lease
+    # SLURM may have suspended it, and its ranks may take long to start.
+    file = attempt.file(RankStart, rank) if processes else attempt.file(Claimed)
+    return age(attempt.run, file) > attempt.longest_silence()

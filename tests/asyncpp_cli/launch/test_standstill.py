@@ -85,7 +85,7 @@ def signals() -> Iterator[None]:
 def test_a_rank_ends_whose_run_is_deleted(attempt: Attempt, children: list[subprocess.Popen[bytes]]) -> None:
     child = children[0]
     attempt.record_start(0, process_id(child.pid), this_process())
-    supervisor = Supervisor(attempt, {0: child}, size=1, grace=1e3, received=[])
+    supervisor = Supervisor(attempt, {0: child}, size=1, grace=1e3, lease=60.0, received=[])
     shutil.rmtree(attempt.run.folder)
     assert not supervisor.watch()
     assert child.returncode == -signal.SIGTERM

@@ -1,54 +1,102 @@
-"""Launches on several machines that share one folder; each is a namespace with a host name of its own."""
+"""Machines that share one folder; each is a namespace with a host name of its own."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.launches import sweep, wait_for
+from support.launches import is_training, rows_of, sweep, wait_for
 
+from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 
-APART = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
+LEASE = "site.lease=30"
+APART = ["unshare", "--uts", "--pid", "--fork", "--kill-child"]
+OWN_PROC = ["--mount-proc"]
+"""Without it /proc shows the processes of the namespace outside."""
+ASYNCPP = [sys.executable, "-P", "-m", "asyncpp_cli"]
+
+pytestmark = [
+    pytest.mark.timeout(1500),
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("unshare") is None,
+        reason="a second host name needs root and unshare(1)",
+    ),
+]
 
 
-@pytest.mark.timeout(1500)
-@pytest.mark.slow
-def test_three_machines_share_runs_and_one_that_vanishes_gives_its_own_back(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("a second host name needs root and unshare(1)")
-    seconds = [f"site.{key}=30" for key in ("timeout", "start_timeout", "save_timeout")]
-    matrix = f"matrix={{schedule: 1f1b, optimizer: adamw, seed: {list(range(20))}}}"
-    runs = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=20", "site.device=cpu", *seconds).runs
-    assert len(runs) == 20
-    launch = [sys.executable, "-P", "-m", "asyncpp_cli", "launch", str(tmp_path / "e")]
-    launch += ["--replay", "--max-parallel", "1"]
-    with (tmp_path / "output").open("w") as output:
-        machines = [
-            subprocess.Popen(
-                [*APART, 'hostname "$0" && exec "$@"', f"machine-{number}", *launch],
-                stdout=output,
-                stderr=output,
+class Machine:
+    """A command on a machine of its own."""
+
+    def __init__(self, name: str, *command: str, output: Path, options: list[str]) -> None:
+        self.output = output
+        with output.open("w") as file:
+            self.process = subprocess.Popen(
+                [*APART, *options, "sh", "-c", 'hostname "$0" && exec "$@"', name, *command],
+                stdout=file,
+                stderr=file,
             )
-            for number in range(3)
-        ]
-        try:
-            wait_for(lambda: bool(running(runs, "machine-0")), seconds=250)
-            machines[0].kill()
-            machines[0].wait(timeout=250)
-            lost = running(runs, "machine-0")
-            assert [machine.wait(timeout=1000) for machine in machines[1:]] == [0, 0]
-        finally:
-            for machine in machines:
-                machine.kill()
-                machine.wait(timeout=250)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all of its processes."""
+        [first] = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        namespace = Path(f"/proc/{first}/ns/pid").readlink()
+        for folder in Path("/proc").glob("[0-9]*"):
+            if namespace_of(folder) == namespace:
+                os.kill(int(folder.name), number)
+
+    def vanish(self) -> None:
+        self.process.kill()
+        self.process.wait(timeout=250)
+
+
+def namespace_of(folder: Path) -> Path | None:
+    try:
+        return (folder / "ns" / "pid").readlink()
+    except OSError:
+        return None
+
+
+Start = Callable[..., Machine]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command on a new machine. Nothing of it outlives the test."""
+    machines: list[Machine] = []
+
+    def begin(*command: str, options: list[str] = OWN_PROC) -> Machine:
+        name = f"machine-{len(machines)}"
+        machines.append(Machine(name, *command, output=tmp_path / name, options=options))
+        return machines[-1]
+
+    yield begin
+    for machine in machines:
+        machine.vanish()
+
+
+def test_three_machines_share_runs_and_one_that_vanishes_gives_its_own_back(
+    start: Start, tmp_path: Path
+) -> None:
+    matrix = f"matrix={{schedule: 1f1b, optimizer: adamw, seed: {list(range(20))}}}"
+    runs = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=20", "site.device=cpu", LEASE).runs
+    assert len(runs) == 20
+    launch = [*ASYNCPP, "launch", str(tmp_path / "e"), "--replay", "--max-parallel", "1"]
+    machines = [start(*launch) for _ in range(3)]
+    wait_for(lambda: bool(running(runs, "machine-0")), seconds=250)
+    machines[0].vanish()
+    lost = running(runs, "machine-0")
+    assert [machine.process.wait(timeout=1000) for machine in machines[1:]] == [0, 0]
     for run in runs:
-        assert run.status().state == State.COMPLETED, (tmp_path / "output").read_text()
+        assert run.status().state == State.COMPLETED, [machine.output.read_text() for machine in machines]
         assert run.status().attempt == (2 if run.id in lost else 1)
 
 
@@ -58,3 +106,91 @@ def running(runs: tuple[Run, ...], host: str) -> set[str]:
     return {
         run_id for run_id, status in statuses.items() if (status.state, status.host) == (State.RUNNING, host)
     }
+
+
+def two_alike(folder: Path) -> tuple[Run, Run]:
+    """The same run twice; the second is trained without disturbance."""
+    changes = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=3000"]
+    changes += ["train.checkpoint_interval=200", "site.device=cpu", LEASE]
+    [disturbed] = sweep(folder / "disturbed", *changes).runs
+    [undisturbed] = sweep(folder / "undisturbed", *changes).runs
+    alone = subprocess.run(
+        [*ASYNCPP, "train", str(undisturbed.folder), "--replay"],
+        capture_output=True,
+        timeout=1000,
+        check=False,
+    )
+    assert alone.returncode == 0, alone.stderr
+    return disturbed, undisturbed
+
+
+def assert_equal(disturbed: Run, undisturbed: Run, *, attempts: int) -> None:
+    """The same rows, none twice, and the same weights (the hash in the `end` row)."""
+    status = disturbed.status()
+    assert (status.state, status.attempt) == (State.COMPLETED, attempts), status.reason
+    assert len(rows_of(disturbed, "step")) == 3000
+    for kind in ("step", "eval"):
+        assert rows_of(disturbed, kind) == rows_of(undisturbed, kind)
+    [end], [expected] = rows_of(disturbed, "end"), rows_of(undisturbed, "end")
+    assert end["weights_sha256"] == expected["weights_sha256"]
+
+
+def trains(run: Run, *, attempt: int) -> bool:
+    return is_training(run) and run.status().attempt == attempt
+
+
+@pytest.mark.parametrize("options", [OWN_PROC, []], ids=["own /proc", "the /proc outside"])
+def test_a_frozen_machine_loses_its_run_and_ends_it_when_it_goes_on(
+    options: list[str], start: Start, tmp_path: Path
+) -> None:
+    disturbed, undisturbed = two_alike(tmp_path)
+    launch = [*ASYNCPP, "launch", str(tmp_path / "disturbed"), "--replay", "--max-parallel", "1"]
+    frozen = start(*launch, options=options)
+    wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
+    frozen.signal(signal.SIGSTOP)
+    assert trains(disturbed, attempt=1)
+    other = start(*launch, options=options)
+    wait_for(lambda: trains(disturbed, attempt=2), seconds=500)
+    frozen.signal(signal.SIGCONT)
+    assert other.process.wait(timeout=1000) == 0, other.output.read_text()
+    assert frozen.process.wait(timeout=250) == 0, frozen.output.read_text()
+    assert_equal(disturbed, undisturbed, attempts=2)
+    told = [line for line in frozen.output.read_text().splitlines() if "silent" in line]
+    assert len(told) == 1, frozen.output.read_text()
+    assert "attempt 2 on machine-1 has taken it over" in told[0]
+    assert "attempt 2 has begun, and this one ends" in Attempt(disturbed, 1).startup_log.read_text()
+
+
+def test_a_pod_that_comes_back_in_a_new_namespace_waits_for_its_own_lease(
+    start: Start, tmp_path: Path
+) -> None:
+    disturbed, undisturbed = two_alike(tmp_path)
+    train = [*ASYNCPP, "train", str(disturbed.folder), "--replay"]
+    pod = start(*train)
+    wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
+    # While it lives nobody else trains the run.
+    second = start(*train)
+    assert second.process.wait(timeout=250) == 2
+    assert "is being run on machine-0 (attempt 1)" in second.output.read_text()
+    assert trains(disturbed, attempt=1)
+    pod.vanish()
+    again = start(*train)
+    assert again.process.wait(timeout=1000) == 0, again.output.read_text()
+    assert_equal(disturbed, undisturbed, attempts=2)
+
+
+def test_a_frozen_pod_ends_with_one_line_when_it_goes_on(start: Start, tmp_path: Path) -> None:
+    disturbed, undisturbed = two_alike(tmp_path)
+    train = [*ASYNCPP, "train", str(disturbed.folder), "--replay"]
+    frozen = start(*train)
+    wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
+    frozen.signal(signal.SIGSTOP)
+    other = start(*train)
+    wait_for(lambda: trains(disturbed, attempt=2), seconds=500)
+    frozen.signal(signal.SIGCONT)
+    assert frozen.process.wait(timeout=250) == 1
+    told = [line for line in frozen.output.read_text().splitlines() if "asyncpp:" in line]
+    assert len(told) == 1, frozen.output.read_text()
+    assert "attempt 1 was given up" in told[0]
+    assert other.process.wait(timeout=1000) == 0, other.output.read_text()
+    assert_equal(disturbed, undisturbed, attempts=2)

@@ -76,7 +76,7 @@ def supervisor(
 ) -> Supervisor:
     """Of ranks whose trainers still run."""
     child: Any = trainer
-    return Supervisor(attempt, dict.fromkeys(ranks, child), size=size, grace=9.0, received=[])
+    return Supervisor(attempt, dict.fromkeys(ranks, child), size=size, grace=9.0, lease=60.0, received=[])
 
 
 def seconds_left(watching: Supervisor) -> float | None:
@@ -173,7 +173,7 @@ def test_a_rank_that_does_not_notice_is_ended_for_one_that_fell(
         children = {0: fails, 1: trainer}
         attempt.record_early_exit(0, failed=True)
         long_ago(attempt)
-        assert not Supervisor(attempt, children, size=2, grace=9.0, received=[]).watch()
+        assert not Supervisor(attempt, children, size=2, grace=9.0, lease=60.0, received=[]).watch()
     ends = [attempt.read(RankEnd, rank) for rank in (0, 1)]
     assert [end and (end.code, end.signal, end.stopped) for end in ends] == [
         (1, None, False),

@@ -16,13 +16,15 @@ from support.edited import edit
 from support.metrics_rows import step_row
 from support.small_runs import small_config
 
+from asyncpp_cli.errors import TakenOverError
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim, record_processes
-from asyncpp_cli.runs.attempts.files import Claimed
+from asyncpp_cli.runs.attempts.files import Claimed, RankStart
 from asyncpp_cli.runs.attempts.outcome import blamed_rank
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.processes import process_id, this_process
+from asyncpp_cli.runs.recorder import RunRecorder
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from stages.comm.rendezvous.client import GoneError
@@ -182,16 +184,58 @@ def test_the_end_of_an_attempt_is_not_taken_for_that_of_the_next(run: Run) -> No
         assert (status.state, status.attempt) == (State.RUNNING, second.number)
 
 
-@pytest.mark.parametrize(("save_timeout", "state"), [(1800.0, State.FAILED), (7200.0, State.RUNNING)])
-def test_a_silent_run_elsewhere_is_over_after_its_own_limits(
-    save_timeout: float, state: State, run: Run, tmp_path: Path
+@pytest.mark.parametrize(("lease", "state"), [(60.0, State.FAILED), (7200.0, State.RUNNING)])
+def test_a_run_elsewhere_is_over_when_its_lease_is_by_the_file_servers_clock(
+    lease: float, state: State, run: Run, tmp_path: Path
 ) -> None:
     config = small_config(text=tmp_path)
-    config.site.save_timeout = save_timeout
+    config.site.lease = lease
     run.config_file.write_text(config_text(config))
     attempt = claimed(run, processes=1, replay=False, steps=5)
     elsewhere = replace(this_process(), host="elsewhere")
     attempt.record_start(0, elsewhere)
     edit(attempt.file(Claimed), by=asdict(elsewhere))
-    run.write_status(replace(run.status(), updated=time.time() - 2 * 3600))
+    # The clocks of both machines are wrong.
+    run.write_status(replace(run.status(), started=0.0, updated=0.0))
+    assert settle(run).state == State.RUNNING
+    run.write_status(replace(run.status(), updated=time.time() + 1e6))
+    hour_ago = time.time() - 3600
+    os.utime(attempt.file(RankStart, 0), (hour_ago, hour_ago))
     assert settle(run).state == state
+
+
+def test_a_frozen_attempt_that_goes_on_after_the_next_has_begun_writes_nothing(run: Run) -> None:
+    first = claimed(run, processes=1, replay=True, steps=4)
+    frozen = RunRecorder(run, attempt=first.number)
+    frozen.append({"kind": "start", "step": 0})
+    frozen.heartbeat(1, train_loss=1.0, tokens_per_second=1.0)
+    settle(run, all_over=first.number)
+    second = claimed(run, processes=1, replay=True, steps=4)
+    recorder = RunRecorder(run, attempt=second.number)
+    recorder.append({"kind": "start", "step": 0})
+    written = run.metrics_file.read_bytes(), run.status_file.read_bytes()
+    for write in (lambda: frozen.append(step_row(1)), frozen.flush):
+        with pytest.raises(TakenOverError, match="attempt 2 has begun"):
+            write()
+    frozen.timeline({})
+    frozen.close()
+    assert (run.metrics_file.read_bytes(), run.status_file.read_bytes()) == written
+    assert run.timeline() is None
+    recorder.append(step_row(1))
+    recorder.close()
+    assert [row["kind"] for row in run.metrics()] == ["start", "step"]
+
+
+def test_a_status_that_was_being_written_as_the_next_attempt_began_is_lost(run: Run) -> None:
+    """The worst moment to be frozen: after the look for the next attempt, before the file is in its place."""
+    first = claimed(run, processes=1, replay=True, steps=4)
+    stale = run.status()
+    settle(run, all_over=first.number)
+
+    def goes_on_after_the_next_claim() -> bool:
+        assert claimed(run, processes=1, replay=True, steps=4).number == 2
+        return False
+
+    with pytest.raises(FileNotFoundError):
+        run.write_status(stale, unless=goes_on_after_the_next_claim)
+    assert run.status().attempt == 2

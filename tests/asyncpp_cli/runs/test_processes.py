@@ -18,7 +18,7 @@ from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.runs.attempts.files import Claimed, Outcome
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankStart
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import (
     ProcessId,
@@ -112,8 +112,8 @@ def test_a_living_run_in_another_pid_namespace_is_not_declared_gone(tmp_path: Pa
         mine = json.dumps(asdict(this_process()))
         asked = [*IN_ANOTHER_NAMESPACE, sys.executable, "-c", NAME + f"print(is_gone(ProcessId(**{mine})))"]
         assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout == "False\n"
-    # An hour after its last sign of life nobody waits for it any more.
-    run.write_status(replace(run.status(), updated=1.0))
+    # When its lease is over nobody waits for it any more.
+    os.utime(attempt.file(RankStart, 0), (1.0, 1.0))
     assert current_status(run).state == State.FAILED
     assert Attempt(run, 1).read(Outcome) is not None
 

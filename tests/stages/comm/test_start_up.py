@@ -147,7 +147,7 @@ def file_counts(folder: Path, ranks: int) -> dict[str, int]:
 
     def look(rank: int) -> None:
         trainer: Any = None
-        supervisor = Supervisor(attempt, {rank: trainer}, size=ranks, grace=60.0, received=[])
+        supervisor = Supervisor(attempt, {rank: trainer}, size=ranks, grace=60.0, lease=60.0, received=[])
         assert supervisor._seconds_left() is None
 
     def end(rank: int) -> None:
