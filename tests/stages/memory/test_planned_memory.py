@@ -31,6 +31,7 @@ def cases(text: Path) -> list[RunConfig]:
         {"schedule": "pipedream", "clip": "stage", "optimizer": "soap"},
         {"schedule": "paci", "clip": "stage", "precision": "bfloat16", "recompute": "full"},
         {"schedule": "2bw-v", "layers": 6, "recompute": "selective"},
+        {"schedule": "2bw", "cut": [1.5, 2.5], "recompute": "full"},
         {"schedule": "2bw-v", "split": True, "precision": "bfloat16"},
         {"schedule": "paci-v", "clip": "stage", "ahead": 2},
     ]

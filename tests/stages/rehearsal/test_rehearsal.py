@@ -130,17 +130,21 @@ def test_torch_is_left_as_it_was() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "schedule", "data", "rank"),
+    ("model", "schedule", "data", "rank", "cut"),
     [
-        ("10b", "1f1b", 1, 3),
-        ("10b", "2bw", 8, 0),
-        ("10b-moe", "2bw", 2, 3),
-        ("10b-moe", "1f1b", 1, 7),
-        ("1b-7b-moe", "paci-v", 2, 7),
-        ("7b", "2bw-v", 1, 4),
+        ("10b", "1f1b", 1, 3, None),
+        ("10b", "2bw", 8, 0, None),
+        ("10b-moe", "2bw", 2, 3, None),
+        ("10b-moe", "1f1b", 1, 7, None),
+        ("1b-7b-moe", "paci-v", 2, 7, None),
+        ("7b", "2bw-v", 1, 4, None),
+        ("7b", "2bw", 2, 7, [5, *[4.5] * 6, 0]),
+        ("10b-moe", "1f1b", 2, 3, [3.5, 3.5, 3.5, 3, 3, 3, 3, 1.5]),
     ],
 )
-def test_memory_at_real_size_is_the_plan_s(model: str, schedule: str, data: int, rank: int) -> None:
+def test_memory_at_real_size_is_the_plan_s(
+    model: str, schedule: str, data: int, rank: int, cut: list[float] | None
+) -> None:
     changes = [
         f"schedule={schedule}",
         "parallel.stages=8",
@@ -150,6 +154,7 @@ def test_memory_at_real_size_is_the_plan_s(model: str, schedule: str, data: int,
     config = base_of(model, [*changes, "schedule.microbatches=8"]).config
     config.train.steps = 20
     config.schedule.split = schedule == "2bw-v"
+    config.parallel.cut = cut
     [compared] = rehearse(config, device="cuda", ranks=[rank])
     assert not compared.found.faults
     assert compared.is_as_planned, list(compared.by_kind())
