@@ -14,7 +14,7 @@ from asyncpp_cli.atomic_files import new_folder, write_record, write_text
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.config_file import config_text
-from asyncpp_cli.experiment.matrix import run_id
+from asyncpp_cli.experiment.matrix import axis_value, run_id
 from asyncpp_cli.experiment.run_data import config_to_train, owners_of
 from asyncpp_cli.experiment.settings import SettingError, assign, config_hash, copy_of, get
 from asyncpp_cli.runs.attempts.settle import current_status
@@ -164,7 +164,7 @@ def _continuation(run: Run, cell: Cell, experiment: Experiment, changes: Mapping
         saved_by=saved_by,
     )
     axes = {key: changed[key][1] if key in changed else value for key, value in cell.axes.items()}
-    axes |= {key: new for key, (_, new) in changed.items() if key.startswith("parallel.")}
+    axes |= {key: axis_value(new) for key, (_, new) in changed.items() if key.startswith("parallel.")}
     axes["continues"] = lineage.label
     digest = run_hash(config_hash(config), continues=(run.id, step))
     new_cell = Cell(id=run_id(axes, digest), axes=axes)

@@ -75,9 +75,7 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
             _pin_code(config, template, code)
             if "model.vocab_size" not in settings and config.model.init is None:
                 _fit_vocabulary(config, needed)
-        axes = {
-            key: _axis_value(get(config, SHORTHANDS.get(key, key))) for key in (*ALWAYS_AXES, *other_axes)
-        }
+        axes = {key: axis_value(get(config, SHORTHANDS.get(key, key))) for key in (*ALWAYS_AXES, *other_axes)}
         digest = config_hash(config)
         cell = Cell(id=run_id(axes, digest), axes=axes)
         if digest in seen:
@@ -89,7 +87,7 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
     return cells
 
 
-def _axis_value(value: Any) -> Any:
+def axis_value(value: Any) -> Any:
     """A value as a cell states it: a list as text, 3-1."""
     return "-".join(map(str, value)) if isinstance(value, list) else value
 

@@ -106,6 +106,24 @@ def test_a_run_continues_on_other_stages_and_data_ranks(trained: Path, tmp_path:
     assert losses[:2] == pytest.approx(losses[2:], rel=1e-5)
 
 
+def test_a_run_continues_under_a_cut_within_blocks(trained: Path, tmp_path: Path) -> None:
+    new = tmp_path / "within"
+    changes = ["--steps", "6", "--set", "parallel.cut=[0.5,1.5]"]
+    extended = succeeded("extend", trained / "short", "1f1b", *changes, "--out", new)
+    assert "-> [0.5, 1.5])" in extended.errors
+    assert open_experiment(new).cells[0].axes["parallel.cut"] == "0.5-1.5"
+    [run] = trained_runs(new)
+    parameters = {row["kind"]: row.get("stage_parameters") for row in run.metrics()}["start"]
+    assert parameters[1] > parameters[0]
+    losses = [
+        [row["val_loss"] for row in each.metrics() if row["kind"] == "eval"][-1]
+        for each in (run, whole(trained)[0])
+    ]
+    # The gradient's norm is summed by stage: float32 has 7 digits.
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert "0.5-1.5" in asyncpp("report", new, "--format", "csv").output
+
+
 def whole(trained: Path) -> list[Run]:
     if not (trained / "whole").exists():
         train(trained, "whole", "train.steps=6")
