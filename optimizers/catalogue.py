@@ -50,6 +50,10 @@ def _adan(settings: Settings, step: int) -> Momentum:
     return Momentum(beta=float(settings["beta1"]), change=float(settings["beta2"]))
 
 
+def _look_ahead(settings: Settings) -> str:
+    return "rows columns" if settings["nesterov"] else "0"
+
+
 _SECOND_MOMENT = Scale(second_moment="exp_avg_sq")
 
 _ADAMW = Rule(
@@ -68,6 +72,7 @@ _AUXILIARY_ADAMW = {"embedding": _ADAMW, "head": _ADAMW, "vector": _ADAMW, "rout
 _SCION_SIGN = Rule(
     name="scion-sign",
     factory="optimizers.rules.scion:ScionSign",
+    batch="rows columns",
     state="rows columns",
     momentum="momentum",
 )
@@ -80,6 +85,7 @@ _METHODS = (
         main=Rule(
             name="sgd",
             factory="optimizers.rules.sgd:SGD",
+            step=_look_ahead,
             state=lambda settings: "rows columns" if settings["momentum"] else "0",
             momentum="momentum",
             scale=Scale(),
@@ -99,7 +105,6 @@ _METHODS = (
         main=_ADAMW,
         momentum=_first_moment,
         options=adam_options(0.9, 0.95),
-        step_copies=0,  # one kernel
     ),
     Method(
         name="nadamw",
@@ -108,6 +113,7 @@ _METHODS = (
         main=Rule(
             name="nadamw",
             factory="optimizers.rules.adam:nadamw",
+            step="rows columns",
             state="2 rows columns",
             momentum="exp_avg",
             scale=_SECOND_MOMENT,
@@ -127,6 +133,7 @@ _METHODS = (
         main=Rule(
             name="qhadamw",
             factory="optimizers.rules.qhadamw:QHAdamW",
+            step="2 rows columns",
             state="2 rows columns",
             momentum="exp_avg",
             scale=_SECOND_MOMENT,
@@ -151,6 +158,8 @@ _METHODS = (
         main=Rule(
             name="muon",
             factory="optimizers.rules.muon:Muon",
+            step=_look_ahead,
+            batch="3 rows columns",
             state="rows columns",
             matrix_iterations=5,
             momentum="momentum",
@@ -175,6 +184,8 @@ _METHODS = (
         main=Rule(
             name="normuon",
             factory="optimizers.rules.normuon:NorMuon",
+            step=_look_ahead,
+            batch="3 rows columns",
             state="rows columns + rows",
             matrix_iterations=5,
             momentum="momentum",
@@ -199,12 +210,14 @@ _METHODS = (
         summary="Adam in the eigenbasis of Shampoo's preconditioner; AdamW for the rest",
         reference="arXiv 2409.11321",
         main=Rule(
-            name="soap", factory="optimizers.rules.soap:Soap", state="2 rows columns + 2 rows^2 + 2 columns^2"
+            name="soap",
+            factory="optimizers.rules.soap:Soap",
+            state="2 rows columns + 2 rows^2 + 2 columns^2",
+            batch="4 rows columns + 6 larger^2 + smaller^2",
         ),
         momentum=_first_moment,
         others=_AUXILIARY_ADAMW,
         options={**adam_options(0.95, 0.95), **REFRESH},
-        step_copies=4,
     ),
     Method(
         name="adan",
@@ -213,6 +226,7 @@ _METHODS = (
         main=Rule(
             name="adan",
             factory="optimizers.rules.adan:Adan",
+            step="2 rows columns",
             state="4 rows columns",
             momentum="first",
             scale=Scale(second_moment="square", rate="beta3"),
@@ -223,14 +237,17 @@ _METHODS = (
             "beta2": decay_rate(0.92, "decay of the gradient's change"),
             "beta3": decay_rate(0.99, "decay of the second moment"),
         },
-        step_copies=4,
     ),
     Method(
         name="lion",
         summary="sign of an interpolated momentum; wants 3 to 10 times smaller learning rates",
         reference="arXiv 2302.06675",
         main=Rule(
-            name="lion", factory="optimizers.rules.lion:Lion", state="rows columns", momentum="momentum"
+            name="lion",
+            factory="optimizers.rules.lion:Lion",
+            state="rows columns",
+            step="rows columns",
+            momentum="momentum",
         ),
         options={
             "beta1": decay_rate(0.9, "interpolation between momentum and gradient in the step"),
@@ -242,7 +259,11 @@ _METHODS = (
         summary="Adam on a variance-reduced gradient; AdamW for vectors",
         reference="arXiv 2411.10438",
         main=Rule(
-            name="mars", factory="optimizers.rules.mars:Mars", state="3 rows columns", momentum="first"
+            name="mars",
+            factory="optimizers.rules.mars:Mars",
+            state="3 rows columns",
+            step="2 rows columns",
+            momentum="first",
         ),
         others={"vector": _ADAMW, "router": _ADAMW},
         options={
@@ -251,7 +272,6 @@ _METHODS = (
             "vector_beta1": decay_rate(0.9, "AdamW part (vectors): decay of the first moment"),
             "vector_beta2": decay_rate(0.95, "AdamW part: decay of the second moment"),
         },
-        step_copies=3,
     ),
     Method(
         name="scion",
@@ -260,6 +280,7 @@ _METHODS = (
         main=Rule(
             name="scion-spectral",
             factory="optimizers.rules.scion:ScionSpectral",
+            batch="3 rows columns",
             state="rows columns",
             matrix_iterations=5,
             momentum="momentum",
@@ -284,6 +305,7 @@ _METHODS = (
         main=Rule(
             name="basis-rotation",
             factory="optimizers.rules.basis_rotation:BasisRotation",
+            batch="2 rows columns + 6 larger^2 + smaller^2",
             state=_rotation_state,
         ),
         momentum=_first_moment,
@@ -305,7 +327,6 @@ _METHODS = (
                 default=False, meaning="refresh more often on stages with a larger delay, with the same total"
             ),
         },
-        step_copies=4,
     ),
 )
 

@@ -6,7 +6,8 @@ the planned memory all follow from the declarations in `optimizers.catalogue`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -47,8 +48,15 @@ class Rule:
     """`package.module:name` of a function or class that makes a `torch.optim.Optimizer` from a list of
     parameter groups and the method's settings."""
     state: str | Callable[[Settings], str]
-    """Values kept for a matrix of `rows` x `columns`, as in `2 rows columns + rows`; `smaller` is the smaller
-    side. A vector has one column. Step counters, one number per tensor, are not counted."""
+    """Values kept for a matrix of `rows` x `columns`, as in `2 rows columns + rows`; `smaller` and
+    `larger` are its sides by size. A vector has one column. Step counters, one number per tensor, are not
+    counted."""
+    step: str | Callable[[Settings], str] = "0"
+    """Values that a step takes for itself, in the form of `state`, per parameter. A group's parameters are
+    updated at once, one group after another."""
+    batch: str = "0"
+    """As `step`, but per matrix of one batch (`batch_size`) at a time. As large as on a GPU, without what
+    its libraries take for decompositions."""
     matrix_iterations: int = 0
     """Iterations of an orthogonalization in a step, for the planned time."""
     momentum: str = ""
@@ -66,7 +74,28 @@ class Rule:
 
     def state_values(self, shape: tuple[int, ...], settings: Settings) -> int:
         """Values kept for a parameter of this shape."""
-        return sum(_term(term, shape) for term in self.state_formula(settings).split(" + "))
+        return _values(self.state_formula(settings), shape)
+
+    def step_values(self, shapes: Iterable[tuple[int, ...]], settings: Settings) -> int:
+        """Values that a step takes for itself on a group of parameters of these shapes."""
+        formula = self.step if isinstance(self.step, str) else self.step(settings)
+        alike = Counter(shapes)
+        batches = (min(n, batch_size(shape)) * _values(self.batch, shape) for shape, n in alike.items())
+        return sum(n * _values(formula, shape) for shape, n in alike.items()) + max(batches, default=0)
+
+
+BATCH_ENTRIES = 2**26
+"""The most entries in a batch of matrices, so that temporary copies stay small."""
+
+
+def batch_size(shape: Sequence[int]) -> int:
+    """How many matrices of this shape are updated as one batch, where they are batched.
+
+    Not matrices with a side that is not a multiple of 8: the next matrix in the batch would not be aligned to
+    the processor's vectors, and CPU libraries then round differently, so that results would depend on the
+    batch.
+    """
+    return max(1, BATCH_ENTRIES // prod(shape)) if all(side % 8 == 0 for side in shape) else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +103,7 @@ class MeasuredRule(Rule):
     """The rule of a custom optimizer for parameters of one role."""
 
     state: str = ""
+    step: str = "2 rows columns"
     role: str
 
     def state_values(self, shape: tuple[int, ...], settings: Settings) -> int:
@@ -87,9 +117,13 @@ class MeasuredRule(Rule):
         return measured_values(self.factory, self.role, shape, settings)
 
 
+def _values(formula: str, shape: tuple[int, ...]) -> int:
+    return sum(_term(term, shape) for term in formula.split(" + "))
+
+
 def _term(term: str, shape: tuple[int, ...]) -> int:
     rows, columns = shape[0], prod(shape[1:])
-    sides = {"rows": rows, "columns": columns, "smaller": min(rows, columns)}
+    sides = {"rows": rows, "columns": columns, "smaller": min(rows, columns), "larger": max(rows, columns)}
     value = 1
     for factor in term.split():
         side, _, power = factor.partition("^")
@@ -112,8 +146,6 @@ class Method:
     momentum: Callable[[Settings, int], Momentum] | None = None
     """Momentum of matrices, from the settings and the number of earlier updates, for the stability limit;
     None: not such an average."""
-    step_copies: int = 2
-    """Temporary copies of its parameters that a step makes, for the planned memory."""
 
     def rule(self, role: str) -> Rule:
         """The rule that updates parameters of a role."""

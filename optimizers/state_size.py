@@ -1,4 +1,4 @@
-"""How many values an optimizer keeps for its parameters. Imports no torch."""
+"""How many values an optimizer keeps for its parameters, and takes for a step. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,4 +28,21 @@ def state_values(
     return sum(
         count * declared.rule(role.value).state_values(shape, settings)
         for (role, shape), count in alike.items()
+    )
+
+
+def step_values(
+    method: str, parameters: Iterable[tuple[Role, tuple[int, ...]]], options: Mapping[str, Value]
+) -> int:
+    """Values that a step of the optimizer `method` takes for itself and gives back.
+
+    Arguments and errors are those of `state_values`.
+    """
+    declared, settings = method_named(method), check_options(method, options)
+    groups: dict[Role, list[tuple[int, ...]]] = {}
+    for role, shape in parameters:
+        groups.setdefault(role, []).append(shape)
+    return max(
+        (declared.rule(role.value).step_values(shapes, settings) for role, shapes in groups.items()),
+        default=0,
     )

@@ -44,7 +44,6 @@ from stages.model.partition import (
 )
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
-from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import ROUND_BYTES, UNDER_WAY
 
 GB = 1e9
@@ -471,15 +470,14 @@ def _parts(config: RunConfig, sizes: Sequence[float], *, with_messages: bool) ->
 
 def _of_an_action(config: RunConfig, cut: StageCut) -> dict[str, int]:
     """Bytes of a micro-batch in flight, and temporaries of the actions."""
-    shapes = [parameter.shape for parameter in stage_parameters(config.model, cut)]
-    owned = max(assign_owners(shapes, data_ranks=config.parallel.data).parts)
+    owned = owned_members(stage_parameters(config.model, cut), data_ranks=config.parallel.data)
     whole, half = microbatch_activations(config, cut)
     return {
         "whole": whole,
         "half": half,
         "forward": forward_bytes(config, cut),
         "backward": backward_bytes(config, cut),
-        "update": update_bytes(config, owned),
+        "update": max(update_bytes(config, of_rank) for of_rank in owned),
     }
 
 

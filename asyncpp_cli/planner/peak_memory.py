@@ -3,12 +3,14 @@ fragmentation."""
 
 from __future__ import annotations
 
-from optimizers import method_named
-from stages.config import RunConfig
+from collections.abc import Sequence
+
+from optimizers.state_size import step_values
+from stages.config import RunConfig, optimizer_options
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
 from stages.model.families.catalogue import describe
 from stages.model.partition import StageCut, stage_parameters
-from stages.model.spec import ModelPart
+from stages.model.spec import ModelPart, Parameter
 from stages.model.stacks import is_stack
 
 
@@ -61,12 +63,13 @@ def _gradient_bytes(config: RunConfig, cut: StageCut) -> int:
     return max(embedding * size.master, stacks * (size.replica if plain else by_autograd))
 
 
-def update_bytes(config: RunConfig, owned: int) -> int:
-    """Temporaries of an optimizer step on `owned` values."""
-    copies = method_named(config.optimizer.name).step_copies
+def update_bytes(config: RunConfig, owned: Sequence[Parameter]) -> int:
+    """Temporaries of an optimizer step on the parameters that a data rank owns."""
+    roles = [(parameter.role, parameter.shape) for parameter in owned]
+    values = step_values(config.optimizer.name, roles, optimizer_options(config.optimizer))
     if config.error_feedback.coefficient != 0 and config.train.precision == "bfloat16":
-        copies += 1  # the weights before the step
-    return copies * owned * sizes(config).master
+        values += sum(parameter.size for parameter in owned)  # the weights before the step
+    return values * sizes(config).master
 
 
 NCCL_BUFFER = 2**22

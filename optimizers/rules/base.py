@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimizers.declaration import batch_size
+
 Group = dict[str, Any]
 """A parameter group: `params`, `lr`, `weight_decay` and the rule's settings."""
 State = dict[str, Any]
@@ -88,8 +90,6 @@ def ema_momentum(
     return list(torch._foreach_lerp(gradients, momenta, beta))
 
 
-_BATCH_ENTRIES = 2**26
-"""The most entries in a batch of matrices, so that temporary copies stay small."""
 _BATCHED_ON_CPU = 192
 """Largest smaller side of matrices that a CPU takes as a batch; larger ones are as fast one by one, without
 a copy."""
@@ -98,9 +98,7 @@ a copy."""
 def by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Positions in `tensors`, batched by equal shape, in the order in which shapes first appear.
 
-    A batch has at most 2^26 entries, or one tensor. Large matrices on a CPU are not batched. Neither are
-    matrices with a side that is not a multiple of 8: the next matrix in the batch would not be aligned to the
-    processor's vectors, and CPU libraries then round differently, so that results would depend on the batch.
+    A batch has at most `batch_size` tensors. Large matrices on a CPU are not batched.
     """
     positions: dict[torch.Size, list[int]] = {}
     for position, tensor in enumerate(tensors):
@@ -108,8 +106,7 @@ def by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
     batches = []
     for shape, members in positions.items():
         small = tensors[members[0]].device.type != "cpu" or min(shape) <= _BATCHED_ON_CPU
-        batched = small and all(side % 8 == 0 for side in shape)
-        count = max(1, _BATCH_ENTRIES // shape.numel()) if batched else 1
+        count = batch_size(shape) if small else 1
         batches += [members[first : first + count] for first in range(0, len(members), count)]
     return batches
 

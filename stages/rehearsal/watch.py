@@ -177,6 +177,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (DataDependentOutputException, DynamicOutputShapeException):
             self.found("wait", f"{func}: the size or value of its result is needed by the host")
             raise
+        if func is aten.add_.Tensor and isinstance(args[1], (int, float)) and args[0].fake_device == CPU:
+            # A count of the host's own, such as an optimizer's steps.
+            args[0].counted = getattr(args[0], "counted", 0.0) + args[1]
         kind = func._overloadpacket
         if (place := _PRODUCTS.get(kind)) is not None:
             first, second = args[place : place + 2]
@@ -196,7 +199,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.found("wait", "a number is read by the host (.item(), .tolist(), float(), if)")
         if tensor.dtype is torch.bool:
             return False
-        return 0.0 if tensor.dtype.is_floating_point else 0
+        counted: float = getattr(tensor, "counted", 0.0)
+        return counted if tensor.dtype.is_floating_point else int(counted)
 
     def _look_for_waits(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if func is aten._to_copy.default:

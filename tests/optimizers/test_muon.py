@@ -13,6 +13,7 @@ from support.optimizer_models import gradients, parameters
 from support.orthogonal_references import orthogonal
 from support.paths import ROOT
 
+from optimizers import declaration
 from optimizers.build import build_optimizer
 from optimizers.rules import base
 from optimizers.rules.gram_iteration import LOWEST, MINIMAX
@@ -165,9 +166,9 @@ def test_a_stage_alone_takes_the_steps_of_the_whole_model(name: str, width: int)
 def test_batches_are_cut_where_they_grow_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [torch.zeros(8, 8) for _ in range(5)] + [torch.zeros(8, 16)]
     assert base.by_shape(tensors) == [[0, 1, 2, 3, 4], [5]]
-    monkeypatch.setattr(base, "_BATCH_ENTRIES", 128)
+    monkeypatch.setattr(declaration, "BATCH_ENTRIES", 128)
     assert base.by_shape(tensors) == [[0, 1], [2, 3], [4], [5]]
-    monkeypatch.setattr(base, "_BATCH_ENTRIES", 1)
+    monkeypatch.setattr(declaration, "BATCH_ENTRIES", 1)
     assert base.by_shape(tensors) == [[0], [1], [2], [3], [4], [5]]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from support.small_runs import small_config
 from torch import Tensor
 
 from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.peak_memory import update_bytes
 from asyncpp_cli.planner.rehearsal import rehearse
+from optimizers.catalogue import NAMES, method_named
 from stages.config import RunConfig
 from stages.model import layers
-from stages.model.partition import cut_of
+from stages.model.partition import cut_of, owned_members, stage_parameters
 from stages.rehearsal.rank import Rehearsal, rehearse_rank
 from stages.update.optimizer_step import StageUpdate
 
@@ -180,3 +183,26 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
         of_kinds = sum(int(row[f"found_{kind}"] or 0) for kind in kinds - {"bytes", "flops"})
         assert of_kinds == int(row["found_bytes"])
         assert f"{int(row['found_bytes']) / 1e9:.2f}" in shown.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_what_an_optimizers_step_takes_for_itself_is_the_plan_s(name: str) -> None:
+    """Rules that update lists: exactly, up to the numbers of a few norms. Batches of matrices: at most a
+    fifth more is planned, since products with Gram matrices depend on the sides."""
+    settings = ["schedule=1f1b", f"optimizer={name}", "parallel.stages=2", "schedule.microbatches=2"]
+    settings += ["model.layers=4", "data.context=512", "train.microbatch_size=1"]
+    config = base_of("135m", settings).config
+    config.train.steps = 20
+    if "refresh_interval" in method_named(name).options:
+        config.optimizer = replace(config.optimizer, refresh_interval=1)
+    for rank in range(2):  # with the embedding, and with the head
+        found = _rehearsed(config, rank=rank)
+        assert not found.faults
+        parameters = stage_parameters(config.model, cut_of(config)[rank])
+        (owned,) = owned_members(parameters, data_ranks=1)
+        planned = update_bytes(config, owned)
+        norms = 0.01 * 4 * sum(parameter.size for parameter in owned)
+        batched = method_named(name).main.batch != "0"
+        assert found.temporaries["update"] - norms <= planned
+        assert planned <= (1.2 if batched else 1.0) * found.temporaries["update"] + norms
