@@ -449,6 +449,42 @@ def _minus(first: Losses, second: Losses) -> Losses:
     }
 
 
+REHEARSED = "rehearsed-ranks-2026-11-24"
+
+
+def rehearsed_ranks() -> Iterator[str]:
+    """Peak memory of each run's ranks and its difference from the plan; what the text says of all of them."""
+    rows = rows_of(REHEARSED)
+    runs = list(dict.fromkeys((row["model"], row["schedule"]) for row in rows))
+    for model, schedule in runs:
+        ranks = {int(row["rank"]): row for row in _of(rows, model=model, schedule=schedule)}
+        assert sorted(ranks) == list(range(8))
+        shown = (
+            f"{int(ranks[rank]['found_bytes']) / 1e9:.2f} ({100 * _beyond_plan(ranks[rank]):+.1f} %)"
+            for rank in (0, 3, 7)
+        )
+        worst = max((_beyond_plan(row) for row in ranks.values()), key=abs)
+        yield f"| {model} | {schedule} | {' | '.join(shown)} | {100 * worst:+.1f} % |"
+    beyond = [100 * _beyond_plan(row) for row in rows]
+    assert not any(int(row["faults"]) or int(row["waits"]) for row in rows)
+    yield f"All {len(rows)} ranks are between {min(beyond):+.1f} and {max(beyond):+.1f} % of the plan"
+    seconds = [float(row["core_seconds"]) for row in rows]
+    memory = max(int(row["process_bytes"]) for row in rows)
+    yield f"{min(seconds):.0f} to {max(seconds):.0f} s of one core"
+    yield f"the process at most {memory / 1e9:.2f} GB"
+    flops = [float(row["found_flops"]) / float(row["planned_flops"]) for row in rows]
+    yield f"{100 * (min(flops) - 1):.1f} to {100 * (max(flops) - 1):.1f} % more FLOPs"
+    for model, schedule, rank in (("1b-7b-moe", "2bw-v+split", "7"), ("1b-7b-moe", "1f1b", "6")):
+        (row,) = _of(rows, model=model, schedule=schedule, rank=rank)
+        for kind in ("activations", "messages", "other", "temporary"):
+            found, planned = (int(row[f"{of}_{kind}"] or 0) / 1e9 for of in ("found", "planned"))
+            yield f"| {kind} | {found:.3f} | {planned:.3f} | {found - planned:+.3f} |"
+
+
+def _beyond_plan(row: Row) -> float:
+    return int(row["found_bytes"]) / int(row["planned_bytes"]) - 1
+
+
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{DELAYED_ADAMW}.md": delayed_adamw,
     f"benchmarks/results/{GAP_MAP}.md": gap_map,
@@ -460,6 +496,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{DELAY_OR_BATCH}.md": delay_or_batch,
     f"benchmarks/results/{ANNEALING}.md": annealing,
     f"benchmarks/results/{ALL_REDUCE}.md": delayed_all_reduce,
+    f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
     "docs/optimizers.md": optimizers_document,
 }
 """By document: the text that its raw files say it should contain."""
