@@ -327,8 +327,9 @@ def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
 def _fitting_cuts(
     config: RunConfig, costs: CostModel, *, limit_gb: float, with_messages: bool = True
 ) -> Iterator[list[float]]:
-    """Of the cuts that fit, the one whose slowest rank is fastest: first of whole blocks, if one fits, then
-    where the first stage of each rank may begin or end within a block, and the last of all have no block."""
+    """Of the cuts that fit, the one whose slowest rank is fastest: first of whole blocks, if one fits; then
+    where the first stage of each rank may begin or end within a block, and the last of all have no block, if
+    that rank is faster by `WORTH_A_CUT`."""
     run = represented(Shape.of(config))
     rank_of_stage = run.rank_of_stage
     stages, ranks, layers = len(rank_of_stage), config.parallel.stages, config.model.layers
@@ -345,6 +346,7 @@ def _fitting_cuts(
     two_dense = held_by([2] * stages, dense=True) if dense_layers else two_blocks
     # All but the first begin within a block; then every second one does, and all have a half more.
     shifted = uneven = one_block
+    fast_enough = inf
 
     def cost(stage: int, size: int, within: bool) -> float:
         ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
@@ -368,6 +370,9 @@ def _fitting_cuts(
 
     def fits(sizes: Mapping[int, int], within: bool) -> bool:
         first = min(sizes)
+        work = sum(cost(stage, size, within and stage == first) for stage, size in sizes.items())
+        if work > fast_enough:
+            return False
         kept = {stage: parts_of(stage, sizes[stage], within and stage == first) for stage in sorted(sizes)}
         return sum(_rank_memory(kept, run, rank_of_stage[first]).values()) <= limit_gb * GB
 
@@ -380,7 +385,8 @@ def _fitting_cuts(
         work = [0.0] * ranks
         for stage, size in enumerate(whole):
             work[rank_of_stage[stage]] += cost(stage, size, False)
-        if sum(work) / ranks > (1 - WORTH_A_CUT) * max(work):
+        fast_enough = (1 - WORTH_A_CUT) * max(work)
+        if sum(work) / ranks > fast_enough:
             return
     if rank_of_stage[:ranks] == tuple(range(ranks)):
         shifted, uneven = held_by([1.5, *[1] * (stages - 1)]), held_by([1.5] * stages)
