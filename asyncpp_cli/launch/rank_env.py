@@ -34,7 +34,7 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim
 from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
 from asyncpp_cli.runs.attempts.lease import RENEWALS, is_superseded, renew, renewed_at, taken_over
-from asyncpp_cli.runs.attempts.settle import end_rank
+from asyncpp_cli.runs.attempts.settle import current_status, end_rank
 from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
@@ -47,6 +47,10 @@ from stages.torch_process import leave
 
 _Kind = TypeVar("_Kind", bound=FileRecord)
 _POLL_SECONDS = 0.1
+
+
+class CompletedError(Exception):
+    """Nothing is left to train: no mistake where a starter starts its processes again."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,8 @@ def attempt_of_rank(
         config: configuration of the run.
 
     Raises:
-        UserError: the run is completed or running elsewhere, or not all of its ranks have come.
+        CompletedError: the run is completed.
+        UserError: the run is running elsewhere, or not all of its ranks have come.
     """
     if rank_env.supervised:
         _end_with_supervisor()
@@ -163,6 +168,8 @@ def attempt_of_rank(
             check_current(attempt)
             yield attempt, rank_env
         return
+    if current_status(run).state == State.COMPLETED:
+        raise _completed(run)
     if rank_env.size > 1:
         attempt, rank_env = _meet(run, rank_env, config=config)
     else:
@@ -246,7 +253,7 @@ def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> A
             return attempt
         status = run.status()
         if status.state == State.COMPLETED:
-            raise UserError(f"{run.folder} is completed: nothing is left to train")
+            raise _completed(run)
         running = Attempt(run, status.attempt)
         before, renewals = renewals, (running.number, renewed_at(running))
         is_run = _is_run_here(running) or (before is not None and before != renewals)
@@ -254,6 +261,10 @@ def _claim(run: Run, rank_env: RankEnv, *, replay: bool, config: RunConfig) -> A
         if (is_run and not ends) or time.monotonic() > deadline:
             raise UserError(f"{run.folder} is being run on {status.host} (attempt {status.attempt})")
         time.sleep(_POLL_SECONDS)
+
+
+def _completed(run: Run) -> CompletedError:
+    return CompletedError(f"{run.folder} is completed: nothing is left to train")
 
 
 def _is_run_here(attempt: Attempt) -> bool:
@@ -294,13 +305,14 @@ def _meet(run: Run, rank_env: RankEnv, *, config: RunConfig) -> tuple[Attempt, R
     """Meet all ranks in the run's folder; returns the attempt and this process's place on its machine.
 
     Raises:
-        UserError: a rank is missing or there twice, has other settings, or the run is done or runs elsewhere.
+        CompletedError: the run is completed.
+        UserError: a rank is missing or there twice, has other settings, or the run runs elsewhere.
     """
     (run.attempts / "joining").mkdir(parents=True, exist_ok=True)
     _record_vanished(run)
     call = _ask(run, rank_env, config=config) if rank_env.rank == 0 else _reply(run, rank_env, config=config)
     if call.attempt is None:
-        raise UserError(call.refused)
+        raise _completed(run) if run.status().state == State.COMPLETED else UserError(call.refused)
     same = [rank for rank, machine in enumerate(call.machines) if machine == call.machines[rank_env.rank]]
     placed = replace(rank_env, local_rank=same.index(rank_env.rank), local_size=len(same))
     return Attempt(run, call.attempt), placed
@@ -340,7 +352,7 @@ def _ask(run: Run, rank_env: RankEnv, *, config: RunConfig) -> _Call:
         placed = replace(rank_env, local_size=by_rank.count(by_rank[0]))
         attempt = _claim(run, placed, replay=False, config=config)
         call = structs.replace(call, attempt=attempt.number, machines=by_rank)
-    except UserError as error:
+    except (UserError, CompletedError) as error:
         call = structs.replace(call, refused=str(error))
     finally:
         shutil.rmtree(answers, ignore_errors=True)

@@ -36,9 +36,10 @@ def train(
 
     With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train DIR/RUN. Others: docs/anywhere.md.
     """
+    from asyncpp_cli.console import say
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train, owners_of
-    from asyncpp_cli.launch.rank_env import attempt_of_rank, read_rank_env
+    from asyncpp_cli.launch.rank_env import CompletedError, attempt_of_rank, read_rank_env
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.sites.resources import ranks_of
     from stages.liveness.stop_signal import RESUMABLE
@@ -68,6 +69,8 @@ def train(
                 "owners": owners,
             }
             _train(run, config, attempt, rank_env, replay=replay, checkpoints=checkpoints)
+    except CompletedError as completed:
+        say(str(completed))
     except SystemExit as leaving:
         if leaving.code != RESUMABLE:
             raise

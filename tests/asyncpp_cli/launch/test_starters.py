@@ -101,6 +101,15 @@ def test_a_run_killed_rank_by_rank_ends_with_the_bits_of_an_undisturbed_one(
     assert alone.returncode == 0
     for kind in ("step", "eval"):
         assert rows_of(disturbed, kind) == rows_of(undisturbed, kind)
+    [end], [expected] = rows_of(disturbed, "end"), rows_of(undisturbed, "end")
+    assert end["weights_sha256"] == expected["weights_sha256"]
+    # A starter that starts completed ranks again, one of them or all, comes to an end.
+    assert (disturbed.status().state, disturbed.status().attempt) == (State.COMPLETED, 3)
+    for starter in begin(start, disturbed):
+        _, errors = starter.communicate(timeout=500)
+        assert starter.returncode == 0, errors
+        assert "is completed: nothing is left to train" in errors
+    assert disturbed.status().attempt == 3
 
 
 def trains(run: Run, *, attempt: int) -> bool:
@@ -124,9 +133,14 @@ def test_ranks_that_do_not_fit_together_are_refused_in_one_line(start: Start, tm
     def rank(run: Run, number: int) -> subprocess.Popen[str]:
         return start(sys.executable, *TRAIN, str(run.folder), PMI_RANK=str(number), PMI_SIZE="2")
 
-    assert "1 of 2 ranks" in refused(rank(few, 0))
-    assert "rank 0 did not begin" in refused(rank(few, 1))
-    assert few.status().state == State.PENDING
+    # Both are there, but each machine has a folder of its own.
+    elsewhere = Run(shutil.copytree(few.folder, tmp_path / "elsewhere" / few.id))
+    first, second = rank(few, 0), rank(elsewhere, 1)
+    assert "1 of 2 ranks" in (line := refused(first))
+    assert "see this folder" in line
+    assert "rank 0 did not begin" in (line := refused(second))
+    assert "does it see this folder?" in line
+    assert few.status().state == elsewhere.status().state == State.PENDING
     wrong = start(sys.executable, *TRAIN, str(few.folder), FLUX_TASK_RANK="0", FLUX_JOB_SIZE="3")
     assert "2 ranks" in refused(wrong)
 
