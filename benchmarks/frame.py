@@ -119,6 +119,7 @@ def publish(
     rows: Sequence[Mapping[str, object]],
     where: Mapping[str, object],
     options: argparse.Namespace,
+    **known: object,
 ) -> None:
     """Print the figures with their conditions, and write the page that `--out` asks for.
 
@@ -128,16 +129,17 @@ def publish(
         rows: the figures, with equal keys.
         where: the conditions.
         options: of the script.
+        known: conditions for the page's beginning, as in `write_dated`.
     """
     if options.json:
         print(json.dumps({"rows": rows, "conditions": where}, indent=1, default=str))
     else:
         print(table(rows), table([where]), sep="\n")
     if options.out:
-        write_dated(options.out, name, f"# {title}\n\n{table(rows)}\n{table([where])}")
+        write_dated(options.out, name, f"# {title}\n\n{table(rows)}\n{table([where])}", **known)
 
 
-def write_dated(folder: Path, name: str, text: str, **known: str) -> None:
+def write_dated(folder: Path, name: str, text: str, **known: object) -> None:
     """Write `text` as `FOLDER/NAME-DATE.md`, and print that.
 
     The page begins with the conditions known here and those in `known`; benchmarks/results/README.md says how

@@ -6,6 +6,8 @@ big_stage.py has a test of its own (test_lone_stage).
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,16 @@ def test_prints_json(command: str, tmp_path: Path) -> None:
     printed = run(tmp_path, *command.split())
     json.loads(printed)
     assert f'"{PRINTS_JSON[command]}' in printed
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("tc") is None, reason="needs root and tc(8)")
+def test_slow_link(tmp_path: Path) -> None:
+    sizes = ["--rates", "500", "--rounds", "1", "--microbatches", "2", "--forward-ms", "1"]
+    run(tmp_path, "slow_link.py", *sizes, "--out", tmp_path)
+    (written,) = tmp_path.glob("slow-link-*.md")
+    assert "tokens/s of 2bw over 1f1b" in written.read_text()
+    (raw,) = tmp_path.glob("slow-link-*.csv")
+    assert raw.read_text().startswith("mbit,round,seconds_1f1b,seconds_2bw,planned\n500.0,0,")
 
 
 @pytest.mark.usefixtures("own_cache")
