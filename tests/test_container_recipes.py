@@ -90,3 +90,21 @@ def test_the_installer_names_the_devices_that_it_accepts() -> None:
         timeout=60,
     )
     assert (ended.returncode, ended.stderr) == (2, "DEVICE is 'tpu'; accepted: cpu, cuda\n")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_image_for_gpus_has_what_nccl_needs_for_infiniband(device: str, tmp_path: Path) -> None:
+    """Without these libraries NCCL uses TCP. The installer's commands are recorded, none of them runs."""
+    for name in ("apt-get", "rm", "python3"):
+        command = tmp_path / name
+        command.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/ran\n[ {name} != python3 ]\n')
+        command.chmod(0o755)
+    subprocess.run(
+        ["/bin/sh", FOLDER / "install.sh", ROOT, tmp_path / "target", device],
+        env={"PATH": str(tmp_path)},
+        check=False,
+        timeout=60,
+    )
+    ran = (tmp_path / "ran").read_text()
+    for package in ("libibverbs1", "ibverbs-providers", "librdmacm1"):
+        assert (package in ran) == (device == "cuda")

@@ -44,6 +44,11 @@ class Device:
     latency_us: float = 20.0
     """Latency of a message from one process to another, microseconds."""
 
+    @property
+    def usable_gb(self) -> float:
+        """Memory for what is planned, 10^9 bytes: without CUDA's context and what stays free."""
+        return self.memory_gb * (1 - FREE_SHARE) - CONTEXT_GB
+
 
 DEVICES: dict[str, Device] = {
     device.name: device
@@ -68,8 +73,10 @@ DEVICES: dict[str, Device] = {
     )
 }
 
-USABLE = 0.94
-"""Share of a device's memory for tensors; CUDA's context, kernels and fragmentation take the rest."""
+CONTEXT_GB = 1.6
+"""CUDA's context with all kernels of torch loaded, 10^9 bytes: one to two, not measured."""
+FREE_SHARE = 0.04
+"""Share of a device's memory that a plan leaves free, for what it does not know."""
 
 
 def find_device(name: str, *, key: str) -> Device:

@@ -41,8 +41,13 @@ ENVIRONMENT = (
 )
 
 LINK_CTAS = 4
-"""Maximal number of thread blocks (CTAs) of an open receive. Each occupies an SM, of 100 or more, while it
-waits, on up to four channels; NCCL's default is up to 32. Chosen from these counts, not measured."""
+"""Maximal number of thread blocks (CTAs) of an open receive; NCCL's default is up to 32.
+
+Each occupies an SM, of 100 or more, while it waits. A channel has one open receive at a time, and a rank two
+channels, four in a V: 8 or 16 SMs, without which a product that fills the device in one wave takes two. Fewer
+blocks send a message more slowly, which hides behind an action where it is as long. Not measured: that needs
+two GPUs, on which `NCCL_MAX_CTAS` may bound it further.
+"""
 
 
 class Refused(NamedTuple):

@@ -343,7 +343,7 @@ def _costs_and_limit(
 ) -> tuple[CostModel, float, bool]:
     """The costs, the memory of a rank in 10^9 bytes, and whether the costs are those of the run's machine."""
     from asyncpp_cli.planner.cells import device_of
-    from asyncpp_cli.planner.devices import USABLE, find_device
+    from asyncpp_cli.planner.devices import find_device
     from asyncpp_cli.planner.profile_costs import read_profile
     from asyncpp_cli.planner.roofline import Roofline
     from asyncpp_cli.sites.profile import find_site
@@ -356,7 +356,7 @@ def _costs_and_limit(
     on_gpus = named is not None or base.is_model
     limit = memory if memory is not None else site_device.get("memory_gb")
     if limit is None:
-        limit = gpu.memory_gb * USABLE if on_gpus else math.inf
+        limit = gpu.usable_gb if on_gpus else math.inf
     if not limit > 0:
         raise UserError(f"--memory {limit:g}: accepted: a positive number, 10^9 bytes")
     return costs, float(limit), on_gpus or profile is not None
@@ -469,7 +469,8 @@ def _show(
     if not best.own_cut:
         say(f"The first needs parallel.cut: {list(best.cut)}")
     print()
-    limit = f" (limit {limit_gb:.1f} GB)" if math.isfinite(limit_gb) else ""
+    context = ", beside CUDA's context" if kind == "GPU" else ""
+    limit = f" (limit {limit_gb:.1f} GB{context})" if math.isfinite(limit_gb) else ""
     kinds = [name for name in best.memory[0] if any(rank_bytes[name] for rank_bytes in best.memory)]
     show_table(
         ["rank", "blocks", "all", *kinds],

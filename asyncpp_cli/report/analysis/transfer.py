@@ -10,7 +10,7 @@ from typing import Any
 import schedules
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts
-from asyncpp_cli.planner.devices import USABLE, find_device
+from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, Verdict
@@ -123,7 +123,7 @@ def transfers(found: Sequence[Verdict], target: Target) -> list[Transfer]:
             tokens_per_step=tokens,
             names=[name for name in CONSIDERED if schedules.is_synchronous(name)] + list(delayed),
             costs=costs,
-            limit_gb=costs.device.memory_gb * USABLE,
+            limit_gb=costs.device.usable_gb,
         )
         return tokens, best[KINDS[0]], best[KINDS[1]]
 

@@ -19,7 +19,7 @@ from asyncpp_cli.experiment.settings import assign, copy_of
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import estimate_key
-from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.devices import CONTEXT_GB, DEVICES, find_device
 from asyncpp_cli.planner.estimate import (
     WORTH_A_CUT,
     Estimate,
@@ -488,3 +488,10 @@ def test_over_a_slow_link_a_delayed_all_reduce_hides_behind_the_next_step() -> N
     saved = {rate: of["1f1b"]["step_time"] - of["2bw"]["step_time"] for rate, of in ((1, slow), (400, fast))}
     assert saved[1] > saved[400]
     assert "accepted: more than 0" in refusal("plan", "135m", "--bandwidth", "0")
+
+
+def test_a_plan_leaves_room_for_cudas_context() -> None:
+    for device in DEVICES.values():
+        assert device.memory_gb - device.usable_gb >= CONTEXT_GB + 0.04 * device.memory_gb - 1e-9
+    table = succeeded("plan", "135m", "--gpus", "2", "--device", "l40s", "--rows", "1")
+    assert "GB, beside CUDA's context)" in table.output

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from stages.comm.device_settings import (
     set_environment,
     set_up_link,
 )
-from stages.comm.process import abort_together, choose_device
+from stages.comm.process import Process, abort_together, choose_device
 from stages.config import SiteConfig
 
 
@@ -128,3 +130,44 @@ def test_communicators_are_aborted_within_one_group() -> None:
     abort_together([_Communicator(number, calls) for number in range(3)])
     assert calls == ["start", "abort 0", "abort 1", "abort 2", "end"]
     abort_together([])
+
+
+def test_a_communicator_is_named_and_outlasts_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL counts from when an operation is posted; its flight recorder tells communicators apart by name."""
+    made: list[Any] = []
+
+    class Recorded:
+        Options = lambda: SimpleNamespace(config=SimpleNamespace())  # noqa: E731
+
+        def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+            made.append((rank, size, options))
+
+        def eager_connect_single_device(self, device: torch.device) -> None:
+            assert device.type == "cuda"
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Recorded, raising=False)
+    site = SiteConfig(timeout=60)
+    process = Process(
+        rank=5,
+        size=8,
+        local_rank=1,
+        device=torch.device("cuda", 1),
+        timeout=timedelta(seconds=site.timeout),
+        start_timeout=timedelta(seconds=site.start_timeout),
+        address="",
+        member=None,  # type: ignore[arg-type]
+        store=torch.distributed.HashStore(),
+        meetings=None,  # type: ignore[arg-type]
+        host_staged=False,
+        pids=[],
+    )
+    process.link("gradients 5 to 4", [5, 4])
+    process.communicator("pipeline 1", [1, 3, 5, 7])
+    (of_link, of_pair, link), (of_group, of_all, group) = made
+    assert (of_link, of_pair, of_group, of_all) == (0, 2, 2, 4)
+    assert (link.group_name, group.group_name) == ("gradients 5 to 4", "pipeline 1")
+    assert link.global_ranks_in_group == [5, 4]
+    # The watchdog of the ranks ends a run after two timeouts.
+    assert link._timeout == group._timeout == timedelta(seconds=180)
+    assert link.config.max_ctas == LINK_CTAS
+    assert not hasattr(group.config, "max_ctas")
