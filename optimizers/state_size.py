@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from optimizers.catalogue import check_options, method_named
 from optimizers.grouping import Role
@@ -38,7 +39,14 @@ def step_values(
 
     Arguments and errors are those of `state_values`.
     """
-    declared, settings = method_named(method), check_options(method, options)
+    return _step_values(method, tuple(parameters), tuple(sorted(options.items())))
+
+
+@lru_cache(maxsize=1024)  # a planner asks for the same parameters again and again
+def _step_values(
+    method: str, parameters: tuple[tuple[Role, tuple[int, ...]], ...], options: tuple[tuple[str, Value], ...]
+) -> int:
+    declared, settings = method_named(method), check_options(method, dict(options))
     groups: dict[Role, list[tuple[int, ...]]] = {}
     for role, shape in parameters:
         groups.setdefault(role, []).append(shape)
