@@ -442,6 +442,27 @@ def delayed_all_reduce() -> Iterator[str]:
     yield f"at most {most:.6f} nats per token in any of the 8 pairs"
 
 
+SLOW_LINK = "slow-link-2026-11-24"
+
+
+def slow_link() -> Iterator[str]:
+    """Time per step by rate of the link, and the ratio of the arms: median, lowest and highest round."""
+    for microbatches, name in ((4, SLOW_LINK), (16, "slow-link-16-2026-11-24")):
+        rows = rows_of(name)
+        for rate in dict.fromkeys(row["mbit"] for row in rows):
+            of_rate = _of(rows, mbit=rate)
+            synchronous, delayed = (
+                [float(row[f"seconds_{arm}"]) for row in of_rate] for arm in ("1f1b", "2bw")
+            )
+            ratios = [first / second for first, second in zip(synchronous, delayed, strict=True)]
+            yield (
+                f"| {microbatches} | {float(rate):g} | {1e3 * median(synchronous):,.0f} "
+                f"| {1e3 * median(delayed):,.0f} "
+                f"| {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
+                f"| {float(of_rate[0]['planned']):.2f} |"
+            )
+
+
 def _minus(first: Losses, second: Losses) -> Losses:
     """Differences by seed and block."""
     return {
@@ -496,6 +517,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{DELAY_OR_BATCH}.md": delay_or_batch,
     f"benchmarks/results/{ANNEALING}.md": annealing,
     f"benchmarks/results/{ALL_REDUCE}.md": delayed_all_reduce,
+    f"benchmarks/results/{SLOW_LINK}.md": slow_link,
     f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
     "docs/optimizers.md": optimizers_document,
 }
