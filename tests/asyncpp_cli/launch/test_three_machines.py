@@ -86,9 +86,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_three_machines_share_runs_and_one_that_vanishes_gives_its_own_back(
     start: Start, tmp_path: Path
 ) -> None:
-    matrix = f"matrix={{schedule: 1f1b, optimizer: adamw, seed: {list(range(20))}}}"
+    matrix = f"matrix={{schedule: 1f1b, optimizer: adamw, seed: {list(range(8))}}}"
     runs = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=20", "site.device=cpu", LEASE).runs
-    assert len(runs) == 20
+    assert len(runs) == 8
     launch = [*ASYNCPP, "launch", str(tmp_path / "e"), "--replay", "--max-parallel", "1"]
     machines = [start(*launch) for _ in range(3)]
     wait_for(lambda: bool(running(runs, "machine-0")), seconds=250)

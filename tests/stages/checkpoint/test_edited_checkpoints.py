@@ -33,7 +33,6 @@ from stages.update.optimizer_step import StageState
 STEPS = (2, 4)
 STATES = {
     "adamw": {},
-    "qhadamw": {},
     "muon": {"coefficient": 1.0},
     "soap": {"coefficient": 1.0, "form": "buffered"},
 }
@@ -203,6 +202,15 @@ def test_unedited_it_is_loaded(trained: Trained) -> None:
     assert check_exported(trained, trained.folder) == step
 
 
+def one_of_each_kind(saved: dict[str, Tensor]) -> list[str]:
+    """Of the tensors of one kind and number of dimensions, which are checked alike, the first."""
+    first: dict[Any, str] = {}
+    for key, tensor in saved.items():
+        kind, _, rest = key.partition("/")
+        first.setdefault((kind, rest.rpartition("/")[2] if kind == "optimizer" else "", tensor.ndim), key)
+    return list(first.values())
+
+
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.slow
 def test_an_edited_tensor_is_not_used(
@@ -210,7 +218,7 @@ def test_an_edited_tensor_is_not_used(
 ) -> None:
     newest = tmp_path / "both" / f"step-{STEPS[-1]}"
     shutil.copytree(trained.folder, tmp_path / "both")
-    for key in trained.saved[STEPS[-1]]:
+    for key in one_of_each_kind(trained.saved[STEPS[-1]]):
         shutil.rmtree(newest)
         shutil.copytree(files.folder_of(trained.folder, STEPS[-1]), newest)
         content = Content(newest)

@@ -100,11 +100,12 @@ def test_the_parameters_are_those_of_the_module(family: str, text: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("schedule", "recompute"),
-    [(schedule, recompute) for schedule in SCHEDULES for recompute in ("none", "full")]
-    + [(schedule, "selective") for schedule in ("1f1b", "zero-bubble", "2bw", "paci-v")],
+    ("schedule", "recompute", "precision"),
+    # The counts follow from the program, and a number's bytes from the precision.
+    [(schedule, recompute, "bfloat16") for schedule in SCHEDULES for recompute in ("none", "full")]
+    + [(schedule, "selective", "bfloat16") for schedule in ("1f1b", "zero-bubble", "2bw", "paci-v")]
+    + [(name, "none", kind) for name in ("1f1b", "2bw", "paci-v") for kind in ("float32", "float64")],
 )
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_a_run_holds_the_versions_of_its_programs(
     schedule: str, precision: str, recompute: str, text: Path
 ) -> None:

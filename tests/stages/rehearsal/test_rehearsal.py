@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.command_line import succeeded
-from support.small_runs import small_config
+from support.small_runs import small_config, with_experts
 from torch import Tensor
 
 from asyncpp_cli.planner.base_config import base_of
@@ -106,10 +106,9 @@ def test_a_float64_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_experts_that_a_kernel_refuses_make_the_host_wait() -> None:
     """Rows of grouped products must be a multiple of 16 bytes; other widths are a loop over experts."""
-    config = base_of("nano-moe", ["schedule=2bw", "parallel.stages=2", "train.compile=false"]).config
-    config.train.steps = 20
+    config = with_experts(_small(layers=2), expert_width=16)
     assert not _rehearsed(config).faults
-    config.model.expert_width = 34
+    config.model.expert_width = 12
     assert {fault.kind for fault in _rehearsed(config).hot_waits} == {"wait"}
 
 

@@ -22,7 +22,7 @@ from stages.trainer import replay
 from stages.update.update_stream import Streams
 
 ALL: dict[str, dict[str, Any]] = SCHEDULES | TWO_STAGES_A_RANK
-LAYOUTS = [(1, 1), (1, 2), (2, 1), (2, 2)]
+LAYOUTS = [(1, 1), (2, 2)]
 LATE = 3
 """How often a host looks at a copy before it has arrived."""
 
