@@ -185,12 +185,17 @@ def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler:
     never_starts = none_to_come == status.attempt
     if not never_starts and open_ranks - attempt.ranks_with(RankStart):
         never_starts = _launcher_is_gone(attempt, claimed)
-    silent = {rank for rank in open_ranks if not _rank_is_gone(attempt, rank, never_starts=never_starts)}
-    if silent and claimed.job is not None and scheduler is not None:
+    # The first rank that runs decides, so that few files are read however many ranks there are.
+    if all(_rank_is_gone(attempt, rank, never_starts=never_starts) for rank in open_ranks):
+        return True
+    if claimed.job is not None and scheduler is not None:
         answer = scheduler.is_over(claimed.job, claimed=claimed.claimed)
         if answer is not None:
             return answer
-    return all(_rank_is_lost(attempt, rank, claimed) for rank in silent)
+    return all(
+        _rank_is_gone(attempt, rank, never_starts=never_starts) or _rank_is_lost(attempt, rank, claimed)
+        for rank in open_ranks
+    )
 
 
 def _launcher_is_gone(attempt: Attempt, claimed: Claimed) -> bool:
