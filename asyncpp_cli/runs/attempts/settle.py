@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from asyncpp_cli.errors import DamagedError, refusal_of
@@ -26,7 +27,7 @@ from asyncpp_cli.runs.attempts.files import (
 )
 from asyncpp_cli.runs.attempts.lease import age
 from asyncpp_cli.runs.attempts.outcome import outcome_of
-from asyncpp_cli.runs.processes import is_gone, is_local
+from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 
@@ -186,16 +187,17 @@ def _has_ended(status: Status, run: Run, *, none_to_come: int | None, scheduler:
     if not never_starts and open_ranks - attempt.ranks_with(RankStart):
         never_starts = _launcher_is_gone(attempt, claimed)
     # The first rank that runs decides, so that few files are read however many ranks there are.
-    if all(_rank_is_gone(attempt, rank, never_starts=never_starts) for rank in open_ranks):
-        return True
-    if claimed.job is not None and scheduler is not None:
-        answer = scheduler.is_over(claimed.job, claimed=claimed.claimed)
-        if answer is not None:
-            return answer
-    return all(
-        _rank_is_gone(attempt, rank, never_starts=never_starts) or _rank_is_lost(attempt, rank, claimed)
-        for rank in open_ranks
-    )
+    for rank in open_ranks:
+        processes = attempt.processes(rank)
+        if all(map(is_gone, processes)) if processes else never_starts:
+            continue
+        if claimed.job is not None and scheduler is not None:
+            answer = scheduler.is_over(claimed.job, claimed=claimed.claimed)
+            if answer is not None:
+                return answer
+        if not _rank_is_lost(attempt, rank, processes, claimed):
+            return False
+    return True
 
 
 def _launcher_is_gone(attempt: Attempt, claimed: Claimed) -> bool:
@@ -206,14 +208,8 @@ def _launcher_is_gone(attempt: Attempt, claimed: Claimed) -> bool:
     return not claimed.job and age(attempt.run, attempt.file(Claimed)) > SECONDS_TO_START
 
 
-def _rank_is_gone(attempt: Attempt, rank: int, *, never_starts: bool) -> bool:
-    processes = attempt.processes(rank)
-    return all(is_gone(process) for process in processes) if processes else never_starts
-
-
-def _rank_is_lost(attempt: Attempt, rank: int, claimed: Claimed) -> bool:
+def _rank_is_lost(attempt: Attempt, rank: int, processes: Sequence[ProcessId], claimed: Claimed) -> bool:
     """Whether nobody has shown for too long that a rank on another machine is run."""
-    processes = attempt.processes(rank)
     if any(is_local(process) and not is_gone(process) for process in processes):
         return False
     if claimed.job is None:
