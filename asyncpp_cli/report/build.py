@@ -40,8 +40,6 @@ class ReportOptions:
     best_over: tuple[str, ...] = ()
     figures: Path | None = None
     figure_width: float = 5.5
-    hardware: str | None = None
-    """What the runs ran on, in words, for a submission."""
     assets: Path | None = None
     """Folder for the script that pages share; None: each contains it."""
     caption: str | None = None
@@ -76,7 +74,7 @@ def write_report(options: ReportOptions) -> None:
     """
     experiments = [open_experiment(folder) for folder in options.folders]
     report = build_report(experiments, options, Loader(keep_steps=options.curves))
-    _write(options, report, experiments)
+    _write(options, report)
 
 
 def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
@@ -94,7 +92,7 @@ def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
             report = build_report(experiments, options, loader)
             if options.out is None and to_terminal:
                 sys.stdout.write("\x1b[2J\x1b[3J\x1b[H")
-            _write(options, report, experiments)
+            _write(options, report)
             if not any(run.state in _UNFINISHED for cell in report.cells for run in cell.runs):
                 return
             sys.stdout.flush()
@@ -152,7 +150,7 @@ def _left_behind(tunings: Sequence[Tuning]) -> set[str]:
     }
 
 
-def _write(options: ReportOptions, report: Report, experiments: Sequence[Experiment]) -> None:
+def _write(options: ReportOptions, report: Report) -> None:
     if options.figures is not None:
         from asyncpp_cli.report.formats.figures import write_figures
 
@@ -164,7 +162,7 @@ def _write(options: ReportOptions, report: Report, experiments: Sequence[Experim
         to_table(report, console=console())
         return
     if options.format.files is not None:
-        files = options.format.files(report, options, experiments)
+        files = options.format.files(report, options)
     else:
         assert options.format.text is not None
         text = options.format.text(report, options)

@@ -70,9 +70,6 @@ def report(
             help="Width of the plots; a column of a two-column page is about 3.3.",
         ),
     ] = 5.5,
-    hardware: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What the runs ran on, for --format submission.")
-    ] = None,
     assets: Annotated[
         Path | None,
         typer.Option(
@@ -151,16 +148,11 @@ def report(
         best_over=tuple(keys_of(best_over, option="--best-over")),
         figures=figures,
         figure_width=figure_width,
-        hardware=hardware,
         assets=assets,
         caption=caption,
         label=label,
         target_run=target_run,
     )
-    if watch and not wanted.watched:
-        raise UserError(
-            f"--watch cannot be combined with --format {output_format}, which has completed runs only"
-        )
     if watch:
         watch_report(options, to_terminal=sys.stdout.isatty())
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,6 @@ from asyncpp_cli.errors import UserError
 if TYPE_CHECKING:
     from asyncpp_cli.report.build import ReportOptions
     from asyncpp_cli.report.tables.document import Report
-    from asyncpp_cli.runs.experiment_folder import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +19,10 @@ class Format:
     """How a report is written: as text, for a file or standard output, or as files alone."""
 
     text: Callable[[Report, ReportOptions], str] | None = None
-    files: Callable[[Report, ReportOptions, Sequence[Experiment]], Mapping[Path, bytes]] | None = None
+    files: Callable[[Report, ReportOptions], Mapping[Path, bytes]] | None = None
     """The files of `--out` with their content, in the order of writing."""
     keeps_steps: bool = False
     """It shows every step of the runs."""
-    watched: bool = True
-    """Whether it can be written while runs are training."""
     options: tuple[str, ...] = ()
     """Options that this format alone takes."""
 
@@ -65,19 +62,19 @@ def _json(report: Report, _: ReportOptions) -> str:
     return to_json(report.cells, report.tunings, report.transfers)
 
 
-def _parquet(report: Report, options: ReportOptions, _: Sequence[Experiment]) -> Mapping[Path, bytes]:
+def _parquet(report: Report, options: ReportOptions) -> Mapping[Path, bytes]:
     from asyncpp_cli.report.formats.records import to_parquet
 
     return {options.file: to_parquet(report.cells)}
 
 
-def _steps(report: Report, options: ReportOptions, _: Sequence[Experiment]) -> Mapping[Path, bytes]:
+def _steps(report: Report, options: ReportOptions) -> Mapping[Path, bytes]:
     from asyncpp_cli.report.formats.step_table import to_step_table
 
     return {options.file: to_step_table(report.cells)}
 
 
-def _html(report: Report, options: ReportOptions, _: Sequence[Experiment]) -> Mapping[Path, bytes]:
+def _html(report: Report, options: ReportOptions) -> Mapping[Path, bytes]:
     """The page, a Parquet file with every step of its curves, and the charts' script if pages share it."""
     from plotly.offline import get_plotlyjs
 
@@ -98,14 +95,6 @@ def _html(report: Report, options: ReportOptions, _: Sequence[Experiment]) -> Ma
     return {steps_file: to_step_table(report.cells), **script, file: page.encode()}
 
 
-def _submission(
-    report: Report, options: ReportOptions, experiments: Sequence[Experiment]
-) -> Mapping[Path, bytes]:
-    from asyncpp_cli.report.formats.submission import to_submission
-
-    return to_submission(report, experiments, file=options.file, hardware=options.hardware)
-
-
 FORMATS: Mapping[str, Format] = {
     "table": Format(text=_table),
     "markdown": Format(text=_markdown),
@@ -115,5 +104,4 @@ FORMATS: Mapping[str, Format] = {
     "parquet": Format(files=_parquet),
     "steps": Format(files=_steps, keeps_steps=True),
     "html": Format(files=_html, keeps_steps=True, options=("--assets",)),
-    "submission": Format(files=_submission, watched=False),
 }
