@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from support.command_line import succeeded
 from support.launches import rows_of, sweep, wait_for
 
 from asyncpp_cli.errors import UserError
@@ -70,46 +71,54 @@ def mpiexec(start: Start, run: Run) -> list[subprocess.Popen[str]]:
     return [start("mpiexec", "-n", "2", sys.executable, *TRAIN, str(run.folder))]
 
 
+LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=1000"]
+LONG += ["train.checkpoint_interval=100", "site.device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run as it is without a kill, in one process."""
+    [run] = sweep(tmp_path_factory.mktemp("undisturbed") / "e", *LONG).runs
+    succeeded("train", run.folder, "--replay")
+    return run
+
+
 @pytest.mark.timeout(1500)
 @pytest.mark.slow
 @pytest.mark.parametrize("begin", [torchrun_agents, mpiexec])
 def test_a_run_killed_rank_by_rank_ends_with_the_bits_of_an_undisturbed_one(
-    begin: Callable[[Start, Run], list[subprocess.Popen[str]]], start: Start, tmp_path: Path
+    begin: Callable[[Start, Run], list[subprocess.Popen[str]]],
+    start: Start,
+    undisturbed: Run,
+    tmp_path: Path,
 ) -> None:
-    changes = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=1000"]
-    changes += ["train.checkpoint_interval=100", "site.device=cpu"]
-    [disturbed] = sweep(tmp_path / "disturbed", *changes).runs
-    [undisturbed] = sweep(tmp_path / "undisturbed", *changes).runs
-    for attempt in (1, 2):
-        starters = begin(start, disturbed)
-        wait_for(lambda number=attempt: trains(disturbed, attempt=number), seconds=250)
-        processes = [Attempt(disturbed, attempt).processes(rank)[0] for rank in (0, 1)]
-        killed = random.randrange(2)
-        if len(starters) == 2:
-            starters[killed].kill()
-        os.kill(processes[killed].pid, signal.SIGKILL)
-        wait_for(lambda both=processes: all(is_gone(process) for process in both), seconds=250)
-        for starter in starters:
-            starter.communicate(timeout=250)
-            assert starter.returncode != 0
+    [disturbed] = sweep(tmp_path / "disturbed", *LONG).runs
+    starters = begin(start, disturbed)
+    wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
+    processes = [Attempt(disturbed, 1).processes(rank)[0] for rank in (0, 1)]
+    killed = random.randrange(2)
+    if len(starters) == 2:
+        starters[killed].kill()
+    os.kill(processes[killed].pid, signal.SIGKILL)
+    wait_for(lambda: all(is_gone(process) for process in processes), seconds=250)
+    for starter in starters:
+        starter.communicate(timeout=250)
+        assert starter.returncode != 0
     for starter in begin(start, disturbed):
         _, errors = starter.communicate(timeout=500)
         assert starter.returncode == 0, errors
-    assert (disturbed.status().state, disturbed.status().attempt) == (State.COMPLETED, 3)
-    alone = start(sys.executable, *TRAIN, str(undisturbed.folder), "--replay")
-    alone.communicate(timeout=500)
-    assert alone.returncode == 0
+    assert (disturbed.status().state, disturbed.status().attempt) == (State.COMPLETED, 2)
     for kind in ("step", "eval"):
         assert rows_of(disturbed, kind) == rows_of(undisturbed, kind)
     [end], [expected] = rows_of(disturbed, "end"), rows_of(undisturbed, "end")
     assert end["weights_sha256"] == expected["weights_sha256"]
     # A starter that starts completed ranks again, one of them or all, comes to an end.
-    assert (disturbed.status().state, disturbed.status().attempt) == (State.COMPLETED, 3)
+    assert (disturbed.status().state, disturbed.status().attempt) == (State.COMPLETED, 2)
     for starter in begin(start, disturbed):
         _, errors = starter.communicate(timeout=500)
         assert starter.returncode == 0, errors
         assert "is completed: nothing is left to train" in errors
-    assert disturbed.status().attempt == 3
+    assert disturbed.status().attempt == 2
 
 
 def trains(run: Run, *, attempt: int) -> bool:
