@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import typer.main
-from support.paths import ROOT
+from support.files import ROOT
 
 MAY_IMPORT = {
     "schedules": set(),

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from support.command_line import asyncpp as command
-from support.paths import ROOT
+from support.files import ROOT
 from support.report_experiment import quickstart_folder
 
 import asyncpp

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
+from support.files import ROOT
 from support.texts import some_documents, write_lines, write_tokenizer
 
 pytestmark = pytest.mark.slow

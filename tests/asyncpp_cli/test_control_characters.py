@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import succeeded
-from support.edited import edit
+from support.files import edit
 from support.report_experiment import ExperimentFolder, report_of, settings
 
 from asyncpp_cli.plain_text import printable, printable_lines

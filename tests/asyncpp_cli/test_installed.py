@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT
+from support.files import ROOT
 
 from asyncpp_cli.version import RELEASE, STAMP_FILE, Stamp, asyncpp_version, stamp_of, write_stamp
 

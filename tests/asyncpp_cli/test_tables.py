@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 from support.command_line import asyncpp, succeeded
+from support.files import ROOT
 from support.launches import TINY
-from support.paths import ROOT
 from support.report_experiment import quickstart_folder, settings
 from support.tuned_experiment import tuned_experiment
 

@@ -25,7 +25,7 @@ from support.cluster_runs import (
     weights,
 )
 from support.command_line import asyncpp, succeeded
-from support.paths import ROOT
+from support.files import ROOT
 from support.slurm_queue import set_partition, squeue
 
 from asyncpp_cli.launch.job.array_task import throttle_of

@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 from support.cluster_runs import ONE_RUN, launch, outcomes, site_file, status_of, sweep, wait_for
 from support.command_line import asyncpp, succeeded
-from support.edited import edit
+from support.files import edit
 from support.slurm_queue import squeue
 
 from asyncpp_cli.runs.attempts.attempt import Attempt

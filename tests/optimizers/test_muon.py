@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
+from support.files import ROOT
 from support.optimizer_models import gradients, parameters
 from support.orthogonal_references import orthogonal
-from support.paths import ROOT
 
 from optimizers import declaration
 from optimizers.build import build_optimizer

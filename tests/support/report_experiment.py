@@ -15,6 +15,8 @@ from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.formats.records import to_json
 from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.report.load.measure import Measurement
+from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, open_experiment, write_experiment
@@ -209,3 +211,36 @@ def begun(run: Run) -> None:
     run.log_file(attempt=1, rank=0).write_text("a line\n")
     end_rank(attempt, 0, code=0, signal_number=None, stopped=False)
     assert run.status().state == State.COMPLETED
+
+
+def step_row(step: int) -> dict[str, object]:
+    return {"kind": "step", "step": step, "train_loss": 1.0 / step, "tokens": 8 * step, "seconds": 0.5 * step}
+
+
+def diagnostics_row(step: int, lr_sharpness: float | None, *, along: float = 1.0) -> dict[str, object]:
+    known = {"lr_sharpness": lr_sharpness, "lr_sharpness_along_update": along, "limit": 38.0}
+    cosines = {"update_cosine": 0.5, "gradient_cosine": 0.25}
+    return {
+        "kind": "diagnostics",
+        "step": step,
+        **known,
+        **cosines,
+        "diagnostics_seconds": 2.0,
+        "seconds": 1.0,
+    }
+
+
+def run(
+    schedule: str, optimizer: str = "muon", *args: Any, loss: float | None = 3.0, **further: Any
+) -> RunResult:
+    state = further.pop("state", "completed")
+    speed = further.pop("speed", 1000.0)
+    axes = further.pop("axes", {})
+    config = settings(schedule, optimizer, *args, **further)
+    return RunResult(
+        id=f"{schedule}-{config['seed']}",
+        axes=axes,
+        config=config,
+        state=state,
+        measurement=Measurement(val_loss=loss, tokens_per_second=speed),
+    )

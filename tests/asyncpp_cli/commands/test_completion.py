@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Ended, asyncpp
-from support.folder_contents import contents
+from support.files import contents
 from support.report_experiment import ExperimentFolder, settings
 
 

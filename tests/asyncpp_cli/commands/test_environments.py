@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from rich.text import Text
-from support.paths import ROOT
+from support.files import ROOT
 from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, begun, settings
 

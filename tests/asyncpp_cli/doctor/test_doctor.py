@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import refusal
-from support.paths import ROOT
+from support.files import ROOT
 
 from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.folder_contents import contents
+from support.files import contents
 
 import asyncpp as api
 from asyncpp_cli.runs.attempts.claims import claim

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Ended, asyncpp, succeeded
-from support.folder_contents import contents
+from support.files import contents
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment import render as experiments

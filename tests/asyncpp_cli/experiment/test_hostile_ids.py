@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.edited import edit
-from support.folder_contents import contents
+from support.files import contents, edit
 from support.report_experiment import ExperimentFolder, begun, settings
 
 from asyncpp_cli.launch.submission.arrays import read_manifest

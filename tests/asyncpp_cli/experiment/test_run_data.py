@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.paths import ROOT
+from support.files import ROOT
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.run_data import locations

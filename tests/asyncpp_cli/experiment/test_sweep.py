@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.folder_contents import contents
+from support.files import contents
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.settings import config_hash

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from support.command_line import asyncpp, refusal, succeeded
-from support.folder_contents import contents
+from support.files import contents
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.experiment.matrix import ResolvedCell

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.attempts import claimed
-from support.edited import edit
+from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch import bad_nodes

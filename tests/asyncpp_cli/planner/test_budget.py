@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.paths import ROOT
+from support.files import ROOT
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.budget import ADDING, BLOCK, HEAD, UPDATE, budget, utilisation

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.edited import edit
+from support.files import edit
 from support.report_experiment import ExperimentFolder, cells_of, metrics, settings
 
 from asyncpp_cli.runs.experiment_folder import open_experiment

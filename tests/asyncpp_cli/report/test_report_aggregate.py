@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.report_runs import run
+from support.report_experiment import run
 
 from asyncpp_cli.report.analysis.aggregate import aggregate
 from asyncpp_cli.report.analysis.statistics import spread

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from scipy import stats
-from support.metrics_rows import diagnostics_row
-from support.report_experiment import settings
+from support.report_experiment import diagnostics_row, settings
 
 from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.planner.devices import peak_tflops

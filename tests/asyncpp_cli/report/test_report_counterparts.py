@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.report_runs import run
+from support.report_experiment import run
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.settings import items

@@ -17,7 +17,7 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from support.attempts import claimed
 from support.command_line import asyncpp
-from support.edited import edit
+from support.files import edit
 from support.report_experiment import (
     ExperimentFolder,
     cells_of,

@@ -12,8 +12,7 @@ import polars as pl
 import pytest
 from support.browser import CHROMIUM, Page, browser
 from support.command_line import asyncpp, succeeded
-from support.metrics_rows import diagnostics_row
-from support.report_experiment import ExperimentFolder, metrics, settings
+from support.report_experiment import ExperimentFolder, diagnostics_row, metrics, settings
 
 from asyncpp_cli.runs.status import State, Status
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 from support.command_line import succeeded
-from support.metrics_rows import diagnostics_row
-from support.report_experiment import ExperimentFolder, metrics, settings
+from support.report_experiment import ExperimentFolder, diagnostics_row, metrics, settings
 
 from asyncpp_cli.atomic_files import write_text
 from asyncpp_cli.report.analysis.aggregate import aggregate

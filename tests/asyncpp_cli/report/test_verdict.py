@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.report_experiment import quickstart_folder
-from support.report_runs import run
+from support.report_experiment import quickstart_folder, run
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.decision import best_layouts

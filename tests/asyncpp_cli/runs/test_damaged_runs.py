@@ -15,7 +15,7 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from support.attempts import claimed
 from support.command_line import asyncpp, succeeded
-from support.edited import edit
+from support.files import edit
 from support.report_experiment import ExperimentFolder, begun, settings
 
 from asyncpp_cli.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp
-from support.folder_contents import contents
+from support.files import contents
 from support.report_experiment import ExperimentFolder, cells_of, metrics, settings
 
 from asyncpp_cli.experiment.matrix import run_id

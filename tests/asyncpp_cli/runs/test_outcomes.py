@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.attempts import claimed
-from support.edited import edit
-from support.metrics_rows import step_row
+from support.files import edit
+from support.report_experiment import step_row
 from support.small_runs import small_config
 
 from asyncpp_cli.errors import TakenOverError

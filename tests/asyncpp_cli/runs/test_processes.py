@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.attempts import claimed
-from support.edited import edit
+from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.runs.attempts.attempt import Attempt

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attempts import claimed
-from support.metrics_rows import step_row
+from support.report_experiment import step_row
 
 from asyncpp_cli.atomic_files import read_json, write_json
 from asyncpp_cli.runs.recorder import MetricsWriter, RunRecorder

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.paths import ROOT
+from support.files import ROOT
 from typer.testing import CliRunner
 
 from asyncpp_cli.errors import DamagedError, UserError, refusal_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
-from support.folder_contents import contents
+from support.files import contents
 from support.launches import TINY
 
 from asyncpp_cli.errors import UserError

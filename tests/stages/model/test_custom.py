@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.paths import ROOT
+from support.files import ROOT
 from support.small_runs import Rows, in_processes, small_config
 
 from stages.comm.process import Process

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import yaml
-from support.paths import ROOT
+from support.files import ROOT
 
 from stages.config import ModelConfig
 from stages.model.decoder import Stage

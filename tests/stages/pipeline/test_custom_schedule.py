@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.command_line import asyncpp
-from support.paths import ROOT
+from support.files import ROOT
 from support.resumed import check_resumed, go_back, saving
 from support.small_runs import Rows, in_processes, small_config
 from support.training_cases import measured

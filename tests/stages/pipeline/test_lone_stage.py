@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import pytest
-from support.paths import ROOT
+from support.files import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "big_stage.py"
 

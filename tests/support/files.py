@@ -1,0 +1,25 @@
+"""Files of the repository and of experiments: paths, contents, and edits that fit their checksums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.atomic_files import read_json, write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository's folder."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder with its content, but for locks."""
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != "lock"
+    }
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Replace values of a JSON file; its checksum fits afterwards."""
+    write_json(file, read_json(file, newest_format=99) | changes)

@@ -1,5 +1,0 @@
-"""Paths of the repository."""
-
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
