@@ -14,6 +14,7 @@ from stages.data.dataset import Corpus
 from stages.memory.measure import RankMemory, memory_fields
 from stages.metrics import rows
 from stages.metrics.recorder import Recorder
+from stages.pipeline.evaluation import ValidationLoss
 from stages.pipeline.rank_stats import RankTrace, StepResult
 from stages.pipeline.timeline import Meeting, timeline
 
@@ -135,11 +136,12 @@ class Rows:
             )
         )
 
-    def evaluation(self, loss: float, *, step: int, seconds: float) -> None:
+    def evaluation(self, loss: ValidationLoss, *, step: int, seconds: float) -> None:
         """Write the validation loss after `step` steps, nats a token."""
-        self.val_losses.append(loss)
+        self.val_losses.append(loss.mean)
         tokens = step * tokens_per_step(self._config)
-        self.write({"kind": "eval", "step": step, "tokens": tokens, "val_loss": loss, "seconds": seconds})
+        measured = {"val_loss": loss.mean, "val_loss_error": loss.error}
+        self.write({"kind": "eval", "step": step, "tokens": tokens, **measured, "seconds": seconds})
 
     def end(self, digests: list[tuple[str, str]], *, seconds: float) -> None:
         """Write the end of the run, with the digest of each evaluation weight by name."""

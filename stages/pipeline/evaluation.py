@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,14 @@ from stages.comm.topology import Connection
 from stages.data.batches import Batches
 from stages.pipeline.flat_buffers import members_of
 from stages.update.optimizer_step import StageState
+
+
+class ValidationLoss(NamedTuple):
+    """What an evaluation measures, in nats a token."""
+
+    mean: float
+    error: float | None
+    """Standard error of the mean, from the losses of its micro-batches; None for a single one."""
 
 
 def forward_program(
@@ -63,7 +71,7 @@ def evaluate(
     version: int,
     dtype: torch.dtype,
     on_action: Callable[[], None],
-) -> Generator[None, None, float | None]:
+) -> Generator[None, None, ValidationLoss | None]:
     """Run one rank's part of `forward_program`; yields where another rank of this process must run first.
 
     Args:
@@ -77,7 +85,7 @@ def evaluate(
         on_action: called when an action begins.
 
     Returns:
-        Mean loss in nats a token on the ranks of the last stage, None elsewhere. Summed in the order of the
+        The loss on the ranks of the last stage, None elsewhere. Summed in the order of the
         micro-batches, so that it does not depend on the number of data ranks.
     """
     links, data = connection.links, connection.data
@@ -126,7 +134,10 @@ def evaluate(
     in_order = [
         by_data_rank[microbatch % data.size][microbatch] for microbatch in range(program.microbatches)
     ]
-    return float(torch.stack(in_order).mean())
+    of_microbatches = torch.stack(in_order)
+    count = len(in_order)
+    error = float(of_microbatches.std() / count**0.5) if count > 1 else None
+    return ValidationLoss(mean=float(of_microbatches.mean()), error=error)
 
 
 def _whole_weights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -77,6 +78,7 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     lines = [geometry, machine]
     if known["corpus_sha256"]:
         lines.append(f"Data: SHA-256 {values('corpus_sha256')}")
+    lines += _evaluation_lines(cells)
     if True in known["replayed"]:
         lines.append(
             "Replayed runs ran all ranks in turn in one process: they have no throughput and no bubble."
@@ -97,6 +99,20 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
         lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
     return lines
+
+
+def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
+    """How far a loss is uncertain by the text that was read, which no seed shows."""
+    measured = [run.measurement.val_loss_error for cell in cells for run in cell.completed]
+    errors = [error for error in measured if error is not None and math.isfinite(error)]
+    if not errors:
+        return []
+    least, most = f"{min(errors):.2g}", f"{max(errors):.2g}"
+    return [
+        f"Standard error of a validation loss, from an evaluation's micro-batches: "
+        f"{least if least == most else f'{least} to {most}'} nats per token; all runs read the same text, so "
+        "a gap's is smaller"
+    ]
 
 
 def _load_lines(cells: Sequence[CellResult]) -> list[str]:

@@ -22,6 +22,8 @@ class Evaluation:
     """Training time so far."""
     val_loss: float
     """Nats per token."""
+    val_loss_error: float | None = None
+    """Standard error of `val_loss`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class Measurement:
     evaluations: tuple[Evaluation, ...] = ()
     val_loss: float | None = None
     """Nats per token, of the last evaluation."""
+    val_loss_error: float | None = None
+    """Its standard error, from the losses of the evaluation's micro-batches."""
     bits_per_byte: float | None = None
     """The same loss in bits per byte of text."""
     unigram_bits_per_byte: float | None = None
@@ -111,8 +115,9 @@ def measure(metrics: Metrics) -> Measurement:
         steps_done=int(steps["step"].max() or 0) if len(steps) else 0,  # type: ignore[arg-type]
         evaluations=evaluations,
         val_loss=val_loss,
+        val_loss_error=evaluations[-1].val_loss_error if evaluations else None,
         bits_per_byte=_bits_per_byte(val_loss, start),
-        unigram_bits_per_byte=_from_start(start, "unigram_bits_per_byte"),
+        unigram_bits_per_byte=_from_row(start, "unigram_bits_per_byte"),
         tokens_per_second=_tokens_per_second(segments),
         tokens_per_second_by_segment=tuple(
             float(row["steady_tokens"] / row["steady_seconds"])
@@ -144,6 +149,7 @@ def _evaluation(row: MetricsRow) -> Evaluation:
         tokens=int(row["tokens"]),
         seconds=float(row["seconds"]),
         val_loss=float(row["val_loss"]),
+        val_loss_error=_from_row(row, "val_loss_error"),
     )
 
 
@@ -154,13 +160,13 @@ def _first_step_seconds(starts: Sequence[MetricsRow], metrics: Metrics) -> float
     return float(first[-1].get("warm_up_seconds", 0.0)) + float(metrics.steps["seconds"][0])
 
 
-def _from_start(start: MetricsRow | None, name: str) -> float | None:
-    value = start.get(name) if start is not None else None
+def _from_row(row: MetricsRow | None, name: str) -> float | None:
+    value = row.get(name) if row is not None else None
     return float(value) if value is not None else None
 
 
 def _bits_per_byte(val_loss: float | None, start: MetricsRow | None) -> float | None:
-    bytes_per_token = _from_start(start, "bytes_per_token")
+    bytes_per_token = _from_row(start, "bytes_per_token")
     if val_loss is None or not bytes_per_token:
         return None
     return val_loss / math.log(2) / bytes_per_token

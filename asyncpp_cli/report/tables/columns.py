@@ -79,6 +79,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("reason", value=lambda cell: "; ".join(cell.reasons) or None),
         single("n", "n", text=runs_text, always=True, move_order=8),
         averaged("val_loss", "val loss\nnats/tok.", form="{:.3f}", show_std=True, always=True),
+        averaged("val_loss_error", form="{:.3f}"),
         averaged("bits_per_byte", "bits/\nbyte", form="{:.3f}", drop_order=16),
         single("unigram_bits_per_byte", "unigram\nbits/byte", form="{:.3f}", move_order=3, drop_order=11),
         averaged(

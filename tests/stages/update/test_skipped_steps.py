@@ -89,9 +89,15 @@ def test_the_validation_loss_does_not_depend_on_who_computes_it(
     """The same weights everywhere, since no step is taken."""
     spoil_gradients(monkeypatch, when=lambda weights: True, data_rank=0)
     losses = set()
+    errors = set()
     for data in (1, 2, 3, 7):
         config = small_config("2bw", text=text, data=data, layers=2, steps=2)
         config.train.max_skipped = 0
         config.train.eval_microbatches = 5
-        losses.add(tuple(replay(config, recorder=Rows()).val_losses))
-    assert len(losses) == 1
+        rows = Rows()
+        losses.add(tuple(replay(config, recorder=rows).val_losses))
+        errors.add(tuple(row["val_loss_error"] for row in rows.of_kind("eval")))
+    assert len(losses) == len(errors) == 1
+    config.train.eval_microbatches = 1
+    replay(config, recorder=(rows := Rows()))
+    assert [row["val_loss_error"] for row in rows.of_kind("eval")] == [None]
