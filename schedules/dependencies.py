@@ -12,14 +12,13 @@ A rank's progress is a `Place`: `launched(k)` once its first k actions have been
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 from schedules.actions import Action, Op, Program
 from schedules.messages import (
     Message,
     MessagesByPair,
     destination,
-    is_local,
     received,
     sent,
     sent_between_ranks,
@@ -147,16 +146,35 @@ def _finished_updates(program: Program, rank: int) -> dict[int, Place]:
     return finished
 
 
+MessageEnds = list[tuple[Message | None, Message | None]]
+"""For each action of a rank, the message that it receives and the one that it sends."""
+
+
 def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[bool, int]]]:
     """For each message to `rank`, the sends of `rank` that its arrival shows to have been received.
 
     Each entry is (whether activations, number received so far), counted in the order in which `rank` sends
     them to that neighbour; messages that show nothing new have none.
     """
-    rank_of_stage, num_stages = program.rank_of_stage, program.num_stages
+    return _acknowledged(program.rank_of_stage, rank, _message_ends(program))
+
+
+def _message_ends(program: Program) -> list[MessageEnds]:
+    stages = program.num_stages
+    return [
+        [(received(action, stages), sent(action, stages)) for action in actions]
+        for actions in program.actions
+    ]
+
+
+def _acknowledged(
+    rank_of_stage: Sequence[int], rank: int, ends: Sequence[MessageEnds]
+) -> dict[Message, list[tuple[bool, int]]]:
     numbers: dict[Message, int] = {}
     counts: dict[tuple[int, bool], int] = {}
-    for message in _sent(program, rank):
+    for _, message in ends[rank]:
+        if message is None or rank_of_stage[message.destination] == rank:
+            continue
         kind = (rank_of_stage[message.destination], _is_activation(message))
         counts[kind] = counts.get(kind, 0) + 1
         numbers[message] = counts[kind]
@@ -164,17 +182,18 @@ def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[bool, 
     for other in {neighbour for neighbour, _ in counts}:
         arrived = {True: 0, False: 0}
         reported = dict(arrived)
-        for action in program.actions[other]:
-            incoming = received(action, num_stages)
-            if incoming in numbers:
+        new = False
+        for incoming, outgoing in ends[other]:
+            if incoming is not None and (number := numbers.get(incoming)) is not None:
                 forward = _is_activation(incoming)
-                arrived[forward] = max(arrived[forward], numbers[incoming])
-            outgoing = sent(action, num_stages)
-            if outgoing is not None and rank_of_stage[outgoing.destination] == rank and reported != arrived:
+                if number > arrived[forward]:
+                    arrived[forward] = number
+                    new = True
+            if new and outgoing is not None and rank_of_stage[outgoing.destination] == rank:
                 known[outgoing] = [
                     (forward, count) for forward, count in arrived.items() if count > reported[forward]
                 ]
-                reported = dict(arrived)
+                reported, new = dict(arrived), False
     return known
 
 
@@ -188,7 +207,8 @@ def most_messages(program: Program, *, common_step: bool) -> list[int]:
     """
     places = _places_of_all(program, common_step=common_step)
     by_pair = sent_between_ranks(program)
-    return [_most_messages(program, rank, places[rank], by_pair) for rank in range(program.num_ranks)]
+    ends = _message_ends(program)
+    return [_most_messages(program, rank, places[rank], by_pair, ends) for rank in range(program.num_ranks)]
 
 
 class _Channel:
@@ -224,10 +244,14 @@ class _Channel:
 
 
 def _most_messages(
-    program: Program, rank: int, places: Mapping[Message, Place], by_pair: MessagesByPair
+    program: Program,
+    rank: int,
+    places: Mapping[Message, Place],
+    by_pair: MessagesByPair,
+    ends: Sequence[MessageEnds],
 ) -> int:
-    num_stages, rank_of_stage = program.num_stages, program.rank_of_stage
-    acknowledges = acknowledged(program, rank)
+    rank_of_stage = program.rank_of_stage
+    acknowledges = _acknowledged(rank_of_stage, rank, ends)
     to_rank: dict[tuple[int, bool], _Channel] = {}
     from_rank: dict[tuple[int, bool], _Channel] = {}
     for (sender, receiver), messages in by_pair.items():
@@ -240,37 +264,39 @@ def _most_messages(
                 channel.waiting.append(message)
     incoming_channels = list(to_rank.values())
     now = most = 0
-    for number, action in enumerate(program.actions[rank]):
+    for number, (incoming, outgoing) in enumerate(ends[rank]):
         here = updated(number)
         for channel in incoming_channels:
-            if channel.waiting and len(channel.ahead) < POSTED_AHEAD:
+            waiting = channel.waiting
+            if waiting and len(channel.ahead) < POSTED_AHEAD and places[waiting[0]] <= here:
                 now += channel.post(places, here)
         if now > most:
             most = now
-        incoming = received(action, num_stages)
         if incoming is not None:
             sender = rank_of_stage[incoming.source]
             if sender != rank:
                 channel = to_rank[sender, _is_activation(incoming)]
                 now += channel.post_until(incoming)
-                most = max(most, now)
+                if now > most:
+                    most = now
                 channel.ahead.remove(incoming)
                 for is_activation, count in acknowledges.get(incoming, ()):
                     now -= from_rank[sender, is_activation].release(count)
                 now += channel.post(places, here) - 1
-                most = max(most, now)
+                if now > most:
+                    most = now
             else:
                 now -= 1
-        receiving = destination(action, num_stages)
-        if receiving is not None:
+        if outgoing is not None:
             now += 1
             if now > most:
                 most = now
-            receiver = rank_of_stage[receiving]
+            receiver = rank_of_stage[outgoing.destination]
             if receiver != rank:
-                channel = from_rank[receiver, receiving > action.stage]
+                channel = from_rank[receiver, _is_activation(outgoing)]
                 channel.sends += 1
-                now -= channel.release(channel.sends - UNACKNOWLEDGED)
+                if channel.sends - UNACKNOWLEDGED > channel.gone:
+                    now -= channel.release(channel.sends - UNACKNOWLEDGED)
     return most
 
 
@@ -323,13 +349,6 @@ def _places_of_all(program: Program, *, common_step: bool) -> list[dict[Message,
                 runnable.append(rank_of_stage[receiver])
         position[current], depends[current] = place, own
     return places
-
-
-def _sent(program: Program, rank: int) -> Iterator[Message]:
-    for action in program.actions[rank]:
-        message = sent(action, program.num_stages)
-        if message is not None and not is_local(message, program):
-            yield message
 
 
 def _is_activation(message: Message) -> bool:

@@ -79,30 +79,44 @@ def represented(shape: Shape) -> Represented:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    program = _program(shape)
+    alone = shape._replace(several_data_ranks=False, on_gpu=False)
+    program = _program(alone)
+    delay, course, can_tie = _analysed(alone)
     return Represented(
         rank_of_stage=program.rank_of_stage,
-        delay=max(analyze(program).delay_max),
-        course=course_of([program]),
+        delay=delay,
+        course=course,
         buffers=tuple(
             gradient_buffers([program], data_ranks=1 + shape.several_data_ranks, on_gpu=shape.on_gpu)
         ),
-        can_tie=tied_problem(program) is None,
+        can_tie=can_tie,
     )
 
 
-@lru_cache(maxsize=4096)
 def messages(shape: Shape) -> tuple[int, ...]:
     """The most messages that each rank holds at once.
 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
+    # A program is the same for every number of data ranks, on any device.
+    return _messages(shape._replace(several_data_ranks=False, on_gpu=False))
+
+
+@lru_cache(maxsize=4096)
+def _messages(shape: Shape) -> tuple[int, ...]:
     program = _program(shape)
     return tuple(most_messages(program, common_step=program.updates_together))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4096)
+def _analysed(shape: Shape) -> tuple[int, Course, bool]:
+    """Delay, course, and whether embedding and head can share a matrix."""
+    program = _program(shape)
+    return max(analyze(program).delay_max), course_of([program]), tied_problem(program) is None
+
+
+@lru_cache(maxsize=16)
 def _program(shape: Shape) -> schedules.Program:
     steps = max(3, -(-2 * shape.ahead * shape.stages // shape.microbatches) + 1)
     if shape.name in schedules.FAMILY and schedules.is_synchronous(shape.name):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import ge
 from typing import NamedTuple
 
 from schedules import Op, Program
@@ -60,21 +61,23 @@ def rank_moments(program: Program) -> list[frozenset[Moment]]:
             else:
                 updating.clear()
                 seen.add(Moment(Op.BACKWARD, action.stage, before))
-        moments.append(frozenset(one for one in seen if not any(_exceeds(other, one) for other in seen)))
+        moments.append(frozenset(_largest(seen)))
     return moments
 
 
-def _exceeds(one: Moment, other: Moment) -> bool:
-    """Whether `one` holds more of something than `other`, and less of nothing."""
-    return (
-        one != other
-        and one[:2] == other[:2]
-        and all(
-            mine >= theirs
-            for of_one, of_other in zip(one.counts, other.counts, strict=True)
-            for mine, theirs in zip(of_one, of_other, strict=True)
-        )
-    )
+def _largest(moments: Iterable[Moment]) -> Iterator[Moment]:
+    """Those that hold no more of everything than another of the same op and stage."""
+    kept: dict[tuple[Op, int], list[list[int]]] = {}
+
+    def held(moment: Moment) -> list[int]:
+        return [number for of_stage in moment.counts for number in of_stage]
+
+    # Whoever holds more than a moment has a larger sum, and is itself kept or exceeded by one that is.
+    for moment in sorted(moments, key=lambda moment: -sum(held(moment))):
+        own, others = held(moment), kept.setdefault(moment[:2], [])
+        if not any(all(map(ge, other, own)) for other in others):
+            others.append(own)
+            yield moment
 
 
 def after(op: Op, wholes: int, halves: int) -> tuple[int, int]:
