@@ -176,7 +176,9 @@ def test_train_runs_under_torchrun_and_alone_in_replay_but_never_twice(tmp_path:
     for run in experiment.runs:
         assert (run.status().state, run.status().attempt, run.status().step) == (State.COMPLETED, 1, 4)
         assert starts(run) == 1
-    assert "completed" in refusal("train", alone.folder, "--replay")
+    again = asyncpp("train", alone.folder, "--replay")
+    assert (again.code, again.output) == (0, "")
+    assert again.errors.endswith(" is completed: nothing is left to train\n")
 
 
 @pytest.mark.timeout(1500)
