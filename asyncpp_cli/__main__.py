@@ -4,16 +4,9 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; a damaged installation is reported in one line, with exit code 2."""
-    try:
-        from asyncpp_cli.main import main as run
-    except ImportError:
-        from asyncpp_cli.package_check import what_happened
+    """Run the command line."""
+    from asyncpp_cli.main import main as run
 
-        if (problem := what_happened()) is None:
-            raise
-        print(f"asyncpp: error: {problem}", file=sys.stderr)
-        sys.exit(2)
     try:
         run()
     except SystemExit as leaving:

@@ -34,8 +34,7 @@ from asyncpp_cli.commands.runs.sweep import sweep
 from asyncpp_cli.commands.runs.train import train
 from asyncpp_cli.commands.runs.tune import tune
 from asyncpp_cli.console import say
-from asyncpp_cli.errors import FAILED, WRONG, UserError, refusal_of
-from asyncpp_cli.package_check import what_happened
+from asyncpp_cli.errors import FAILED, WRONG, refusal_of
 from asyncpp_cli.standard_streams import abandon_output, make_fit
 
 # Some versions of Typer vendor Click: find the class by its name.
@@ -129,8 +128,6 @@ def main() -> None:
     """
     make_fit()
     try:
-        if (damage := what_happened()) is not None:
-            raise UserError(damage)
         if _COMPLETION in os.environ:
             completion_init()
         code = app(prog_name="asyncpp", standalone_mode=False)

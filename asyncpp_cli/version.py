@@ -52,12 +52,7 @@ def commit() -> str | None:
 @functools.cache
 def running_stamp() -> Stamp:
     """The stamp of the code that runs."""
-    from asyncpp_cli.package_check import changed_files
-
-    root = Path(__file__).resolve().parents[1]
-    stamp = stamp_of(root)
-    changed = stamp.commit is not None and not stamp.commit.endswith("-dirty") and changed_files()
-    return Stamp(f"{stamp.commit}-dirty") if changed else stamp
+    return stamp_of(Path(__file__).resolve().parents[1])
 
 
 def stamp_of(root: Path) -> Stamp:

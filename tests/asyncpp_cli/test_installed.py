@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from base64 import urlsafe_b64encode
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,12 +75,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(folder / "site", git(tree, "rev-parse", "--short=12", "HEAD"))
 
 
-@pytest.fixture
-def installed(whole: Installed, tmp_path: Path) -> Iterator[Installed]:
-    """The same, to be changed."""
-    return Installed(Path(shutil.copytree(whole.site, tmp_path / "site")), whole.commit)
-
-
 @needs_git
 @pytest.mark.slow
 def test_an_installation_says_of_which_commit_it_is(whole: Installed, tmp_path: Path) -> None:
@@ -92,15 +83,6 @@ def test_an_installation_says_of_which_commit_it_is(whole: Installed, tmp_path: 
     assert f"\nVersion: {version}\n" in metadata.read_text()
     assert whole.run("--version", cwd=tmp_path).stdout == f"asyncpp {version}\n"
     assert stamp_of(whole.site) == Stamp(whole.commit)
-
-
-@needs_git
-@pytest.mark.slow
-def test_an_installation_that_was_edited_says_so(installed: Installed, tmp_path: Path) -> None:
-    with (installed.site / "optimizers" / "catalogue.py").open("a") as edited:
-        edited.write("# tried something\n")
-    said = installed.run("--version", cwd=tmp_path)
-    assert (said.returncode, said.stdout) == (0, f"asyncpp {RELEASE}+g{installed.commit}.dirty\n")
 
 
 @needs_git
@@ -158,34 +140,3 @@ def test_a_folder_with_packages_of_the_users_own_is_of_no_consequence(
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert (editable.returncode, editable.stdout) == (0, f"asyncpp {asyncpp_version()}\n"), editable.stderr
-
-
-def install_another(site: Path) -> None:
-    """What pip does where a distribution has a top-level package `optimizers`."""
-    content = b"from optimizers.theirs import Lion\n"
-    (site / "optimizers" / "__init__.py").write_bytes(content)
-    information = site / "lion_pack-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: lion-pack\nVersion: 1.0\n")
-    digest = urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-    (information / "RECORD").write_text(f"optimizers/__init__.py,sha256={digest},{len(content)}\n")
-
-
-@needs_git
-@pytest.mark.slow
-def test_a_distribution_installed_over_ours_is_told_and_so_is_its_removal(
-    installed: Installed, tmp_path: Path
-) -> None:
-    install_another(installed.site)
-    for command in (["--version"], ["optimizers", "list"], ["train", "anything"]):
-        said = installed.run(*command, cwd=tmp_path)
-        assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1), said.stderr
-        assert "lion-pack installed a package of that name over it" in said.stderr
-        assert "pip uninstall lion-pack && pip install --force-reinstall --no-deps asyncpp" in said.stderr
-    # pip removes what the other's record names, which was ours once.
-    shutil.rmtree(installed.site / "lion_pack-1.0.dist-info")
-    (installed.site / "optimizers" / "__init__.py").unlink()
-    said = installed.run("optimizers", "list", cwd=tmp_path)
-    assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1), said.stderr
-    assert "optimizers/__init__.py is missing" in said.stderr
-    assert "pip install --force-reinstall --no-deps asyncpp" in said.stderr
