@@ -138,6 +138,7 @@ def rows_of(
             "beta1": config.optimizer.beta1,
             "momentum": config.optimizer.momentum,
             "error_feedback": config.error_feedback.coefficient,
+            "correction": config.correction.name,
             "lr": config.optimizer.lr,
             "steps": config.train.steps,
             "step": at,

@@ -417,6 +417,43 @@ def delayed_all_reduce() -> Iterator[str]:
     yield f"at most {most:.6f} nats per token in any of the 8 pairs"
 
 
+LONGER_DELAYS = "longer-delays-2026-11-24"
+
+
+def longer_delays() -> Iterator[str]:
+    """Losses by rate of each arm; the primary comparisons, and the share of the gap that is closed."""
+    rates: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for row in rows_of(f"{LONGER_DELAYS}-choice"):
+        of = rates.setdefault((row["delay"], _correction(row)), {})
+        of.setdefault(float(row["lr"]), []).append(float(row["val_loss"] or "inf"))
+    for (delay, correction), losses in sorted(rates.items()):
+        tried = ", ".join(f"{lr:g}: {fmean(of):.3f}" for lr, of in sorted(losses.items()))
+        yield f"| {delay} | {correction} | {tried} |"
+    arms: dict[tuple[str, str], Losses] = {}
+    for row in rows_of(LONGER_DELAYS):
+        arm = row["delay"], _correction(row)
+        arms[arm] = {**arms.get(arm, {}), **_by_seed([row])}
+    for (delay, correction), of in sorted(arms.items()):
+        means = [fmean(losses) for losses in of.values()]
+        line = f"| {delay} | {correction} | {fmean(means):.4f} | {stdev(means):.4f} |"
+        if delay != "0":
+            against = ("0", "none") if correction == "none" else (delay, "none")
+            found = difference(of, arms[against], comparisons=12)
+            assert found.seeds == 6
+            line += f" {found} | {_errors(found)} | {found.verdict(bound=BOUND)} |"
+        yield line
+        if correction != "none":
+            sync, plain = (fmean(map(fmean, arms[arm].values())) for arm in (("0", "none"), (delay, "none")))
+            closed = (plain - fmean(means)) / (plain - sync)
+            yield f"{correction} closes {closed:.0%} of the gap at a delay of {delay}"
+
+
+def _correction(row: Row) -> str:
+    if float(row["error_feedback"] or 0):
+        return "error feedback"
+    return row["correction"].replace("-", " ") or "none"
+
+
 SLOW_LINK = "slow-link-2026-11-24"
 
 

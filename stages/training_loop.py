@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -244,6 +245,7 @@ class TrainingLoop:
                 RankReport(
                     rank=rank.number,
                     data_rank=rank.connection.data.rank,
+                    host=socket.gethostname(),
                     trace=rank.executor.trace,
                     met=met,
                     memory=self._memory_meter.measure(rank),

@@ -1,13 +1,17 @@
-"""How evenly a model is cut into stages, by multiply-adds."""
+"""How evenly a model is cut into stages: by multiply-adds, or by the times that a run measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from schedules import options_taken
+from schedules.costs import RankTimes
+from schedules.library.v_block import whole_costs
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
-from stages.model.partition import StageCut, cut_model
+from stages.model.partition import StageCut, cut_model, cut_of, cut_over_ranks, stage_cost, stage_cuts
+from stages.pipeline.segments import schedule_facts
 
 STAGES = (4, 8, 16)
 """Numbers of stages that are compared."""
@@ -39,10 +43,96 @@ def balances(config: RunConfig) -> Iterator[Balance]:
 
 def efficiency(config: RunConfig, cuts: list[StageCut]) -> float:
     """Mean multiply-adds of a stage over those of the largest, in 0..1."""
+    loads = _loads(config, cuts)
+    return sum(loads) / len(loads) / max(loads)
+
+
+def _loads(config: RunConfig, cuts: Sequence[StageCut]) -> list[int]:
+    """Multiply-adds of each stage for a token."""
     spec, context = describe(config.model), config.data.context
-    loads = [
+    return [
         sum(spec.halves[half].forward_multiply_adds(context=context) for half in cut.halves)
         + cut.has_head * spec.head.forward_multiply_adds(context=context)
         for cut in cuts
     ]
-    return sum(loads) / len(loads) / max(loads)
+
+
+class MeasuredBalance(NamedTuple):
+    """The times of a run's ranks, and the cut that evens them out."""
+
+    seconds: list[float]
+    """What each rank computes for a micro-batch, as measured."""
+    speed: list[float]
+    """Multiply-adds per second of each rank over the mean of all."""
+    cut: list[float]
+    """The run's cut, blocks of each stage."""
+    even_cut: list[float]
+    """The cut whose slowest rank is fastest, if each rank keeps its speed."""
+    expected: list[float]
+    """What each rank computes for a micro-batch under that cut, seconds."""
+    costs: list[int] | None
+    """`schedule.costs` in the proportions measured; None where the schedule does not take them."""
+
+    @property
+    def efficiency(self) -> float:
+        """Mean time of a rank over the largest, in 0..1."""
+        return sum(self.seconds) / len(self.seconds) / max(self.seconds)
+
+    @property
+    def expected_efficiency(self) -> float:
+        """The same under `even_cut`."""
+        return sum(self.expected) / len(self.expected) / max(self.expected)
+
+
+def measured_balance(config: RunConfig, times: RankTimes) -> MeasuredBalance:
+    """The cut for ranks that are as fast as a run measured.
+
+    A rank's speed is that of all that it computes: a head that takes longer for a multiply-add than a block
+    counts as a slower rank, so the proposal may be measured and evened out again.
+
+    Args:
+        config: of the run.
+        times: as it measured them.
+    """
+    context, cuts, head_stage = config.data.context, cut_of(config), len(cut_of(config)) - 1
+    rank_of_stage = schedule_facts(config).placement or tuple(range(len(cuts)))
+    ranks = len(times.forward)
+    loads = [0.0] * ranks
+    for rank, load in zip(rank_of_stage, _loads(config, cuts), strict=True):
+        loads[rank] += load
+    by_op = (times.forward, times.input_half, times.weight_half)
+    seconds = [sum(of_rank) for of_rank in zip(*by_op, strict=True)]
+    pace = [took / load for took, load in zip(seconds, loads, strict=True)]
+    spec = describe(config.model)
+    halves = [half.forward_multiply_adds(context=context) for half in spec.halves]
+    blocks = [sum(halves[first : first + 2]) for first in range(0, len(halves), 2)]
+    head = spec.head.forward_multiply_adds(context=context)
+
+    def cost(stage: int, size: int, within: bool) -> float:
+        load = stage_cost(blocks, halves, stage, size, within=within) + head * (stage == head_stage)
+        return load * pace[rank_of_stage[stage]]
+
+    divides_blocks = tuple(rank_of_stage[:ranks]) == tuple(range(ranks))
+    sizes = cut_over_ranks(
+        items=len(halves),
+        rank_of_stage=rank_of_stage,
+        cost=cost,
+        fits=lambda sizes, within: True,
+        step=1 if divides_blocks else 2,
+        together=2,
+        may_be_empty=divides_blocks,
+    )
+    assert sizes is not None, "the run's own cut is one"
+    even = stage_cuts([size / 2 for size in sizes])
+    expected = [0.0] * ranks
+    for rank, load in zip(rank_of_stage, _loads(config, even), strict=True):
+        expected[rank] += load * pace[rank]
+    takes_costs = "costs" in options_taken(config.schedule.name)
+    return MeasuredBalance(
+        seconds=seconds,
+        speed=[sum(pace) / ranks / of_rank for of_rank in pace],
+        cut=[cut.size for cut in cuts],
+        even_cut=[cut.size for cut in even],
+        expected=expected,
+        costs=list(whole_costs(*map(sum, by_op))) if takes_costs else None,
+    )

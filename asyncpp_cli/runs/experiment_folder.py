@@ -198,6 +198,12 @@ def run_at(path: Path) -> Run:
     return experiment.run(cells[0].id)
 
 
+def run_is_named(text: str) -> bool:
+    """Whether a text that may be a template names a run instead: DIR/PREFIX or its folder."""
+    path = Path(text)
+    return path.is_dir() or (not path.exists() and (_folder_of_runs(path) / EXPERIMENT_FILE).exists())
+
+
 def runs_named(path: Path, further: Sequence[str] | None) -> tuple[Experiment, list[Run]]:
     """The experiment and the runs that a command line names; no runs if it names the experiment alone.
 

@@ -26,8 +26,15 @@ def measured_run(folder: Path) -> MeasuredRun:
     """Compute times of the run in `folder`, averaged over its segments.
 
     Raises:
-        UserError: no segment was measured.
+        UserError: no segment was measured, or a row is damaged.
     """
+    try:
+        return _measured_run(folder)
+    except KeyError as error:
+        raise UserError(f"{folder}: metrics.jsonl: a row lacks {error.args[0]}") from error
+
+
+def _measured_run(folder: Path) -> MeasuredRun:
     rows = run_at(folder).metrics()
     starts = [row for row in rows if row["kind"] == "start"]
     segments = [row for row in rows if row["kind"] == "segment"]

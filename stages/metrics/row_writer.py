@@ -27,6 +27,7 @@ class RankReport:
 
     rank: int
     data_rank: int
+    host: str
     trace: RankTrace
     met: Meeting
     """When it left the latest meeting before the segment."""
@@ -115,6 +116,7 @@ class Rows:
         self.write(
             rows.segment_row(
                 {(report.rank, report.data_rank): report.trace for report in reports},
+                hosts={(report.rank, report.data_rank): report.host for report in reports},
                 first_step=first_step,
                 steps=steps,
                 writer=self._writer,

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
 from stages.update.balance import BlockLoad
 
 Row = dict[str, Any]
+_T = TypeVar("_T")
 
 
 def tokens_per_update(config: RunConfig, *, update_interval: int) -> int:
@@ -90,6 +91,7 @@ def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:
 def segment_row(
     traces: Mapping[tuple[int, int], RankTrace],
     *,
+    hosts: Mapping[tuple[int, int], str],
     first_step: int,
     steps: int,
     writer: tuple[int, int],
@@ -102,6 +104,7 @@ def segment_row(
 
     Args:
         traces: by rank of the pipeline and data rank.
+        hosts: of these ranks.
         first_step: of the segment.
         steps: of the segment.
         writer: the rank whose clock is used.
@@ -120,6 +123,10 @@ def segment_row(
         "steady_seconds": traces[writer].steady_seconds if timed else 0.0,
         "busy": _mean_busy(traces) if timed else [],
         "action_seconds": _action_seconds(by_stage) if timed else {},
+        "compute_seconds": _by_rank(
+            {at: trace.compute_seconds for at, trace in traces.items()} if timed else {}
+        ),
+        **({"hosts": _by_rank(hosts)} if len(set(hosts.values())) > 1 else {}),
         "delay_min": [trace.delay_min for trace in by_stage],
         "delay_max": [trace.delay_max for trace in by_stage],
         "mismatch_max": [trace.mismatch_max for trace in by_stage],
@@ -148,13 +155,18 @@ def _action_seconds(by_stage: Sequence[StageTrace]) -> dict[str, list[float | No
     return means
 
 
+def _by_rank(values: Mapping[tuple[int, int], _T]) -> list[list[_T]]:
+    """For each rank of the pipeline, the values of its data ranks."""
+    by_rank: dict[int, list[_T]] = {}
+    for (rank, _), value in sorted(values.items(), key=lambda item: item[0]):
+        by_rank.setdefault(rank, []).append(value)
+    return list(by_rank.values())
+
+
 def _mean_busy(traces: Mapping[tuple[int, int], RankTrace]) -> list[float | None]:
     """Busy share of each rank of the pipeline, the mean over data ranks."""
-    by_rank: dict[int, list[float | None]] = {}
-    for (rank, _), trace in sorted(traces.items()):
-        by_rank.setdefault(rank, []).append(trace.busy)
     means: list[float | None] = []
-    for shares in by_rank.values():
+    for shares in _by_rank({at: trace.busy for at, trace in traces.items()}):
         known = [share for share in shares if share is not None]
         means.append(sum(known) / len(known) if known else None)
     return means

@@ -109,6 +109,19 @@ class RankTrace:
             return None
         return 1 - (self.update_waited[-1] - self.update_waited[0]) / self.steady_seconds
 
+    @property
+    def compute_seconds(self) -> float | None:
+        """Mean seconds of computing for a micro-batch, updates not counted; None without a forward."""
+        forwards = (trace.actions.get(Op.FORWARD, (0, 0.0))[0] for trace in self.stages.values())
+        microbatches = max(forwards, default=0)
+        computed = sum(
+            seconds
+            for trace in self.stages.values()
+            for op, (_, seconds) in trace.actions.items()
+            if op is not Op.UPDATE
+        )
+        return computed / microbatches if microbatches else None
+
 
 def staleness_problem(traces: Iterable[RankTrace], expected: Analysis) -> str | None:
     """Describes the first stage whose measured delays differ from the program's; None: there is none."""

@@ -93,7 +93,8 @@ def processes_of(run: Run) -> list[ProcessId]:
 
 
 def rows_of(run: Run, kind: str) -> list[dict[str, Any]]:
-    clock = {"seconds", "steady_seconds", "steady_tokens", "busy", "action_seconds", "load_per_core"}
+    clock = {"seconds", "steady_seconds", "steady_tokens", "busy", "load_per_core"}
+    clock |= {"action_seconds", "compute_seconds"}
     # A replay, with which these runs are compared, has no message buffers.
     measured = clock | {"memory"}
     return [

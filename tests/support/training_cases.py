@@ -111,8 +111,8 @@ def of_writers(by_rank: list[list[Any]], configs: Sequence[RunConfig]) -> list[A
 
 def measured(rows: Rows) -> list[dict[str, Any]]:
     """The rows of a run without timings."""
-    timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed", "action_seconds"}
-    timed.add("diagnostics_seconds")
+    timed = {"time", "seconds", "steady_seconds", "steady_tokens", "busy", "replayed"}
+    timed |= {"action_seconds", "compute_seconds", "diagnostics_seconds"}
     between_processes = {"messages", "reduction", "total"}
     return [
         {

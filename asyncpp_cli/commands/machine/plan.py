@@ -28,7 +28,7 @@ def plan(
         str,
         typer.Argument(
             metavar="MODEL|TEMPLATE",
-            help="Template of a model or an experiment, or its file.",
+            help="Template of a model or an experiment, or its file; with --balance also a run, DIR/PREFIX.",
             autocompletion=models_and_templates,
         ),
     ],
@@ -101,7 +101,9 @@ def plan(
     as_balance: Annotated[
         bool,
         typer.Option(
-            "--balance", help="How evenly the model is cut into 4, 8 and 16 stages, by multiply-adds."
+            "--balance",
+            help="How evenly the model is cut into 4, 8 and 16 stages, by multiply-adds; of a run, by the "
+            "times of its ranks, and the cut that evens them out.",
         ),
     ] = False,
     out: Annotated[
@@ -133,10 +135,16 @@ def plan(
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
     from asyncpp_cli.planner.roofline import Roofline
+    from asyncpp_cli.runs.experiment_folder import run_is_named
 
     for name in schedule or ():
         if name not in schedules.NAMES:
             raise UserError(f"--schedule {name}: unknown; accepted: {', '.join(schedules.NAMES)}")
+    if as_balance and run_is_named(what):
+        if changes:
+            raise UserError(f"--balance of a run takes no {changes[0]}: it was trained with its own settings")
+        _show_measured_balance(Path(what), as_json=as_json)
+        return
     base = base_of(what, changes or [])
     if base.config.model.factory is not None:
         raise UserError(
@@ -241,6 +249,51 @@ def _show_balance(base: Base, *, as_json: bool) -> None:
         title=f"{base.config.model.name}, sequences of {base.config.data.context} tokens: mean multiply-adds "
         "of a stage over those of the largest",
     )
+
+
+def _show_measured_balance(folder: Path, *, as_json: bool) -> None:
+    """Print how even a run's ranks were, and the cut for ranks that are as fast."""
+    from asyncpp_cli.console import show_line, show_table
+    from asyncpp_cli.planner.balance import measured_balance
+    from asyncpp_cli.runs.experiment_folder import run_at
+    from asyncpp_cli.schedule_tools.measured_costs import measured_run
+
+    run = run_at(folder)
+    config = run.config()
+    if config.model.factory is not None:
+        raise UserError(f"{folder}: model.factory: what a part of a user's own model costs is unknown")
+    found = measured_balance(config, measured_run(run.folder).times)
+    if as_json:
+        known = found._asdict() | {
+            "efficiency": found.efficiency,
+            "expected_efficiency": found.expected_efficiency,
+        }
+        json.dump(known, sys.stdout, indent=1)
+        print()
+        return
+    rows = zip(found.seconds, found.speed, found.expected, strict=True)
+    show_table(
+        ["rank", "ms per micro-batch", "speed", "ms expected"],
+        [
+            [str(rank), f"{1e3 * took:.3g}", f"{speed:.2f}", f"{1e3 * expected:.3g}"]
+            for rank, (took, speed, expected) in enumerate(rows)
+        ],
+        title=f"{run.id}: what each rank computes for a micro-batch; speed: multiply-adds per second over "
+        "the mean of the ranks",
+    )
+    show_line(
+        f"Mean over the slowest rank: {found.efficiency:.3f} with parallel.cut: {_listed(found.cut)}; "
+        f"expected {found.expected_efficiency:.3f} with parallel.cut: {_listed(found.even_cut)}, whose "
+        "memory is not checked here (asyncpp sweep --list does)."
+    )
+    if found.costs is not None:
+        show_line(
+            f"Proportions of forward and of the two halves of a backward: schedule.costs: {found.costs}"
+        )
+
+
+def _listed(cut: list[float]) -> str:
+    return f"[{', '.join(map(str, cut))}]"
 
 
 def _show_map(

@@ -12,6 +12,7 @@ from asyncpp_cli.report.analysis.pairs import Pairs, losses_by_seed, pairs
 from asyncpp_cli.report.analysis.statistics import Interval, Spread, paired, spread, welch
 from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult
+from asyncpp_cli.report.load.slowest import Slowest
 from asyncpp_cli.runs.attempts.cost import Cost, total
 from schedules import FAMILY, OPTIONS
 
@@ -165,6 +166,12 @@ class CellResult:
         """For each rank the share of the steady state in which it did not wait, mean over the seeds."""
         waited = _by_rank(run.measurement.bubble_by_rank for run in self.completed)
         return [1 - sum(shares) / len(shares) for shares in waited]
+
+    @property
+    def slowest(self) -> Slowest | None:
+        """Of the run whose ranks are least even."""
+        known = [run.measurement.slowest for run in self.completed]
+        return max(filter(None, known), key=lambda found: found.ratio * (found.peer_ratio or 1), default=None)
 
     @property
     def peak_memory(self) -> list[float]:

@@ -1,4 +1,5 @@
-"""The results in sentences: the cost of delay, what corrections recover, and the gain in throughput."""
+"""The results in sentences: the cost of delay, what corrections recover, the gain in throughput, and what the
+ranks wait for."""
 
 from __future__ import annotations
 
@@ -18,6 +19,9 @@ MAX_GROUPS = 4
 MAX_VALUES = 8
 """Gaps that a sentence lists; of more it gives the range of each arm."""
 
+UNEVEN = 1.1
+"""Time of the slowest rank over the mean, or of a process over its peers, that is worth a sentence."""
+
 MAX_NAMED = 6
 """Cells that a sentence names."""
 
@@ -26,10 +30,11 @@ def summary_lines(cells: Sequence[CellResult]) -> list[str]:
     """The results of the delayed cells in sentences; empty without a synchronous counterpart."""
     delayed = [cell for cell in cells if cell.baseline is not None and not cell.synchronous]
     if not delayed:
-        return []
+        return _slowest_sentences(cells)
     return [
         *_loss_sentences(delayed),
         *_speed_sentences(delayed),
+        *_slowest_sentences(cells),
         *_target_sentences(delayed),
         *_more_updates(delayed),
         *_unpaired(cells, delayed),
@@ -179,6 +184,30 @@ def _speed_sentences(delayed: Sequence[CellResult]) -> list[str]:
                 "More than that comes from other programs on the machine, from slow messages, or from "
                 "chance: measure again on a quiet machine before you believe it."
             )
+    return sentences
+
+
+def _slowest_sentences(cells: Sequence[CellResult]) -> list[str]:
+    """The rank that others wait for, and the machine that is slower than others with the same work: each in
+    the cell where it is slowest."""
+    names = dict(zip(map(id, cells), arm_names(cells), strict=True))
+    known = [(cell, cell.slowest) for cell in cells if cell.slowest is not None]
+    sentences = []
+    cell, found = max(known, key=lambda pair: pair[1].ratio, default=(None, None))
+    if cell and found and found.ratio >= UNEVEN:
+        run = next(run.id for run in cell.completed if run.measurement.slowest is not None)
+        sentences.append(
+            f"Balance: in {names[id(cell)]} rank {found.rank} computes {found.ratio:.2f} times as long as "
+            f"the mean of the ranks, which wait for it; `asyncpp plan DIR/{run} --balance` finds a more even "
+            "cut."
+        )
+    cell, found = max(known, key=lambda pair: pair[1].peer_ratio or 0.0, default=(None, None))
+    if cell and found and found.peer and found.peer_ratio and found.peer_ratio >= UNEVEN:
+        rank, data_rank = found.peer
+        sentences.append(
+            f"Slow machine: in {names[id(cell)]} data rank {data_rank} of rank {rank}, on {found.host}, "
+            f"takes {found.peer_ratio:.2f} times as long as the other data ranks with the same work."
+        )
     return sentences
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncpp_cli.report.load.diagnostics import DiagnosticsSummary, summary
 from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
+from asyncpp_cli.report.load.slowest import Slowest, slowest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class Measurement:
     bubble: float | None = None
     """Share of the steady state that ranks waited, mean over ranks, in 0..1."""
     bubble_by_rank: tuple[float, ...] = ()
+    slowest: Slowest | None = None
+    """The rank that the others wait for, by what the ranks computed."""
     peak_memory: tuple[float, ...] = ()
     """Peak bytes of each rank of the pipeline: allocated on the device, or where the device does not count
     them, held by the run itself."""
@@ -128,6 +131,7 @@ def measure(metrics: Metrics) -> Measurement:
         mismatch=max((mismatch for row in segments for mismatch in row["mismatch_max"]), default=None),
         bubble=sum(bubble_by_rank) / len(bubble_by_rank) if bubble_by_rank else None,
         bubble_by_rank=bubble_by_rank,
+        slowest=slowest(segments, start),
         peak_memory=_peak_memory(segments),
         load_per_core=max((row["load_per_core"] for row in segments if "load_per_core" in row), default=None),
         **_load(segments),

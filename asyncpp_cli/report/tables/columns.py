@@ -114,6 +114,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         averaged("bubble", "bubble\n(pred.)", form="{:.0%}", text=_bubble_text, secondary=True),
         single("bubble_predicted"),
         single("busy_by_rank"),
+        *_slowest_columns(),
         single("peak_memory_min", value=lambda cell: min(cell.peak_memory, default=None)),
         _memory_column(cells),
         single("peak_memory_by_rank", value=attrgetter("peak_memory")),
@@ -152,6 +153,15 @@ def _cost_column(name: str, title: str, *, drop_order: int) -> Column:
         return formatted(value(cell) or None, "{:.3g}")
 
     return single(name, title, value, text=text, drop_order=drop_order)
+
+
+def _slowest_columns() -> list[Column]:
+    """The rank that others wait for, and the slowest of the processes with the same work."""
+
+    def field_of(name: str) -> Column:
+        return single(f"slowest_{name}", value=lambda cell: getattr(cell.slowest, name, None))
+
+    return [field_of(name) for name in ("rank", "ratio", "peer", "peer_ratio", "host")]
 
 
 def _diagnostics_columns() -> list[Column]:

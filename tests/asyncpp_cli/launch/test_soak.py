@@ -46,8 +46,8 @@ train: {{steps: 48, microbatch_size: 1, eval_interval: 24, eval_microbatches: 2,
 site: {{device: cpu, timeout: 60}}
 """
 OF_A_PROCESS = {
-    *("time", "seconds", "steady_seconds", "steady_tokens", "busy", "action_seconds", "load_per_core"),
-    *("checksum", "memory"),
+    *("time", "seconds", "steady_seconds", "steady_tokens", "busy"),
+    *("action_seconds", "compute_seconds", "load_per_core", "checksum", "memory"),
 }
 """Fields that a replay, with which the killed runs are compared, fills differently."""
 SURVIVORS_TIME = 5.0

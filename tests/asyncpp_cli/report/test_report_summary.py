@@ -12,6 +12,7 @@ from asyncpp_cli.report.analysis.conditions import CROWDED, conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.report.load.slowest import Slowest, slowest
 
 
 def words_of(*runs: RunResult) -> str:
@@ -110,3 +111,34 @@ def test_a_machine_that_was_busy_is_named() -> None:
     for runs, said in (([idle], False), ([idle, busy], True)):
         lines = " ".join(conditions_lines(aggregate(runs)[0]))
         assert (f"busy during 1 of 2 runs: up to {3 * CROWDED:.1f} processes per core" in lines) == said
+
+
+def uneven(schedule: str, seconds: list[list[float]], hosts: list[list[str]] | None = None) -> RunResult:
+    """A run whose data ranks (of each rank of the pipeline) computed so long for a micro-batch."""
+    result = run(schedule, loss=2.0)
+    start = {"host": "node0", **(result.measurement.start or {})}
+    segment = {"steps": 4, "compute_seconds": seconds} | ({"hosts": hosts} if hosts else {})
+    even = segment | {"steps": 1, "compute_seconds": [[0.0] * len(of_rank) for of_rank in seconds]}
+    measured = slowest([segment, even], start)
+    return replace(result, measurement=replace(result.measurement, slowest=measured))
+
+
+def test_the_rank_that_others_wait_for_is_named() -> None:
+    said = words_of(uneven("1f1b", [[1.0], [1.0], [1.0], [1.0]]), uneven("2bw", [[1.0], [1.0], [1.5], [1.0]]))
+    assert "Balance: in 2bw muon rank 2 computes 1.33 times as long as the mean of the ranks" in said
+    assert "Slow machine" not in said
+    assert "--balance" not in words_of(run("1f1b", loss=2.0), uneven("2bw", [[1.0], [1.1]]))
+
+
+def test_a_data_rank_that_is_slower_than_its_peers_is_named_with_its_machine() -> None:
+    hosts = [["node1", "node2", "node3"], ["node4", "node5", "node6"]]
+    said = words_of(run("1f1b", loss=2.0), uneven("2bw", [[1.0, 1.0, 1.0], [1.0, 1.3, 1.0]], hosts))
+    assert "Slow machine: in 2bw muon data rank 1 of rank 1, on node5, takes 1.30 times" in said
+    assert "Balance" not in said
+    found = slowest([{"steps": 1, "compute_seconds": [[1.0, 3.0]]}], {"host": "node0"})
+    assert found == Slowest(rank=0, ratio=1.0, peer=(0, 1), peer_ratio=3.0, host="node0")
+
+
+def test_one_rank_alone_waits_for_nobody() -> None:
+    assert slowest([{"steps": 1, "compute_seconds": [[1.0]]}], None) is None
+    assert slowest([{"steps": 1, "compute_seconds": []}], None) is None
