@@ -18,8 +18,12 @@ from statistics import fmean, median, stdev
 
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.report.analysis.steps_to_loss import steps_ratio
+from asyncpp_cli.schedule_tools.options import Geometry
+from asyncpp_cli.schedule_tools.programs import CostOptions, comparison
 from benchmarks.held_out import Difference, Losses, blocks_of, difference
+from benchmarks.results import delayed_adamw as delayed
 from benchmarks.results import gap_map as law
+from benchmarks.results import time_to_loss
 from benchmarks.results.best_rates import best
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,47 +50,64 @@ def rows_of(name: str) -> list[Row]:
 
 
 def delayed_adamw() -> Iterator[str]:
-    """Losses at the best rate and gaps of the lengths that the page shows; gaps that its text repeats."""
-    losses = delayed_losses()
-    for length in ("300", "1200", "4800", "19200"):
-        arms = {arm: best(rates) for arm, rates in losses.items() if arm[0] == ("steps", length)}
-        baseline = arms[(("steps", length), *ADAMW.items())]
-        for chosen in arms.values():
-            differences = _by_common_seed(chosen.losses, baseline.losses)
-            interval = paired(differences)
-            between = "-" if interval is None else f"{interval.low:+.4f} to {interval.high:+.4f}"
-            edge = " (edge)" if chosen.on_edge else ""
-            numbers = f"{fmean(chosen.losses.values()):.4f} | {fmean(differences):+.4f} | {between}"
-            yield f"{chosen.lr:g}{edge} | {numbers} | {len(differences)} |"
-            yield ", ".join(f"{lr:g}: {loss:.3f}" for lr, loss in chosen.tried.items())
+    """Tables and rank correlations of the lengths that the page shows, and gaps that its text repeats."""
+    losses = delayed.read()
+    for section in delayed.page(losses).split("## ")[1:]:
+        steps, _, body = section.partition(" steps")
+        if steps in ("300", "1,200", "4,800", "19,200"):
+            yield from filter(str.strip, body.splitlines())
     for steps in (4_800, 19_200):
         yield _gap(losses, steps, QHADAMW)
     for arm in (QHADAMW, {**QHADAMW, "optimizer.beta1": "0.975", "optimizer.momentum_weight": "0.55"}):
         yield _gap(losses, 4_800, arm, {**arm, "schedule": "1f1b"})
-
-
-Arm = tuple[tuple[str, str], ...]
-"""Steps and settings of a way to train, but for rate and seed."""
-ByRate = Mapping[float, Mapping[int, float]]
-"""The last validation loss by rate and seed."""
-
-
-def delayed_losses() -> Mapping[Arm, ByRate]:
-    losses: dict[Arm, dict[float, dict[int, float]]] = {}
-    for row in rows_of(DELAYED_ADAMW):
-        lr, seed, loss = (row[name] for name in ("optimizer.lr", "seed", "val_loss"))
-        left_out = ("optimizer.lr", "seed", "val_loss")
-        arm = tuple((key, value) for key, value in row.items() if value and key not in left_out)
-        losses.setdefault(arm, {}).setdefault(float(lr), {})[int(seed)] = float(loss)
-    return losses
-
-
-def _by_common_seed(losses: Mapping[int, float], baseline: Mapping[int, float]) -> list[float]:
-    return [losses[seed] - baseline[seed] for seed in sorted(losses.keys() & baseline.keys())]
+    yield from _times(losses)
 
 
 STEP_TIMES = [1.843, 1.867, 1.863, 1.863, 1.868]
 """Measured steps of 1f1b over those of 2bw at m = p = 8, by round: from the page, without a raw file."""
+
+
+def _times(losses: delayed.Losses) -> Iterator[str]:
+    """Time to the loss of synchronous training, under `1f1b` as measured and others as simulated."""
+    near = {arm: rates for arm, rates in losses.items() if arm.steps in (3_200, 4_800, 7_200)}
+    qhadamw = ", ".join(("1f1b, qhadamw", *(f"{name} {QHADAMW[name]}" for name in list(QHADAMW)[2:])))
+    of_steps = {}
+    for synchronous in ("adamw", qhadamw):
+        text = time_to_loss.page(
+            near, qhadamw.replace("1f1b", "2bw"), STEP_TIMES, synchronous_arm=synchronous
+        )
+        measured = [line for line in text.splitlines() if line.startswith(("Steps to", "Time to"))]
+        of_steps[synchronous], time = (_numbers(line) for line in measured)
+        if synchronous == "adamw":
+            yield text
+        else:
+            ratio, low, high = of_steps[synchronous]
+            yield f"{ratio:.3f} of its steps ({low:.3f} to {high:.3f})"
+            yield f"{time[0]:.3f} of its time (95 %: {time[1]:.3f} to {time[2]:.3f})"
+    for microbatches in (8, 32):
+        steps = {
+            row["schedule"]: row["step_time"]
+            for row in comparison(
+                ["1f1b", "zb-v", "2bw"], Geometry(stages=8, microbatches=microbatches), CostOptions()
+            )
+        }
+        for schedule in ("1f1b", "zb-v"):
+            yield f"{steps[schedule]:g} / {steps['2bw']:g} = {steps[schedule] / steps['2bw']:.3f}"
+        zb_v = steps["zb-v"] / steps["2bw"]
+        if microbatches == 8:
+            for optimizer in ("adamw", qhadamw):
+                ratio, low, high = (number / zb_v for number in of_steps[optimizer])
+                yield f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+        else:
+            adamw, own = of_steps["adamw"][0], of_steps[qhadamw][0]
+            flushed = steps["1f1b"] / steps["2bw"]
+            yield f"{adamw / zb_v:.2f} of AdamW's time and {own / zb_v:.2f} of `qhadamw`'s under `zb-v`"
+            yield f"{adamw / flushed:.2f} and {own / flushed:.2f} under `1f1b`"
+
+
+def _numbers(line: str) -> list[float]:
+    """The ratio and the bounds of its interval in a line of `time_to_loss`."""
+    return [float(number) for number in re.findall(r"\b\d+\.\d+\b", line)]
 
 
 QHADAMW = {
@@ -99,20 +120,24 @@ ADAMW = {"schedule": "1f1b", "optimizer": "adamw", "optimizer.beta1": "0.9"}
 
 
 def _gap(
-    losses: Mapping[Arm, ByRate], steps: int, arm: Mapping[str, str], baseline: Mapping[str, str] = ADAMW
+    losses: delayed.Losses, steps: int, arm: Mapping[str, str], baseline: Mapping[str, str] = ADAMW
 ) -> str:
     """Mean difference of two arms, each at its best rate, paired by seed, with its interval."""
     return _shown(_differences(losses, steps, arm, baseline))
 
 
 def _differences(
-    losses: Mapping[Arm, ByRate], steps: int, arm: Mapping[str, str], baseline: Mapping[str, str]
+    losses: delayed.Losses, steps: int, arm: Mapping[str, str], baseline: Mapping[str, str]
 ) -> list[float]:
     ends, synchronous = (
-        next(best(rates).losses for of, rates in losses.items() if dict(of) == {"steps": str(steps), **key})
+        next(
+            best(rates).losses
+            for of, rates in losses.items()
+            if (of.steps, dict(of.settings)) == (steps, key)
+        )
         for key in (arm, baseline)
     )
-    return _by_common_seed(ends, synchronous)
+    return [ends[seed] - synchronous[seed] for seed in sorted(ends.keys() & synchronous.keys())]
 
 
 def _shown(differences: Sequence[float]) -> str:
@@ -163,7 +188,7 @@ def _verdicts_on_muon() -> Iterator[str]:
 
 def optimizers_document() -> Iterator[str]:
     """The evidence table of docs/optimizers.md: gap to synchronous AdamW and, of `qhadamw`, to itself."""
-    losses = delayed_losses()
+    losses = delayed.read()
     uncorrected = {**ADAMW, "schedule": "2bw"}
     for name, arm in {
         "adamw": uncorrected,

@@ -8,6 +8,7 @@ import numpy as np
 
 from optimizers.catalogue import method_named
 from optimizers.options import Value
+from optimizers.theory.filters import Filter, limit
 from optimizers.theory.stability import largest_stable_step, polynomials
 
 
@@ -26,7 +27,7 @@ def momentum_limit(
         coefficient: c of error feedback.
 
     Returns:
-        None for a momentum that is neither quasi-hyperbolic nor Adan's.
+        None for a momentum that is neither a point of `optimizers.theory.filters` nor Adan's.
     """
     averaging = method_named(name).momentum
     if averaging is None:
@@ -34,9 +35,8 @@ def momentum_limit(
     momentum = averaging(settings, step)
     if momentum.change is not None:
         return _of_adan(beta1=momentum.beta, beta2=momentum.change, delay=delay, coefficient=coefficient)
-    return largest_stable_step(
-        *polynomials(beta=momentum.beta, weight=momentum.weight, coefficient=coefficient, delay=delay)
-    )
+    own = Filter(beta=momentum.beta, weight=momentum.weight, coefficient=coefficient)
+    return limit(own, delay=delay)
 
 
 def _of_adan(*, beta1: float, beta2: float, delay: int, coefficient: float) -> float:

@@ -3,8 +3,6 @@ quadratic."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -51,14 +49,6 @@ def test_the_best_coefficient(form: str, beta: float, low: float, high: float, r
     coefficient, limit = best_coefficient(form, beta=beta, delay=1)
     assert low <= coefficient <= high
     assert limit >= reached - 1e-12
-
-
-@pytest.mark.parametrize("delay", range(9))
-def test_the_limit_of_descent_without_momentum(delay: int) -> None:
-    """A root e^(i theta) of z^(d+1) - z^d + a needs theta = pi / (2 d + 1), and a = 2 sin(theta / 2)."""
-    closed_form = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
-    found = stability_limit("none", beta=0.0, delay=delay, coefficient=0.0)
-    assert found == pytest.approx(closed_form, rel=1e-9)
 
 
 @given(beta=st.floats(0.0, 0.999))

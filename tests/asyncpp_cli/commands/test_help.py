@@ -66,7 +66,7 @@ COMMANDS = [
     ["schedule", "show"],
     ["optimizers"],
     ["theory"],
-    ["theory", "stability"],
+    ["theory", "frontier"],
 ]
 
 

@@ -1,0 +1,231 @@
+"""Momentum as a filter: limit, noise and lag against closed forms and simulation; the frontier against random
+filters."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizers.build import build_optimizer
+from optimizers.theory.filters import Filter, lag, limit, noise, settling, weight_variance
+from optimizers.theory.frontier import NAMED, frontier, most_stable, point, share_of_frontier
+from optimizers.theory.stability import stability_limit
+
+FILTERS = st.builds(
+    Filter, beta=st.floats(0.0, 0.98), weight=st.floats(0.0, 1.0), coefficient=st.floats(0.0, 2.5)
+)
+
+
+def iterated(chosen: Filter, *, delay: int, gradients: np.ndarray, curvature: float) -> np.ndarray:
+    """y after each update of eta = 1 by the recurrence itself, from y = 1, with noise `gradients`."""
+    y, momentum = 1.0, 0.0
+    computed_with = [y] * (delay + 1)
+    path = np.empty(len(gradients))
+    for t, disturbance in enumerate(gradients):
+        gradient = curvature * computed_with[-1 - delay] + disturbance
+        momentum = chosen.beta * momentum + (1 - chosen.beta) * gradient
+        previous, y = y, y - (1 - chosen.weight) * gradient - chosen.weight * momentum
+        computed_with = [*computed_with[-delay - 1 :], y + chosen.coefficient * (y - previous)]
+        path[t] = y
+    return path
+
+
+def impulse_response(chosen: Filter, *, length: int = 4000) -> np.ndarray:
+    """Updates of the weights that compute after a gradient of 1 and zeros."""
+    gradients = np.eye(1, length)[0]
+    path = 1 - iterated(Filter(chosen.beta, chosen.weight, 0.0), delay=0, gradients=gradients, curvature=0.0)
+    updates = np.diff(path, prepend=0.0)
+    return updates + chosen.coefficient * np.diff(updates, prepend=0.0)
+
+
+@pytest.mark.parametrize("delay", range(9))
+def test_the_limit_of_descent_without_momentum(delay: int) -> None:
+    """A root e^(i theta) of z^(d+1) - z^d + a needs theta = pi / (2 d + 1), and a = 2 sin(theta / 2)."""
+    closed_form = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
+    assert limit(Filter(0.0, 0.0, 0.0), delay=delay) == pytest.approx(closed_form, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("beta", "weight", "synchronous", "delayed"), [(0.9, 1.0, "38", "1"), (0.95, 0.95, "27", "3.7")]
+)
+def test_plain_momentum_loses_far_more_than_nesterovs(
+    beta: float, weight: float, synchronous: str, delayed: str
+) -> None:
+    chosen = Filter(beta, weight, 0.0)
+    assert f"{limit(chosen, delay=0):.2g}" == synchronous
+    assert f"{limit(chosen, delay=1):.2g}" == delayed
+
+
+@given(beta=st.floats(0.0, 0.99), delay=st.integers(0, 8), coefficient=st.floats(0.0, 2.0))
+def test_the_family_holds_the_forms_of_momentum(beta: float, delay: int, coefficient: float) -> None:
+    for form, weight in (("ema", 1.0), ("nesterov-ema", beta)):
+        expected = stability_limit(form, beta=beta, delay=delay, coefficient=coefficient)
+        assert limit(Filter(beta, weight, coefficient), delay=delay) == pytest.approx(expected, rel=1e-9)
+    none = stability_limit("none", beta=0.0, delay=delay, coefficient=coefficient)
+    assert limit(Filter(beta, 0.0, coefficient), delay=delay) == pytest.approx(none, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "delay"),
+    [
+        (Filter(0.9, 1.0, 0.0), 1),
+        (Filter(0.95, 0.97, 0.7), 1),
+        (Filter(0.9, 0.6, 0.0), 2),
+        (Filter(0.8, 0.9, 1.5), 3),
+    ],
+)
+def test_the_recurrence_is_stable_up_to_the_limit(chosen: Filter, delay: int) -> None:
+    at_limit = limit(chosen, delay=delay)
+    quiet = np.zeros(4000)
+    below, above = (
+        np.abs(iterated(chosen, delay=delay, gradients=quiet, curvature=factor * at_limit))
+        for factor in (0.98, 1.02)
+    )
+    assert below[-50:].max() < 0.5 * below[:50].max()
+    assert above[-50:].max() > 2 * above[:50].max()
+
+
+@given(chosen=FILTERS)
+def test_noise_and_lag_are_moments_of_the_impulse_response(chosen: Filter) -> None:
+    response = impulse_response(chosen)
+    assert response.sum() == pytest.approx(1.0, abs=1e-9)
+    assert noise(chosen) == pytest.approx(float(response @ response), rel=1e-9)
+    mean_age = float(response @ np.arange(len(response)))
+    assert lag(chosen, delay=0) == pytest.approx(mean_age, abs=1e-6)
+    assert lag(chosen, delay=3) == pytest.approx(mean_age + 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0, 1.9])
+def test_the_variance_of_descent_without_momentum(step: float) -> None:
+    """y' = (1 - a) y - e has variance 1 / (1 - (1 - a)^2) = 1 / (a (2 - a)), and the unit is 1 / 2 a."""
+    assert weight_variance(Filter(0.0, 0.0, 0.0), delay=0, step=step) == pytest.approx(2 / (2 - step))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "delay", "step"),
+    [(Filter(0.9, 1.0, 1.0), 1, 1.0), (Filter(0.95, 0.9, 0.5), 1, 1.5), (Filter(0.8, 0.8, 0.7), 3, 0.4)],
+)
+def test_the_variance_is_the_sum_of_squares_of_the_loops_response(
+    chosen: Filter, delay: int, step: float
+) -> None:
+    impulse = np.eye(1, 3000)[0]
+    disturbed = iterated(chosen, delay=delay, gradients=impulse, curvature=step)
+    alone = iterated(chosen, delay=delay, gradients=0 * impulse, curvature=step)
+    response = disturbed - alone
+    assert weight_variance(chosen, delay=delay, step=step) == pytest.approx(
+        2 * step * float(response @ response)
+    )
+
+
+@given(chosen=FILTERS, delay=st.integers(0, 4))
+def test_the_variance_of_a_small_step_does_not_depend_on_the_filter(chosen: Filter, delay: int) -> None:
+    """Up to terms of the step times the lag, at most 55 here."""
+    assert weight_variance(chosen, delay=delay, step=1e-6) == pytest.approx(1.0, abs=2e-4)
+
+
+def test_at_the_limit_the_variance_is_infinite() -> None:
+    adamw = Filter(0.9, 1.0, 0.0)
+    assert weight_variance(adamw, delay=1, step=1.0) == float("inf")
+    assert weight_variance(adamw, delay=1, step=1.5) == float("inf")
+    assert weight_variance(adamw, delay=1, step=0.99) > 50
+
+
+@pytest.mark.parametrize("step", [0.01, 0.5, 1.9])
+def test_descent_without_momentum_settles_by_its_one_root(step: float) -> None:
+    assert settling(Filter(0.0, 0.0, 0.0), delay=0, step=step) == pytest.approx(-1 / math.log(abs(1 - step)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "delay", "step"),
+    [
+        (Filter(0.9, 1.0, 0.0), 1, 0.01),
+        (Filter(0.975, 0.55, 0.0), 1, 0.01),
+        (Filter(0.95, 0.95, 0.5), 1, 2.0),
+    ],
+)
+def test_the_iteration_settles_in_as_many_updates(chosen: Filter, delay: int, step: float) -> None:
+    """The largest of |y| over windows, which hold whole periods of an oscillation, falls so fast."""
+    path = np.abs(iterated(chosen, delay=delay, gradients=np.zeros(1200), curvature=step))
+    first, last = path[200:700].max(), path[700:1200].max()
+    assert settling(chosen, delay=delay, step=step) == pytest.approx(500 / math.log(first / last), rel=0.02)
+
+
+@given(chosen=FILTERS, delay=st.integers(0, 4))
+def test_with_a_small_step_the_settling_does_not_depend_on_the_filter(chosen: Filter, delay: int) -> None:
+    assert settling(chosen, delay=delay, step=1e-6) == pytest.approx(1e6, rel=2e-4)
+
+
+def test_nothing_settles_from_the_limit_on() -> None:
+    assert settling(Filter(0.9, 1.0, 0.0), delay=1, step=1.0) == math.inf
+    with pytest.raises(ValueError, match="step is 0, accepted: above 0"):
+        settling(Filter(0.9, 1.0, 0.0), delay=1, step=0.0)
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+@pytest.mark.slow
+def test_no_random_filter_beats_the_frontier(delay: int) -> None:
+    """With as much lag and noise, more than a hundredth above the limit found would be another frontier."""
+    random = np.random.default_rng(0)
+    for _ in range(15):
+        beta, weight, coefficient = random.uniform([0.5, 0.7, 0.0], [0.98, 1.0, 2.0])
+        found = point(Filter(beta, weight, coefficient), delay=delay)
+        if found.lag > 0:
+            best = most_stable(delay=delay, within=found.lag, noise_budget=found.noise)
+            assert best is not None
+            assert best.limit > 0.99 * found.limit
+            assert best.noise <= found.noise
+            assert best.lag == pytest.approx(found.lag)
+
+
+def test_what_the_frontier_says_at_delay_one() -> None:
+    """The direction and the weights look ahead alike, by about three quarters of an update."""
+    ((best, quiet),) = frontier(delay=1, lags=[20.0], share=0.9)
+    ahead = (1 - best.filter.weight) * best.filter.beta / (1 - best.filter.beta)
+    assert ahead == pytest.approx(best.filter.coefficient, abs=0.01)
+    assert 0.7 < ahead < 0.8
+    assert 8.0 < best.limit < 8.1
+    assert quiet.limit >= 0.9 * best.limit
+    assert quiet.noise < best.noise
+    shares = {
+        name: share_of_frontier(point(NAMED[name], delay=1), delay=1)
+        for name in ("adamw", "nesterov 0.95, c = 0.5", "nadamw at its start")
+    }
+    assert shares["adamw"] > 0.99
+    assert 0.97 < shares["nesterov 0.95, c = 0.5"] < 1
+    assert shares["nadamw at its start"] < 0.2
+
+
+def test_nadamw_starts_with_half_the_weight() -> None:
+    """What the real optimizer keeps of its weight after one step, and what the table assumes."""
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = build_optimizer(
+        {"blocks.0.norm.weight": weight},
+        name="nadamw",
+        lr=1.0,
+        weight_decay=0.0,
+        options={"beta1": 0.99, "beta2": 0.0},
+    )
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    state = optimizer.state[weight]
+    assert float(state["mu_product"]) == pytest.approx(0.99 * (1 - 0.5 * 0.96**0.004))
+    assert NAMED["nadamw at its start"].weight == pytest.approx(float(state["mu_product"]), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("beta", "weight", "coefficient", "named"),
+    [(1.0, 1.0, 0.0, "beta"), (0.9, 1.1, 0.0, "weight"), (0.9, 1.0, -1.0, "coefficient")],
+)
+def test_bad_filters_are_named(beta: float, weight: float, coefficient: float, named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named} is .*accepted: "):
+        Filter(beta, weight, coefficient)
+
+
+def test_a_negative_delay_is_refused() -> None:
+    with pytest.raises(ValueError, match="delay is -1, accepted: at least 0"):
+        point(NAMED["adamw"], delay=-1)
