@@ -23,6 +23,7 @@ import json
 import os
 import re
 import stat
+import threading
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -147,8 +148,17 @@ def loaded(content: bytes | str, *, where: str, newest_format: int = 1) -> Any:
     return data
 
 
+_PREPARED: set[object] = set()
+_PREPARING = threading.Lock()
+
+
 def converted(data: Any, kind: type[Kind], *, where: str) -> Kind:
     """Plain data (from JSON or YAML) as a record; see `decoded`."""
+    if kind not in _PREPARED:
+        # msgspec crashes where two threads prepare one type at once.
+        with _PREPARING:
+            msgspec.json.Decoder(kind)
+            _PREPARED.add(kind)
     try:
         return msgspec.convert(data, kind)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import pytest
 from msgspec import field
+from support.files import ROOT
 
 from stages.records import (
     Count,
@@ -124,3 +125,26 @@ def test_a_missing_file_is_not_a_damaged_one(tmp_path: Path) -> None:
 def test_the_codec_imports_no_torch() -> None:
     program = "import sys, stages.records; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+THREADS = """
+import sys, threading
+import msgspec
+from stages.records import converted
+sys.setswitchinterval(1e-7)
+for number in range(300):
+    inner = msgspec.defstruct(f"Inner{number}", [(f"a{key}", int, 0) for key in range(20)])
+    fields = [(f"f{key}", "dict[str, list[int]] | None", None) for key in range(30)]
+    kind = msgspec.defstruct(f"Outer{number}", [*fields, ("inner", inner | None, None)], module=__name__)
+    start = threading.Barrier(4)
+    def convert():
+        start.wait()
+        converted({"inner": {"a3": 1}, "f1": {"a": [1]}}, kind, where="here")
+    threads = [threading.Thread(target=convert) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_threads_may_read_the_first_records_of_a_type_at_once() -> None:
+    subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=60, cwd=ROOT)
