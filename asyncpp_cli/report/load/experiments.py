@@ -11,7 +11,6 @@ from typing import Any
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.settings import items
-from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.report.load.predict import predicted_bubble
@@ -85,12 +84,7 @@ class Loader:
                 config = {**config, "continues": lineage.label}
             status = _status(run, queue)
             metrics = read_metrics(run)
-            problem = metrics_problem(run, status)
-            if not problem and (
-                wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None)
-            ):
-                problem = f"{run.metrics_file}: {wrong}"
-            if problem:
+            if problem := metrics_problem(run, status):
                 return replace(plain, config=config, state="damaged", reason=problem)
             measurement = measure(metrics)
         except (DamagedError, OSError) as error:
