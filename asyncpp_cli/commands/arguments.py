@@ -1,9 +1,13 @@
-"""Arguments that several commands take: experiments, runs, settings."""
+"""Arguments that several commands take: experiments, runs, settings; and options that are a dataclass."""
 
 from __future__ import annotations
 
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,3 +37,33 @@ Changes = Annotated[
         autocompletion=settings,
     ),
 ]
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each field of its parameters that are dataclasses."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    options: list[tuple[str, Any, Any]] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            of_fields = typing.get_type_hints(groups[name], include_extras=True)
+            options += [(entry.name, of_fields[entry.name], entry.default) for entry in fields(groups[name])]
+        else:
+            options.append((name, hints[name], parameter.default))
+
+    def expanded(**given: Any) -> None:
+        for name, group in groups.items():
+            assert isinstance(group, type)
+            names = given.keys() & {entry.name for entry in fields(group)}
+            given[name] = group(**{option: given.pop(option) for option in names})
+        command(**given)
+
+    expanded.__doc__, expanded.__name__ = command.__doc__, command.__name__
+    expanded.__annotations__ = {name: hint for name, hint, _ in options}
+    expanded.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            for name, hint, default in options
+        ]
+    )
+    return expanded

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_bytes
 from asyncpp_cli.console import say
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
-from asyncpp_cli.report.analysis.transfer import Target, transfers
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.transfer import DEVICE, Target, Transfer, transfers
 from asyncpp_cli.report.analysis.verdict import verdicts
-from asyncpp_cli.report.formats.catalogue import FORMATS, Format
 from asyncpp_cli.report.formats.terminal import to_table
 from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.report.options import ReportOptions
 from asyncpp_cli.report.tables.document import Report
+from asyncpp_cli.report.tables.pivot import keys_of
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.tune.result import Tuning, tuning_of
 
@@ -26,61 +27,22 @@ SECONDS_BETWEEN_UPDATES = 3.0
 _UNFINISHED = ("running", "pending")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """The options of `asyncpp report`."""
-
-    folders: tuple[Path, ...]
-    output_format: str = "table"
-    out: Path | None = None
-    rows: tuple[str, ...] = ()
-    cols: tuple[str, ...] = ()
-    values: str = "val_loss"
-    target: float | None = None
-    best_over: tuple[str, ...] = ()
-    figures: Path | None = None
-    figure_width: float = 5.5
-    assets: Path | None = None
-    """Folder for the script that pages share; None: each contains it."""
-    caption: str | None = None
-    """Caption of a LaTeX table; None: one that says what is compared."""
-    label: str | None = None
-    """Label of a LaTeX table; None: made of the experiment's name."""
-
-    target_run: Target | None = None
-    """The run that verdicts are carried over to (`--for`)."""
-
-    @property
-    def curves(self) -> bool:
-        """Whether the report shows curves, which need every step of the runs."""
-        return self.format.keeps_steps or self.figures is not None
-
-    @property
-    def format(self) -> Format:
-        return FORMATS[self.output_format]
-
-    @property
-    def file(self) -> Path:
-        """`out` of a format that is written to files alone."""
-        assert self.out is not None
-        return self.out
-
-
-def write_report(options: ReportOptions) -> None:
+def write_report(folders: Sequence[Path], options: ReportOptions) -> None:
     """Write the report once.
 
     Raises:
         UserError: a folder is no experiment, or a file cannot be written.
     """
-    experiments = [open_experiment(folder) for folder in options.folders]
+    experiments = [open_experiment(folder) for folder in folders]
     report = build_report(experiments, options, Loader(keep_steps=options.curves))
     _write(options, report)
 
 
-def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
+def watch_report(folders: Sequence[Path], options: ReportOptions, *, to_terminal: bool) -> None:
     """Write the report every few seconds until no run is running or pending, or until Ctrl-C.
 
     Args:
+        folders: of the experiments.
         options: of the report.
         to_terminal: whether standard output is a terminal, which is cleared before each report.
     """
@@ -88,7 +50,7 @@ def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
     try:
         while True:
             # Opened each time: a running experiment may get more cells.
-            experiments = [open_experiment(folder) for folder in options.folders]
+            experiments = [open_experiment(folder) for folder in folders]
             report = build_report(experiments, options, loader)
             if options.out is None and to_terminal:
                 sys.stdout.write("\x1b[2J\x1b[3J\x1b[H")
@@ -103,20 +65,20 @@ def watch_report(options: ReportOptions, *, to_terminal: bool) -> None:
 
 def report_of(experiments: Sequence[Experiment], *, keep_steps: bool) -> Report:
     """The report of these experiments without further options."""
-    options = ReportOptions(folders=tuple(experiment.folder for experiment in experiments))
-    return build_report(experiments, options, Loader(keep_steps=keep_steps))
+    return build_report(experiments, ReportOptions(), Loader(keep_steps=keep_steps))
 
 
 def build_report(experiments: Sequence[Experiment], options: ReportOptions, loader: Loader) -> Report:
     """The report of these experiments."""
+    rows, cols = keys_of(options.rows, option="--rows"), keys_of(options.cols, option="--cols")
     tunings = [tuning for each in experiments if (tuning := tuning_of(each)) is not None]
     runs, remarks = loader.load(experiments)
     behind = _left_behind(tunings)
     runs = [run for run in runs if run.id not in behind]
     cells, notes, choices = aggregate_best(
         runs,
-        keys=[*options.rows, *options.cols],
-        best_over=options.best_over,
+        keys=[*rows, *cols],
+        best_over=keys_of(options.best_over, option="--best-over"),
         tuned=_tuned_keys(tunings),
         target=options.target,
     )
@@ -126,12 +88,25 @@ def build_report(experiments: Sequence[Experiment], options: ReportOptions, load
         cells=cells,
         notes=[*notes, *remarks, *problems],
         choices=choices,
-        rows=options.rows,
-        cols=options.cols,
-        values=options.values,
+        rows=rows,
+        cols=cols,
+        values=options.value,
         tunings=tunings,
-        transfers=[] if options.target_run is None else transfers(verdicts(cells), options.target_run),
+        transfers=_transfers(cells, options),
     )
+
+
+def _transfers(cells: Sequence[CellResult], options: ReportOptions) -> list[Transfer]:
+    """The verdicts carried over to the run of `--for`."""
+    if options.model is None or options.gpus is None:
+        return []
+    target = Target(
+        model=options.model,
+        gpus=options.gpus,
+        tokens_per_step=options.tokens_per_step,
+        device=options.device or DEVICE,
+    )
+    return transfers(verdicts(cells), target)
 
 
 def _tuned_keys(tunings: Sequence[Tuning]) -> list[str]:

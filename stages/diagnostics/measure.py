@@ -28,10 +28,10 @@ from stages.data.batches import Batches
 from stages.diagnostics.curvature import hessian_product, largest_eigenvalue
 from stages.diagnostics.held_batch import HeldBatch
 from stages.diagnostics.preconditioner import momenta, step_sizes
-from stages.diagnostics.recorded_updates import RecordedUpdates
 from stages.pipeline.build import Rank
 from stages.pipeline.evaluation import evaluation_weights
 from stages.update.optimizer_step import StageState
+from stages.update.recorded_updates import RecordedUpdates
 
 ITERATIONS = 12
 """Products with the Hessian for the largest eigenvalue."""

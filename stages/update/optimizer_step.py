@@ -21,7 +21,6 @@ from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.named import is_custom
 from stages.config import RunConfig, chosen_correction, optimizer_options
-from stages.diagnostics.recorded_updates import RecordedUpdates
 from stages.model.families.catalogue import parameter_roles
 from stages.model.moe.settings import mixture_of
 from stages.pipeline.flat_buffers import GradientBuffer
@@ -29,6 +28,7 @@ from stages.pipeline.tied_head import TiedHead
 from stages.pipeline.weight_versions import Replica, WeightVersions, writing_under_pending_backward
 from stages.update.balance import LoadTally, moved
 from stages.update.lr_schedule import learning_rate_factor
+from stages.update.recorded_updates import RecordedUpdates
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does."""

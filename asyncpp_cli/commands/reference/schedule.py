@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.commands.reference import schedule_files
 from asyncpp_cli.console import say, show_line
 from asyncpp_cli.errors import UserError
@@ -26,7 +27,6 @@ from asyncpp_cli.schedule_tools.options import (
     Steps,
     Times,
     UpdateTime,
-    with_options,
 )
 
 app = typer.Typer(

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.console import say, tell
 from asyncpp_cli.errors import UserError, drawing
 from asyncpp_cli.numbers import finite
@@ -22,7 +23,6 @@ from asyncpp_cli.schedule_tools.options import (
     Stages,
     Steps,
     Times,
-    with_options,
 )
 
 

@@ -43,7 +43,7 @@ def quickstart(
     code = launch_locally(rendered.experiment, LaunchOptions())
     if code == INTERRUPTED_CODE:
         raise typer.Exit(code)
-    report([folder])
+    report(experiments=[folder])
     say(
         "\nNext:\n"
         f"  {command('report', folder)} --format html --out report.html\n"

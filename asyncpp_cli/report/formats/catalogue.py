@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from asyncpp_cli.report.build import ReportOptions
+    from asyncpp_cli.report.options import ReportOptions
     from asyncpp_cli.report.tables.document import Report
 
 

@@ -83,7 +83,7 @@ def test_report_needs_no_torch(quickstart: ExperimentFolder) -> None:
     code = (
         "import sys; from pathlib import Path; "
         "from asyncpp_cli.commands.results.report import report; "
-        f"report([Path({str(quickstart.folder)!r})], 'json'); "
+        f"report(experiments=[Path({str(quickstart.folder)!r})], output_format='json'); "
         "assert 'torch' not in sys.modules, 'torch'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
