@@ -73,7 +73,7 @@ def _temporary_prefix(path: Path) -> str:
 
 
 def temporary_folder(folder: Path) -> Path:
-    """Make a hidden folder beside `folder`, to be filled and renamed to it."""
+    """Make a hidden folder next to `folder`, to be filled and renamed to it."""
     temporary = _temporary_name(folder.absolute())
     temporary.mkdir()
     return temporary

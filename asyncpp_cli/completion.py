@@ -63,7 +63,7 @@ def templates(incomplete: str) -> list[str]:
 
 
 def templates_and_experiments(incomplete: str) -> list[str]:
-    """Names of shipped experiments, and folders of the user's own."""
+    """Names of shipped experiments, and folders of experiments."""
     return [*templates(incomplete), *experiments(incomplete)]
 
 
@@ -75,7 +75,7 @@ def models_and_templates(incomplete: str) -> list[str]:
 
 
 def sites(incomplete: str) -> list[str]:
-    """Names of site profiles, shipped and the user's own."""
+    """Names of site profiles, shipped and the user's."""
     from asyncpp_cli.sites.profile import site_files
 
     return _beginning(sorted(site_files()), incomplete)

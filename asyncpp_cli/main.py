@@ -61,7 +61,7 @@ _Formatter: Any = _Context.formatter_class
 
 
 class _Help(_Formatter):  # type: ignore[misc]
-    """Help without the types that newer versions of Typer print beside the names of arguments."""
+    """Help without the types that newer versions of Typer print after the names of arguments."""
 
     def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **kwargs: Any) -> None:
         shown = [

@@ -1,7 +1,7 @@
 """Protects asyncpp's packages with common names (`stages`, `schedules`, `optimizers`) from name clashes.
 
 `python -m` searches the working folder first, which may hold a user's own `optimizers`: our packages are
-imported from beside this one instead.
+imported from the folder of this one instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ IMPORTED = ("stages", "schedules", "optimizers")
 
 
 class _Finder(MetaPathFinder):
-    """Finds our packages beside this one, whatever `sys.path` holds."""
+    """Finds our packages in the folder of this one, whatever `sys.path` holds."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -35,7 +35,7 @@ class _Finder(MetaPathFinder):
 
 
 def find_our_own() -> None:
-    """Import our packages from beside this one from now on.
+    """Import our packages from the folder of this one from now on.
 
     Raises:
         ImportError: another package of the same name has already been imported.

@@ -242,7 +242,7 @@ class Table:
                 continue
             assert width is not None
             column = sum(widths) + gap * (len(widths) - 1) + 2
-            # Beside the row, if that has no other note.
+            # To the right of the row, if that has no other note.
             if len(lines) == 1 and lines[0].cell_len < column and column + cell_len(note) <= width:
                 lines[0].pad_right(column - lines[0].cell_len)
                 lines[0].append(note)

@@ -14,7 +14,7 @@ stage s of p keeps up to p - s micro-batches in flight: --stage chooses how many
 Measured memory is the most that torch had allocated on the GPU in a segment, for whatever purpose; on a CPU
 it is the tensors that the stage holds, without what is taken and given back within an action.
 
-With --parts the parts of a block, the optimizer step and the head are measured one by one, beside the times
+With --parts the parts of a block, the optimizer step and the head are measured one by one, next to the times
 that the planner reckons; --out then writes the file that docs/performance.md takes them from (`make docs`).
 """
 

@@ -4,7 +4,7 @@
 
 To hold: build, verify and analyze p = 64, m = 512 in 2 s; simulate p = 256, m = 1024, 4 steps in 20 s. Each
 size is measured in a process of its own, so that the peak of memory is its own; times are processor time.
-Torch's own lists of interleaved 1F1B, two chunks per rank, are made and checked beside ours: it derives its
+Torch's own lists of interleaved 1F1B, two chunks per rank, are made and checked like ours: it derives its
 sends and receives meanwhile, as our verifier does.
 """
 

@@ -1,7 +1,7 @@
 """mkdocs hooks: adds the README, CONTRIBUTING, the changelog and the benchmarks' pages to the site.
 
 In the repository pages link to each other by relative paths, which are turned into the site's own. A link to
-a file that is no page of the site, such as source code, becomes its text.
+a file that is not a page of the site, such as source code, becomes its text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Script that `asyncpp doctor --job` runs on each node; it writes what it finds to JSON files.
 
-It is copied into a shared folder, with a snapshot of asyncpp in `code` beside it. It imports only the
+It is copied into a shared folder, with a snapshot of asyncpp in its `code`. It imports only the
 standard library, so that it can report what is missing.
 
     srun python node_check.py

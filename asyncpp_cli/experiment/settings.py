@@ -50,7 +50,7 @@ KEYS: tuple[str, ...] = tuple(
 """Dotted keys of a run configuration, in order, without those that begin with `OWN_OPTIONS`."""
 
 OWN_OPTIONS = "optimizer.options."
-"""Prefix of the options of a user's own optimizer; any identifier may follow."""
+"""Prefix of the options of a custom optimizer; any identifier may follow."""
 
 LIST_KEYS: Mapping[str, tuple[type, ...]] = {"parallel.cut": (int, float), "schedule.costs": (int,)}
 """Keys whose value is a list, and the types of its items."""
@@ -182,7 +182,7 @@ def _printed(value: Any) -> str:
 
 
 def get(config: RunConfig, key: str) -> Any:
-    """The value of a dotted key; None for an option of the user's own optimizer that is not set."""
+    """The value of a dotted key; None for an option of a custom optimizer that is not set."""
     if key.startswith(OWN_OPTIONS):
         return config.optimizer.options.get(key.removeprefix(OWN_OPTIONS))
     return operator.attrgetter(key)(config)

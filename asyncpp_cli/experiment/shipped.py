@@ -1,4 +1,4 @@
-"""Finds templates: shipped ones by name, the user's own by file."""
+"""Finds templates: shipped ones by name, others by file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncpp_cli.experiment.yaml_data import read_mapping
 from stages.config import RunConfig
 
 TEMPLATES_FOLDER = Path(__file__).parents[2] / "templates"
-"""The shipped templates, installed beside this package."""
+"""The shipped templates, installed next to this package."""
 
 TEMPLATE_KINDS = {"experiments": "experiment", "models": "model", "sites": "site"}
 """Folder and name of each kind of template."""

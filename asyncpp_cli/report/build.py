@@ -31,7 +31,7 @@ def write_report(folders: Sequence[Path], options: ReportOptions) -> None:
     """Write the report once.
 
     Raises:
-        UserError: a folder is no experiment, or a file cannot be written.
+        UserError: a folder is not an experiment, or a file cannot be written.
     """
     experiments = [open_experiment(folder) for folder in folders]
     report = build_report(experiments, options, Loader(keep_steps=options.curves))

@@ -136,7 +136,7 @@ def program(
 
 
 def _stages(name: str, geometry: Geometry, costs: BlockCosts) -> int:
-    """Stages of a schedule, all chunks counted; for one of the user's own: those it has at least."""
+    """Stages of a schedule, all chunks counted; of a custom schedule at least so many."""
     chunks = FAMILY[name].stages_per_rank if name in FAMILY else 1
     return (geometry.stages or 0) * int(_taken(name, geometry, costs).get("chunks", chunks))
 

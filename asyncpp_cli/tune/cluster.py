@@ -105,7 +105,7 @@ def _was_submitted(queue: SlurmQueue, each: RunStatus, arm: ArmStanding) -> bool
 
 
 def _another_follows(queue: SlurmQueue) -> bool:
-    """Whether a job that promotes is queued or running, besides the one that this process is in."""
+    """Whether a job that promotes is queued or running, other than the one that this process is in."""
     names = {submission.follow_up for submission in queue.submissions.all if submission.follow_up}
     own = os.environ.get("SLURM_JOB_NAME")
     return any(name != own for name, _ in slurm.queued_jobs(names))

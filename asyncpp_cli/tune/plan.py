@@ -38,7 +38,7 @@ class Question:
     eta: int
     """One in `eta` candidates goes on from a rung."""
     rungs: tuple[float, ...]
-    """Shares of all steps after which candidates are compared, besides the end; empty: a plain grid."""
+    """Shares of all steps after which candidates are compared before the end; empty: a plain grid."""
 
 
 @dataclass(frozen=True, kw_only=True)

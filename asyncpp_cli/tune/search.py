@@ -19,7 +19,7 @@ Point = Mapping[str, Any]
 
 _ACCEPTED = "accepted: KEY=LOW:HIGH, KEY=LOW:HIGH:log, or KEY=[A,B,C]"
 _DIGITS = 3
-"""Significant digits of a value from a range: a finer difference is no other setting."""
+"""Significant digits of a value from a range: finer differences are the same setting."""
 _DRAWS = 100
 """Draws for each point; fewer are needed unless the range has too few values."""
 

@@ -78,7 +78,7 @@ class ArmStanding:
         known = [each for each in self.candidates if each.losses]
         if self.best is not None or not known:
             return self.best or self.candidates[0]
-        # NaN is no number to compare by: such a loss comes last.
+        # NaN cannot be compared: such a loss comes last.
         return min(known, key=lambda each: (-max(each.losses), _or_infinite(each.losses[max(each.losses)])))
 
     @property

@@ -211,7 +211,7 @@ class Gap:
 
 
 def gaps_at_best(losses: Losses) -> list[Gap]:
-    """Each arm at its best rate beside the synchronous one at its own."""
+    """Each arm at its best rate compared with the synchronous one at its own."""
     found = []
     for length, arm, rates, synchronous in _delayed(losses):
         chosen, baseline = best(rates), best(synchronous)
@@ -223,7 +223,7 @@ def gaps_at_best(losses: Losses) -> list[Gap]:
 
 
 def gaps_at_equal(losses: Losses) -> list[Gap]:
-    """Each arm beside the synchronous one at the same rate: rates that both have, up to the synchronous best.
+    """Each arm compared with the synchronous one at the same rate, for rates up to the synchronous best.
 
     Above it both grow worse, for other reasons.
     """

@@ -15,9 +15,9 @@ def list_optimizers(
 ) -> None:
     """List the optimizers and the corrections for stale gradients.
 
-    Bytes are those kept for each parameter of a square float32 matrix in a block, beside weights and
-    gradients; embedding, head and vectors keep AdamW's 8 under the methods that leave them to AdamW. One step
-    counter a tensor is not counted.
+    Bytes are those kept for each parameter of a square float32 matrix in a block, in addition to weights
+    and gradients; embedding, head and vectors keep AdamW's 8 under the methods that leave them to AdamW. The
+    step counter of a tensor is not counted.
     """
     import json
 

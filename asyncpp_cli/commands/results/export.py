@@ -70,7 +70,7 @@ def export(
 
 
 def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
-    """Write the data's tokenizer beside the weights; returns the end-of-document token.
+    """Write the data's tokenizer next to the weights; returns the end-of-document token.
 
     None if documents have no end, as in plain text, or the data is not available. The tokenizer of another
     project's token shards is unknown.

@@ -34,7 +34,7 @@ def quickstart(
     assert rendered is not None
     say(
         f"{len(cells)} runs of a small language model over a pipeline of two processes, on the text of the\n"
-        "Python standard library: the synchronous schedule 1f1b beside the asynchronous 2bw, AdamW beside\n"
+        "Python standard library: the synchronous schedule 1f1b and the asynchronous 2bw, AdamW and\n"
         "Muon, with and without error feedback. About five minutes on two cores.\n"
         f"To resume after Ctrl-C: {command('quickstart', '--out', folder)}"
     )
@@ -50,7 +50,7 @@ def quickstart(
         "                                              a page with curves; also markdown, csv, latex\n"
         f"  asyncpp sweep {TEMPLATE} 'matrix.seed=[0,1,2]' --out {quoted(folder)} "
         f"&& {command('launch', folder)}\n"
-        "                                              two more seeds, for a spread beside the mean\n"
+        "                                              two more seeds, for a standard deviation\n"
         f"  asyncpp templates show {TEMPLATE}               the template, as a start for one of your own\n"
         "  asyncpp schedule show 2bw --stages 4 --microbatches 8"
     )

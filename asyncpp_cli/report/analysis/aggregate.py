@@ -81,7 +81,7 @@ def _label(run: RunResult, keys: Iterable[str]) -> tuple[str, ...]:
 def _further_keys(
     groups: Sequence[Sequence[RunResult]], *, wanted: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Keys, beside the named ones, that tell the cells apart, and a note if some of them are not axes.
+    """Keys other than the named ones that distinguish the cells, and a note if some of them are not axes.
 
     First the wanted keys, then the template's axes, then keys that tell apart groups that are still alike.
     """
@@ -121,7 +121,7 @@ def _cell(group: Sequence[RunResult], keys: Sequence[str], target: float | None)
 
 
 def _is_synchronous(schedule: str, runs: Sequence[RunResult]) -> bool:
-    """Whether a schedule has no delay: as declared, or for a user's own as its runs measured."""
+    """Whether a schedule has no delay: as declared, or for a custom one as its runs measured."""
     if schedule in FAMILY:
         return FAMILY[schedule].synchronous
     measured = [run.measurement for run in runs if run.measurement.delay is not None]

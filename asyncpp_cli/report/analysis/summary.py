@@ -80,7 +80,7 @@ def _position(cell: CellResult) -> dict[str, str]:
 
 
 def _along_one_axis(compared: Sequence[CellResult]) -> list[str]:
-    """The gaps along the only axis in which the cells differ, beside optimizer and correction, if any."""
+    """The gaps along the only axis other than optimizer and correction in which the cells differ, if any."""
     positions = [_position(cell) | {"model": cell.model} for cell in compared]
     varying = [name for name in positions[0] if len({position.get(name) for position in positions}) > 1]
     if len(varying) != 1 or len({cell.schedule for cell in compared}) > 1:

@@ -55,7 +55,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A delayed arm beside a synchronous one."""
+    """A delayed arm compared with a synchronous one."""
 
     delayed: CellResult
     """The arm's longest cell."""
@@ -310,7 +310,7 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
 
 
 def _unequal(by_length: Sequence[CellResult]) -> str | None:
-    """Schedules of a synchronous arm whose losses are told apart: then one cannot stand for the others."""
+    """Schedules of a synchronous arm whose losses differ: then one cannot stand for the others."""
     for first, second in combinations(by_length, 2):
         if _tokens(first) == _tokens(second) and first.schedule != second.schedule:
             compared = pairs(second.losses, first.losses)

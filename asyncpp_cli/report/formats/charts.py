@@ -76,12 +76,12 @@ class Row:
     values: Sequence[float]
     """One number, or in a grid those of its fields."""
     texts: Sequence[str] = ()
-    """The values in words: in the fields of a grid, in a bar."""
+    """The values as text: in the fields of a grid, in a bar."""
     below: float | None = None
     above: float | None = None
     """Length of the error bar to either side."""
     marks: Sequence[float] = ()
-    """Small marks beside the value: the same of each seed."""
+    """Small marks: the value of each seed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ def predicted_bubble(config: RunConfig) -> float | None:
     """Share of the steady state in which a rank waits, mean over ranks, in 0..1.
 
     Assumes equal stages, a backward twice as long as a forward, and messages and updates that take no time.
-    None where the schedule cannot be built or is too large, and for a schedule of the user's own: a report
+    None where the schedule cannot be built or is too large, and for a custom schedule: a report
     runs no code that a folder names.
     """
     if is_custom(config.schedule.name):

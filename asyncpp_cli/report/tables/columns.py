@@ -222,7 +222,7 @@ def _gap_column(cells: Sequence[CellResult]) -> Column:
         if cell.gap_interval is not None:
             gap = f"{gap}±{cell.gap_interval.half_width:.3f}"
         pairs = cell.gap_pairs
-        # Over fewer runs than the loss beside it.
+        # Over fewer runs than the loss in the same row.
         return f"{gap} (n {len(pairs.seeds)})" if pairs is not None and pairs.unpaired else gap
 
     fields: dict[str, Value] = {"": attrgetter("gap")}

@@ -39,7 +39,7 @@ def page_data(
 
     Args:
         cells: of the report.
-        charts: beside the curves, by name.
+        charts: other than the curves, by name.
         most_characters: to which curves are thinned.
     """
     figures = {name: as_plain(plotly_figure(chart)) for name, chart in charts.items()}
