@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.settings import items
+from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.report.load.predict import predicted_bubble
@@ -84,7 +85,12 @@ class Loader:
                 config = {**config, "continues": lineage.label}
             status = _status(run, queue)
             metrics = read_metrics(run)
-            if problem := metrics_problem(run, status):
+            problem = metrics_problem(run, status)
+            if not problem and (
+                wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None)
+            ):
+                problem = f"{run.metrics_file}: {wrong}"
+            if problem:
                 return replace(plain, config=config, state="damaged", reason=problem)
             measurement = measure(metrics)
         except (DamagedError, OSError) as error:

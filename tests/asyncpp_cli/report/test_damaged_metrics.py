@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,73 @@ def write(run: Run, rows: list[Row], *, checksum: bool = False) -> None:
     for row in () if checksum else rows:
         row.pop("checksum", None)
     run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def without(chosen: Callable[[Row], bool]) -> Callable[[list[Row]], list[Row]]:
+    return lambda rows: [row for row in rows if not chosen(row)]
+
+
+def changed(kind: str, **values: Any) -> Callable[[list[Row]], list[Row]]:
+    return lambda rows: [row | values if row["kind"] == kind else row for row in rows]
+
+
+DAMAGES = {
+    "last evaluation missing": (
+        without(lambda row: row["kind"] == "eval" and row["step"] == 6),
+        "its last evaluation is of step 3, and the run has 6",
+    ),
+    "negative validation loss": (changed("eval", val_loss=-3.0), "is -3.0; losses are >= 0"),
+    "negative training loss": (changed("step", train_loss=-0.5), "is -0.5; losses are >= 0"),
+    "end row missing": (without(lambda row: row["kind"] == "end"), "not the end row"),
+    "end row of another step": (changed("end", step=5), "the end row of metrics.jsonl is of step 5"),
+    "steps missing": (
+        without(lambda row: row["kind"] == "step" and row["step"] in (3, 4)),
+        "its step rows have 5 where 3 is expected",
+    ),
+    "last step missing": (
+        without(lambda row: row["kind"] == "step" and row["step"] == 6),
+        "its step rows end after 80 of 96 tokens",
+    ),
+    "first step missing": (without(lambda row: row["kind"] == "step" and row["step"] == 1), "step rows"),
+    "segment missing": (
+        without(lambda row: row["kind"] == "segment" and row["first_step"] == 3),
+        "its segments cover 3 steps after step 0, and the run has 6",
+    ),
+    "another delay": (changed("segment", delay_max=[7, 7]), "is [7, 7] by stage, and its schedule's is"),
+    "another run": (changed("start", run="other"), "is another run's: 'other'"),
+    "start row missing": (without(lambda row: row["kind"] == "start"), "no row of this attempt"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damage_is_named_and_the_run_is_left_out(folder: Path, name: str) -> None:
+    damage, message = DAMAGES[name]
+    whole = cells_of(folder)
+    run = open_experiment(folder).runs[1]
+    # Even where the checksum was removed with the damage.
+    write(run, damage(rows_of(run)))
+    other, damaged = cells_of(folder)
+    assert (other["val_loss"], other["status"]) == (whole[0]["val_loss"], "completed")
+    assert (damaged["status"], damaged["val_loss"], damaged["gap"]) == ("damaged", None, None)
+    assert message in damaged["reason"]
+    assert str(run.metrics_file) in damaged["reason"]
+    for form in ([], ["--format", "markdown"]):
+        ended = asyncpp("report", folder, *form)
+        assert (ended.code, "damaged" in ended.output) == (0, True)
+
+
+@pytest.mark.slow
+def test_other_data_than_the_configurations_is_named(tmp_path: Path) -> None:
+    made = ExperimentFolder(tmp_path / "e")
+    sha256 = {"data.path": "somewhere", "data.sha256": "a" * 64}
+    for corpus in ("a" * 64, "b" * 64):
+        rows = metrics()
+        rows[0]["corpus_sha256"] = corpus
+        made.add(settings("1f1b", "muon", seed=len(made.cells), **sha256), rows=rows)
+    [cell] = cells_of(made.folder)
+    assert (cell["status"], cell["n"]) == ("damaged", 1)
+    assert "its rows are of other data than its configuration" in cell["reason"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,106 @@
+"""What is wrong with a run's metrics: rows that its configuration, schedule or other rows contradict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from asyncpp_cli.report.load.metrics_rows import Metrics
+from asyncpp_cli.report.load.predict import predicted_delays
+from asyncpp_cli.runs.status import State
+from stages.config import RunConfig
+
+
+def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool) -> str:
+    """The first fault of a run's metrics, on one line; empty if there is none.
+
+    A loss that is not finite is none: a run that diverged has it.
+
+    Args:
+        metrics: the run's rows.
+        config: its configuration.
+        state: its state. A completed run has all rows, another those up to where it is.
+        from_start: whether it begins at step 0, and continues no other run.
+
+    Raises:
+        KeyError, TypeError or ValueError: a row lacks a field of its kind, or one is not a number.
+    """
+    checks: list[Callable[[], str]] = [
+        lambda: _steps(metrics, from_start=from_start),
+        lambda: _losses(metrics),
+        lambda: _corpus(metrics, config),
+        lambda: _delays(metrics, config),
+    ]
+    if state == State.COMPLETED:
+        checks.append(lambda: _end(metrics, config))
+    return next((found for check in checks if (found := check())), "")
+
+
+def _steps(metrics: Metrics, *, from_start: bool) -> str:
+    starts = [row for row in metrics.others if row["kind"] == "start"]
+    steps = metrics.steps["step"].to_numpy()
+    if not starts:
+        return "it has no start row" if len(steps) or metrics.others else ""
+    first = starts[0].get("updates", starts[0]["step"])
+    if from_start and first:
+        return f"it begins after step {starts[0]['step']}; the rows before are missing"
+    wrong = np.flatnonzero(steps != np.arange(first + 1, first + 1 + len(steps)))
+    if len(wrong):
+        index = int(wrong[0])
+        return f"its step rows have {steps[index]} where {first + 1 + index} is expected"
+    return ""
+
+
+def _losses(metrics: Metrics) -> str:
+    losses = metrics.steps["train_loss"].to_numpy()
+    if (negative := np.flatnonzero(losses < 0)).size:
+        index = int(negative[0])
+        return f"the training loss of step {metrics.steps['step'][index]} is {losses[index]}; losses are >= 0"
+    for row in metrics.others:
+        if row["kind"] == "eval" and float(row["val_loss"]) < 0:
+            return f"the validation loss of step {row['step']} is {row['val_loss']}; losses are >= 0"
+    return ""
+
+
+def _corpus(metrics: Metrics, config: RunConfig) -> str:
+    found = {row["corpus_sha256"] for row in metrics.others if row.get("corpus_sha256") is not None}
+    if config.data.sha256 is not None:
+        found.add(config.data.sha256)
+    if len(found) > 1:
+        return f"its rows are of other data than its configuration: {', '.join(sorted(map(str, found)))}"
+    return ""
+
+
+def _delays(metrics: Metrics, config: RunConfig) -> str:
+    segments = [row for row in metrics.others if row["kind"] == "segment"]
+    expected = predicted_delays(config) if segments else None
+    if expected is None:
+        return ""
+    for row in segments:
+        measured = list(row["delay_max"])
+        if len(measured) != len(expected) or any(
+            not 0 <= delay <= most for delay, most in zip(measured, expected, strict=True)
+        ):
+            return (
+                f"its delay in the segment after step {row['first_step']} is {measured} by stage, and its "
+                f"schedule's is {list(expected)}"
+            )
+    return ""
+
+
+def _end(metrics: Metrics, config: RunConfig) -> str:
+    steps = config.train.steps
+    last_evaluation = max((row["step"] for row in metrics.others if row["kind"] == "eval"), default=None)
+    if last_evaluation is None:
+        return "it has no evaluation although the run is completed"
+    if last_evaluation != steps:
+        return f"its last evaluation is of step {last_evaluation}, and the run has {steps}"
+    start = next(row for row in metrics.others if row["kind"] == "start")
+    tokens = metrics.steps["tokens"][-1] if len(metrics.steps) else 0
+    if tokens != start["tokens_per_step"] * steps:
+        return f"its step rows end after {tokens:,} of {start['tokens_per_step'] * steps:,} tokens"
+    trained = sum(row["steps"] for row in metrics.others if row["kind"] == "segment")
+    if start["step"] + trained != steps:
+        return f"its segments cover {trained} steps after step {start['step']}, and the run has {steps}"
+    return ""
