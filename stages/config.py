@@ -164,6 +164,10 @@ class ModelConfig:
     """Step of the balance bias; null: 0.001."""
 
 
+OWN_SPLIT = "data"
+"""Name of the data's own validation split among several validation sets."""
+
+
 @dataclass
 class DataConfig:
     path: str | None = None
@@ -177,6 +181,14 @@ class DataConfig:
     validation_share: float = key(0.05, above=0, below=1)
     """Share held out for validation if the data has no split of its own: whole files of a folder of text,
     the end of token shards."""
+    validation: dict[str, str] = field(default_factory=dict)
+    """Further validation sets by name: `{wiki: PATH, code: PATH}`. An evaluation then measures the loss of
+    the data's own split, which is called `data`, and of each set. Paths as `path`: of prepared data the
+    validation split is read; of token shards those with `val` in their names, if any; otherwise all."""
+    validation_sha256: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each of these sets. `sweep` writes it; a run refuses other data."""
+    headline: str = OWN_SPLIT
+    """Validation set whose loss the report compares (`val_loss`): `data`, or a name in `validation`."""
 
 
 @dataclass
@@ -205,7 +217,11 @@ class TrainConfig:
     eval_interval: int = key(100, low=1)
     """Steps between evaluations; the pipeline drains for each. The run always ends with one."""
     eval_microbatches: int = key(8, low=1, high=10**6)
-    """Micro-batches of validation data per evaluation."""
+    """Micro-batches of the data's own validation split per evaluation."""
+    eval_tokens: int | None = key(None, low=1, high=10**12)
+    """Least number of tokens that an evaluation reads of each validation set, if the set has as many without
+    overlap. null: `eval_microbatches` of the data's own split, 1,000,000 tokens of each set in
+    `data.validation`."""
     clip: str = key("global", choices=("global", "stage", "none"))
     """Gradient clipping: `global` (norm over all stages), `stage` (each stage by its own norm) or `none`."""
     clip_norm: float = key(1.0, above=0, high=1e30)
@@ -320,6 +336,20 @@ _OPTION_NAMES = {
     section: tuple(entry.name for entry in fields(section) if facts(entry).option)
     for section in (OptimizerConfig, CorrectionConfig)
 }
+
+
+EVAL_TOKENS = 1_000_000
+"""Tokens that an evaluation reads of a set in `data.validation`, if `train.eval_tokens` does not say."""
+
+
+def eval_microbatches(config: RunConfig, name: str, *, tokens: int) -> int:
+    """Micro-batches per evaluation of the validation set `name`, which has so many tokens."""
+    wanted = config.train.eval_tokens
+    if wanted is None and name == OWN_SPLIT:
+        return config.train.eval_microbatches
+    size, context = config.train.microbatch_size, config.data.context
+    without_overlap = (tokens - 1) // context // size
+    return max(1, min(without_overlap, -(-(wanted or EVAL_TOKENS) // (size * context))))
 
 
 def tokens_per_step(config: RunConfig) -> int:

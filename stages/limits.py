@@ -40,7 +40,9 @@ def _check_together(config: RunConfig) -> None:
     schedule, parallel, train = config.schedule, config.parallel, config.train
     sequences = {
         "per step": schedule.microbatches * parallel.data * train.microbatch_size,
-        "per evaluation": train.eval_microbatches * train.microbatch_size,
+        "per evaluation": max(
+            train.eval_microbatches * train.microbatch_size, (train.eval_tokens or 0) // config.data.context
+        ),
     }
     for what, count in sequences.items():
         if count > MOST_SEQUENCES:

@@ -265,18 +265,17 @@ class TrainingLoop:
                 connection=rank.connection,
                 batches=rank.batches,
                 rank_of_stage=self._rank_of_stage,
-                microbatches=self._config.train.eval_microbatches,
                 version=step,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: self._doing.begin("evaluating"),
             )
             for rank in self._ranks
         ]
-        losses = drive(parts)
+        measured = drive(parts)
         self._finish_sending()
-        for rank, loss in zip(self._ranks, losses, strict=True):
-            if loss is not None and rank.connection.data.rank == 0:
-                self._rows.evaluation(loss, step=step, seconds=self._seconds)
+        for rank, losses in zip(self._ranks, measured, strict=True):
+            if losses is not None and rank.connection.data.rank == 0:
+                self._rows.evaluation(losses, step=step, seconds=self._seconds)
 
     def _save(self, step: int) -> None:
         if self._checkpoints is None:

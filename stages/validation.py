@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import schedules
@@ -12,13 +14,15 @@ from optimizers import NAMES as OPTIMIZER_NAMES
 from stages.compile_rule import compile_refusal
 from stages.config import (
     CORRECTION_NAMES,
+    OWN_SPLIT,
     ModelConfig,
     RunConfig,
+    TrainConfig,
     correction_options,
     declared_options,
     optimizer_options,
 )
-from stages.data.dataset import BYTE_VALUES, DataError, vocabulary
+from stages.data.dataset import BYTE_VALUES, DataError, is_prepared, tokenizer_of, vocabulary
 from stages.limits import ConfigError as ConfigError
 from stages.limits import check_limits
 from stages.model.families.catalogue import FAMILIES
@@ -252,7 +256,9 @@ def check_data(config: RunConfig, seen: dict[tuple[Any, ...], int | DataError]) 
         ConfigError: see `check`.
     """
     data = config.data
-    key = (data.path, data.sha256, data.context, data.validation_share)
+    _check_validation_sets(config)
+    sets = (tuple(sorted(data.validation.items())), tuple(sorted(data.validation_sha256.items())))
+    key = (data.path, data.sha256, data.context, data.validation_share, *sets)
     if key not in seen:
         try:
             seen[key] = vocabulary(data)
@@ -260,12 +266,41 @@ def check_data(config: RunConfig, seen: dict[tuple[Any, ...], int | DataError]) 
             seen[key] = error
     needed = seen[key]
     if isinstance(needed, DataError):
-        raise ConfigError("data.path", str(needed))
+        raise ConfigError(needed.key, str(needed))
     if config.model.vocab_size < needed:
         what = f"the data in {data.path}" if needed != BYTE_VALUES else "text read as bytes"
         raise ConfigError(
             "model.vocab_size",
             f"is {config.model.vocab_size}, {what} needs {needed} or more",
+        )
+
+
+def _check_validation_sets(config: RunConfig) -> None:
+    data, train = config.data, config.train
+    for name, path in data.validation.items():
+        key = f"data.validation.{name}"
+        if name == OWN_SPLIT or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name):
+            raise ConfigError(
+                key,
+                "accepted as a name: up to 40 letters, digits and underscores, a letter first; not "
+                f"{OWN_SPLIT}, the data's own split",
+            )
+        try:
+            tokenizers = {tokenizer_of(data.path), tokenizer_of(path)} - {None}
+            whole = not is_prepared(Path(path).expanduser())
+        except (DataError, RuntimeError) as error:
+            raise ConfigError(key, str(error)) from error
+        if len(tokenizers) > 1:
+            raise ConfigError(key, f"{path} was made with another tokenizer than the data that is trained on")
+        if whole and data.path is not None and Path(path).resolve() == Path(data.path).resolve():
+            raise ConfigError(key, f"{path} is trained on (data.path); accepted: data that is not")
+    if extra := sorted(data.validation_sha256.keys() - data.validation.keys()):
+        raise ConfigError(f"data.validation_sha256.{extra[0]}", f"data.validation has no {extra[0]}")
+    _one_of("data.headline", data.headline, (OWN_SPLIT, *data.validation))
+    if train.eval_tokens is not None and train.eval_microbatches != TrainConfig.eval_microbatches:
+        raise ConfigError(
+            "train.eval_microbatches",
+            f"is {train.eval_microbatches}, and train.eval_tokens says how much is read; accepted: either",
         )
 
 

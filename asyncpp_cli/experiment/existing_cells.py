@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
-from asyncpp_cli.experiment.run_data import locations, set_locations
+from asyncpp_cli.experiment.run_data import locations, paths_of, set_locations
 from asyncpp_cli.experiment.settings import config_hash, copy_of
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.lineage import DIGITS
@@ -84,17 +84,18 @@ def record_locations(cells: Sequence[ResolvedCell], existing: Experiment) -> Non
     ids = {cell.id for cell in existing.cells}
     first: dict[str, ResolvedCell] = {}
     for resolved in cells:
-        if resolved.config.data.path is not None and resolved.cell.id in ids:
-            first.setdefault(f"{resolved.config.data.path}:{resolved.config.data.sha256}", resolved)
+        if paths_of(resolved.config.data) and resolved.cell.id in ids:
+            first.setdefault(repr(resolved.config.data), resolved)
     known = locations(existing.folder)
     for resolved in first.values():
         try:
-            old = existing.run(resolved.cell.id).config().data.path
+            old_paths = paths_of(existing.run(resolved.cell.id).config().data)
         except DamagedError:
             continue
-        new = resolved.config.data.path
-        if old is not None and new is not None and known.get(old, old) != new:
-            moved[old] = new
+        for key, new in paths_of(resolved.config.data).items():
+            old = old_paths.get(key)
+            if old is not None and known.get(old, old) != new:
+                moved[old] = new
     if moved:
         set_locations(existing.folder, moved)
 
@@ -118,7 +119,10 @@ def _refuse_changed_data(cells: Sequence[ResolvedCell], existing: Experiment) ->
         same_but_data = copy_of(resolved.config)
         same_but_data.data, same_but_data.site = config.data, config.site
         if config.data.sha256 is not None and same_but_data == config:
-            raise _changed(resolved.config.data.path, existing)
+            new, known = resolved.config.data, config.data.validation_sha256
+            other = [name for name, sha256 in new.validation_sha256.items() if known.get(name) != sha256]
+            same = new.sha256 == config.data.sha256
+            raise _changed(new.validation[other[0]] if same and other else new.path, existing)
 
 
 def _changed(path: str | None, existing: Experiment) -> UserError:

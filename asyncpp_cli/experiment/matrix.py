@@ -181,6 +181,9 @@ def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
         if config.data.path is not None:
             # A job may start in another working folder.
             config.data.path = str(Path(config.data.path).expanduser().absolute())
+        config.data.validation = {
+            name: str(Path(path).expanduser().absolute()) for name, path in config.data.validation.items()
+        }
         if config.model.init is not None:
             _pin_initial_weights(config, template)
         yield config, settings
@@ -202,7 +205,7 @@ def _pin_initial_weights(config: RunConfig, template: Template) -> None:
 
 def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, ...], str]) -> None:
     """Put the checksum of the data into the configuration; `checksums` caches those computed."""
-    from stages.data.dataset import DataError, find_corpus
+    from stages.data.dataset import DataError, find_corpus, find_validation_set
 
     data = config.data
     if not 0 < data.validation_share < 1:
@@ -217,6 +220,19 @@ def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, 
         source = data.path or "the Python standard library"
         raise UserError(f"{template.source}: data.sha256: {source} holds other data ({checksums[key]})")
     data.sha256 = checksums[key]
+    given, data.validation_sha256 = data.validation_sha256, {}
+    for name, path in data.validation.items():
+        try:
+            if (path,) not in checksums:
+                checksums[path,] = find_validation_set(path).sha256
+        except DataError as error:
+            raise UserError(f"{template.source}: data.validation.{name}: {error}") from error
+        data.validation_sha256[name] = checksums[path,]
+    if wrong := [name for name, known in given.items() if data.validation_sha256.get(name) != known]:
+        raise UserError(
+            f"{template.source}: data.validation_sha256.{wrong[0]}: data.validation.{wrong[0]} holds other "
+            f"data ({data.validation_sha256.get(wrong[0])})"
+        )
 
 
 def _pin_code(config: RunConfig, template: Template, known: dict[tuple[Any, ...], dict[str, str]]) -> None:
@@ -242,7 +258,7 @@ def _fit_vocabulary(config: RunConfig, needed: dict[tuple[Any, ...], int]) -> No
     from stages.data.dataset import DataError, vocabulary
 
     data = config.data
-    key = (data.path, data.validation_share, data.context)
+    key = (data.path, data.validation_share, data.context, *data.validation.values())
     if key not in needed:
         try:
             needed[key] = vocabulary(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_bytes
 from asyncpp_cli.errors import DamagedError, UserError
-from asyncpp_cli.experiment.settings import config_hash
+from asyncpp_cli.experiment.settings import assign, config_hash
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.files import Owner
@@ -35,9 +35,16 @@ def config_to_train(run: Run) -> RunConfig:
     """
     config = run.config()
     folder = run.folder.absolute().parent
-    if config.data.path is not None and folder.name == "runs":
-        config.data.path = locations(folder.parent).get(config.data.path, config.data.path)
+    if folder.name == "runs" and (paths := paths_of(config.data)):
+        moved = locations(folder.parent)
+        assign(config, {key: moved.get(path, path) for key, path in paths.items()})
     return config
+
+
+def paths_of(data: DataConfig) -> dict[str, str]:
+    """The paths of data and validation sets in a configuration, by key."""
+    paths = {f"data.validation.{name}": path for name, path in data.validation.items()}
+    return paths if data.path is None else {"data.path": data.path} | paths
 
 
 def owners_of(run: Run) -> list[Owner]:
@@ -78,32 +85,41 @@ def move_data(experiment: Experiment, path: Path) -> int:
     Raises:
         UserError: there is no data, or no run uses it.
     """
-    from stages.data.dataset import DataError, find_corpus
+    from stages.data.dataset import DataError, find_corpus, find_validation_set
 
     new = str(path.expanduser().absolute())
-    by_data: dict[tuple[str, float, str | None], int] = {}
+    # By path, share held out (None: a validation set) and hash.
+    by_data: dict[tuple[str, float | None, str | None], set[str]] = {}
     for run in experiment.runs:
         try:
             data = run.config().data
         except DamagedError:
             continue
+        named: list[tuple[str, float | None, str | None]] = [
+            (set_path, None, data.validation_sha256.get(name)) for name, set_path in data.validation.items()
+        ]
         if data.path is not None:
-            key = (data.path, data.validation_share, data.sha256)
-            by_data[key] = by_data.get(key, 0) + 1
+            named.insert(0, (data.path, data.validation_share, data.sha256))
+        for each in named:
+            by_data.setdefault(each, set()).add(run.id)
     moved: dict[str, str] = {}
-    count, sha256 = 0, ""
+    matching: set[str] = set()
+    sha256 = ""
     for (old, share, known), runs in by_data.items():
         try:
-            sha256 = find_corpus(DataConfig(path=new, validation_share=share)).sha256
+            if share is None:
+                sha256 = find_validation_set(new).sha256
+            else:
+                sha256 = find_corpus(DataConfig(path=new, validation_share=share)).sha256
         except DataError as error:
             raise UserError(str(error)) from error
         if sha256 == known:
             moved[old] = new
-            count += runs
+            matching |= runs
     if not moved:
         raise UserError(
             f"{path} holds other data than the runs of {experiment.folder} are made for"
             + (f" (its SHA-256 is {sha256})" if sha256 else ": they name no data")
         )
     set_locations(experiment.folder, moved)
-    return count
+    return len(matching)

@@ -39,18 +39,22 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 """The keys of each section."""
 
+OPEN_KEYS: Mapping[str, str] = {
+    "optimizer.options": "option",
+    "data.validation": "set",
+    "data.validation_sha256": "hash",
+}
+"""Keys of mappings, and what these hold: any identifier may follow, as in `optimizer.options.beta`."""
+
 KEYS: tuple[str, ...] = tuple(
     key
     for field in dataclasses.fields(RunConfig)
     for key in (
         [f"{field.name}.{name}" for name in SECTIONS[field.name]] if field.name in SECTIONS else [field.name]
     )
-    if key != "optimizer.options"
+    if key not in OPEN_KEYS
 )
-"""Dotted keys of a run configuration, in order, without those that begin with `OWN_OPTIONS`."""
-
-OWN_OPTIONS = "optimizer.options."
-"""Prefix of the options of a custom optimizer; any identifier may follow."""
+"""Dotted keys of a run configuration, in order, without `OPEN_KEYS`."""
 
 LIST_KEYS: Mapping[str, tuple[type, ...]] = {"parallel.cut": (int, float), "schedule.costs": (int,)}
 """Keys whose value is a list, and the types of its items."""
@@ -67,15 +71,22 @@ def check_key(key: str) -> None:
     """
     if key in KEYS:
         return
-    if key.startswith(OWN_OPTIONS[:-1]):
-        if key.removeprefix(OWN_OPTIONS).isidentifier():
-            return
-        raise SettingError(key, f"takes one option by name: {OWN_OPTIONS}NAME")
+    if _is_open(key):
+        return
+    for known, held in OPEN_KEYS.items():
+        if key == known or key.startswith(f"{known}."):
+            raise SettingError(key, f"takes one {held} by name: {known}.NAME")
     section = key.partition(".")[0]
     if nearest := _nearest(key):
         raise SettingError(key, f"unknown key; did you mean {nearest}?")
     accepted = [known for known in KEYS if known.startswith(f"{section}.")] or [*SECTIONS, "seed"]
     raise SettingError(key, f"unknown key; accepted: {', '.join(accepted)}")
+
+
+def _is_open(key: str) -> bool:
+    """Whether a key is that of an entry of one of `OPEN_KEYS`."""
+    mapping, _, name = key.rpartition(".")
+    return mapping in OPEN_KEYS and name.isidentifier()
 
 
 def _nearest(key: str) -> str | None:
@@ -116,7 +127,11 @@ def typed(key: str, value: Any) -> Any:
         return [int(item) if isinstance(item, float) and item.is_integer() else item for item in value]
     if isinstance(value, list | Mapping):
         raise SettingError(key, f"takes one value, not {_printed(value)}")
-    if key.startswith(OWN_OPTIONS):
+    if key.startswith("data.validation") and _is_open(key):
+        if value is None or (isinstance(value, str) and value):
+            return value
+        raise SettingError(key, f"must be text or null, not {_printed(value)}")
+    if _is_open(key):
         if isinstance(value, float) and not math.isfinite(value):
             raise SettingError(key, f"must be a finite number, not {value}")
         if value is None or isinstance(value, bool | int | float | str):
@@ -182,9 +197,10 @@ def _printed(value: Any) -> str:
 
 
 def get(config: RunConfig, key: str) -> Any:
-    """The value of a dotted key; None for an option of a custom optimizer that is not set."""
-    if key.startswith(OWN_OPTIONS):
-        return config.optimizer.options.get(key.removeprefix(OWN_OPTIONS))
+    """The value of a dotted key; None for an entry of `OPEN_KEYS` that is not set."""
+    if _is_open(key):
+        mapping, _, name = key.rpartition(".")
+        return operator.attrgetter(mapping)(config).get(name)
     return operator.attrgetter(key)(config)
 
 
@@ -195,14 +211,12 @@ def assign(config: RunConfig, settings: Mapping[str, Any]) -> None:
         SettingError: a key is unknown, or a value is not of its type.
     """
     for key, value in settings.items():
-        if key.startswith(OWN_OPTIONS):
-            options = config.optimizer.options | {key.removeprefix(OWN_OPTIONS): typed(key, value)}
-            config.optimizer.options = {
-                name: option for name, option in options.items() if option is not None
-            }
-            continue
         checked = typed(key, value)
         section, _, name = key.rpartition(".")
+        if section in OPEN_KEYS:
+            entries = {**get(config, section), name: checked}
+            checked = {entry: each for entry, each in entries.items() if each is not None}
+            section, _, name = section.rpartition(".")
         setattr(get(config, section) if section else config, name, checked)
 
 
@@ -215,8 +229,9 @@ def items(config: RunConfig) -> Iterator[tuple[str, Any]]:
     """Every dotted key with its value."""
     for key in KEYS:
         yield key, get(config, key)
-    for name, value in config.optimizer.options.items():
-        yield f"{OWN_OPTIONS}{name}", value
+    for mapping in OPEN_KEYS:
+        for name, value in get(config, mapping).items():
+            yield f"{mapping}.{name}", value
 
 
 def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
@@ -230,7 +245,7 @@ def flatten(mapping: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
-        is_section = isinstance(value, Mapping) and (value or dotted in (*SECTIONS, OWN_OPTIONS[:-1]))
+        is_section = isinstance(value, Mapping) and (value or dotted in (*SECTIONS, *OPEN_KEYS))
         entries = flatten(value, prefix=f"{dotted}.") if is_section else {dotted: value}
         if duplicates := sorted(flat.keys() & entries.keys()):
             raise SettingError(duplicates[0], "is given twice, with dots and in its section")
@@ -283,14 +298,15 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """The settings that make a run what it is, by dotted key.
 
     `site` and the paths of initial weights and data are left out; their contents stand for them
-    (`model.init_sha256`, `data.sha256`). Without `data.sha256` the path of the data is kept. The standard
-    library's text is left out, so that ids do not depend on the version of Python.
+    (`model.init_sha256`, `data.sha256`, `data.validation_sha256`). Without a hash the path of the data is
+    kept. The standard library's text is left out, so that ids do not depend on the version of Python.
     """
     defaults = RunConfig()
     data_key = (
         "data.sha256" if config.data.path is not None and config.data.sha256 is not None else "data.path"
     )
     excluded = {"model.init", "data.path", "data.sha256"} - {data_key}
+    excluded |= {f"data.validation.{name}" for name in config.data.validation_sha256}
     return {
         key: _HASHED_AS[key].get(value, value) if key in _HASHED_AS else value
         for key, value in items(config)

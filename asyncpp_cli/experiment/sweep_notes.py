@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncpp_cli.experiment.matrix import ResolvedCell
+from asyncpp_cli.experiment.run_data import paths_of
 from schedules import analyze
 from stages.data.dataset import find_corpus, is_prepared
 from stages.data.prepared import few_documents, read_prepared
@@ -37,8 +38,8 @@ def _ineffective_corrections(cells: Sequence[ResolvedCell]) -> list[str]:
 
 
 def _small_validation(cells: Sequence[ResolvedCell]) -> list[str]:
-    paths = dict.fromkeys(resolved.config.data.path for resolved in cells)
-    prepared = [read_prepared(Path(path)) for path in paths if path is not None and is_prepared(Path(path))]
+    paths = dict.fromkeys(path for resolved in cells for path in paths_of(resolved.config.data).values())
+    prepared = [read_prepared(Path(path)) for path in paths if is_prepared(Path(path))]
     return [warning for each in prepared if (warning := few_documents(each))]
 
 
@@ -46,6 +47,8 @@ def _overlapping_evaluations(cells: Sequence[ResolvedCell]) -> list[str]:
     overlapping: dict[str, None] = {}
     lengths: dict[tuple[str | None, float], int] = {}
     for config in (resolved.config for resolved in cells):
+        if config.train.eval_tokens is not None:
+            continue  # reads without overlap
         key = (config.data.path, config.data.validation_share)
         if key not in lengths:
             lengths[key] = count(find_corpus(config.data).validation)

@@ -31,7 +31,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from asyncpp_cli.tables import Fit
-from stages.config import ModelConfig, RunConfig
+from stages.config import ModelConfig, RunConfig, TrainConfig
 from stages.model.families.catalogue import describe
 from stages.pipeline.segments import schedule_facts
 from stages.validation import ConfigError, check
@@ -93,7 +93,8 @@ def twin_of(config: RunConfig) -> RunConfig:
         steps=STEPS,
         microbatch_size=1,
         eval_interval=STEPS // 2,
-        eval_microbatches=1,
+        eval_microbatches=TrainConfig.eval_microbatches,
+        eval_tokens=1,
         checkpoint_interval=0,
     )
     twin.site = replace(config.site, device="cpu", threads=1)

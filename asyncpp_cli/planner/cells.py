@@ -80,9 +80,9 @@ _WITHOUT_EFFECT = frozenset(
     for section, names in {
         "optimizer": "lr weight_decay warmup final_lr schedule decay_share",
         "model": "name init init_sha256",
-        "data": "path sha256 validation_share",
-        "train": "steps eval_interval eval_microbatches clip_norm max_skipped checkpoint_interval "
-        "profile_steps",
+        "data": "path sha256 validation_share headline",
+        "train": "steps eval_interval eval_microbatches eval_tokens clip_norm max_skipped "
+        "checkpoint_interval profile_steps",
         "site": "device timeout start_timeout grace save_timeout keep_checkpoints peak_tflops",
     }.items()
     for name in names.split()

@@ -129,7 +129,8 @@ def mounts_of(container: Container, experiment: Path, config: RunConfig) -> list
     Raises:
         ContainerError: a path of the run cannot be mounted.
     """
-    read = [_folder_of(path) for path in (config.data.path, config.model.init) if path is not None]
+    paths = (config.data.path, *config.data.validation.values(), config.model.init)
+    read = [_folder_of(path) for path in paths if path is not None]
     return mounts_with(container, [(experiment, "rw"), *((path, "ro") for path in read)])
 
 

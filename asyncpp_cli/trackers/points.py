@@ -66,7 +66,9 @@ class PointReader:
                 }
                 yield from self._at(update, row, values)
             case "eval":
-                yield from self._at(self._update_of(row["step"]), row, {"val/loss": row["val_loss"]})
+                values = {"val/loss": row["val_loss"]}
+                values |= {f"val/{name}": loss["val_loss"] for name, loss in row.get("sets", {}).items()}
+                yield from self._at(self._update_of(row["step"]), row, values)
             case "diagnostics":
                 values = {f"diagnostics/{name}": row[name] for name in _DIAGNOSTICS}
                 yield from self._at(self._update_of(row["step"]), row, values)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.config import RunConfig
+from stages.config import OWN_SPLIT, RunConfig, eval_microbatches
 from stages.data.dataset import Corpus
 from stages.data.shards import Tokens
 
@@ -47,7 +47,13 @@ class Batches:
         self._data_rank = data_rank
         self._data_ranks = data_ranks
         self._train = Tokens(corpus.train)
-        self._validation = Tokens(corpus.validation)
+        held_out = {OWN_SPLIT: corpus.validation, **{name: each.shards for name, each in corpus.sets.items()}}
+        self._validation = {name: Tokens(shards) for name, shards in held_out.items()}
+        self.evaluated = {
+            name: eval_microbatches(config, name, tokens=len(split))
+            for name, split in self._validation.items()
+        }
+        """Micro-batches per evaluation of each validation set."""
         self._starts: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     def tokens(self, microbatch: int) -> Tensor:
@@ -58,12 +64,13 @@ class Batches:
         """The token that follows each input token, `(microbatch_size, context)`."""
         return self._windows(microbatch)[:, 1:]
 
-    def validation(self, index: int, *, count: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of validation micro-batch `index` of `count`, spread evenly over the text."""
+    def validation(self, index: int, *, count: int, name: str = OWN_SPLIT) -> tuple[Tensor, Tensor]:
+        """Tokens and targets of micro-batch `index` of `count`, spread evenly over a validation set."""
+        split = self._validation[name]
         sequences = count * self._size
-        last_start = len(self._validation) - self._context - 1
+        last_start = len(split) - self._context - 1
         starts = np.linspace(0, last_start, sequences, dtype=np.int64)
-        windows = self._read(self._validation, starts[index * self._size : (index + 1) * self._size])
+        windows = self._read(split, starts[index * self._size : (index + 1) * self._size])
         return windows[:, :-1], windows[:, 1:]
 
     def _windows(self, microbatch: int) -> Tensor:

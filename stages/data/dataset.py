@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stages.config import DataConfig
-from stages.data.foreign_formats import find_shards, read_shards
+from stages.config import OWN_SPLIT, DataConfig
+from stages.data.foreign_formats import find_shards, held_out_files, read_shard, read_shards
 from stages.data.integrity import check_shards, checksums_of
 from stages.data.prepared import MANIFEST, UNFINISHED, Prepared, read_prepared
 from stages.data.shards import DataError, Shard, count
@@ -16,7 +17,29 @@ from stages.data.text_cache import prepare_text
 
 BYTE_VALUES = 256
 
-__all__ = ["Corpus", "DataError", "cache_folder", "find_corpus", "prepare", "vocabulary"]
+__all__ = [
+    "Corpus",
+    "DataError",
+    "HeldOut",
+    "cache_folder",
+    "find_corpus",
+    "find_validation_set",
+    "prepare",
+    "tokenizer_of",
+    "vocabulary",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """A validation set."""
+
+    shards: tuple[Shard, ...]
+    bytes_per_token: float | None
+    """See `Corpus`."""
+    unigram_bits_per_byte: float | None
+    sha256: str
+    """Of its tokens; independent of its path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +54,19 @@ class Corpus:
     """Entropy of the validation text's bytes, the best that a model without context can reach; or None."""
     sha256: str
     """Of the tokens of both splits; identifies the corpus independent of its path."""
+    sets: Mapping[str, HeldOut] = field(default_factory=dict)
+    """Further validation sets, by name."""
+
+    def held_out(self, name: str) -> HeldOut:
+        """A validation set; `OWN_SPLIT` names that of the corpus itself."""
+        if name != OWN_SPLIT:
+            return self.sets[name]
+        return HeldOut(
+            shards=self.validation,
+            bytes_per_token=self.bytes_per_token,
+            unigram_bits_per_byte=self.unigram_bits_per_byte,
+            sha256=self.sha256,
+        )
 
 
 def find_corpus(config: DataConfig, *, cache: Path | None = None, spare: Path | None = None) -> Corpus:
@@ -44,7 +80,7 @@ def find_corpus(config: DataConfig, *, cache: Path | None = None, spare: Path | 
     Raises:
         DataError: there is no data, or it is damaged.
     """
-    where = config.path or "the Python standard library"
+    where = _where(config)
     try:
         return _open(config, cache=cache or cache_folder(), spare=spare)
     except OSError as error:
@@ -52,30 +88,83 @@ def find_corpus(config: DataConfig, *, cache: Path | None = None, spare: Path | 
 
 
 def prepare(config: DataConfig, *, cache: Path | None = None, spare: Path | None = None) -> Corpus:
-    """The corpus to train on: `find_corpus`, checked against the configuration.
+    """The corpus to train on, with the validation sets: `find_corpus`, checked against the configuration.
 
     Raises:
-        DataError: see `find_corpus`; or its hash is not `config.sha256`; or a split is shorter than a
-            sequence.
+        DataError: see `find_corpus`; or a hash is not that of the configuration; or a split is shorter than
+            a sequence.
     """
     corpus = find_corpus(config, cache=cache, spare=spare)
-    where = config.path or "the Python standard library"
-    if config.sha256 is not None and config.sha256 != corpus.sha256:
+    where = _where(config)
+    _check_sha256(where, corpus.sha256, wanted=config.sha256)
+    _check_length(f"the train split of {where}", corpus.train, config)
+    _check_length(f"the validation split of {where}", corpus.validation, config)
+    sets = {}
+    for name, path in config.validation.items():
+        try:
+            sets[name] = held_out = find_validation_set(path, cache=cache, spare=spare)
+            _check_sha256(path, held_out.sha256, wanted=config.validation_sha256.get(name))
+            _check_length(path, held_out.shards, config)
+        except DataError as error:
+            error.key = f"data.validation.{name}"
+            raise
+    return replace(corpus, sets=sets)
+
+
+def _check_sha256(where: str, sha256: str, *, wanted: str | None) -> None:
+    if wanted not in (None, sha256):
         raise DataError(
-            f"{where} holds other data than the run was made for: its SHA-256 is {corpus.sha256}, the run's "
-            f"{config.sha256}; put the data back, say where it lies now (`asyncpp data moved`), or sweep "
+            f"{where} holds other data than the run was made for: its SHA-256 is {sha256}, the run's "
+            f"{wanted}; put the data back, say where it lies now (`asyncpp data moved`), or sweep "
             "into a new folder"
         )
-    for split, shards in (("train", corpus.train), ("validation", corpus.validation)):
-        if (tokens := count(shards)) < config.context + 1:
-            raise DataError(
-                f"the {split} split of {where} has {tokens} tokens, one sequence needs {config.context + 1}"
-            )
-    return corpus
+
+
+def _check_length(where: str, shards: Sequence[Shard], config: DataConfig) -> None:
+    if (tokens := count(shards)) < config.context + 1:
+        raise DataError(f"{where} has {tokens} tokens, one sequence needs {config.context + 1}")
+
+
+def find_validation_set(path: str, *, cache: Path | None = None, spare: Path | None = None) -> HeldOut:
+    """The validation set at a path: of prepared data its validation split; of token shards those that are
+    held out by their name, if there are any; otherwise everything.
+
+    Args:
+        path: of data in any format.
+        cache: see `find_corpus`.
+        spare: see `find_corpus`.
+
+    Raises:
+        DataError: there is no data, or it is damaged.
+    """
+    # A share of 1 holds out every text file.
+    whole = DataConfig(path=path, validation_share=1.0)
+    folder = _path(whole)
+    assert folder is not None
+    try:
+        if is_prepared(folder) or not (files := find_shards(folder)):
+            return find_corpus(whole, cache=cache, spare=spare).held_out(OWN_SPLIT)
+        shards = tuple(read_shard(file) for file in held_out_files(files) or files)
+        sha256 = _sha256_of({"validation": shards}, cache=cache or cache_folder())
+        return HeldOut(shards=shards, bytes_per_token=None, unigram_bits_per_byte=None, sha256=sha256)
+    except OSError as error:
+        raise DataError(f"{error.filename or path} cannot be read ({error.strerror})") from error
+
+
+def tokenizer_of(path: str | None) -> str | None:
+    """What tells the tokenizers of two data sets apart; None where it is unknown, as of others' shards.
+
+    Raises:
+        DataError: the data cannot be read.
+    """
+    folder = _path(DataConfig(path=path))
+    if folder is not None and is_prepared(folder):
+        return read_prepared(folder).tokenizer_sha256 or "bytes"
+    return None if folder is not None and find_shards(folder) else "bytes"
 
 
 def vocabulary(config: DataConfig, *, cache: Path | None = None) -> int:
-    """The smallest `model.vocab_size` that the data can be trained with.
+    """The smallest `model.vocab_size` that the data, with the validation sets, can be trained with.
 
     Token shards are read completely the first time, and checked against their checksums.
 
@@ -84,8 +173,14 @@ def vocabulary(config: DataConfig, *, cache: Path | None = None) -> int:
     """
     cache = cache or cache_folder()
     corpus = prepare(config, cache=cache)
-    path = _path(config)
-    shards = [*corpus.train, *corpus.validation]
+    needed = [_vocabulary(_path(config), [*corpus.train, *corpus.validation], cache=cache)]
+    for name, held_out in corpus.sets.items():
+        path = _path(DataConfig(path=config.validation[name]))
+        needed.append(_vocabulary(path, held_out.shards, cache=cache))
+    return max(needed)
+
+
+def _vocabulary(path: Path | None, shards: Sequence[Shard], *, cache: Path | None) -> int:
     if path is not None and is_prepared(path):
         prepared = read_prepared(path)
         check_shards(shards, checksums=prepared.checksums, vocab_size=prepared.vocab_size, cache=cache)
@@ -118,6 +213,10 @@ def cache_folder() -> Path | None:
         return Path.home() / ".cache" / "asyncpp"
     except RuntimeError:
         return None
+
+
+def _where(config: DataConfig) -> str:
+    return config.path or "the Python standard library"
 
 
 def _path(config: DataConfig) -> Path | None:
@@ -162,18 +261,23 @@ def _of_prepared(prepared: Prepared) -> Corpus:
 
 def _of_shards(files: tuple[Path, ...], validation_share: float, *, cache: Path | None) -> Corpus:
     splits = read_shards(files, validation_share=validation_share)
-    checksums = checksums_of([*splits.train, *splits.validation], cache=cache)
-    digest = hashlib.sha256()
-    for split, shards in (("train", splits.train), ("validation", splits.validation)):
-        for shard in shards:
-            place = (
-                f"{split}:{shard.dtype}:{shard.header}:{shard.first}:{shard.tokens}:{checksums[shard.file]}\n"
-            )
-            digest.update(place.encode())
     return Corpus(
         train=splits.train,
         validation=splits.validation,
         bytes_per_token=None,
         unigram_bits_per_byte=None,
-        sha256=digest.hexdigest(),
+        sha256=_sha256_of({"train": splits.train, "validation": splits.validation}, cache=cache),
     )
+
+
+def _sha256_of(splits: Mapping[str, Sequence[Shard]], *, cache: Path | None) -> str:
+    """Of the tokens of another project's shards."""
+    checksums = checksums_of([shard for shards in splits.values() for shard in shards], cache=cache)
+    digest = hashlib.sha256()
+    for split, shards in splits.items():
+        for shard in shards:
+            place = (
+                f"{split}:{shard.dtype}:{shard.header}:{shard.first}:{shard.tokens}:{checksums[shard.file]}\n"
+            )
+            digest.update(place.encode())
+    return digest.hexdigest()

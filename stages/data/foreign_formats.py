@@ -61,10 +61,11 @@ def read_shards(files: Sequence[Path], *, validation_share: float) -> Splits:
     Raises:
         DataError: names the file that does not match its format, and the position.
     """
-    train = [file for file in files if not _is_validation(file)]
+    validation = held_out_files(files)
+    train = [file for file in files if file not in validation]
     if not train:
         raise DataError(f"{files[0].parent} has validation shards only ({files[0].name})")
-    held_out = tuple(read_shard(file) for file in files if _is_validation(file))
+    held_out = tuple(read_shard(file) for file in validation)
     shards = tuple(read_shard(file) for file in train)
     if held_out:
         return Splits(train=shards, validation=held_out)
@@ -101,6 +102,11 @@ def read_shard(file: Path) -> Shard:
             "the size must be even and above 0 (is the file truncated?)"
         )
     return Shard(file=file, dtype="uint16", tokens=size // 2)
+
+
+def held_out_files(files: Sequence[Path]) -> list[Path]:
+    """The files with `val`, `valid` or `validation` as a part of their name."""
+    return [file for file in files if _is_validation(file)]
 
 
 def _is_validation(file: Path) -> bool:

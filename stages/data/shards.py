@@ -18,6 +18,9 @@ MOST_MAPS = 256
 class DataError(ValueError):
     """The configured data cannot be trained on."""
 
+    key = "data.path"
+    """The configuration key that names it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:

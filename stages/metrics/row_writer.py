@@ -138,11 +138,16 @@ class Rows:
             )
         )
 
-    def evaluation(self, loss: ValidationLoss, *, step: int, seconds: float) -> None:
-        """Write the validation loss after `step` steps, nats a token."""
-        self.val_losses.append(loss.mean)
+    def evaluation(self, losses: Mapping[str, ValidationLoss], *, step: int, seconds: float) -> None:
+        """Write the loss of each validation set after `step` steps, nats per token."""
+        headline = losses[self._config.data.headline]
+        self.val_losses.append(headline.mean)
         tokens = step * tokens_per_step(self._config)
-        measured = {"val_loss": loss.mean, "val_loss_error": loss.error}
+        measured: dict[str, Any] = {"val_loss": headline.mean, "val_loss_error": headline.error}
+        if self._config.data.validation:
+            measured["sets"] = {
+                name: {"val_loss": loss.mean, "val_loss_error": loss.error} for name, loss in losses.items()
+            }
         self.write({"kind": "eval", "step": step, "tokens": tokens, **measured, "seconds": seconds})
 
     def end(self, digests: list[tuple[str, str]], *, seconds: float) -> None:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from stages.compile_rule import compiles_here
-from stages.config import RunConfig, tokens_per_step
+from stages.config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
 from stages.data.dataset import Corpus
+from stages.data.shards import Tokens
 from stages.model.families.catalogue import describe
 from stages.own_code import code_sha256, own_code
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
@@ -67,11 +68,31 @@ def start_row(
         "microbatch_size": config.train.microbatch_size,
         "context": config.data.context,
         "tokens_per_step": tokens_per_step(config),
-        "bytes_per_token": corpus.bytes_per_token,
-        "unigram_bits_per_byte": corpus.unigram_bits_per_byte,
+        "bytes_per_token": corpus.held_out(config.data.headline).bytes_per_token,
+        "unigram_bits_per_byte": corpus.held_out(config.data.headline).unigram_bits_per_byte,
         "corpus_sha256": corpus.sha256,
+        **_validation_sets(config, corpus),
         "code_sha256": {section: code_sha256(files) for section, files in own_code(config).items()},
     }
+
+
+def _validation_sets(config: RunConfig, corpus: Corpus) -> Row:
+    """What is evaluated of each validation set, if there are several."""
+    if not corpus.sets:
+        return {}
+    described = {}
+    for name in (OWN_SPLIT, *corpus.sets):
+        held_out = corpus.held_out(name)
+        tokens = len(Tokens(held_out.shards))
+        sequences = config.train.microbatch_size * eval_microbatches(config, name, tokens=tokens)
+        described[name] = {
+            "tokens": tokens,
+            "evaluated_tokens": sequences * config.data.context,
+            "bytes_per_token": held_out.bytes_per_token,
+            "unigram_bits_per_byte": held_out.unigram_bits_per_byte,
+            "sha256": held_out.sha256,
+        }
+    return {"validation": described}
 
 
 def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:

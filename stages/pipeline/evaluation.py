@@ -67,31 +67,30 @@ def evaluate(
     connection: Connection,
     batches: Batches,
     rank_of_stage: tuple[int, ...],
-    microbatches: int,
     version: int,
     dtype: torch.dtype,
     on_action: Callable[[], None],
-) -> Generator[None, None, ValidationLoss | None]:
+) -> Generator[None, None, dict[str, ValidationLoss] | None]:
     """Run one rank's part of `forward_program`; yields where another rank of this process must run first.
 
     Args:
         stages: of the rank, by number.
         connection: of the rank to the others.
-        batches: source of tokens and targets.
+        batches: source of tokens and targets. The data ranks share the micro-batches of its validation sets.
         rank_of_stage: see `Program`.
-        microbatches: of the evaluation, shared by the data ranks.
         version: of the evaluated weights.
         dtype: of the computation.
         on_action: called when an action begins.
 
     Returns:
-        The loss on the ranks of the last stage, None elsewhere. Summed in the order of the
-        micro-batches, so that it does not depend on the number of data ranks.
+        The loss of each validation set on the ranks of the last stage, None elsewhere. Summed in the order of
+        the micro-batches, so that it does not depend on the number of data ranks.
     """
     links, data = connection.links, connection.data
+    read = [(name, index) for name, count in batches.evaluated.items() for index in range(count)]
     program = forward_program(
         rank_of_stage=rank_of_stage,
-        microbatches=microbatches,
+        microbatches=len(read),
         version=version,
         data_rank=data.rank,
         data_ranks=data.size,
@@ -107,7 +106,8 @@ def evaluate(
         on_action()
         links.passed(launched(number))
         activation = received(action, program.num_stages)
-        tokens, targets = batches.validation(action.microbatch, count=program.microbatches)
+        name, index = read[action.microbatch]
+        tokens, targets = batches.validation(index, count=batches.evaluated[name], name=name)
         if activation is None:
             given = tokens
         else:
@@ -134,8 +134,12 @@ def evaluate(
     in_order = [
         by_data_rank[microbatch % data.size][microbatch] for microbatch in range(program.microbatches)
     ]
-    of_microbatches = torch.stack(in_order)
-    count = len(in_order)
+    of_sets = torch.split(torch.stack(in_order), list(batches.evaluated.values()))
+    return {name: _loss(of_set) for name, of_set in zip(batches.evaluated, of_sets, strict=True)}
+
+
+def _loss(of_microbatches: Tensor) -> ValidationLoss:
+    count = len(of_microbatches)
     error = float(of_microbatches.std() / count**0.5) if count > 1 else None
     return ValidationLoss(mean=float(of_microbatches.mean()), error=error)
 

@@ -108,7 +108,8 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
     """
     started = time.process_time()
     config = copy.deepcopy(config)
-    config.train.eval_microbatches = config.parallel.data  # the others do the same
+    # The other micro-batches do the same.
+    config.train.eval_microbatches, config.train.eval_tokens = config.parallel.data, None
     tokens = config.train.microbatch_size * config.data.context
     watch = Watch(device, wide=config.train.precision == "float64", tokens=tokens)
     if is_compiled(config, device=device):
@@ -267,7 +268,6 @@ class _Part:
                 connection=built.connection,
                 batches=built.batches,
                 rank_of_stage=self._program.rank_of_stage,
-                microbatches=self._config.train.eval_microbatches,
                 version=version,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: None,

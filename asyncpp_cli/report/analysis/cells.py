@@ -216,6 +216,22 @@ class CellResult:
         return pairs(self.losses, self.baseline.losses)
 
     @property
+    def sets(self) -> list[str]:
+        """Names of the validation sets, if there are several."""
+        return list(dict.fromkeys(name for run in self.completed for name in run.measurement.sets))
+
+    def set_spread(self, of_set: str, name: str) -> Spread | None:
+        """Mean and deviation over the seeds of an attribute of `SetLoss`."""
+        return spread(getattr(run.measurement.sets.get(of_set), name, None) for run in self.completed)
+
+    def set_pairs(self, of_set: str) -> Pairs | None:
+        """`gap_pairs` of a validation set."""
+        if self.baseline is None:
+            return None
+        own, base = (losses_by_seed(cell.completed, of_set=of_set) for cell in (self, self.baseline))
+        return pairs(own, base) if own and base else None
+
+    @property
     def gap(self) -> float | None:
         """Validation loss minus that of the synchronous counterpart, in nats per token.
 

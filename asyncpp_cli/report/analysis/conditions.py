@@ -102,17 +102,30 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
 
 
 def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
-    """How far a loss is uncertain by the text that was read, which no seed shows."""
+    """How far a loss is uncertain by the text that was read, which no seed shows, and over seeds."""
     measured = [run.measurement.val_loss_error for cell in cells for run in cell.completed]
     errors = [error for error in measured if error is not None and math.isfinite(error)]
     if not errors:
         return []
-    least, most = f"{min(errors):.2g}", f"{max(errors):.2g}"
-    return [
-        f"Standard error of a validation loss, from an evaluation's micro-batches: "
-        f"{least if least == most else f'{least} to {most}'} nats per token; all runs read the same text, so "
-        "a gap's is smaller"
+    spreads = [cell.val_loss for cell in cells if cell.val_loss is not None]
+    of_means = [
+        each.std / each.n**0.5 for each in spreads if each.std is not None and math.isfinite(each.std)
     ]
+    over_seeds = f"; over seeds, of a mean: {_range(of_means)}" if of_means else ""
+    lines = [
+        f"Standard error of a validation loss, from an evaluation's micro-batches: {_range(errors)} nats per "
+        f"token{over_seeds}; all runs read the same text, so a gap's is smaller"
+    ]
+    read: dict[str, None] = {}
+    for start in (run.measurement.start or {} for cell in cells for run in cell.runs):
+        for name, described in start.get("validation", {}).items():
+            read[f"{name} {described['evaluated_tokens']:,} of {described['tokens']:,} tokens"] = None
+    return [*lines, f"Read in an evaluation: {', '.join(read)}"] if read else lines
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = f"{min(values):.2g}", f"{max(values):.2g}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _load_lines(cells: Sequence[CellResult]) -> list[str]:

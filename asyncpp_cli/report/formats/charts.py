@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.curves import Floats, band, curve
 from asyncpp_cli.report.load.diagnostics import by_step, sharpness_curve
+from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.tables import printed
 from asyncpp_cli.tune.result import Tuning
 from asyncpp_cli.tune.standing import ArmStanding
@@ -115,6 +116,10 @@ def charts(cells: Sequence[CellResult], tunings: Sequence[Tuning] = ()) -> dict[
     run (`loss_charts`)."""
     arms = _arms(cells)
     drawn = {name: draw(arms) for name, draw in _CHARTS.items()}
+    headlines = {cell.value("data.headline") for cell in cells}
+    for of_set in dict.fromkeys(name for cell in cells for name in cell.sets):
+        if headlines != {of_set}:
+            drawn[f"validation-loss-{of_set}"] = _validation(arms, of_set)
     many = len(tunings) > 1
     for number, tuning in enumerate(tunings, 1):
         for key in tuning.plan.keys:
@@ -197,26 +202,36 @@ def _training(arms: Sequence[Arm]) -> Chart:
     )
 
 
-def _validation(arms: Sequence[Arm]) -> Chart:
+def _validation(arms: Sequence[Arm], of_set: str | None = None) -> Chart:
+    """Of a validation set; None: of the headline."""
     lines: list[Line] = []
     for place, (cell, name, style) in enumerate(arms):
         curves = [
             (
-                np.array([evaluation.tokens for evaluation in evaluations], dtype=np.float64),
-                np.array([evaluation.val_loss for evaluation in evaluations], dtype=np.float64),
+                np.array([tokens for tokens, _ in losses], dtype=np.float64),
+                np.array([loss for _, loss in losses], dtype=np.float64),
             )
             for run in cell.runs
-            if (evaluations := run.measurement.evaluations)
+            if (losses := [*_losses(run.measurement.evaluations, of_set)])
         ]
         lines += _mean_in_a_band(place, name, style, curves, marker=style.marker)
     return Chart(
-        title="Validation loss",
+        title="Validation loss" if of_set is None else f"Validation loss of {of_set}",
         about="At each evaluation.",
         kind="lines",
         x="tokens",
         y="validation loss, nats per token",
         lines=lines,
     )
+
+
+def _losses(evaluations: Sequence[Evaluation], of_set: str | None) -> Iterator[tuple[int, float]]:
+    """Tokens and loss of each evaluation that measured the set."""
+    for evaluation in evaluations:
+        if of_set is None:
+            yield evaluation.tokens, evaluation.val_loss
+        elif of_set in evaluation.sets:
+            yield evaluation.tokens, evaluation.sets[of_set].val_loss
 
 
 def _mean_in_a_band(

@@ -15,7 +15,7 @@ from asyncpp_cli.report.load.run import RunResult
 _LEVEL = 1
 """Compression level; higher ones take several times as long and save a few percent."""
 
-_COLUMNS = ("run", "kind", *STEP_SCHEMA, "val_loss")
+_COLUMNS = ("run", "kind", *STEP_SCHEMA, "val_loss", "set")
 
 
 def to_step_table(cells: Sequence[CellResult]) -> bytes:
@@ -26,18 +26,21 @@ def to_step_table(cells: Sequence[CellResult]) -> bytes:
 
 
 def step_table(cells: Sequence[CellResult]) -> pl.DataFrame:
-    """A table with columns `run`, `kind` (step, eval), those of `STEP_SCHEMA`, and `val_loss`."""
+    """A table with columns `run`, `kind` (step, eval), those of `STEP_SCHEMA`, `val_loss`, and `set`: null
+    for the headline, else a validation set."""
     runs = [run for cell in cells for run in cell.runs]
     names = pl.Enum(list(dict.fromkeys(run.id for run in runs)))
     kinds = pl.Enum(["step", "eval"])
-    schema = dict(zip(_COLUMNS, (names, kinds, *STEP_SCHEMA.values(), pl.Float64()), strict=True))
+    schema = dict(
+        zip(_COLUMNS, (names, kinds, *STEP_SCHEMA.values(), pl.Float64(), pl.String()), strict=True)
+    )
     return pl.concat([pl.DataFrame(schema=schema), *_parts(runs, schema)], rechunk=False)
 
 
 def is_step_table(file: Path) -> bool:
     """Whether a file has the columns of such a table, and so may be replaced."""
     try:
-        return tuple(pl.read_parquet_schema(file)) == _COLUMNS
+        return tuple(pl.read_parquet_schema(file))[: len(_COLUMNS) - 1] == _COLUMNS[:-1]
     except (OSError, pl.exceptions.PolarsError):
         return False
 
@@ -50,6 +53,7 @@ def _parts(runs: Iterable[RunResult], schema: dict[str, pl.DataType]) -> Iterabl
                 pl.lit("step", dtype=schema["kind"]).alias("kind"),
                 *STEP_SCHEMA,
                 pl.lit(None, dtype=pl.Float64()).alias("val_loss"),
+                pl.lit(None, dtype=pl.String()).alias("set"),
             )
         evaluations = [
             {
@@ -58,9 +62,14 @@ def _parts(runs: Iterable[RunResult], schema: dict[str, pl.DataType]) -> Iterabl
                 "step": evaluation.step,
                 "tokens": evaluation.tokens,
                 "seconds": evaluation.seconds,
-                "val_loss": evaluation.val_loss,
+                "val_loss": loss,
+                "set": of_set,
             }
             for evaluation in run.measurement.evaluations
+            for of_set, loss in (
+                (None, evaluation.val_loss),
+                *((name, measured.val_loss) for name, measured in evaluation.sets.items()),
+            )
         ]
         if evaluations:
             yield pl.DataFrame(evaluations, schema=schema)

@@ -58,8 +58,11 @@ def _losses(metrics: Metrics) -> str:
         index = int(negative[0])
         return f"the training loss of step {metrics.steps['step'][index]} is {losses[index]}; losses are >= 0"
     for row in metrics.others:
-        if row["kind"] == "eval" and float(row["val_loss"]) < 0:
-            return f"the validation loss of step {row['step']} is {row['val_loss']}; losses are >= 0"
+        if row["kind"] != "eval":
+            continue
+        for loss in (row["val_loss"], *(measured["val_loss"] for measured in row.get("sets", {}).values())):
+            if float(loss) < 0:
+                return f"the validation loss of step {row['step']} is {loss}; losses are >= 0"
     return ""
 
 
@@ -69,6 +72,10 @@ def _corpus(metrics: Metrics, config: RunConfig) -> str:
         found.add(config.data.sha256)
     if len(found) > 1:
         return f"its rows are of other data than its configuration: {', '.join(sorted(map(str, found)))}"
+    for described in (row.get("validation", {}) for row in metrics.others):
+        for name, sha256 in config.data.validation_sha256.items():
+            if described and described[name]["sha256"] != sha256:
+                return f"its rows are of another validation set {name} than its configuration's"
     return ""
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from asyncpp_cli.report.load.diagnostics import DiagnosticsSummary, summary
 from asyncpp_cli.report.load.metrics_rows import Metrics, MetricsRow
 from asyncpp_cli.report.load.slowest import Slowest, slowest
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetLoss:
+    """The loss of one of several validation sets."""
+
+    val_loss: float
+    """Nats per token."""
+    val_loss_error: float | None
+    bits_per_byte: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +35,8 @@ class Evaluation:
     """Nats per token."""
     val_loss_error: float | None = None
     """Standard error of `val_loss`."""
+    sets: Mapping[str, SetLoss] = field(default_factory=dict)
+    """By validation set, if there are several (`data.validation`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +96,11 @@ class Measurement:
     """Steps at which the run has paused (`asyncpp launch --until`)."""
 
     @property
+    def sets(self) -> Mapping[str, SetLoss]:
+        """Losses of the last evaluation by validation set; empty if there is one set alone."""
+        return self.evaluations[-1].sets if self.evaluations else {}
+
+    @property
     def replayed(self) -> bool:
         """Whether one process ran all ranks in turn: its times say nothing about a pipeline."""
         return bool(self.start is not None and self.start.get("replayed"))
@@ -105,9 +122,7 @@ def measure(metrics: Metrics) -> Measurement:
     start = by_kind["start"][-1] if "start" in by_kind else None
     segments = by_kind.get("segment", [])
     # By step: a run that is killed as it pauses evaluates again, to the same loss.
-    evaluations = tuple(
-        {evaluation.step: evaluation for evaluation in map(_evaluation, by_kind.get("eval", []))}.values()
-    )
+    evaluations = tuple({row["step"]: _evaluation(row, start) for row in by_kind.get("eval", [])}.values())
     val_loss = evaluations[-1].val_loss if evaluations else None
     bubble_by_rank = _bubble_by_rank(segments)
     steps = metrics.steps
@@ -119,7 +134,7 @@ def measure(metrics: Metrics) -> Measurement:
         evaluations=evaluations,
         val_loss=val_loss,
         val_loss_error=evaluations[-1].val_loss_error if evaluations else None,
-        bits_per_byte=_bits_per_byte(val_loss, start),
+        bits_per_byte=_bits_per_byte(val_loss, _from_row(start, "bytes_per_token")),
         unigram_bits_per_byte=_from_row(start, "unigram_bits_per_byte"),
         tokens_per_second=_tokens_per_second(segments),
         tokens_per_second_by_segment=tuple(
@@ -147,13 +162,25 @@ def measure(metrics: Metrics) -> Measurement:
     )
 
 
-def _evaluation(row: MetricsRow) -> Evaluation:
+def _evaluation(row: MetricsRow, start: MetricsRow | None) -> Evaluation:
+    described = (start or {}).get("validation", {})
+    sets = {
+        name: SetLoss(
+            val_loss=float(loss["val_loss"]),
+            val_loss_error=_from_row(loss, "val_loss_error"),
+            bits_per_byte=_bits_per_byte(
+                float(loss["val_loss"]), _from_row(described.get(name), "bytes_per_token")
+            ),
+        )
+        for name, loss in row.get("sets", {}).items()
+    }
     return Evaluation(
         step=int(row["step"]),
         tokens=int(row["tokens"]),
         seconds=float(row["seconds"]),
         val_loss=float(row["val_loss"]),
         val_loss_error=_from_row(row, "val_loss_error"),
+        sets=sets,
     )
 
 
@@ -169,8 +196,7 @@ def _from_row(row: MetricsRow | None, name: str) -> float | None:
     return float(value) if value is not None else None
 
 
-def _bits_per_byte(val_loss: float | None, start: MetricsRow | None) -> float | None:
-    bytes_per_token = _from_row(start, "bytes_per_token")
+def _bits_per_byte(val_loss: float | None, bytes_per_token: float | None) -> float | None:
     if val_loss is None or not bytes_per_token:
         return None
     return val_loss / math.log(2) / bytes_per_token

@@ -13,6 +13,8 @@ from typing import Any
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions
+from asyncpp_cli.report.analysis.pairs import Pairs
+from asyncpp_cli.report.analysis.statistics import Spread
 from asyncpp_cli.report.tables.column import (
     NOTHING,
     Column,
@@ -86,6 +88,7 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
             "perplexity", "perplexity", attrgetter("perplexity"), form="{:.2f}", show_std=True, drop_order=4
         ),
         _gap_column(cells),
+        *_set_columns(cells),
         Column(
             key="gap_welch",
             fields=interval_fields(lambda cell: getattr(cell.gap_pairs, "interval_welch", None)),
@@ -216,18 +219,56 @@ def _gap_column(cells: Sequence[CellResult]) -> Column:
     compared_with = baselines(cells)
 
     def text(cell: CellResult) -> str:
-        if id(cell.runs) in compared_with:
-            return "baseline"
-        gap = formatted(cell.gap, "{:+.3f}")
-        if cell.gap_interval is not None:
-            gap = f"{gap}±{cell.gap_interval.half_width:.3f}"
-        pairs = cell.gap_pairs
-        # Over fewer runs than the loss in the same row.
-        return f"{gap} (n {len(pairs.seeds)})" if pairs is not None and pairs.unpaired else gap
+        return "baseline" if id(cell.runs) in compared_with else _gap_text(cell.gap_pairs)
 
     fields: dict[str, Value] = {"": attrgetter("gap")}
     fields |= interval_fields(attrgetter("gap_interval"))
     return Column(key="gap", title="gap\n(delayed\n- sync)", fields=fields, text=text)
+
+
+def _gap_text(pairs: Pairs | None) -> str:
+    if pairs is None:
+        return NOTHING
+    gap = formatted(pairs.mean, "{:+.3f}")
+    if pairs.interval is not None:
+        gap = f"{gap}±{pairs.interval.half_width:.3f}"
+    # Over fewer runs than the loss beside it.
+    return f"{gap} (n {len(pairs.seeds)})" if pairs.unpaired else gap
+
+
+def _set_columns(cells: Sequence[CellResult]) -> list[Column]:
+    """Loss, bits per byte and gap of each validation set, where there are several."""
+    headlines = {cell.value("data.headline") for cell in cells}
+    names = dict.fromkeys(name for cell in cells for name in cell.sets)
+    # The columns of the headline itself have no prefix.
+    return [
+        column
+        for name in names
+        for column in _columns_of_set(name, title="" if headlines == {name} else name)
+    ]
+
+
+def _columns_of_set(name: str, *, title: str) -> list[Column]:
+    def averaged_over_seeds(field: str, heading: str = "", **options: Any) -> Column:
+        def value(cell: CellResult) -> Spread | None:
+            return cell.set_spread(name, field)
+
+        return averaged(f"{name}.{field}", title and heading and f"{title}\n{heading}", value, **options)
+
+    fields: dict[str, Value] = {"": lambda cell: getattr(cell.set_pairs(name), "mean", None)}
+    fields |= interval_fields(lambda cell: getattr(cell.set_pairs(name), "interval", None))
+    gap = Column(
+        key=f"{name}.gap",
+        title=title and f"{title}\ngap",
+        fields=fields,
+        text=lambda cell: _gap_text(cell.set_pairs(name)),
+    )
+    return [
+        averaged_over_seeds("val_loss", "val loss", form="{:.3f}", show_std=True),
+        averaged_over_seeds("val_loss_error", form="{:.3f}"),
+        averaged_over_seeds("bits_per_byte", "bits/byte", form="{:.3f}", drop_order=22),
+        gap,
+    ]
 
 
 def _speed_column() -> Column:

@@ -1,0 +1,166 @@
+"""`data.validation`: from the template to the report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+from support.command_line import asyncpp, refusal, succeeded
+from support.files import ROOT
+from support.report_experiment import cells_of, report_of
+from support.texts import prepared, some_documents, write_lines, write_tokenizer
+
+from asyncpp_cli.report.formats.charts import charts
+from asyncpp_cli.runs.experiment_folder import open_experiment
+
+TEXTS = ROOT / "tests" / "support" / "prose"
+
+TEMPLATE = """
+matrix: {schedule: [1f1b, 2bw], optimizer: [sgd], seed: [0, 1]}
+model: micro
+schedule.microbatches: 2
+data:
+  path: texts
+  context: 16
+  validation_share: 0.3
+  validation: {wiki: wiki.txt, code: code}
+train: {steps: 3, microbatch_size: 2, eval_microbatches: 2, eval_interval: 2}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(TEXTS, "texts")
+    Path("wiki.txt").write_text("an encyclopedia of pipelines " * 20)
+    Path("code").mkdir()
+    Path("code/a.py").write_text("def stage(x): return x + 1\n" * 20)
+    Path("mine.yaml").write_text(TEMPLATE)
+    return tmp_path
+
+
+def ids(experiment: str) -> list[str]:
+    return [cell.id for cell in open_experiment(Path(experiment)).cells]
+
+
+@pytest.mark.slow
+def test_a_report_has_each_set(folder: Path) -> None:
+    succeeded("sweep", "mine.yaml", "--out", "e")
+    succeeded("launch", "e", "--replay")
+    sync, delayed = cells_of(folder / "e")
+    rows = {
+        run.id: [row for row in run.metrics() if row["kind"] == "eval"][-1]
+        for run in open_experiment(folder / "e").runs
+    }
+    for name in ("data", "wiki", "code"):
+        means = [
+            sum(rows[run]["sets"][name]["val_loss"] for run in cell["runs"]) / 2 for cell in (sync, delayed)
+        ]
+        assert [sync[f"{name}.val_loss"], delayed[f"{name}.val_loss"]] == pytest.approx(means)
+        assert delayed[f"{name}.gap"] == pytest.approx(means[1] - means[0])
+        assert delayed[f"{name}.gap_low"] <= delayed[f"{name}.gap"] <= delayed[f"{name}.gap_high"]
+        assert sync[f"{name}.gap"] is None
+        # Text is read as bytes: nats over ln 2.
+        assert sync[f"{name}.bits_per_byte"] == pytest.approx(means[0] / 0.6931471805599453)
+        assert sync[f"{name}.val_loss_error"] > 0
+    assert (sync["data.val_loss"], delayed["data.gap"]) == (sync["val_loss"], delayed["gap"])
+    report = report_of(folder / "e", keep_steps=True)
+    drawn = charts(report.cells)
+    assert {"validation-loss-wiki", "validation-loss-code"} <= drawn.keys()
+    assert drawn["validation-loss-wiki"].lines
+    assert "validation-loss-data" not in drawn
+    [said] = [line for line in report.conditions if line.startswith("Read in an evaluation")]
+    # Each file counts in full, less the last token, in whole micro-batches of two sequences of 16.
+    assert said.startswith("Read in an evaluation: data 64 of ")
+    assert said.endswith(" tokens, wiki 576 of 580 tokens, code 512 of 540 tokens")
+    [said] = [line for line in report.conditions if "Standard error" in line]
+    assert "over seeds, of a mean: " in said
+    table = succeeded("report", "e").output
+    assert "wiki" in table
+    [header, *_] = csv.reader(io.StringIO(succeeded("report", "e", "--format", "csv").output))
+    assert {"wiki.val_loss", "wiki.val_loss_std", "code.gap_low"} <= set(header)
+    assert (
+        "Each entry: code gap" in succeeded("report", "e", "--value", "code.gap", "--cols", "schedule").output
+    )
+    succeeded("report", "e", "--format", "steps", "--out", "steps.parquet")
+    steps = pl.read_parquet("steps.parquet")
+    assert steps["set"].value_counts().height == 4
+    assert steps.filter(pl.col("set") == "wiki").height == 2 * len(rows)
+
+
+@pytest.mark.slow
+def test_ids_name_what_the_sets_hold_and_not_where(folder: Path) -> None:
+    succeeded("sweep", "mine.yaml", "--out", "a")
+    shutil.copy("wiki.txt", "copy.txt")
+    succeeded("sweep", "mine.yaml", "data.validation.wiki=copy.txt", "--out", "b")
+    assert ids("a") == ids("b")
+    Path("copy.txt").write_text("other words " * 99)
+    succeeded("sweep", "mine.yaml", "data.validation.wiki=copy.txt", "--out", "c")
+    assert not set(ids("a")) & set(ids("c"))
+    succeeded("sweep", "mine.yaml", "data.validation.wiki=null", "data.validation.code=null", "--out", "d")
+    Path("plain.yaml").write_text(TEMPLATE.replace("  validation: {wiki: wiki.txt, code: code}\n", ""))
+    succeeded("sweep", "plain.yaml", "--out", "plain")
+    assert ids("d") == ids("plain")
+
+
+@pytest.mark.slow
+def test_a_moved_set_is_found_and_a_changed_one_refused(folder: Path) -> None:
+    succeeded("sweep", "mine.yaml", "--out", "e")
+    shutil.move("wiki.txt", "elsewhere.txt")
+    assert "data.validation.wiki: " in refusal("launch", "e", "--replay")
+    said = succeeded("data", "moved", "e", "elsewhere.txt")
+    assert "4 runs" in said.output + said.errors
+    succeeded("launch", "e", "--replay")
+    Path("code/a.py").write_text("other words " * 99)
+    said = refusal("sweep", "mine.yaml", "data.validation.wiki=elsewhere.txt", "--out", "e")
+    assert f"the data in {folder}/code has changed since the runs of e were made" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("data.validation.data=wiki.txt", "data.validation.data: accepted as a name"),
+        ("data.validation.wiki=nowhere.txt", "data.validation.wiki: "),
+        ("data.validation.wiki=3", "data.validation.wiki: must be text or null"),
+        ("data.validation.=wiki.txt", "takes one set by name: data.validation.NAME"),
+        ("data.validation.wiki=texts", "is trained on (data.path)"),
+        ("data.validation.wiki=tiny.txt", "tiny.txt has 3 tokens, one sequence needs 17"),
+        ("data.validation.wiki=bpe", "was made with another tokenizer"),
+        ("data.validation_sha256.wiki=12ab", "data.validation.wiki holds other data"),
+        ("data.headline=books", "data.headline: 'books' is not known; accepted: data, wiki, code"),
+        ("train.eval_tokens=100", "train.eval_microbatches: is 2, and train.eval_tokens says"),
+        ("train.eval_tokens=0", "train.eval_tokens: is 0, must be at least 1"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_in_one_line(folder: Path, change: str, said: str) -> None:
+    Path("tiny.txt").write_text("abc")
+    if change.endswith("bpe"):
+        write_tokenizer(folder / "tokenizer.json")
+        write_lines(folder / "documents.jsonl", some_documents(60))
+        prepared(
+            "documents.jsonl", "--tokenizer", "tokenizer.json", "--validation-share", "0.3", out=Path("bpe")
+        )
+    ended = asyncpp("sweep", "mine.yaml", change, "--out", "e")
+    assert ended.code == 2
+    last = ended.errors.strip().splitlines()[-1]
+    assert said in last, ended.errors
+    assert not Path("e").exists()
+
+
+def test_rows_of_another_set_are_damaged(folder: Path) -> None:
+    succeeded("sweep", "mine.yaml", "matrix.seed=[0]", "matrix.schedule=[1f1b]", "--out", "e")
+    [run] = open_experiment(folder / "e").runs
+    succeeded("train", run.folder, "--replay")
+    lines = run.metrics_file.read_text().splitlines()[:-1]  # the last has the file's checksum
+    [start] = [json.loads(line) for line in lines if '"kind": "start"' in line]
+    text = "\n".join(lines).replace(start["validation"]["code"]["sha256"], "0" * 64)
+    run.metrics_file.write_text(text + "\n")
+    run.status_file.unlink()
+    [cell] = cells_of(folder / "e")
+    assert cell["status"] == "damaged"
+    assert "another validation set code" in cell["reason"]

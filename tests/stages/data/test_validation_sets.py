@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.shard_files import write_nanogpt
+from support.small_runs import Rows, small_config
+from torch.nn import functional as F
+
+from stages.config import EVAL_TOKENS, OWN_SPLIT, RunConfig, eval_microbatches
+from stages.data.dataset import DataError, find_validation_set, prepare
+from stages.model.custom import make_stage
+from stages.model.partition import cut_model
+from stages.trainer import replay
+
+
+def write_sets(folder: Path) -> dict[str, str]:
+    sets = {}
+    for name, length in (("wiki", 700), ("code", 2000)):
+        file = folder / f"{name}.txt"
+        file.write_text("".join(random.Random(name).choices("stages of a pipe", k=length)))
+        sets[name] = str(file)
+    return sets
+
+
+def with_sets(text: Path, folder: Path, *, data: int = 1) -> RunConfig:
+    config = small_config("2bw", text=text, data=data, layers=2, steps=3, precision="float64")
+    config.data.validation = write_sets(folder)
+    return config
+
+
+def loss_by_hand(config: RunConfig, weights: dict[str, torch.Tensor], path: str) -> float:
+    """Mean cross-entropy of as many windows as fit, from the logits of the whole model."""
+    [cut] = cut_model(config.model, stages=1, context=config.data.context)
+    module = make_stage(config.model, cut, context=config.data.context)
+    module.prepare(device=torch.device("cpu"), dtype=torch.float64)
+    module.double().load_state_dict(weights)
+    text = torch.tensor(list(Path(path).read_bytes()))
+    context, size = config.data.context, config.train.microbatch_size
+    sequences = (len(text) - 1) // context // size * size
+    starts = np.linspace(0, len(text) - context - 1, sequences, dtype=np.int64)
+    losses = []
+    with torch.no_grad():
+        for start in starts:
+            tokens = text[start : start + context]
+            logits = module(tokens[None], None)[0]
+            losses.append(float(F.cross_entropy(logits.double(), text[start + 1 : start + context + 1])))
+    return float(np.mean(losses))
+
+
+def test_each_set_has_the_loss_of_the_whole_model_on_its_text(text: Path, tmp_path: Path) -> None:
+    config = with_sets(text, tmp_path)
+    result = replay(config, recorder=(rows := Rows()))
+    last = rows.of_kind("eval")[-1]
+    assert list(last["sets"]) == [OWN_SPLIT, "wiki", "code"]
+    for name, path in config.data.validation.items():
+        # float64; sums in another order.
+        assert last["sets"][name]["val_loss"] == pytest.approx(
+            loss_by_hand(config, result.weights, path), rel=1e-10
+        )
+    assert last["sets"][OWN_SPLIT]["val_loss"] == last["val_loss"]
+    described = rows.of_kind("start")[0]["validation"]
+    assert described["wiki"]["tokens"] == 700
+    context, size = config.data.context, config.train.microbatch_size
+    assert described["wiki"]["evaluated_tokens"] == 699 // context // size * size * context
+
+
+def test_further_sets_change_no_other_number(text: Path, tmp_path: Path) -> None:
+    config = with_sets(text, tmp_path)
+    alone = replay(
+        small_config("2bw", text=text, layers=2, steps=3, precision="float64"), recorder=(a := Rows())
+    )
+    beside = replay(config, recorder=(b := Rows()))
+    assert alone.train_losses == beside.train_losses
+    assert all(torch.equal(tensor, beside.weights[name]) for name, tensor in alone.weights.items())
+    for row, other in zip(a.of_kind("eval"), b.of_kind("eval"), strict=True):
+        assert (row["val_loss"], row["val_loss_error"]) == (other["val_loss"], other["val_loss_error"])
+        assert "sets" not in row
+    config.data.headline = "code"
+    headed = replay(config, recorder=(c := Rows()))
+    assert headed.val_losses == [row["sets"]["code"]["val_loss"] for row in b.of_kind("eval")]
+    [start] = c.of_kind("start")
+    assert start["unigram_bits_per_byte"] == start["validation"]["code"]["unigram_bits_per_byte"]
+
+
+def test_losses_do_not_depend_on_how_many_data_ranks_share_the_sets(text: Path, tmp_path: Path) -> None:
+    """At equal weights: those of the start, which a learning rate near 0 leaves."""
+    measured = []
+    for data in (1, 2, 3):
+        config = with_sets(text, tmp_path, data=data)
+        config.optimizer.lr = 1e-300
+        replay(config, recorder=(rows := Rows()))
+        measured.append([row["sets"] for row in rows.of_kind("eval")])
+    assert measured[0] == measured[1] == measured[2]
+
+
+@given(
+    wanted=st.integers(1, 5000) | st.none(),
+    tokens=st.integers(65, 20_000),
+    size=st.integers(1, 5),
+    context=st.integers(1, 64),
+)
+def test_an_evaluation_reads_enough_without_overlap(
+    wanted: int | None, tokens: int, size: int, context: int
+) -> None:
+    config = RunConfig()
+    config.data = replace(config.data, context=context)
+    config.train.microbatch_size, config.train.eval_tokens = size, wanted
+    sequences = size * eval_microbatches(config, "wiki", tokens=tokens)
+    starts = np.linspace(0, tokens - context - 1, sequences, dtype=np.int64)
+    overlaps = bool((np.diff(starts) < context).any())
+    # A set that is shorter than one micro-batch is read with overlap.
+    assert not overlaps or sequences == size
+    if sequences * context < (wanted or EVAL_TOKENS):
+        assert (sequences + size) * context > tokens - 1, "one micro-batch more would overlap"
+    if wanted is None:
+        assert eval_microbatches(config, OWN_SPLIT, tokens=tokens) == config.train.eval_microbatches
+
+
+def test_a_set_of_shards_is_those_held_out_by_name_or_all(tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    write_nanogpt(folder / "fineweb_val_0.bin", range(300))
+    whole = find_validation_set(str(folder), cache=tmp_path / "c")
+    write_nanogpt(folder / "fineweb_train_0.bin", range(500))
+    held_out = find_validation_set(str(folder), cache=tmp_path / "c")
+    assert held_out == whole
+    assert [shard.tokens for shard in held_out.shards] == [300]
+    named = find_validation_set(str(folder / "fineweb_train_0.bin"), cache=tmp_path / "c")
+    assert [shard.tokens for shard in named.shards] == [500]
+
+
+def test_a_set_with_another_hash_is_refused(text: Path, tmp_path: Path) -> None:
+    config = with_sets(text, tmp_path)
+    known = prepare(config.data).sets["wiki"].sha256
+    config.data.validation_sha256 = {"wiki": known}
+    prepare(config.data)
+    Path(config.data.validation["wiki"]).write_text("other words " * 99)
+    with pytest.raises(DataError, match="holds other data than the run was made for") as refused:
+        prepare(config.data)
+    assert refused.value.key == "data.validation.wiki"
