@@ -11,6 +11,7 @@ from optimizers.catalogue import check_options, method_named
 from optimizers.custom import build_custom
 from optimizers.declaration import Rule
 from optimizers.grouping import ParameterGroup, Role, assign, role_of
+from optimizers.growth import Growth
 from optimizers.named import import_named, is_custom
 from optimizers.options import Value
 from optimizers.rules.basis_rotation import stage_aware_intervals
@@ -27,6 +28,7 @@ def build_optimizer(
     roles: Mapping[str, Role] | None = None,
     stage: int = 0,
     delays: Sequence[int] = (0,),
+    growth: Growth = Growth(),  # noqa: B008
 ) -> torch.optim.Optimizer:
     """The optimizer `name` for the parameters of one stage.
 
@@ -42,9 +44,11 @@ def build_optimizer(
         roles: Of the parameters, by name; None: by their names and dimensions.
         stage: Number of the stage.
         delays: Each stage's delay in updates, for options that depend on it.
+        growth: The model's size over that of the model whose learning rate this is.
 
     Raises:
-        ValueError: Unknown optimizer or option, value out of range, no parameters, or one without a rule.
+        ValueError: Unknown optimizer or option, value out of range, no parameters, one without a rule, or a
+            rule that cannot follow the size.
     """
     settings = check_options(name, options)
     if settings.get("stage_aware"):
@@ -61,7 +65,10 @@ def build_optimizer(
     for group in assigned:
         rule = method_named(name).rule(group.role.value)
         peak = lr * float(settings.get("auxiliary_lr_ratio", 1.0)) if rule.auxiliary else lr
-        torch_group = _torch_group(group, parameters, peak, weight_decay)
+        factor = growth.lr_factor(rule, group.role.value, settings)
+        torch_group = _torch_group(group, parameters, peak * factor, weight_decay / factor)
+        if "eps" in settings and growth != Growth():
+            torch_group["eps"] = float(settings["eps"]) * growth.epsilon_factor(group.role.value)
         torch_group |= {"momentum_key": rule.momentum, "momentum_scale": rule.scale and tuple(rule.scale)}
         by_rule.setdefault(rule, []).append(torch_group)
     return Composite([import_named(rule.factory)(groups, settings) for rule, groups in by_rule.items()])

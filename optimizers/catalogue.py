@@ -54,6 +54,10 @@ def _look_ahead(settings: Settings) -> str:
     return "rows columns" if settings["nesterov"] else "0"
 
 
+def _orthogonal_growth(settings: Settings) -> float:
+    return 0.5 if settings["scale"] == "match-rms" else 0.0
+
+
 _SECOND_MOMENT = Scale(second_moment="exp_avg_sq")
 
 _ADAMW = Rule(
@@ -64,6 +68,7 @@ _ADAMW = Rule(
     scale=_SECOND_MOMENT,
     auxiliary=True,
     adam_moments=True,
+    growth=1,
 )
 
 _AUXILIARY_ADAMW = {"embedding": _ADAMW, "head": _ADAMW, "vector": _ADAMW, "router": _ADAMW}
@@ -72,6 +77,8 @@ _AUXILIARY_ADAMW = {"embedding": _ADAMW, "head": _ADAMW, "vector": _ADAMW, "rout
 _SCION_SIGN = Rule(
     name="scion-sign",
     factory="optimizers.rules.scion:ScionSign",
+    # With a decay of 1 the rate of embedding and head, which would grow, is that of their shrinking, too.
+    growth=lambda settings: None if settings["constrained"] else 0,
     batch="rows columns",
     state="rows columns",
     momentum="momentum",
@@ -113,6 +120,7 @@ _METHODS = (
         main=Rule(
             name="nadamw",
             factory="optimizers.rules.adam:nadamw",
+            growth=1,
             step="rows columns",
             state="2 rows columns",
             momentum="exp_avg",
@@ -133,6 +141,7 @@ _METHODS = (
         main=Rule(
             name="qhadamw",
             factory="optimizers.rules.qhadamw:QHAdamW",
+            growth=1,
             step="2 rows columns",
             state="2 rows columns",
             momentum="exp_avg",
@@ -158,6 +167,7 @@ _METHODS = (
         main=Rule(
             name="muon",
             factory="optimizers.rules.muon:Muon",
+            growth=_orthogonal_growth,
             step=_look_ahead,
             batch="3 rows columns",
             state="rows columns",
@@ -184,6 +194,7 @@ _METHODS = (
         main=Rule(
             name="normuon",
             factory="optimizers.rules.normuon:NorMuon",
+            growth=_orthogonal_growth,
             step=_look_ahead,
             batch="3 rows columns",
             state="rows columns + rows",
@@ -226,6 +237,7 @@ _METHODS = (
         main=Rule(
             name="adan",
             factory="optimizers.rules.adan:Adan",
+            growth=1,
             step="2 rows columns",
             state="4 rows columns",
             momentum="first",
@@ -245,6 +257,7 @@ _METHODS = (
         main=Rule(
             name="lion",
             factory="optimizers.rules.lion:Lion",
+            growth=1,
             state="rows columns",
             step="rows columns",
             momentum="momentum",
@@ -261,6 +274,7 @@ _METHODS = (
         main=Rule(
             name="mars",
             factory="optimizers.rules.mars:Mars",
+            growth=1,
             state="3 rows columns",
             step="2 rows columns",
             momentum="first",
@@ -280,6 +294,7 @@ _METHODS = (
         main=Rule(
             name="scion-spectral",
             factory="optimizers.rules.scion:ScionSpectral",
+            growth=0,
             batch="3 rows columns",
             state="rows columns",
             matrix_iterations=5,

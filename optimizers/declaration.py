@@ -67,6 +67,14 @@ class Rule:
     """Whether the option `auxiliary_lr_ratio` applies to its learning rate."""
     adam_moments: bool = False
     """Whether the state has AdamW's moments, and the step is AdamW's, for weight prediction."""
+    growth: float | Callable[[Settings], float | None] | None = None
+    """Power of the width with which the spectral norm of a step grows, on a matrix both of whose sides grow
+    with the width: 1 where each entry moves by about lr, 0 where the step is lr times an orthogonal matrix.
+    None: not known."""
+
+    def growth_power(self, settings: Settings) -> float | None:
+        """`growth` under `settings`."""
+        return self.growth(settings) if callable(self.growth) else self.growth
 
     def state_formula(self, settings: Settings) -> str:
         """The formula of the state under `settings`."""

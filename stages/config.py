@@ -131,6 +131,15 @@ class ModelConfig:
     """Base of the rotary frequencies."""
     norm_eps: float = key(1e-5, above=0, high=1.0)
     """Added to the mean square in RMSNorm."""
+    parametrization: str = key("standard", choices=("standard", "mup"))
+    """`mup`: initial weights, learning rates and multipliers follow from the size relative to a base model,
+    so that a learning rate found at one size serves others (docs/models.md#rates-that-transfer)."""
+    base_width: int | None = key(None, low=1, high=10**6)
+    """mup: width of the base model, at which it is the standard model."""
+    base_layers: int | None = key(None, low=1, high=10_000)
+    """mup: number of blocks of the base model; null: `layers`."""
+    base_head_dim: int | None = key(None, low=1, high=10**5)
+    """mup: width of a head of the base model; null: that of this one."""
     factory: str | None = None
     """`package.module:function` that makes a model of your own (docs/models.md); null: the decoder of
     `model.family`."""

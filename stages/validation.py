@@ -11,6 +11,7 @@ from typing import Any
 import schedules
 from optimizers import METHODS, check_correction, check_options, is_custom, method_named, refusal
 from optimizers import NAMES as OPTIMIZER_NAMES
+from optimizers.growth import growth_refusal
 from stages.compile_rule import compile_refusal
 from stages.config import (
     CORRECTION_NAMES,
@@ -53,6 +54,7 @@ def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | N
             "error_feedback.decay_at", "x needs the form that keeps it; accepted: form: buffered"
         )
     _check_model(config)
+    _check_parametrization(config)
     check_schedule(config)
     _check_lr_schedule(config)
     _check_correction(config)
@@ -110,6 +112,31 @@ def _check_factory(config: RunConfig, factory: str) -> None:
             "selective goes with the decoder: of the blocks of model.factory it is not known what is cheap; "
             "accepted with it: none, full",
         )
+
+
+def _check_parametrization(config: RunConfig) -> None:
+    model, optimizer = config.model, config.optimizer
+    if model.parametrization == "standard":
+        for key in ("base_width", "base_layers", "base_head_dim"):
+            if getattr(model, key) is not None:
+                raise ConfigError(
+                    f"model.{key}", "goes with model.parametrization: mup; accepted with standard: null"
+                )
+        return
+    if model.base_width is None:
+        raise ConfigError(
+            "model.base_width", "is null, and model.parametrization is mup; accepted: at least 1"
+        )
+    refused: str | None
+    if model.factory is not None:
+        refused = "goes with the decoder, not with model.factory"
+    elif model.experts:
+        refused = "is not known for mixtures of experts"
+    else:
+        settings = check_options(optimizer.name, optimizer_options(optimizer))
+        refused = growth_refusal(method_named(optimizer.name), settings)
+    if refused is not None:
+        raise ConfigError("model.parametrization", f"mup: {refused}; accepted with it: standard")
 
 
 def check_optimizer(config: RunConfig) -> None:

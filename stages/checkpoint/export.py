@@ -16,6 +16,7 @@ from stages.config import RunConfig
 from stages.model.families.catalogue import describe
 from stages.model.hf_config import hf_config, hugging_face_of
 from stages.model.moe.hugging_face import NoClassError, empty_weights
+from stages.model.parametrization import factor_in_plain_decoder
 
 SHARD_BYTES = 4 * 10**9
 """Most bytes of weights in one file; also about the memory that writing takes."""
@@ -52,7 +53,10 @@ def write_weights(
         file = WEIGHTS_FILE
         if len(shards) > 1:
             file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {names[name]: tensor for name, tensor in saved.read(shard, weights).items()}
+        tensors = {
+            names[name]: _in_plain_decoder(tensor, factor_in_plain_decoder(config.model, name))
+            for name, tensor in saved.read(shard, weights).items()
+        }
         if number == len(shards) and format is ExportFormat.HF:
             tensors |= {name: torch.empty(shape) for name, shape in empty_weights(config.model).items()}
         save_file(tensors, folder / file, metadata={"format": "pt"})
@@ -71,6 +75,10 @@ def write_weights(
         )
         _write_json(folder / "config.json", content)
     return sum(saved.size(name, weights)[0].numel() for name in names if name not in saved.biases)
+
+
+def _in_plain_decoder(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    return tensor if factor == 1 else tensor * factor
 
 
 def _names(saved: SavedWeights, config: RunConfig, format: ExportFormat, weights: Weights) -> dict[str, str]:

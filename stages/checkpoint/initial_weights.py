@@ -19,6 +19,7 @@ from stages.model.families.catalogue import describe
 from stages.model.hf_config import config_differences, family_difference
 from stages.model.moe.hugging_face import NoClassError
 from stages.model.moe.settings import BIAS
+from stages.model.parametrization import factor_in_plain_decoder
 from stages.model.spec import Parameter
 from stages.records import DamagedError, read_bytes
 
@@ -182,4 +183,7 @@ def read_initial(
         with safe_open(file, framework="pt") as opened:
             present = set(opened.keys())
             read |= {ours: opened.get_tensor(name) for ours, name in in_files.items() if name in present}
+    for name in read:
+        if (factor := factor_in_plain_decoder(config, name)) != 1:
+            read[name] = read[name] / factor
     return read

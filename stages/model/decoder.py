@@ -8,7 +8,6 @@ weights do not depend on the cut.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +21,10 @@ from stages.model.layers import MLP, Block, Embedding, RMSNorm
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.routing import Routing
 from stages.model.moe.settings import has_experts
+from stages.model.parametrization import initial_std, output_multiplier
 from stages.model.partition import StageCut
 from stages.model.spec import head_dim
 from stages.model.split_backward import Linear
-
-INITIAL_STD = 0.02
-
 
 RunBlock = Callable[..., Any]
 """Runs a block, its first argument, on what the block's `forward` takes, and returns what that returns."""
@@ -79,7 +76,11 @@ class Stage(nn.Module):
                 for block, halves in zip(cut.blocks, cut.pieces, strict=True)
             }
         )
-        self.norm = RMSNorm(config.width, config.norm_eps) if cut.has_head else None
+        self.norm = (
+            RMSNorm(config.width, config.norm_eps, multiplier=output_multiplier(config))
+            if cut.has_head
+            else None
+        )
         self.head = Linear(config.width, config.vocab_size) if cut.has_head else None
         if self.head is not None and config.tied:
             # Of another stage where this one has no embedding: `stages.pipeline.tied_head` puts it in place.
@@ -155,11 +156,10 @@ def rotary_table(config: ModelConfig, *, context: int) -> Tensor:
 
 
 @torch.no_grad()
-def initialise(parameter: Tensor, *, name: str, seed: int, layers: int) -> None:
+def initialise(parameter: Tensor, *, name: str, seed: int, model: ModelConfig) -> None:
     """Fill one parameter with its initial values, which depend on its name and the seed alone.
 
-    Norm weights are 1, biases 0; matrices are normal with standard deviation 0.02, and those that write
-    into the residual stream (`attention.output`, `mlp.down`) with 0.02 / sqrt(2 layers) (GPT-2's rule). Each
+    Norm weights are 1, biases 0; matrices are normal (`stages.model.parametrization.initial_std`). Each
     matrix of a stack of experts is drawn for itself, under the stack's name and the expert's number.
     """
     if parameter.ndim <= 1:
@@ -167,13 +167,11 @@ def initialise(parameter: Tensor, *, name: str, seed: int, layers: int) -> None:
         return
     if ".experts." in name and parameter.ndim == 3:
         for expert, matrix in enumerate(parameter):
-            initialise(matrix, name=expert_name(name, expert), seed=seed, layers=layers)
+            initialise(matrix, name=expert_name(name, expert), seed=seed, model=model)
         return
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    std = INITIAL_STD
-    if _writes_into_the_residual_stream(name):
-        std /= (2 * layers) ** 0.5
+    std = initial_std(model, name)
     values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
     parameter.copy_(values)
 
@@ -181,10 +179,3 @@ def initialise(parameter: Tensor, *, name: str, seed: int, layers: int) -> None:
 def expert_name(stack: str, expert: int) -> str:
     """Name of one matrix of a stack, as in `blocks.3.experts.up.17`."""
     return f"{stack}.{expert}"
-
-
-_RESIDUAL = re.compile(r"(attention\.output\.weight|(mlp|shared)\.down\.weight|experts\.down\.[0-9]+)$")
-
-
-def _writes_into_the_residual_stream(name: str) -> bool:
-    return _RESIDUAL.search(name) is not None

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.config import ModelConfig
+from stages.model.parametrization import attention_scale, residual_multiplier
 from stages.model.selective import cheap
 from stages.model.spec import head_dim
 from stages.model.split_backward import Linear
@@ -42,15 +43,17 @@ class _Rows(torch.autograd.Function):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation over the last axis (arXiv 1910.07467)."""
+    """Root-mean-square normalisation over the last axis (arXiv 1910.07467), times `multiplier`."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, multiplier: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
+        self.multiplier = multiplier
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        out = F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        return out if self.multiplier == 1 else out * self.multiplier
 
 
 class Attention(nn.Module):
@@ -64,6 +67,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, *, normalized: bool = False) -> None:
         super().__init__()
         self.head_dim = head_dim(config)
+        self.scale = attention_scale(config)
         queries, keys = config.heads * self.head_dim, config.kv_heads * self.head_dim
         self.query = Linear(config.width, queries)
         self.key = Linear(config.width, keys)
@@ -95,7 +99,12 @@ class Attention(nn.Module):
         if queries_per_key > 1 and not takes_groups(query):
             key, value = (kept.repeat_interleave(queries_per_key, dim=1) for kept in (key, value))
         mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=self.scale,
+            enable_gqa=query.shape[1] != key.shape[1],
         )
         out: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, context, -1))
         return out
@@ -127,13 +136,17 @@ class Block(nn.Module):
         self.attention = attention
         self.mlp_norm = None if mlp is None else RMSNorm(config.width, config.norm_eps)
         self.mlp = mlp
+        self.multiplier = residual_multiplier(config)
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         if self.attention is not None and self.attention_norm is not None:
-            x = x + self.attention(cheap(self.attention_norm, x), rotation)
+            x = self._added(x, self.attention(cheap(self.attention_norm, x), rotation))
         if self.mlp is not None and self.mlp_norm is not None:
-            x = x + self.mlp(cheap(self.mlp_norm, x))
+            x = self._added(x, self.mlp(cheap(self.mlp_norm, x)))
         return x
+
+    def _added(self, x: Tensor, part: Tensor) -> Tensor:
+        return x + part if self.multiplier == 1 else torch.add(x, part, alpha=self.multiplier)
 
 
 def _gated(gate: Tensor, up: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ class WeightVersions:
         self._current = 0
         _, masters = flat_views(own_shapes, dtype=master_dtype, device=device)
         self.master = Master([name for name, _, _ in own_members], [nn.Parameter(view) for view in masters])
-        self._fill(lambda name, weight: initialise(weight, name=name, seed=seed, layers=config.layers))
+        self._fill(lambda name, weight: initialise(weight, name=name, seed=seed, model=config))
         self._initial_version = version
         self._data_rank = data_rank
         if data_ranks == 1:

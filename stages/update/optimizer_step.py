@@ -23,6 +23,7 @@ from optimizers.named import is_custom
 from stages.config import RunConfig, chosen_correction, optimizer_options
 from stages.model.families.catalogue import parameter_roles
 from stages.model.moe.settings import mixture_of
+from stages.model.parametrization import growth_of
 from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.tied_head import TiedHead
 from stages.pipeline.weight_versions import Replica, WeightVersions, writing_under_pending_backward
@@ -101,6 +102,7 @@ class StageUpdate:
             roles={name: roles[weights.parameter_of[name]] for name in parameters},
             stage=stage,
             delays=delays,
+            growth=growth_of(config.model),
         )
         if weights.master.parameters:
             self.optimizer = self._new_optimizer()

@@ -23,7 +23,7 @@ def whole_model(config: RunConfig, *, dtype: torch.dtype) -> Stage:
     module = Stage(config.model, cut, context=config.data.context).to(dtype)
     module.prepare(device=torch.device("cpu"), dtype=dtype)
     for name, parameter in module.named_parameters():
-        initialise(parameter, name=name, seed=config.seed, layers=config.model.layers)
+        initialise(parameter, name=name, seed=config.seed, model=config.model)
     return module
 
 

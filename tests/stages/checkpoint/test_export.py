@@ -19,6 +19,7 @@ from stages.checkpoint import files
 from stages.checkpoint.export import INDEX_FILE, write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
+from stages.checkpoint.initial_weights import read_initial
 from stages.checkpoint.saved_weights import SavedWeights, newest_weights
 from stages.config import CorrectionConfig, RunConfig
 from stages.model.families.catalogue import describe
@@ -113,12 +114,13 @@ def test_working_weights_are_the_newest_replica(text: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("family", "heads", "kv_heads", "head_dim", "eps", "base", "tied"),
+    ("family", "heads", "kv_heads", "head_dim", "eps", "base", "tied", "parametrization"),
     [
-        ("llama", 4, 2, None, 1e-5, 1e4, False),
-        ("llama", 2, 2, None, 1e-3, 500.0, True),
-        ("llama", 4, 2, 6, 1e-5, 1e4, False),
-        ("qwen3", 4, 2, 6, 1e-3, 1e6, True),
+        ("llama", 4, 2, None, 1e-5, 1e4, False, "standard"),
+        ("llama", 2, 2, None, 1e-3, 500.0, True, "mup"),
+        ("llama", 4, 2, 6, 1e-5, 1e4, False, "mup"),
+        ("qwen3", 4, 2, 6, 1e-3, 1e6, True, "standard"),
+        ("qwen3", 4, 2, None, 1e-5, 1e4, False, "mup"),
     ],
 )
 @pytest.mark.slow
@@ -130,6 +132,7 @@ def test_transformers_computes_the_same_logits(
     eps: float,
     base: float,
     tied: bool,
+    parametrization: str,
     text: Path,
     tmp_path: Path,
 ) -> None:
@@ -141,6 +144,10 @@ def test_transformers_computes_the_same_logits(
         config = small_config("2bw", text=text, stages=3, layers=3, lr=3e-2)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "tied": tied}
     config.model = replace(config.model, family=family, **sizes, norm_eps=eps, rope_base=base)
+    if parametrization == "mup":
+        config.model = replace(
+            config.model, parametrization="mup", base_width=12, base_layers=2, base_head_dim=3
+        )
     config.data.context = 20
     result, saved = trained(config, tmp_path / "c")
     written = exported(saved, config, tmp_path / "out", format=ExportFormat.HF, shard_bytes=20_000)
@@ -160,6 +167,10 @@ def test_transformers_computes_the_same_logits(
         logits = ours(tokens)
         assert logits.std() > 0.1
         torch.testing.assert_close(theirs(tokens).logits, logits, rtol=0, atol=1e-5)
+    # A run that starts from them has the weights that were trained, up to one rounding of a factor.
+    started = replace(config.model, init=str(tmp_path / "out"))
+    for name, weight in read_initial(started, result.weights.keys()).items():
+        torch.testing.assert_close(weight, result.weights[name], rtol=2e-7, atol=0)
 
 
 def test_files_are_cut_by_size_and_the_index_names_each_weight_once(text: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from support.small_runs import small_config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stages.config import RunConfig
+from stages.config import ModelConfig, RunConfig
 from stages.model import layers
 from stages.model.decoder import Stage, initialise, rotary_table
 from stages.model.head_loss import next_token_loss
@@ -139,7 +139,7 @@ def test_loss_is_the_mean_negative_log_likelihood_of_the_next_token() -> None:
 def test_initial_values_depend_on_the_name_and_the_seed_alone() -> None:
     def values(name: str, seed: int) -> Tensor:
         parameter = torch.empty(64, 64)
-        initialise(parameter, name=name, seed=seed, layers=8)
+        initialise(parameter, name=name, seed=seed, model=ModelConfig(layers=8))
         return parameter
 
     plain = values("blocks.0.mlp.up.weight", 0)

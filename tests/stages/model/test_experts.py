@@ -42,7 +42,7 @@ SKEW = torch.tensor([4.0, 2.0, 1.0, 0.5, 0.0, 0.0, -9.0, -9.0])
 def seeded(module: torch.nn.Module, dtype: torch.dtype) -> None:
     module.to(dtype)
     for name, parameter in module.named_parameters():
-        initialise(parameter, name=f"blocks.0.experts.{name}", seed=0, layers=2)
+        initialise(parameter, name=f"blocks.0.experts.{name}", seed=0, model=ModelConfig(layers=2))
         with torch.no_grad():
             parameter *= 20
 
@@ -158,16 +158,16 @@ def test_a_split_backward_gives_the_same_gradients(shared: int, recompute: str) 
 
 def test_each_expert_is_drawn_under_its_own_name() -> None:
     stack = torch.empty(4, 6, 8)
-    initialise(stack, name="blocks.1.experts.down", seed=3, layers=8)
+    initialise(stack, name="blocks.1.experts.down", seed=3, model=ModelConfig(layers=8))
     for expert in range(4):
         alone = torch.empty(6, 8)
-        initialise(alone, name=f"blocks.1.experts.down.{expert}", seed=3, layers=8)
+        initialise(alone, name=f"blocks.1.experts.down.{expert}", seed=3, model=ModelConfig(layers=8))
         assert torch.equal(stack[expert], alone)
     assert not torch.equal(stack[0], stack[1])
     wide = torch.empty(2, 100, 100)
-    initialise(wide, name="blocks.1.experts.down", seed=3, layers=8)
+    initialise(wide, name="blocks.1.experts.down", seed=3, model=ModelConfig(layers=8))
     assert float(wide.std()) == pytest.approx(0.02 / 4, rel=0.05)
-    initialise(wide, name="blocks.1.experts.up", seed=3, layers=8)
+    initialise(wide, name="blocks.1.experts.up", seed=3, model=ModelConfig(layers=8))
     assert float(wide.std()) == pytest.approx(0.02, rel=0.05)
 
 

@@ -15,7 +15,7 @@ from torch._inductor import config as inductor
 
 from schedules import FAMILY
 from stages.compile_rule import compile_refusal, compiles_here, is_compiled
-from stages.config import RunConfig
+from stages.config import ModelConfig, RunConfig
 from stages.model.block_runner import block_runner
 from stages.model.compiler import missing_for_compile
 from stages.model.decoder import initialise, make_block, rotary_table
@@ -84,7 +84,7 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
     dtype, tolerance = (torch.float32, 1e-4) if FAILS_COMPILED_IN_FLOAT64 else (torch.float64, 1e-10)
     block = make_block(model, experts=experts).to(dtype)
     for name, parameter in block.named_parameters():
-        initialise(parameter, name=name, seed=0, layers=2)
+        initialise(parameter, name=name, seed=0, model=ModelConfig(layers=2))
     matrices = [name for name in block.state_dict() if "norm" not in name and "experts" not in name]
     x = torch.randn(3, 12, model.width, dtype=dtype, generator=torch.Generator().manual_seed(0))
     given = [rotary_table(model, context=12).to(dtype), *([torch.zeros(model.experts)] if experts else [])]

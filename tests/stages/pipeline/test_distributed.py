@@ -105,7 +105,7 @@ def torch_losses(process: Process, config: RunConfig) -> list[float]:
     module = Stage(config.model, cut, context=context).double()
     module.prepare(device=process.device, dtype=torch.float64)
     for name, parameter in module.named_parameters():
-        initialise(parameter, name=name, seed=config.seed, layers=config.model.layers)
+        initialise(parameter, name=name, seed=config.seed, model=config.model)
     data = Batches(config, prepare(config.data), device=process.device)
     count = config.schedule.microbatches
     tokens = torch.cat([data.tokens(number) for number in range(count)])
