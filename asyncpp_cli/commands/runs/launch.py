@@ -62,7 +62,7 @@ def launch(
         typer.Option(
             "--print",
             metavar="FORMAT",
-            help="Start nothing; print how another scheduler starts the runs: commands, json, kubernetes.",
+            help="Start nothing; print the runs for another scheduler: commands, json, kubernetes, skypilot.",
         ),
     ] = None,
     yes: Annotated[

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.launch.formats.described import DescribedRun
 from asyncpp_cli.launch.formats.kubernetes import to_kubernetes
+from asyncpp_cli.launch.formats.skypilot import to_skypilot
 from asyncpp_cli.sites.profile import Site
 
 
@@ -30,6 +31,7 @@ FORMATS: Mapping[str, Callable[[Sequence[DescribedRun], Site, int], str]] = {
     "commands": _to_text,
     "json": _to_json,
     "kubernetes": to_kubernetes,
+    "skypilot": to_skypilot,
 }
 """Each takes the runs, the site, and how often a failed run is tried again."""
 

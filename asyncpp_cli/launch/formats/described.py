@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.run_data import config_to_train
@@ -97,6 +100,41 @@ def _torchrun(shape: JobShape, node: int) -> list[str]:
         return []
     here = min(shape.tasks_per_node, shape.tasks - node * shape.tasks_per_node)
     words = ["-m", "torch.distributed.run", "--nproc-per-node", str(here)]
-    if shape.nodes > 1:
-        words += ["--nnodes", str(shape.nodes), "--node-rank", str(node), "--master-addr", "HOST"]
-    return words
+    if shape.nodes == 1:
+        return [*words, "--standalone"]  # on a free port, so that a machine takes several runs
+    return [*words, "--nnodes", str(shape.nodes), "--node-rank", str(node), "--master-addr", "HOST"]
+
+
+def mebibytes(memory: str) -> float:
+    """An amount in sbatch's notation, which counts MiB where there is no unit."""
+    units = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
+    return int(memory.rstrip("KMGT")) * units.get(memory[-1], 1)
+
+
+def claims_of(site: Site, runs: Sequence[DescribedRun], *, accepted_by: str) -> list[list[str]]:
+    """Claim, folder and perhaps `ro` of each volume.
+
+    Raises:
+        UserError: the profile has no image for pods, or no volume that holds the runs and their data.
+    """
+    if site.container is None or site.container.runtime != "kubernetes":
+        raise UserError(
+            f"{site.file}: container: --print {accepted_by} needs an image and a volume; accepted: "
+            "{runtime: kubernetes, image: NAME:TAG, mounts: ['CLAIM:/folder']}"
+        )
+    volumes = [mount.split(":") for mount in site.container.mounts]
+    for run in runs:
+        for path in filter(None, (run.folder, run.data)):
+            if not any(PurePosixPath(path).is_relative_to(volume[1]) for volume in volumes):
+                raise UserError(
+                    f"{site.file}: container.mounts: none holds {path}; accepted: CLAIM:/folder, where "
+                    "CLAIM is a PersistentVolumeClaim and /folder the path that it has here, too"
+                )
+    return volumes
+
+
+def job_name(run_id: str, folder: str) -> str:
+    """A DNS label of at most 49 characters for a run's job, so that names of its pods are labels, too."""
+    readable = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
+    digest = hashlib.sha256(folder.encode()).hexdigest()[:8]
+    return f"{readable[:40].strip('-') or 'run'}-{digest}"

@@ -7,17 +7,13 @@ code 2 is refused, and trying again would not help.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.formats.described import DescribedRun
+from asyncpp_cli.launch.formats.described import DescribedRun, claims_of, job_name, mebibytes
 from asyncpp_cli.sites.profile import Site
 from stages.liveness.stop_signal import RESUMABLE
 
@@ -31,28 +27,9 @@ def to_kubernetes(runs: Sequence[DescribedRun], site: Site, retries: int) -> str
     Raises:
         UserError: the profile has no image, or no volume that holds the runs and their data.
     """
-    if site.container is None or site.container.runtime != "kubernetes":
-        raise UserError(
-            f"{site.file}: container: --print kubernetes needs an image and a volume; accepted: "
-            "{runtime: kubernetes, image: NAME:TAG, mounts: ['CLAIM:/folder']}"
-        )
-    volumes = [mount.split(":") for mount in site.container.mounts]
-    for run in runs:
-        for path in filter(None, (run.folder, run.data)):
-            if not any(PurePosixPath(path).is_relative_to(volume[1]) for volume in volumes):
-                raise UserError(
-                    f"{site.file}: container.mounts: none holds {path}; accepted: CLAIM:/folder, where "
-                    "CLAIM is a PersistentVolumeClaim and /folder the path that it has here, too"
-                )
+    volumes = claims_of(site, runs, accepted_by="kubernetes")
     manifests = [_job(run, site, volumes, retries) for run in runs]
     return yaml.safe_dump_all(manifests, sort_keys=False, width=10_000).rstrip()
-
-
-def job_name(run_id: str, folder: str) -> str:
-    """A DNS label for a run's Job: at most 49 characters, so that names of its pods are labels, too."""
-    readable = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
-    digest = hashlib.sha256(folder.encode()).hexdigest()[:8]
-    return f"{readable[:40].strip('-') or 'run'}-{digest}"
 
 
 def _job(run: DescribedRun, site: Site, volumes: Sequence[Sequence[str]], retries: int) -> dict[str, Any]:
@@ -62,7 +39,7 @@ def _job(run: DescribedRun, site: Site, volumes: Sequence[Sequence[str]], retrie
     if shape.gpus_per_node:
         limits["nvidia.com/gpu"] = "1"
     if run.memory:
-        limits["memory"] = _memory_per_rank(run.memory, shape.tasks_per_node)
+        limits["memory"] = f"{max(1, int(mebibytes(run.memory) / shape.tasks_per_node))}Mi"
     mounts = [
         {
             "name": f"volume-{index}",
@@ -115,10 +92,3 @@ def _job(run: DescribedRun, site: Site, volumes: Sequence[Sequence[str]], retrie
             },
         },
     }
-
-
-def _memory_per_rank(per_node: str, ranks: int) -> str:
-    """Kubernetes' notation of a rank's share of sbatch's `64G`, which counts MiB where there is no unit."""
-    mebibytes = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
-    unit = per_node[-1] if per_node[-1] in mebibytes else "M"
-    return f"{max(1, int(int(per_node.rstrip('KMGT')) * mebibytes[unit] / ranks))}Mi"
