@@ -47,7 +47,7 @@ def show_shards(
     except DataError as error:
         raise UserError(str(error)) from error
     decoder = _decoder(prepared, tokenizer)
-    splits = _splits(corpus.train, corpus.validation)
+    splits = [("train", corpus.train), ("validation", corpus.validation)]
     drawn = {split: _samples(shards, samples=samples, seed=seed) for split, shards in splits}
     if as_json:
         if prepared is not None and verify:
@@ -96,10 +96,6 @@ def _record(
             for split, shards in splits
         },
     }
-
-
-def _splits(*shards: Sequence[Shard]) -> list[tuple[str, Sequence[Shard]]]:
-    return list(zip(("train", "validation"), shards, strict=True))
 
 
 def _decoder(prepared: Prepared | None, tokenizer: str | None) -> Tokenizer | None:

@@ -49,7 +49,9 @@ def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
     for run in runs:
         check_inside(experiment, run)
     _check_some_left(experiment, ids)
-    chosen = [each for each in _statuses(experiment) if each.run.id in ids]
+    chosen = [
+        each for each in SlurmQueue(experiment).run_statuses(with_accounting=False) if each.run.id in ids
+    ]
     for each in chosen:
         check_idle(each)
     return [_loss(each) for each in chosen]
@@ -73,10 +75,6 @@ def remove_runs(experiment: Experiment, runs: Sequence[Run]) -> None:
 def _check_some_left(experiment: Experiment, ids: set[str]) -> None:
     if ids >= {cell.id for cell in experiment.cells}:
         raise UserError(f"{experiment.folder} has no other runs; to remove all of it, remove the folder")
-
-
-def _statuses(experiment: Experiment) -> list[RunStatus]:
-    return SlurmQueue(experiment).run_statuses(with_accounting=False)
 
 
 def _loss(run_status: RunStatus) -> Loss:

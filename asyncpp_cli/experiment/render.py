@@ -91,14 +91,12 @@ def _is_free(folder: Path) -> bool:
         raise UserError(f"{folder} is a file; name a folder for the experiment")
     if not any(folder.iterdir()):
         return True
-    if not (folder / EXPERIMENT_FILE).exists() and not _lost_its_description(folder):
+    if not (folder / EXPERIMENT_FILE).exists() and not (
+        # An experiment without its experiment.json.
+        (folder / "template.yaml").is_file() and (folder / "runs").is_dir()
+    ):
         raise UserError(f"{folder} holds something other than an experiment; name a new or empty folder")
     return False
-
-
-def _lost_its_description(folder: Path) -> bool:
-    """Whether this is an experiment without its experiment.json."""
-    return (folder / "template.yaml").is_file() and (folder / "runs").is_dir()
 
 
 def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template) -> bool:

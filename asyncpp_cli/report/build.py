@@ -79,7 +79,7 @@ def build_report(experiments: Sequence[Experiment], options: ReportOptions, load
         runs,
         keys=[*rows, *cols],
         best_over=keys_of(options.best_over, option="--best-over"),
-        tuned=_tuned_keys(tunings),
+        tuned=list(dict.fromkeys(key for tuning in tunings for key in tuning.plan.keys)),
         target=options.target,
     )
     problems = [problem for run in runs for problem in run.problems]
@@ -107,10 +107,6 @@ def _transfers(cells: Sequence[CellResult], options: ReportOptions) -> list[Tran
         device=options.device or DEVICE,
     )
     return transfers(verdicts(cells), target)
-
-
-def _tuned_keys(tunings: Sequence[Tuning]) -> list[str]:
-    return list(dict.fromkeys(key for tuning in tunings for key in tuning.plan.keys))
 
 
 def _left_behind(tunings: Sequence[Tuning]) -> set[str]:

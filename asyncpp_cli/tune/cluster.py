@@ -7,7 +7,7 @@ it: the user's command, or the job that follows an array.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from asyncpp_cli.console import say
@@ -35,7 +35,6 @@ def submit_due(
     options: LaunchOptions,
     *,
     promoting: bool,
-    cancelled: Collection[str] = (),
 ) -> int:
     """Submit the due runs of every arm that have no job, each arm as arrays with a job that promotes.
 
@@ -46,7 +45,6 @@ def submit_due(
         options: of the launch, without pauses.
         promoting: whether this is the job that follows an array. It submits a run once for each rung: one
             that was cancelled, or that failed beyond its retries, waits for a person.
-        cancelled: ids of runs not to submit.
 
     Returns:
         The number of runs submitted.
@@ -65,7 +63,7 @@ def submit_due(
             waiting = [each for each in statuses if not each.has_job and each.status.state != State.RUNNING]
             if promoting:
                 waiting = [each for each in waiting if not _was_submitted(queue, each, arm)]
-            runs = [each.run for each in waiting if each.run.id not in cancelled]
+            runs = [each.run for each in waiting]
             if not runs:
                 live |= arrays
                 continue

@@ -89,12 +89,6 @@ def polynomials(
     return fixed, polynomial.polymul(direction, [-coefficient, 1 + coefficient])
 
 
-def spectral_radius(form: str, *, beta: float, delay: int, coefficient: float, step: float) -> float:
-    """Largest modulus of a root at eta h = `step`: the rate at which the iteration shrinks or grows."""
-    fixed, scaled = characteristic(form, beta=beta, delay=delay, coefficient=coefficient)
-    return float(np.abs(polynomial.polyroots(polynomial.polyadd(fixed, step * scaled))).max())
-
-
 def best_coefficient(form: str, *, beta: float, delay: int) -> tuple[float, float]:
     """The coefficient, to a hundredth and up to 3, with the largest limit, and that limit."""
     grid = [hundredth / 100 for hundredth in range(301)]

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 from support.files import ROOT
 
-from asyncpp_cli.version import RELEASE, STAMP_FILE, Stamp, asyncpp_version, stamp_of, write_stamp
+from asyncpp_cli.version import (
+    RELEASE,
+    STAMP_FILE,
+    Stamp,
+    asyncpp_version,
+    commit_of_checkout,
+    stamp_of,
+    write_stamp,
+)
 
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.{what}(sys.argv[1]))"
 
@@ -96,8 +104,12 @@ def test_a_release_is_called_by_its_tag_and_other_commits_are_not(tmp_path: Path
     git(tmp_path, "tag", f"v{RELEASE}")
     assert stamp_of(tmp_path) == Stamp(head, released=True)
     assert stamp_of(tmp_path).version == RELEASE
+    (tmp_path / "notes.txt").write_text("untracked")
+    assert commit_of_checkout(tmp_path) == head
     (tmp_path / "code.py").write_text("one = 2\n")
     assert stamp_of(tmp_path).version == f"{RELEASE}+g{head}.dirty"
+    (tmp_path / ".git" / "HEAD").unlink()
+    assert commit_of_checkout(tmp_path) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from asyncpp_cli.trackers.catalogue import TRACKERS
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.run_folder import Run
-    from asyncpp_cli.trackers.base import Tracker
+    from asyncpp_cli.trackers.catalogue import Tracker
 
 SECONDS_BETWEEN_UPDATES = 5.0
 """Pause between updates with `--follow`."""

@@ -28,7 +28,6 @@ from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.run_status import SlurmQueue
-from stages.config import RunConfig
 from stages.records import read_record
 
 _THREADS = 4
@@ -114,7 +113,13 @@ class Loader:
             lineage=lineage,
             problems=_problems(run, metrics, status),
         )
-        return replace(loaded, utilisation=_utilisation(loaded, run_config, measurement))
+        mfu = utilisation(
+            run_config,
+            start=measurement.start,
+            tokens_per_second=measurement.tokens_per_second,
+            ranks=loaded.ranks,
+        )
+        return replace(loaded, utilisation=mfu)
 
 
 def _signature(run: Run) -> object:
@@ -150,15 +155,6 @@ def _once_each(loaded: Sequence[RunResult]) -> tuple[list[RunResult], list[str]]
 
 def _progress(run: RunResult) -> tuple[bool, int]:
     return run.state == State.COMPLETED, run.measurement.steps_done
-
-
-def _utilisation(run: RunResult, config: RunConfig, measurement: Measurement) -> float | None:
-    return utilisation(
-        config,
-        start=measurement.start,
-        tokens_per_second=measurement.tokens_per_second,
-        ranks=run.ranks,
-    )
 
 
 def _restarts(status: Status, measurement: Measurement) -> int:

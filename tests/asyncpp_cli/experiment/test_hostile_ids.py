@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hostile", HOSTILE[2:11], ids=ascii)
+@pytest.mark.parametrize("hostile", ["../run-1", "run-0\n"], ids=ascii)
 def test_a_hostile_id_is_refused_by_every_command(folder: Path, tmp_path: Path, hostile: Any) -> None:
     cells = json.loads((folder / "experiment.json").read_text())["cells"]
     edit(folder / "experiment.json", cells=[cells[0] | {"id": hostile}, cells[1]])

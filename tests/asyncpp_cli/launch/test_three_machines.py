@@ -108,27 +108,31 @@ def running(runs: tuple[Run, ...], host: str) -> set[str]:
     }
 
 
-def two_alike(folder: Path) -> tuple[Run, Run]:
-    """The same run twice; the second is trained without disturbance."""
-    changes = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=3000"]
-    changes += ["train.checkpoint_interval=200", "site.device=cpu", LEASE]
-    [disturbed] = sweep(folder / "disturbed", *changes).runs
-    [undisturbed] = sweep(folder / "undisturbed", *changes).runs
+LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=2000"]
+LONG += ["train.checkpoint_interval=200", "site.device=cpu", LEASE]
+
+
+def long_run(folder: Path) -> Run:
+    [run] = sweep(folder / "disturbed", *LONG).runs
+    return run
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same run, trained without disturbance."""
+    [run] = sweep(tmp_path_factory.mktemp("alone") / "undisturbed", *LONG).runs
     alone = subprocess.run(
-        [*ASYNCPP, "train", str(undisturbed.folder), "--replay"],
-        capture_output=True,
-        timeout=1000,
-        check=False,
+        [*ASYNCPP, "train", str(run.folder), "--replay"], capture_output=True, timeout=1000, check=False
     )
     assert alone.returncode == 0, alone.stderr
-    return disturbed, undisturbed
+    return run
 
 
 def assert_equal(disturbed: Run, undisturbed: Run, *, attempts: int) -> None:
     """The same rows, none twice, and the same weights (the hash in the `end` row)."""
     status = disturbed.status()
     assert (status.state, status.attempt) == (State.COMPLETED, attempts), status.reason
-    assert len(rows_of(disturbed, "step")) == 3000
+    assert len(rows_of(disturbed, "step")) == 2000
     for kind in ("step", "eval"):
         assert rows_of(disturbed, kind) == rows_of(undisturbed, kind)
     [end], [expected] = rows_of(disturbed, "end"), rows_of(undisturbed, "end")
@@ -141,9 +145,9 @@ def trains(run: Run, *, attempt: int) -> bool:
 
 @pytest.mark.parametrize("options", [OWN_PROC, []], ids=["own /proc", "the /proc outside"])
 def test_a_frozen_machine_loses_its_run_and_ends_it_when_it_goes_on(
-    options: list[str], start: Start, tmp_path: Path
+    options: list[str], start: Start, tmp_path: Path, undisturbed: Run
 ) -> None:
-    disturbed, undisturbed = two_alike(tmp_path)
+    disturbed = long_run(tmp_path)
     launch = [*ASYNCPP, "launch", str(tmp_path / "disturbed"), "--replay", "--max-parallel", "1"]
     frozen = start(*launch, options=options)
     wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
@@ -162,9 +166,9 @@ def test_a_frozen_machine_loses_its_run_and_ends_it_when_it_goes_on(
 
 
 def test_a_pod_that_comes_back_in_a_new_namespace_waits_for_its_own_lease(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, undisturbed: Run
 ) -> None:
-    disturbed, undisturbed = two_alike(tmp_path)
+    disturbed = long_run(tmp_path)
     train = [*ASYNCPP, "train", str(disturbed.folder), "--replay"]
     pod = start(*train)
     wait_for(lambda: trains(disturbed, attempt=1), seconds=250)
@@ -179,8 +183,10 @@ def test_a_pod_that_comes_back_in_a_new_namespace_waits_for_its_own_lease(
     assert_equal(disturbed, undisturbed, attempts=2)
 
 
-def test_a_frozen_pod_ends_with_one_line_when_it_goes_on(start: Start, tmp_path: Path) -> None:
-    disturbed, undisturbed = two_alike(tmp_path)
+def test_a_frozen_pod_ends_with_one_line_when_it_goes_on(
+    start: Start, tmp_path: Path, undisturbed: Run
+) -> None:
+    disturbed = long_run(tmp_path)
     train = [*ASYNCPP, "train", str(disturbed.folder), "--replay"]
     frozen = start(*train)
     wait_for(lambda: trains(disturbed, attempt=1), seconds=250)

@@ -203,6 +203,16 @@ def test_names_with_latex_in_them_stay_text(hostile: Report) -> None:
     assert "\x1b" not in text
 
 
+def test_names_with_markup_stay_text_in_markdown_and_on_a_terminal(hostile: Report) -> None:
+    markdown, text = to_markdown(hostile), to_text(hostile)
+    assert "<script>" not in markdown
+    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in markdown.splitlines() if line.startswith("| ")}
+    assert len(columns) == 1
+    assert "\x1b" not in text + markdown
+    assert "[bold]" in text
+    assert json.loads(to_json(hostile.cells))[0]["model"] == HOSTILE
+
+
 def test_latex_has_as_many_titles_as_numbers(tmp_path: Path) -> None:
     text = to_latex(report_of(quickstart_folder(tmp_path / "experiment", seeds=3).folder))
     [layout] = re.findall(r"begin\{tabular\}\{([lr]+)\}", text)
