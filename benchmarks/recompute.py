@@ -461,7 +461,9 @@ def longer_delays() -> Iterator[str]:
     for (delay, correction), of in sorted(arms.items()):
         means = [fmean(losses) for losses in of.values()]
         line = f"| {delay} | {correction} | {fmean(means):.4f} | {stdev(means):.4f} |"
-        if delay != "0":
+        if delay == "0":
+            line += " | | | |"
+        else:
             against = ("0", "none") if correction == "none" else (delay, "none")
             found = difference(of, arms[against], comparisons=12)
             assert found.seeds == 6
@@ -554,6 +556,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{DELAY_OR_BATCH}.md": delay_or_batch,
     f"benchmarks/results/{ANNEALING}.md": annealing,
     f"benchmarks/results/{ALL_REDUCE}.md": delayed_all_reduce,
+    f"benchmarks/results/{LONGER_DELAYS}.md": longer_delays,
     f"benchmarks/results/{SLOW_LINK}.md": slow_link,
     f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
     "docs/optimizers.md": optimizers_document,
