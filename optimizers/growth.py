@@ -7,7 +7,7 @@ which the spectral norm of its steps on such a matrix grows (`Rule.growth`). Imp
 
     rule                              p      learning rate on matrices   on embedding, head, vectors
     AdamW and others with entries     1      1 / m                       1
-    Muon, NorMuon, match-rms          1/2    1 / sqrt(m)
+    Muon, match-rms                   1/2    1 / sqrt(m)
     Muon, NorMuon, original; Scion    0      1                           m (Scion's signs, divided by m)
 
 The learning rate does not depend on the depth (arXiv 2505.01618, alpha = 1). Weight decay is divided by the

@@ -131,6 +131,14 @@ class ModelConfig:
     """Base of the rotary frequencies."""
     norm_eps: float = key(1e-5, above=0, high=1.0)
     """Added to the mean square in RMSNorm."""
+    init_std: float = key(0.02, above=0, high=10.0)
+    """Standard deviation of initial matrices; of those that write into the residual stream, over
+    sqrt(2 `layers`)."""
+    logit_softcap: float | None = key(None, above=0, high=1e6)
+    """c: logits become c tanh(logits / c); null: none."""
+    z_loss: float = key(0.0, low=0, high=1.0)
+    """Weight of the mean squared logarithm of the softmax's sum in what is minimized. Losses that are
+    reported are without it."""
     parametrization: str = key("standard", choices=("standard", "mup"))
     """`mup`: initial weights, learning rates and multipliers follow from the size relative to a base model,
     so that a learning rate found at one size serves others (docs/models.md#rates-that-transfer)."""

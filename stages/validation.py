@@ -106,6 +106,13 @@ def _check_factory(config: RunConfig, factory: str) -> None:
         raise ConfigError(
             "model.tied", "goes with the decoder, not with model.factory; accepted with it: false"
         )
+    for key in ("logit_softcap", "z_loss"):
+        value, default = getattr(config.model, key), getattr(ModelConfig, key)
+        if value != default:
+            accepted = "null" if default is None else f"{default:g}"
+            raise ConfigError(
+                f"model.{key}", f"goes with the decoder, not with model.factory; accepted with it: {accepted}"
+            )
     if config.train.recompute == "selective":
         raise ConfigError(
             "train.recompute",

@@ -18,7 +18,7 @@ from stages.config import ModelConfig, RunConfig, chosen_correction, optimizer_o
 from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, rank_moments
 from stages.model.activations import INDEX_BYTES, CheapPart, Values
 from stages.model.families.catalogue import describe
-from stages.model.head_chunks import chunk_rows
+from stages.model.head_chunks import chunk_rows, has_terms
 from stages.model.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
 from stages.model.spec import Parameter
 from stages.update.optimizer_sharding import assign_owners
@@ -248,6 +248,7 @@ def head_chunk_rows(config: RunConfig) -> int | None:
         vocabulary=model.vocab_size,
         wide=sizes(config).wide,
         on_gpu=config.site.device != "cpu",
+        always=has_terms(model),
     )
 
 

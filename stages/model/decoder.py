@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stages.config import ModelConfig
 from stages.model.families.catalogue import FAMILIES
-from stages.model.head_loss import head_loss
+from stages.model.head_loss import capped, head_loss
 from stages.model.layers import MLP, Block, Embedding, RMSNorm
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.routing import Routing
@@ -121,7 +121,10 @@ class Stage(nn.Module):
             x = self.apply_block(index, x, routing, run=self.run_block)
         if self.head is not None and self.norm is not None:
             x = self.norm(x)
-            return self.head(x) if targets is None else head_loss(self.head, x, targets)
+            cap = self.config.logit_softcap
+            if targets is None:
+                return capped(self.head(x), cap)
+            return head_loss(self.head, x, targets, softcap=cap, z_loss=self.config.z_loss)
         return x
 
     def apply_block(self, index: str, x: Tensor, routing: Routing | None, *, run: RunBlock) -> Tensor:

@@ -7,6 +7,8 @@ input and matrix are taken at once and kept until the backward.
 
 from __future__ import annotations
 
+from stages.config import ModelConfig
+
 LARGE_LOGITS = 2**28
 """Bytes of whole logits, in at least float32, from which on they are computed in chunks. Below it the plain
 form is as fast, and keeps the bits that it has always had."""
@@ -19,7 +21,14 @@ LEAST_ROWS = 64
 """Rows of a chunk, whatever they take: with fewer a matrix product is slow."""
 
 
-def chunk_rows(*, tokens: int, width: int, vocabulary: int, wide: int, on_gpu: bool) -> int | None:
+def has_terms(config: ModelConfig) -> bool:
+    """Whether logits are capped, or something is added to the cross-entropy."""
+    return config.logit_softcap is not None or config.z_loss > 0
+
+
+def chunk_rows(
+    *, tokens: int, width: int, vocabulary: int, wide: int, on_gpu: bool, always: bool = False
+) -> int | None:
     """Rows of a chunk; None: the head is computed in one piece.
 
     Args:
@@ -28,9 +37,10 @@ def chunk_rows(*, tokens: int, width: int, vocabulary: int, wide: int, on_gpu: b
         vocabulary: number of logits of a token.
         wide: bytes of a logit, in at least float32.
         on_gpu: whether it is computed on a GPU.
+        always: in chunks, if only one: the loss has terms whose gradients are computed there alone.
     """
     # The gradient of the matrix is kept in place of the logits: a gain only where there are more tokens.
     if tokens * vocabulary * wide < LARGE_LOGITS or tokens < width:
-        return None
+        return tokens if always else None
     rows = (GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES) // (vocabulary * wide) // LEAST_ROWS * LEAST_ROWS
     return min(tokens, max(LEAST_ROWS, rows))

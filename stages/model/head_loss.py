@@ -29,21 +29,45 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(_wide(logits).flatten(0, 1), targets.flatten())
 
 
-def head_loss(head: Linear, x: Tensor, targets: Tensor) -> Tensor:
-    """`next_token_loss(head(x), targets)`, in chunks where the logits are large.
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """c tanh(logits / c), computed in at least float32 (arXiv 2408.00118, section 2); logits without a c."""
+    return logits if softcap is None else (softcap * (_wide(logits) / softcap).tanh()).to(logits.dtype)
+
+
+def head_loss(
+    head: Linear, x: Tensor, targets: Tensor, *, softcap: float | None = None, z_loss: float = 0.0
+) -> Tensor:
+    """`next_token_loss(capped(head(x)), targets)`, in chunks where the logits are large.
 
     Args:
         head: the matrix.
         x: its input `(batch, context, width)`.
         targets: `(batch, context)` token ids.
+        softcap: see `capped`.
+        z_loss: weight of the mean of log(sum exp logits)^2 (arXiv 2204.02311, section 5), which is in the
+            gradients and not in the value.
     """
     vocabulary, width = head.weight.shape
     wide = max(4, x.dtype.itemsize)
-    rows = chunk_rows(tokens=targets.numel(), width=width, vocabulary=vocabulary, wide=wide, on_gpu=x.is_cuda)
+    rows = chunk_rows(
+        tokens=targets.numel(),
+        width=width,
+        vocabulary=vocabulary,
+        wide=wide,
+        on_gpu=x.is_cuda,
+        always=softcap is not None or z_loss > 0,
+    )
     if rows is None:
         return next_token_loss(head(x), targets)
     loss = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        x.flatten(0, 1), head.weight, targets.flatten(), rows, torch.is_grad_enabled(), deferred_now()
+        x.flatten(0, 1),
+        head.weight,
+        targets.flatten(),
+        rows,
+        torch.is_grad_enabled(),
+        deferred_now(),
+        softcap,
+        z_loss,
     )
     return cast(Tensor, loss)
 
@@ -60,6 +84,8 @@ class _ChunkedLoss(torch.autograd.Function):
         rows: int,
         with_gradients: bool,
         deferred: DeferredGradients | None,
+        softcap: float | None,
+        z_loss: float,
     ) -> Tensor:
         wide = torch.promote_types(given.dtype, torch.float32)
         total = given.new_zeros((), dtype=wide)
@@ -67,12 +93,23 @@ class _ChunkedLoss(torch.autograd.Function):
         of_weight = torch.zeros_like(weight, dtype=wide) if with_gradients else weight
         for start in range(0, len(given), rows):
             part = slice(start, start + rows)
-            log_probabilities = F.log_softmax(_wide(F.linear(given[part], weight)), dim=-1)
+            logits = _wide(F.linear(given[part], weight))
+            if softcap is not None:
+                logits = logits.div_(softcap).tanh_().mul_(softcap)
+            log_probabilities = F.log_softmax(logits, dim=-1)
             total += F.nll_loss(log_probabilities, targets[part], reduction="sum")
             if not with_gradients:
                 continue
+            log_sums = logits[:, :1] - log_probabilities[:, :1] if z_loss else None
+            if softcap is None:
+                del logits
             of_logits = log_probabilities.exp_()
+            if log_sums is not None:
+                of_logits *= 1 + 2 * z_loss * log_sums
             of_logits[torch.arange(len(of_logits), device=given.device), targets[part]] -= 1
+            if softcap is not None:
+                of_logits *= 1 - logits.div_(softcap).square_()
+                del logits
             if given.dtype == wide:
                 of_weight.addmm_(of_logits.t(), given[part])
             else:
@@ -95,9 +132,9 @@ class _ChunkedLoss(torch.autograd.Function):
         scale = gradient * ctx.share
         scaled = (_wide(of_given) * scale).to(of_given.dtype)
         if ctx.deferred is None:
-            return scaled, of_weight.mul_(scale), None, None, None, None
+            return scaled, of_weight.mul_(scale), None, None, None, None, None, None
         ctx.deferred.leave(ctx.parameter, partial(_add_scaled, scale=scale), of_weight)
-        return scaled, None, None, None, None, None
+        return scaled, None, None, None, None, None, None, None
 
 
 def _add_scaled(total: Tensor, gradient: Tensor, *, scale: Tensor) -> None:

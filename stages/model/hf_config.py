@@ -11,7 +11,7 @@ from typing import Any
 
 from stages.config import ModelConfig
 from stages.model.families.catalogue import FAMILIES
-from stages.model.moe.hugging_face import mixture_class
+from stages.model.moe.hugging_face import NoClassError, mixture_class
 from stages.model.spec import HuggingFace, head_dim
 
 
@@ -41,7 +41,7 @@ def hf_config(
         "head_dim": head_dim(config),
         "hidden_act": "silu",
         "hidden_size": config.width,
-        "initializer_range": 0.02,
+        "initializer_range": config.init_std,
         "intermediate_size": config.mlp_width,
         "max_position_embeddings": context,
         "model_type": hugging_face.model_type,
@@ -65,8 +65,10 @@ def hugging_face_of(config: ModelConfig) -> HuggingFace:
     """The class of transformers that computes the same.
 
     Raises:
-        NoClassError: there is none for this mixture of experts.
+        NoClassError: there is none for this mixture of experts, or with `logit_softcap`.
     """
+    if config.logit_softcap is not None:
+        raise NoClassError("transformers has no Llama or Qwen3 with model.logit_softcap")
     family = FAMILIES[config.family]
     if not config.experts:
         return family.hugging_face

@@ -23,8 +23,6 @@ from stages.config import ModelConfig
 from stages.model.families.catalogue import FAMILIES
 from stages.model.spec import head_dim
 
-INITIAL_STD = 0.02
-
 
 def growth_of(config: ModelConfig) -> Growth:
     """The size over that of the base model; all 1 in the standard parametrization."""
@@ -44,7 +42,7 @@ def initial_std(config: ModelConfig, name: str) -> float:
         config: the model.
         name: of the parameter, or of one matrix of a stack.
     """
-    std, growth = INITIAL_STD, growth_of(config)
+    std, growth = config.init_std, growth_of(config)
     if name.startswith("blocks."):
         std /= growth.width**0.5
     if _RESIDUAL.search(name):

@@ -190,6 +190,15 @@ def test_files_are_cut_by_size_and_the_index_names_each_weight_once(text: Path, 
         assert torch.equal(written[parameter.hf_name], result.weights[parameter.name])
 
 
+def test_transformers_has_no_class_with_a_cap(text: Path, tmp_path: Path) -> None:
+    config = small_config("1f1b", text=text, steps=1)
+    config.model = replace(config.model, logit_softcap=30.0)
+    _, saved = trained(config, tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"logit_softcap; accepted for it: --format safetensors"):
+        exported(saved, config, tmp_path / "out", format=ExportFormat.HF)
+    assert exported(saved, config, tmp_path / "own")
+
+
 def test_config_says_what_the_model_is(text: Path) -> None:
     """By transformers' own reading of it."""
     from transformers import LlamaConfig

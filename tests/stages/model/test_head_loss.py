@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from support.against_one_process import check_against_one_process
+from support.single_process import whole_model
 from support.small_runs import Rows, small_config
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -209,3 +211,64 @@ def test_the_peak_is_a_third_at_most() -> None:
     whole, chunked = peak(plain), peak(head_loss)
     assert whole > 2 * 2**29
     assert chunked <= whole / 3
+
+
+def with_terms(head: Linear, x: Tensor, targets: Tensor) -> Tensor:
+    return head_loss(head, x, targets, softcap=CAP, z_loss=Z_LOSS)
+
+
+def plain_with_terms(head: Linear, x: Tensor, targets: Tensor) -> Tensor:
+    """What is minimized, term by term, with plain autograd."""
+    logits = CAP * torch.tanh(head(x) / CAP)
+    log_sums = torch.log(torch.exp(logits).sum(dim=-1))
+    penalty = Z_LOSS * (log_sums**2).mean()
+    return next_token_loss(logits, targets) + penalty - penalty.detach()
+
+
+CAP, Z_LOSS = 5.0, 0.1
+"""Of logits of about 4, and as large a term that a wrong factor shows."""
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_a_cap_and_a_z_loss_are_what_autograd_makes_of_their_formulas(
+    chunks: bool, request: pytest.FixtureRequest
+) -> None:
+    if chunks:
+        request.getfixturevalue("small_chunks")
+    measured, expected = gradients(with_terms, torch.float64), gradients(plain_with_terms, torch.float64)
+    for form, reference, without in zip(measured, expected, gradients(plain, torch.float64), strict=True):
+        torch.testing.assert_close(form, reference, rtol=1e-13, atol=1e-14)
+        assert (form - without).abs().max() > 1e-3
+    only_z = gradients(lambda *given: head_loss(*given, z_loss=Z_LOSS), torch.float64)
+    assert torch.equal(
+        only_z[0], gradients(lambda *given: head_loss(*given, z_loss=1e-300), torch.float64)[0]
+    )
+
+
+def test_a_run_with_a_cap_and_a_z_loss_reports_the_cross_entropy(text: Path) -> None:
+    """Its evaluation is that of its logits; the z-loss changes weights and no loss of the first step."""
+    config = small_config("2bw", text=text, steps=3)
+    config.model = replace(config.model, logit_softcap=0.05)
+    losses, ends = {}, {}
+    for z_loss in (0.0, 0.5):
+        config.model = replace(config.model, z_loss=z_loss)
+        rows = Rows()
+        ends[z_loss] = replay(config, recorder=rows).weights
+        losses[z_loss] = [row["train_loss"] for row in rows.of_kind("step")]
+    assert losses[0.0][0] == losses[0.5][0]
+    assert losses[0.0][-1] != losses[0.5][-1]
+    # Every logit is within 0.05 of zero.
+    assert abs(losses[0.5][0] - math.log(256)) <= 0.1
+    module = whole_model(config, dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(ends[0.5][name] * 20)
+        logits = module(torch.arange(24).reshape(2, 12))
+    assert 0.04 < logits.abs().max() <= 0.05
+
+
+def test_planned_memory_of_a_loss_with_terms_is_that_of_one_chunk(text: Path) -> None:
+    config = small_config(text=text)
+    assert head_chunk_rows(config) is None
+    config.model = replace(config.model, z_loss=1e-4)
+    assert head_chunk_rows(config) == config.train.microbatch_size * config.data.context

@@ -128,6 +128,44 @@ def test_coordinates_are_as_large_at_any_width_only_under_mup(optimizer: str, te
     assert min(changes.values()) > GROWING, standard
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "options", "lr"),
+    [
+        ("muon", {"scale": "original"}, 1e-2),
+        ("normuon", {"scale": "original"}, 1e-2),
+        ("lion", {}, 1e-3),
+        ("scion", {}, 2.5e-4),
+        ("adan", {}, 4e-3),
+        ("mars", {}, 4e-3),
+        ("nadamw", {}, 4e-3),
+        ("qhadamw", {}, 4e-3),
+    ],
+)
+@pytest.mark.slow
+def test_coordinates_of_the_other_optimizers(
+    optimizer: str, options: dict[str, Any], lr: float, text: Path
+) -> None:
+    config = small_config("1f1b", text=text, optimizer=optimizer, lr=lr)
+    for key, value in options.items():
+        setattr(config.optimizer, key, value)
+    under_mup = powers(config, "mup")
+    assert max(map(abs, under_mup.values())) < CONSTANT, under_mup
+
+
+def test_what_a_block_adds_does_not_grow_with_the_depth(text: Path) -> None:
+    """Of the residual stream behind the last block, whose changes add up over up to eight times as many."""
+    config = small_config("1f1b", text=text, optimizer="adamw", lr=4e-3)
+    ends: dict[str, list[float]] = {"standard": [], "mup": []}
+    for parametrization, sizes in ends.items():
+        for layers in (2, 4, 8, 16):
+            deep = sized(config, BASE, parametrization=parametrization, layers=layers)
+            if parametrization == "mup":
+                deep.model.base_layers = 2
+            sizes.append(coordinates(deep, steps=4)[f"change of blocks.{layers - 1}"])
+    assert max(ends["mup"]) < 1.5 * min(ends["mup"]), ends
+    assert ends["standard"][-1] > 2 * ends["standard"][0], ends
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_model_of_the_base_size_is_the_standard_one_to_the_bit(optimizer: str, text: Path) -> None:
     config = small_config("2bw", text=text, optimizer=optimizer)
@@ -209,7 +247,9 @@ def test_rates_decays_and_epsilons_follow_the_size(text: Path) -> None:
 def test_optimizers_without_a_known_form_are_refused(text: Path) -> None:
     defaults = {name: growth_refusal(method, method.defaults) for name, method in METHODS.items()}
     refused = {name for name, reason in defaults.items() if reason is not None}
-    assert refused == {"sgd", "soap", "basis-rotation"}
+    assert refused == {"sgd", "soap", "basis-rotation", "normuon"}
+    original = {**METHODS["normuon"].defaults, "scale": "original"}
+    assert growth_refusal(METHODS["normuon"], original) is None
     assert growth_refusal(METHODS["scion"], {**METHODS["scion"].defaults, "constrained": True}) is not None
     config = small_config(text=text, optimizer="soap")
     config.model = replace(config.model, **FOURTH)
