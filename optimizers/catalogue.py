@@ -194,7 +194,7 @@ _METHODS = (
         main=Rule(
             name="normuon",
             factory="optimizers.rules.normuon:NorMuon",
-            # Of match-rms the Frobenius norm is fixed, and the spectral norm follows the rank of the momentum.
+            # With match-rms the Frobenius norm is fixed: the spectral norm follows the rank of the momentum.
             growth=lambda settings: None if settings["scale"] == "match-rms" else 0,
             step=_look_ahead,
             batch="3 rows columns",

@@ -12,6 +12,7 @@ from stages.data.dataset import prepare
 from stages.model.decoder import Stage, initialise
 from stages.model.families.catalogue import parameter_roles
 from stages.model.head_loss import next_token_loss
+from stages.model.parametrization import growth_of
 from stages.model.partition import cut_model
 from stages.update.lr_schedule import learning_rate_factor
 
@@ -80,6 +81,7 @@ def delayed_training(
         weight_decay=config.optimizer.weight_decay,
         options=optimizer_options(config.optimizer),
         roles=parameter_roles(config.model, {name: parameter.ndim for name, parameter in named.items()}),
+        growth=growth_of(config.model),
     )
     c = config.error_feedback.coefficient
 
