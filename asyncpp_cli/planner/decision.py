@@ -146,7 +146,7 @@ def best_layouts(
     missing = {KINDS[0]} if all(map(schedules.is_synchronous, names)) else set(KINDS[:2])
     configs = layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
     for layout in best_first(configs, costs=costs, limit_gb=limit_gb, wanted=wanted):
-        if layout.memory_gb > limit_gb:
+        if layout.exceeds(limit_gb):
             break
         if wanted(layout.config):
             best[_kind(layout.delay)] = layout

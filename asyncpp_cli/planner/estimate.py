@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
-from math import ceil, inf
+from math import inf
 from typing import Any, Protocol
 
 import schedules
@@ -18,7 +18,7 @@ from asyncpp_cli.planner.peak_memory import (
     forward_bytes,
     update_bytes,
 )
-from asyncpp_cli.planner.representative import Represented, Shape, messages, represented
+from asyncpp_cli.planner.representative import Represented, Shape, messages, messages_at_most, represented
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
 from asyncpp_cli.planner.step_time import StageTimes, StepTime, simulated_step, step_time
 from schedules import Op
@@ -26,13 +26,16 @@ from schedules.simulate import steps_to_measure
 from stages.config import RunConfig, tokens_per_step
 from stages.memory.estimate import (
     StageMemory,
+    lasting_bytes,
     message_bytes,
     microbatch_activations,
     reduction_bytes,
+    sizes,
     stage_memory,
 )
 from stages.model.families.catalogue import describe
 from stages.model.partition import (
+    RankWork,
     StageCut,
     cut_of,
     cut_over_ranks,
@@ -43,7 +46,7 @@ from stages.model.partition import (
     stage_parameters,
 )
 from stages.model.spec import Parameter
-from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+from stages.pipeline.segments import schedule_costs, schedule_facts, segment_program, sync_steps
 from stages.update.reduction_rounds import ROUND_BYTES, UNDER_WAY
 
 GB = 1e9
@@ -88,12 +91,18 @@ class Estimate:
     cut: tuple[float, ...]
     """Number of blocks in each stage, as in `parallel.cut`."""
     rank_of_stage: tuple[int, ...]
-    memory: tuple[dict[str, int], ...]
-    """Bytes of each rank at its fullest moment, by kind: those of `StageMemory`, `messages`, `reduction`,
-    `temporary` and those `OF_THE_DEVICE`. Its stages need not hold their most at once."""
     step: StepTime
     delay: int
     """Maximum number of updates between the weights a gradient is computed at and those it is applied to."""
+
+    @cached_property
+    def memory(self) -> tuple[dict[str, int], ...]:
+        """Bytes of each rank at its fullest moment, by kind: those of `StageMemory`, `messages`, `reduction`,
+        `temporary` and those `OF_THE_DEVICE`. Its stages need not hold their most at once.
+
+        Messages take longer to count than all else, so they are where this is read.
+        """
+        return tuple(planned_memory(self.config, self.cut))
 
     @property
     def own_cut(self) -> bool:
@@ -117,6 +126,10 @@ class Estimate:
     def memory_gb(self) -> float:
         """Memory of the fullest rank, 10^9 bytes."""
         return max(self.rank_gb)
+
+    def exceeds(self, limit_gb: float) -> bool:
+        """Whether a rank needs more memory, 10^9 bytes."""
+        return _exceeds(self.config, _memory(self.config, self.cut), limit_gb)
 
     @property
     def tokens_per_second(self) -> float:
@@ -148,24 +161,19 @@ def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> E
     own = _own_cut(config)
     if limit_gb is None:
         return _with_cut(config, own, costs)
-    # Messages take longer to count than all else; most of what does not fit does not fit without them.
-    alone = _memory(config, own, with_messages=False)
-    given = config.parallel.cut is not None
-    if _fullest(alone) > limit_gb and (
-        given or next(_fitting_cuts(config, costs, limit_gb=limit_gb, with_messages=False), None) is None
-    ):
+    if _most_blocks(config, limit_gb * GB) < config.model.layers:
         return None
-    memory = _memory(config, own)
-    best = _with_cut(config, own, costs, memory=memory) if _fullest(memory) <= limit_gb else None
-    for fitted in () if given else _fitting_cuts(config, costs, limit_gb=limit_gb):
+    best = None if _exceeds(config, _memory(config, own), limit_gb) else _with_cut(config, own, costs)
+    too_large = False
+    for fitted in () if config.parallel.cut is not None else _fitting_cuts(config, costs, limit_gb=limit_gb):
         if fitted == own or (best is not None and fitted == list(best.cut)):
             continue
         changed = _with_cut(config, fitted, costs)
         # The memory that it was chosen by is interpolated.
-        exceeds = changed.memory_gb > limit_gb
+        exceeds = changed.exceeds(limit_gb)
         is_faster = best is None or changed.step.seconds <= (1 - WORTH_A_CUT) * best.step.seconds
-        if best is None or (is_faster and not exceeds) or (best.memory_gb > limit_gb and not exceeds):
-            best = changed
+        if best is None or (is_faster and not exceeds) or (too_large and not exceeds):
+            best, too_large = changed, exceeds
     return best
 
 
@@ -173,18 +181,50 @@ def _own_cut(config: RunConfig) -> list[float]:
     return [cut.size for cut in cut_of(config)]
 
 
-def _fullest(memory: Sequence[dict[str, int]]) -> float:
-    """Memory of the fullest rank, 10^9 bytes."""
-    return max(sum(kinds.values()) for kinds in memory) / GB
+def _most_blocks(config: RunConfig, limit: float) -> float:
+    """An upper bound of the blocks that ranks of `limit` bytes hold together: of their weights, gradients and
+    activations alone, which are as many times those of a block."""
+    run, size = represented(Shape.of(config)), sizes(config)
+    spec = describe(config.model)
+    count = min(block.parameter_count for block in spec.blocks)
+    whole, half = _of_a_block(_Settings(config))
+    blocks = 0.0
+    for rank, moments in enumerate(run.course.moments):
+        stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
+        versions = min(run.course.versions[stage] for stage in stages)
+        activations = max(
+            min(wholes * whole + halves * half for wholes, halves in moment.counts) for moment in moments
+        )
+        blocks += limit / (versions * count * size.replica + count * size.master + activations)
+    return blocks
 
 
-def least_seconds(config: RunConfig, costs: CostModel) -> float:
-    """A lower bound of the seconds of a step of a schedule of the family, whatever the cut.
+def _exceeds(config: RunConfig, memory: Sequence[Mapping[str, float]], limit_gb: float) -> bool:
+    """Whether a rank with this memory, messages left out, has more in all."""
+    sizes, shape, message = [sum(kinds.values()) for kinds in memory], Shape.of(config), message_bytes(config)
+
+    def exceeds(counts: Sequence[int]) -> bool:
+        held = (size + count * message for size, count in zip(sizes, counts, strict=True))
+        return any(size > limit_gb * GB for size in held)
+
+    # Messages are counted where that decides.
+    return max(sizes) > limit_gb * GB or (exceeds(messages_at_most(shape)) and exceeds(messages(shape)))
+
+
+def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None = None) -> float:
+    """A lower bound of the seconds of a step of a schedule of the family, for any cut the planner tries.
 
     A rank performs all micro-batches of blocks, at least one in each of its stages; the first may have a half
     less or more, and the last of all none. In a synchronous schedule with whole backwards it does so between
-    the forwards of the stages before its own and their backwards. Embedding and head count where they are,
-    and reductions where nothing hides them.
+    the forwards of the stages before its own and their backwards; with split ones the first rank of several
+    waits for its first gradient. Embedding and head count where they are, and reductions where nothing hides
+    them. There are no more round trips at a time than micro-batches in flight in the first stage.
+
+    Args:
+        config: of the run.
+        costs: of the model's parts.
+        in_flight: the most micro-batches whose first backward has not begun, in the first stage; None: take
+            the schedule's `lead`, if it has one.
     """
     parts, ranks = costs.parts(config), config.parallel.stages
     microbatches, layers = config.schedule.microbatches, config.model.layers
@@ -194,29 +234,52 @@ def least_seconds(config: RunConfig, costs: CostModel) -> float:
         for of_kind in (parts.blocks, parts.halves)
     )
     block, half, chunks = min(blocks), min(halves), schedule_facts(config).stages // ranks
-    split, in_a_v = _traits(config.schedule.name)
-    fills = schedules.is_synchronous(config.schedule.name) and not split and not in_a_v
+    schedule = schedules.find(config.schedule.name)
+    split, in_a_v = _traits(schedule.name)
+    split |= config.schedule.split
     head_rank = 0 if in_a_v else ranks - 1
-    exposed = _least_reductions(config, costs) if not in_a_v else (0.0, 0.0)
-
+    hidden = in_a_v and not schedule.synchronous
+    of_embedding, of_half, of_block = (0.0,) * 3 if hidden else _least_reductions(config, costs)
+    message = 2 * costs.message(config) * (ranks > 1)
+    trip = message * chunks * (ranks - 1) + sum(map(_recomputing, [config] * layers, parts.blocks))
+    trip += sum(
+        part.forward + (part.input_half if split else part.backward)
+        for part in (parts.embedding, *parts.blocks, parts.head)
+    )
+    fills = schedule.synchronous and not split and not in_a_v
     # Halves of blocks that a rank has at least.
     least = [2 * chunks - 1 - min(2, 2 * chunks - 1) * (rank == head_rank) for rank in range(ranks)]
 
+    def most(seconds: float, of_block: float, of_half: float) -> int:
+        """Halves that a rank can have, from the seconds that are left for them and those of each."""
+        whole, rest = divmod(seconds, of_block)
+        return 2 * int(whole) + (rest >= of_half)
+
     def enough(seconds: float) -> bool:
-        total = 0
+        total, before = 0, 0.0
         for rank in range(ranks):
-            ends = (rank == 0) * embedding + (rank == head_rank) * head
-            earlier = rank * half if chunks > 1 else total // 2 * block + total % 2 * half
-            before = 0.0 if not fills or rank == 0 else embedding + earlier
-            left = seconds - before - (microbatches * ends + exposed[rank > 0])
-            whole, rest = divmod(left, microbatches * block)
-            fitting_halves = 2 * int(whole) + (rest >= microbatches * half)
-            if fitting_halves < least[rank]:
+            left = seconds - microbatches * ((rank == 0) * embedding + (rank == head_rank) * head)
+            count = most(left - before, microbatches * block, microbatches * half)
+            # A rank's first stage has as many halves as its others, but for two.
+            reducing = left - of_embedding * (rank == 0) + of_block * (chunks > 1)
+            unhidden = microbatches * block + of_block / chunks, microbatches * half + of_half / chunks
+            count = min(count, most(reducing, *unhidden))
+            if count < least[rank]:
                 return False
-            total += min(fitting_halves, 2 * layers - total - sum(least[rank + 1 :]))
+            count = min(count, 2 * layers - total - sum(least[rank + 1 :]))
+            total += count
+            if fills:
+                of_stage = count if chunks == 1 else max(1, count // chunks - 2)
+                before += (rank == 0) * embedding + of_stage // 2 * block + of_stage % 2 * half + message
         return total >= 2 * layers
 
     low = microbatches * (embedding + sum(blocks) + head) / ranks
+    if in_flight is None and schedule.lead is not None:
+        options = {"ahead": config.schedule.ahead, "split": config.schedule.split}
+        in_flight = 1 + schedule.lead(ranks=ranks, **options, costs=schedule_costs(config))
+    if in_flight is not None:
+        turns = -(-microbatches // in_flight) if schedule.synchronous else microbatches / in_flight
+        low = max(low, turns * trip)
     high = low
     while not enough(high * _ROUNDED):
         low, high = high, 1.5 * high
@@ -226,24 +289,35 @@ def least_seconds(config: RunConfig, costs: CostModel) -> float:
     return low
 
 
-def _least_reductions(config: RunConfig, costs: CostModel) -> tuple[float, float]:
-    """Seconds of a step in which the first rank, and any other, waits for a reduction, at least.
+def in_flight(config: RunConfig) -> int:
+    """Most micro-batches in the first stage whose first backward has not begun, as its program is built.
 
-    In a synchronous schedule the first stage ends a step and begins the next; where stages update on their
-    own, the next action of each reads what it has updated.
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+    return max(wholes for wholes, _ in represented(Shape.of(config)).course.in_flight[0])
+
+
+def _least_reductions(config: RunConfig, costs: CostModel) -> tuple[float, float, float]:
+    """Seconds of a step in which a rank waits for the reduction of its first stage, at least: of the
+    embedding, of half a block and of a block.
+
+    In a synchronous schedule that stage ends the rank's step and begins its next; where stages update on
+    their own, the next action of each reads what it has updated.
     """
     schedule = schedules.find(config.schedule.name)
-    spec = describe(config.model)
-    smallest = min(half.parameter_count for half in spec.halves)
-    embedding, head = spec.embedding.parameter_count, spec.head.parameter_count
-    first, other = (costs.reduction(config, count) for count in (embedding + smallest, min(smallest, head)))
-    if schedule.synchronous:
-        return first, 0.0
-    if schedule.default_interval is None:
-        return 0.0, 0.0
-    microbatches = config.schedule.microbatches
-    interval = config.schedule.update_interval or schedule.default_interval(microbatches)
-    return first * microbatches / interval, other * microbatches / interval
+    spec, microbatches = describe(config.model), config.schedule.microbatches
+    if config.parallel.data == 1 or not (schedule.synchronous or schedule.default_interval):
+        return 0.0, 0.0, 0.0
+    updates = 1.0
+    if schedule.default_interval is not None:
+        interval = config.schedule.update_interval or schedule.default_interval(microbatches)
+        updates = microbatches / interval
+    half, block = (min(part.parameter_count for part in of_kind) for of_kind in (spec.halves, spec.blocks))
+    of_embedding, of_half, of_block = (
+        updates * costs.reduction(config, count) for count in (spec.embedding.parameter_count, half, block)
+    )
+    return of_embedding, of_half, of_block
 
 
 _ROUNDED = 1 + 1e-9
@@ -275,15 +349,12 @@ def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
     return {"bubble": bubble, "imbalance": imbalance, "network": network, "memory": recomputing}
 
 
-def _with_cut(
-    config: RunConfig, sizes: Sequence[float], costs: CostModel, *, memory: list[dict[str, int]] | None = None
-) -> Estimate:
+def _with_cut(config: RunConfig, sizes: Sequence[float], costs: CostModel) -> Estimate:
     run = represented(Shape.of(config))
     return Estimate(
         config=config,
         cut=tuple(sizes),
         rank_of_stage=run.rank_of_stage,
-        memory=tuple(memory or _memory(config, sizes)),
         step=_step_time(config, stage_times(config, stage_cuts(sizes), costs)),
         delay=run.delay,
     )
@@ -324,9 +395,7 @@ def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
     )
 
 
-def _fitting_cuts(
-    config: RunConfig, costs: CostModel, *, limit_gb: float, with_messages: bool = True
-) -> Iterator[list[float]]:
+def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> Iterator[list[float]]:
     """Of the cuts that fit, the one whose slowest rank is fastest: first of whole blocks, if one fits; then
     where the first stage of each rank may begin or end within a block, and the last of all have no block, if
     that rank is faster by `WORTH_A_CUT`."""
@@ -338,7 +407,7 @@ def _fitting_cuts(
     half_costs = [_whole(half) + _recomputing(config, half) for half in parts.halves]
 
     def held_by(sizes: Sequence[float], *, dense: bool = False) -> list[dict[str, int]]:
-        return _parts(_alike(config, dense=dense), sizes, with_messages=with_messages)
+        return _parts(_alike(config, dense=dense), sizes)
 
     # Each part of the memory grows linearly with the blocks of a stage, up to its bound in MOST.
     dense_layers = config.model.dense_layers
@@ -347,10 +416,10 @@ def _fitting_cuts(
     # All but the first begin within a block; then every second one does, and all have a half more.
     shifted = uneven = one_block
     fast_enough = inf
-
-    def cost(stage: int, size: int, within: bool) -> float:
-        ends = (stage == 0) * _whole(parts.embedding) + (stage == stages - 1) * _whole(parts.head)
-        return stage_cost(block_costs, half_costs, stage, size, within=within) + ends
+    ends = [(stage == 0) * _whole(parts.embedding) for stage in range(stages)]
+    ends[-1] += _whole(parts.head)
+    work_of = tuple(block_costs), tuple(half_costs), tuple(ends), rank_of_stage
+    cost = _rank_work(*work_of, may_be_empty=False).stage_cost
 
     def parts_of(stage: int, size: int, within: bool) -> dict[str, float]:
         whole, half = divmod(size, 2)
@@ -368,17 +437,51 @@ def _fitting_cuts(
             held[kind] = min(total, MOST.get(kind, inf))
         return held
 
-    def fits(sizes: Mapping[int, int], within: bool) -> bool:
-        first = min(sizes)
-        work = sum(cost(stage, size, within and stage == first) for stage, size in sizes.items())
-        if work > fast_enough:
-            return False
-        kept = {stage: parts_of(stage, sizes[stage], within and stage == first) for stage in sorted(sizes)}
-        return sum(_rank_memory(kept, run, rank_of_stage[first]).values()) <= limit_gb * GB
+    def fitting_with(held_messages: Sequence[int]) -> Callable[[Mapping[int, int], bool], bool]:
+        def fits(sizes: Mapping[int, int], within: bool) -> bool:
+            first = min(sizes)
+            if (
+                sum(cost(stage, size, within and stage == first) for stage, size in sizes.items())
+                > fast_enough
+            ):
+                return False
+            kept = {
+                stage: parts_of(stage, sizes[stage], within and stage == first) for stage in sorted(sizes)
+            }
+            rank = rank_of_stage[first]
+            held = sum(_rank_memory(kept, run, rank).values())
+            return held + held_messages[rank] * message <= limit_gb * GB
 
-    found = partial(
-        cut_over_ranks, items=2 * layers, rank_of_stage=rank_of_stage, cost=cost, fits=fits, together=2
-    )
+        return fits
+
+    shape, message = Shape.of(config), message_bytes(config)
+    fits_with_any, fits_without = fitting_with(messages_at_most(shape)), fitting_with([0] * ranks)
+
+    def found(*, step: int, may_be_empty: bool = False) -> Sequence[int] | None:
+        def certain(cut: Sequence[int]) -> bool:
+            before = 0
+            for rank in range(ranks):
+                sizes = {stage: size for stage, size in enumerate(cut) if rank_of_stage[stage] == rank}
+                if not fits_with_any(sizes, step == 1 and before % 2 == 1):
+                    return False
+                before += sum(sizes.values())
+            return True
+
+        # The fastest of all, or of those that fit without messages, is the fastest that fits, if it does.
+        cut: Sequence[int] | None = _fastest_cut(*work_of, step, may_be_empty)
+        if cut is None or certain(cut):
+            return cut
+        search = partial(
+            cut_over_ranks,
+            items=2 * layers,
+            work=_rank_work(*work_of, may_be_empty=may_be_empty),
+            step=step,
+        )
+        cut = search(fits=fits_without)
+        if cut is None or certain(cut):
+            return cut
+        return search(fits=fitting_with(messages(shape)))
+
     whole = found(step=2)
     if whole is not None:
         yield [halves // 2 for halves in whole]
@@ -395,21 +498,61 @@ def _fitting_cuts(
             yield [cut.size for cut in stage_cuts([halves / 2 for halves in within])]
 
 
-def planned_memory(config: RunConfig) -> list[dict[str, int]]:
-    """Bytes of each rank under the run's own cut, by kind, as in `Estimate.memory`."""
-    return _memory(config, _own_cut(config))
+Work = tuple[float, ...]
+"""Seconds of each block, of each half of a block, or of what the ends of the model add to each stage."""
+
+
+@lru_cache(maxsize=256)
+def _rank_work(
+    blocks: Work, halves: Work, ends: Work, rank_of_stage: tuple[int, ...], *, may_be_empty: bool
+) -> RankWork:
+    @cache
+    def cost_of(first: bool, end: float, size: int, within: bool) -> float:
+        return stage_cost(blocks, halves, int(not first), size, within=within) + end
+
+    return RankWork(
+        rank_of_stage,
+        lambda stage, size, within: cost_of(stage == 0, ends[stage], size, within),
+        together=2,
+        may_be_empty=may_be_empty,
+        alike=lambda stage: (stage == 0, ends[stage]),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _fastest_cut(
+    blocks: Work, halves: Work, ends: Work, rank_of_stage: tuple[int, ...], step: int, may_be_empty: bool
+) -> tuple[int, ...] | None:
+    """Halves of blocks in each stage where everything fits."""
+    work = _rank_work(blocks, halves, ends, rank_of_stage, may_be_empty=may_be_empty)
+    cut = cut_over_ranks(items=2 * len(blocks), work=work, fits=None, step=step)
+    return None if cut is None else tuple(cut)
 
 
 def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
-    """The same model with all of its blocks dense, or none of them that may have experts."""
+    """The same model with all of its blocks dense, or none of them that may have experts, and as many as any
+    hypothetical cut has."""
     alike = copy_of(config)
-    alike.model.dense_layers = 2 * len(cut_of(config)) if dense else 0
+    layers = 2 * len(cut_of(config))
+    alike.model.dense_layers, alike.model.layers = (
+        layers if dense else 0,
+        layers if config.model.experts else 4,
+    )
     return alike
 
 
-def _memory(config: RunConfig, sizes: Sequence[float], *, with_messages: bool = True) -> list[dict[str, int]]:
-    """Bytes that each rank holds when it holds most, by kind."""
-    parts = _parts(config, sizes, with_messages=with_messages)
+def planned_memory(config: RunConfig, sizes: Sequence[float] | None = None) -> list[dict[str, int]]:
+    """Bytes of each rank by kind, as in `Estimate.memory`; `sizes`: of the stages, if not the run's own."""
+    counts, message = messages(Shape.of(config)), message_bytes(config)
+    return [
+        kinds | {"messages": count * message}
+        for kinds, count in zip(_memory(config, sizes or _own_cut(config)), counts, strict=True)
+    ]
+
+
+def _memory(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:
+    """Bytes that each rank holds when it holds most, by kind; `messages` are 0."""
+    parts = _parts(config, sizes)
     run = represented(Shape.of(config))
     held = []
     for rank in range(config.parallel.stages):
@@ -446,36 +589,87 @@ _LASTING = (
 )
 
 
-def _parts(config: RunConfig, sizes: Sequence[float], *, with_messages: bool) -> list[dict[str, int]]:
+def _parts(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:
     """Bytes of each stage: by kind what lasts, `whole` and `half` of a micro-batch in flight, and what a
     forward, a backward and an update take for themselves. Its first stage has what a rank needs once."""
-    config = copy_of(config)
-    config.parallel.cut = list(sizes)
-    config.model.layers = ceil(sum(sizes))  # of a hypothetical cut
-    shape = Shape.of(config)
-    run, held_messages = represented(shape), messages(shape) if with_messages else None
-    stage_memories = stage_memory(config, run.course, gradient_buffers=run.buffers)
-    cuts, rank_of_stage = first_alike(config.model, stage_cuts(sizes)), run.rank_of_stage
-    actions = {cut: _of_an_action(config, cut) for cut in set(cuts)}
-    reduction: dict[frozenset[StageCut], int] = {}
-    message = message_bytes(config)
+    run = represented(Shape.of(config))
+    settings, cuts, rank_of_stage = _Settings(config), _alike_cuts(config, sizes), run.rank_of_stage
     parts: list[dict[str, int]] = []
-    for stage, (cut, kept) in enumerate(zip(cuts, stage_memories, strict=True)):
+    for stage, cut in enumerate(cuts):
         rank = rank_of_stage[stage]
         of_rank = dict.fromkeys(("messages", "reduction", "communicators"), 0)
         if rank not in rank_of_stage[:stage]:
             held = frozenset(cut for cut, holder in zip(cuts, rank_of_stage, strict=True) if holder == rank)
-            if held not in reduction:
-                reduction[held] = reduction_bytes(config, list(held))
-            of_rank["messages"] = 0 if held_messages is None else held_messages[rank] * message
-            of_rank["reduction"] = reduction[held]
+            of_rank["reduction"] = _reduction_bytes(settings, held)
             of_rank["communicators"] = _communicators(config, rank, rank_of_stage)
-        parts.append(vars(kept) | of_rank | actions[cut])
+        facts = run.course.versions[stage], run.course.mismatch[stage], run.buffers[stage]
+        parts.append(_lasting(settings, cut, *facts) | of_rank | _of_an_action(settings, cut))
     return parts
 
 
-def _of_an_action(config: RunConfig, cut: StageCut) -> dict[str, int]:
+def _alike_cuts(config: RunConfig, sizes: Sequence[float]) -> list[StageCut]:
+    """For each stage, one with as many halves of each kind and the same ends of the model: without experts
+    the one that begins as early as it can, so that it is the same in many layouts."""
+    cuts = first_alike(config.model, stage_cuts(sizes))
+    if config.model.experts:
+        return cuts
+    return [
+        replace(cut, halves=range(cut.halves.start % 2, cut.halves.start % 2 + len(cut.halves)))
+        for cut in cuts
+    ]
+
+
+class _Settings:
+    """A configuration as key of a cache: equal to others that differ in schedule, stages and cut alone."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        optimizer = vars(config.optimizer) | {"options": tuple(sorted(config.optimizer.options.items()))}
+        own = (config.model, config.data, config.train, config.error_feedback, config.correction, config.site)
+        self._key = (
+            *(value for section in own for value in vars(section).values()),
+            *optimizer.values(),
+            config.parallel.data,
+            config.parallel.shard_gradients,
+        )
+        self._hash = hash(self._key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Settings) and self._key == other._key
+
+
+_remembered = lru_cache(maxsize=4096)
+
+
+@_remembered
+def _of_a_block(settings: _Settings) -> tuple[int, int]:
+    """Bytes of a micro-batch in flight in a block, and of a half, at least."""
+    model = settings.config.model
+    halves = [range(2 * block, 2 * block + 2) for block in range(model.layers)]
+    cuts = first_alike(
+        model, [StageCut(halves=of_block, has_embedding=False, has_head=False) for of_block in halves]
+    )
+    whole, half = zip(*(microbatch_activations(settings.config, cut) for cut in set(cuts)), strict=True)
+    return min(whole), min(half)
+
+
+@_remembered
+def _reduction_bytes(settings: _Settings, cuts: frozenset[StageCut]) -> int:
+    return reduction_bytes(settings.config, list(cuts))
+
+
+@_remembered
+def _lasting(settings: _Settings, cut: StageCut, *facts: int) -> dict[str, int]:
+    return lasting_bytes(settings.config, cut, *facts)
+
+
+@_remembered
+def _of_an_action(settings: _Settings, cut: StageCut) -> dict[str, int]:
     """Bytes of a micro-batch in flight, and temporaries of the actions."""
+    config = settings.config
     owned = owned_members(stage_parameters(config.model, cut), data_ranks=config.parallel.data)
     whole, half = microbatch_activations(config, cut)
     return {

@@ -8,7 +8,14 @@ from itertools import chain
 
 import schedules
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.planner.estimate import CostModel, Estimate, fitting, least_seconds, own_estimate
+from asyncpp_cli.planner.estimate import (
+    CostModel,
+    Estimate,
+    fitting,
+    in_flight,
+    least_seconds,
+    own_estimate,
+)
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.representative import Shape, represented
 from stages.config import RunConfig
@@ -62,11 +69,12 @@ def best_first(
         wanted: asked just before a layout is estimated, which is left out if it is not wanted.
     """
     # Keys begin with: whether the layout exceeds the memory; seconds, at least; delay; memory; number.
-    queue: list[tuple[bool, float, int, float, int]] = []
+    queue: list[tuple[bool, float, int, _Memory, int]] = []
     known: dict[int, Estimate] = {}
+    built: set[int] = set()
     numbered = list(configs)
     for number, config in enumerate(numbered):
-        queue.append((False, _MARGIN * least_seconds(config, costs), -1, 0.0, number))
+        queue.append((False, _MARGIN * least_seconds(config, costs), -1, _Memory(), number))
     heapq.heapify(queue)
     while queue:
         exceeds, least, _, _, number = heapq.heappop(queue)
@@ -75,17 +83,41 @@ def best_first(
             continue
         config = numbered[number]
         try:
-            if not exceeds and (not _possible(config) or not wanted(config)):
+            if number not in built:
+                if not _possible(config) or not wanted(config):
+                    continue
+                built.add(number)
+                later = max(least, _MARGIN * least_seconds(config, costs, in_flight=in_flight(config)))
+                heapq.heappush(queue, (False, later, -1, _Memory(), number))
+                continue
+            if not exceeds and not wanted(config):
                 continue
             layout = own_estimate(config, costs) if exceeds else fitting(config, costs, limit_gb=limit_gb)
         except schedules.ScheduleError:
             continue
         if layout is None:
-            heapq.heappush(queue, (True, least, -1, 0.0, number))
+            heapq.heappush(queue, (True, least, -1, _Memory(), number))
             continue
         known[number] = layout
-        key = (layout.memory_gb > limit_gb, layout.step.seconds, layout.delay, layout.memory_gb, number)
+        key = (layout.exceeds(limit_gb), layout.step.seconds, layout.delay, _Memory(layout), number)
         heapq.heappush(queue, key)
+
+
+class _Memory:
+    """Memory of a layout, computed where two of them are compared."""
+
+    def __init__(self, layout: Estimate | None = None) -> None:
+        self._layout = layout
+
+    @property
+    def _gb(self) -> float:
+        return 0.0 if self._layout is None else self._layout.memory_gb
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Memory) and self._gb == other._gb
+
+    def __lt__(self, other: _Memory) -> bool:
+        return self._gb < other._gb
 
 
 def _possible(config: RunConfig) -> bool:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from optimizers.corrections.catalogue import correction_named
 from optimizers.options import Value
 from optimizers.state_size import state_values
-from schedules import Program, analyze
+from schedules import Analysis, Program, analyze
 from stages.config import ModelConfig, RunConfig, chosen_correction, optimizer_options
 from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, rank_moments
 from stages.model.activations import INDEX_BYTES, CheapPart, Values
@@ -94,9 +94,9 @@ class Course:
     """By rank, as `rank_moments` has them."""
 
 
-def course_of(programs: Sequence[Program]) -> Course:
-    """The course of a run, from the programs of its segments, one of each kind."""
-    analyses = [analyze(program) for program in programs]
+def course_of(programs: Sequence[Program], analyses: Sequence[Analysis] | None = None) -> Course:
+    """The course of a run, from the programs of its segments, one of each kind, and what `analyze` says."""
+    analyses = analyses or [analyze(program) for program in programs]
     counts = [in_flight_counts(program) for program in programs]
     moments = [rank_moments(program) for program in programs]
     stages = range(programs[0].num_stages)
@@ -126,41 +126,49 @@ def stage_memory(config: RunConfig, course: Course, *, gradient_buffers: Sequenc
     """
     if config.model.factory is not None:
         raise ValueError(f"what {config.model.factory} keeps in memory is not known before it runs")
-    size = sizes(config)
     held = []
     # Most stages are alike.
-    of_cut: dict[StageCut, tuple[int, int, int, tuple[int, int], int]] = {}
-    fullest: dict[tuple[StageCut, int], tuple[int, int, int]] = {}
+    known: dict[tuple[StageCut, int, int, int], tuple[dict[str, int], tuple[int, int]]] = {}
     for stage, cut in enumerate(first_alike(config.model, cut_of(config))):
-        if cut not in of_cut:
-            count = sum(parameter.size for parameter in stage_parameters(config.model, cut))
-            halves = (describe(config.model).halves[half] for half in cut.halves)
-            biases = sum(bias.size for half in halves for bias in half.biases)
-            tied, recomputed = tied_values(config.model, cut), recomputed_bytes(config, cut)
-            of_cut[cut] = count, biases, tied, microbatch_activations(config, cut), recomputed
-        count, biases, tied, (whole, half), recomputed = of_cut[cut]
-        mismatch = course.mismatch[stage]
-        if (cut, mismatch) not in fullest:
-            parameters = stage_parameters(config.model, cut)
-            fullest[cut, mismatch] = max(_updated(config, parameters, mismatch=mismatch), key=sum)
-        master, optimizer, correction = fullest[cut, mismatch]
-        held.append(
-            StageMemory(
-                weights=course.versions[stage] * (count * size.replica + biases * BIAS_BYTES),
-                master=master,
-                gradients=count * size.master
-                + (gradient_buffers[stage] - 1)
-                * (master if config.parallel.shard_gradients else count * size.master)
-                + tied * size.master
-                + gradient_buffers[stage] * biases * INDEX_BYTES,
-                optimizer=optimizer,
-                correction=correction,
-                # The peak may be of whole micro-batches or of halves.
-                activations=max(wholes * whole + halves * half for wholes, halves in course.in_flight[stage]),
-                recomputed=recomputed,
-            )
-        )
+        facts = course.versions[stage], course.mismatch[stage], gradient_buffers[stage]
+        if (cut, *facts) not in known:
+            known[cut, *facts] = lasting_bytes(config, cut, *facts), microbatch_activations(config, cut)
+        lasting, (whole, half) = known[cut, *facts]
+        # The peak may be of whole micro-batches or of halves.
+        most = max(wholes * whole + halves * half for wholes, halves in course.in_flight[stage])
+        held.append(StageMemory(**lasting, activations=most))
     return held
+
+
+def lasting_bytes(
+    config: RunConfig, cut: StageCut, versions: int, mismatch: int, gradient_buffers: int
+) -> dict[str, int]:
+    """Bytes of a stage by kind, as in `StageMemory`, but for the activations that it keeps.
+
+    Args:
+        config: the run's.
+        cut: the stage.
+        versions: of its weights.
+        mismatch: as in `Course`.
+        gradient_buffers: of the stage.
+    """
+    size, parameters = sizes(config), stage_parameters(config.model, cut)
+    count = sum(parameter.size for parameter in parameters)
+    halves = (describe(config.model).halves[half] for half in cut.halves)
+    biases = sum(bias.size for half in halves for bias in half.biases)
+    master, optimizer, correction = max(_updated(config, parameters, mismatch=mismatch), key=sum)
+    further = master if config.parallel.shard_gradients else count * size.master
+    return {
+        "weights": versions * (count * size.replica + biases * BIAS_BYTES),
+        "master": master,
+        "gradients": count * size.master
+        + (gradient_buffers - 1) * further
+        + tied_values(config.model, cut) * size.master
+        + gradient_buffers * biases * INDEX_BYTES,
+        "optimizer": optimizer,
+        "correction": correction,
+        "recomputed": recomputed_bytes(config, cut),
+    }
 
 
 def tied_values(model: ModelConfig, cut: StageCut) -> int:

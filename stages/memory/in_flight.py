@@ -43,25 +43,29 @@ def rank_moments(program: Program) -> list[frozenset[Moment]]:
     A backward holds its micro-batch until it ends. An update without a gradient buffer of its own ends before
     the rank's next backward; forwards may come between.
     """
+    forward, update = Op.FORWARD, Op.UPDATE
     moments = []
     for rank, actions in enumerate(program.actions):
         now = {stage: (0, 0) for stage, holder in enumerate(program.rank_of_stage) if holder == rank}
-        seen: set[Moment] = set()
+        seen: set[tuple[Op, int, Counts]] = set()
         updating: set[int] = set()
-        for action in actions:
-            before = tuple(now.values())
-            now[action.stage] = after(action.op, *now[action.stage])
-            if action.op is Op.UPDATE:
-                updating.add(action.stage)
-                seen.add(Moment(Op.UPDATE, action.stage, before))
-            elif action.op is Op.FORWARD:
-                counts = tuple(now.values())
-                seen.add(Moment(Op.FORWARD, action.stage, counts))
-                seen |= {Moment(Op.UPDATE, stage, counts) for stage in updating}
+        before = tuple(now.values())
+        for stage, op, _, _ in actions:
+            if op is update:
+                updating.add(stage)
+                seen.add((update, stage, before))
+                continue
+            now[stage] = after(op, *now[stage])
+            counts = tuple(now.values())
+            if op is forward:
+                seen.add((forward, stage, counts))
+                for updated in updating:
+                    seen.add((update, updated, counts))
             else:
                 updating.clear()
-                seen.add(Moment(Op.BACKWARD, action.stage, before))
-        moments.append(frozenset(_largest(seen)))
+                seen.add((Op.BACKWARD, stage, before))
+            before = counts
+        moments.append(frozenset(_largest(Moment(*moment) for moment in seen)))
     return moments
 
 

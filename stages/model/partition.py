@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
+from math import inf
 from typing import Any
 
 from stages.config import ModelConfig, RunConfig
@@ -142,12 +143,12 @@ def stage_cost(
 @lru_cache(maxsize=1024)
 def _equal_ranks(blocks: tuple[float, ...], head: float, rank_of_stage: tuple[int, ...]) -> tuple[int, ...]:
     last = len(rank_of_stage) - 1
-    cut = cut_over_ranks(
-        items=len(blocks),
-        rank_of_stage=rank_of_stage,
-        cost=lambda stage, size, _: stage_cost(blocks, (), stage, 2 * size) + head * (stage == last),
-        fits=lambda sizes, _: True,
+    work = RankWork(
+        rank_of_stage,
+        lambda stage, size, _: stage_cost(blocks, (), stage, 2 * size) + head * (stage == last),
+        alike=lambda stage: (stage == 0, stage == last),
     )
+    cut = cut_over_ranks(items=len(blocks), work=work, fits=None)
     assert cut is not None, "at least one block per stage"
     return tuple(cut)
 
@@ -222,8 +223,8 @@ def fitting_cut(
     *,
     items: int,
     stages: int,
-    cost: Callable[[int, int, bool], float],
-    fits: Callable[[int, int, bool], bool],
+    costs: Callable[[int, bool], Sequence[float]],
+    fits: Callable[[int, int, bool], bool] | None,
     step: int = 1,
     may_be_empty: bool = False,
 ) -> list[int] | None:
@@ -235,43 +236,110 @@ def fitting_cut(
     Args:
         items: number of items.
         stages: number of stages.
-        cost: `cost(stage, items, odd)`: of a stage with that many items, embedding and head included; `odd`:
-            an odd number of items comes before it. It grows with the items.
-        fits: `fits(stage, items, odd)`: whether it fits; then it fits with fewer items, too.
+        costs: `costs(stage, odd)[n]`: of a stage with n items, embedding and head included; `odd`: an odd
+            number of items comes before it. It grows with the items, but is infinite where they are too few.
+        fits: `fits(stage, items, odd)`: whether it fits; then it fits with fewer items, too. None: it does.
         step: items of a stage are a multiple of it, and at least as many.
         may_be_empty: the last stage may have no item.
 
     Returns:
         None where there is no such cut.
     """
+    near = items // step
 
     def most(stage: int, odd: bool) -> int:
-        fitting = range(items, 0, -step)
-        return items - step * bisect_left(fitting, True, key=lambda size: fits(stage, size, odd))
+        """The most items that fit, from those of the stage before: neighbours differ by few."""
+        nonlocal near
+        if fits is None:
+            return items
+        low, high, width = 0, items // step, 1
+        at = max(1, near)
+        if fits(stage, at * step, odd):
+            low = at
+            while low < high and fits(stage, (at := min(high, low + width)) * step, odd):
+                low, width = at, 2 * width
+            if low < high:
+                high = at - 1
+        else:
+            high = at - 1
+            while high and not fits(stage, (at := max(1, high + 1 - width)) * step, odd):
+                high, width = at - 1, 2 * width
+            if high:
+                low = at
+        low += bisect_left(range(low + 1, high + 1), True, key=lambda n: not fits(stage, n * step, odd))
+        near = low
+        return low * step
 
-    never = float("inf")
-    # slowest[n]: cost of the slowest later stage if they have n items; chosen[stage][n]: items of `stage`
-    slowest = [0.0] + [never] * items
-    chosen: list[list[int]] = []
-    for stage in reversed(range(stages)):
-        least = 0 if may_be_empty and stage == stages - 1 else step
-        costs = [
-            [cost(stage, size, odd) for size in range(least, most(stage, odd) + 1, step)]
-            for odd in (False, True)[: 2 // step]
+    odds = (False, True)[: 2 // step]
+    least = [0 if may_be_empty and stage == stages - 1 else step for stage in range(stages)]
+    # rows[stage][odd]: costs of its numbers of items, from `least` on; infinite ones are too few
+    rows = [
+        [costs(stage, odd)[least[stage] : most(stage, odd) + 1 : step] for odd in odds]
+        for stage in range(stages)
+    ]
+
+    def largest(limit: float) -> list[int]:
+        """Upper bounds of the items of each stage where none is slower than `limit`."""
+        return [
+            max(least[stage] + step * (_number_until(row, limit) - 1) for row in of_stage)
+            for stage, of_stage in enumerate(rows)
         ]
-        row, sizes = [never] * (items + 1), [0] * (items + 1)
-        for count in range(least, items + 1, step):
-            dearest = never
-            for number, own in enumerate(costs[(items - count) % 2 if step == 1 else 0]):
-                size = least + step * number
-                if own > dearest or size > count:
+
+    if sum(largest(inf)) < items:
+        return None
+    limits = sorted({cost for of_stage in rows for row in of_stage for cost in row})
+    lowest = bisect_left(limits, True, key=lambda limit: sum(largest(limit)) >= items)
+    for limit in (limits[lowest], inf):
+        cut = _within(limit, items, rows, least=least, largest=largest(limit), step=step)
+        if cut is not None:
+            return cut
+    return None
+
+
+def _number_until(row: Sequence[float], limit: float) -> int:
+    """Number of entries up to the last that is at most `limit`; they ascend after infinite ones."""
+    if not row or row[-1] <= limit:
+        return len(row)
+    first = next((number for number, cost in enumerate(row) if cost < inf), len(row))
+    until = bisect_right(row, limit, first)
+    return until if until > first else 0
+
+
+def _within(
+    limit: float,
+    items: int,
+    rows: Sequence[Sequence[Sequence[float]]],
+    *,
+    least: Sequence[int],
+    largest: Sequence[int],
+    step: int,
+) -> list[int] | None:
+    """The cut of `fitting_cut` where no stage is slower than `limit`, and has more items than `largest`."""
+    # slowest[n]: cost of the slowest later stage if they have n items; chosen[stage][n]: items of `stage`
+    slowest = [0.0] + [inf] * items
+    chosen: list[list[int]] = []
+    before, after = sum(largest), 0
+    for stage in reversed(range(len(rows))):
+        before, after = before - largest[stage], after + largest[stage]
+        row, sizes = [inf] * (items + 1), [0] * (items + 1)
+        for count in range(least[stage], min(items, after) + 1, step):
+            if count < items - before:
+                continue
+            dearest = inf
+            size = least[stage]
+            for own in rows[stage][(items - count) % 2 if step == 1 else 0]:
+                if own > dearest or size > count or limit < own < inf:
                     break
-                if max(own, slowest[count - size]) <= dearest:
-                    dearest, sizes[count] = max(own, slowest[count - size]), size
+                slower = slowest[count - size]
+                if own > slower:
+                    slower = own
+                if slower <= dearest:
+                    dearest, sizes[count] = slower, size
+                size += step
             row[count] = dearest
         slowest = row
         chosen.append(sizes)
-    if slowest[items] == never:
+    if slowest[items] == inf:
         return None
     cut = []
     left = items
@@ -281,76 +349,120 @@ def fitting_cut(
     return cut
 
 
+class RankWork:
+    """How the stages of each rank divide its items, so that its slowest stage is as fast as possible, and
+    what that costs. Among equally good ones earlier stages get more."""
+
+    def __init__(
+        self,
+        rank_of_stage: Sequence[int],
+        stage_cost: Callable[[int, int, bool], float],
+        *,
+        together: int = 1,
+        may_be_empty: bool = False,
+        alike: Callable[[int], Hashable] | None = None,
+    ) -> None:
+        """Prepare the ranks.
+
+        Args:
+            rank_of_stage: rank of each stage.
+            stage_cost: `stage_cost(stage, items, odd)`: as `costs` of `fitting_cut`.
+            together: items of a rank's stages but its first are a multiple of it.
+            may_be_empty: the last stage may have no item; every other has one at least.
+            alike: equal for stages of equal cost, which is computed for one of them; None: for none.
+        """
+        self.rank_of_stage = tuple(rank_of_stage)
+        count = max(rank_of_stage) + 1
+        self.held = [
+            [stage for stage, holder in enumerate(rank_of_stage) if holder == rank] for rank in range(count)
+        ]
+        self._empty = len(rank_of_stage) - 1 if may_be_empty else None
+        self.last_may_be_empty = self.held[-1] == [self._empty]
+        self.stage_cost, self._together = stage_cost, together
+        first: dict[Hashable, int] = {}
+        kinds = [tuple((alike or int)(stage) for stage in stages) for stages in self.held]
+        self._like = [first.setdefault(kind, rank) for rank, kind in enumerate(kinds)]
+        self._shares: dict[tuple[int, int, bool], tuple[int, ...]] = {}
+        self._costs: dict[tuple[int, int, bool], list[float]] = {}
+
+    def sizes(self, rank: int, total: int, odd: bool) -> dict[int, int]:
+        """Items of each of a rank's stages; `odd`: an odd number comes before its first stage."""
+        return dict(zip(self.held[rank], self._shared_out(self._like[rank], total, odd), strict=True))
+
+    def costs(self, items: int, rank: int, odd: bool) -> list[float]:
+        """Costs of a rank with 0 to `items` items; infinite where a stage would have too few."""
+        key = items, self._like[rank], odd
+        if key not in self._costs:
+            self._costs[key] = [self._cost(self._like[rank], total, odd) for total in range(items + 1)]
+        return self._costs[key]
+
+    def _cost(self, rank: int, total: int, odd: bool) -> float:
+        if total < sum(self._smallest(rank, total)):
+            return inf
+        stages = self.held[rank]
+        return sum(
+            self.stage_cost(stage, size, odd and stage == stages[0])
+            for stage, size in zip(stages, self._shared_out(rank, total, odd), strict=True)
+        )
+
+    def _smallest(self, rank: int, total: int) -> tuple[int, ...]:
+        first, *others = (0 if stage == self._empty else self._together for stage in self.held[rank])
+        return (total - sum(others)) % self._together or first, *others
+
+    def _shared_out(self, rank: int, total: int, odd: bool) -> tuple[int, ...]:
+        missing, least = [], self._smallest(rank, total)
+        while (rank, total, odd) not in self._shares and total > sum(least):
+            missing.append(total)
+            total -= self._together
+        sizes = self._shares.setdefault((rank, total, odd), least)
+        stages = self.held[rank]
+        for more in reversed(missing):
+            costs = [
+                self.stage_cost(stage, size + self._together, odd and stage == stages[0])
+                for stage, size in zip(stages, sizes, strict=True)
+            ]
+            slower = costs.index(min(costs))
+            sizes = (*sizes[:slower], sizes[slower] + self._together, *sizes[slower + 1 :])
+            self._shares[rank, more, odd] = sizes
+        return sizes
+
+
 def cut_over_ranks(
     *,
     items: int,
-    rank_of_stage: Sequence[int],
-    cost: Callable[[int, int, bool], float],
-    fits: Callable[[dict[int, int], bool], bool],
+    work: RankWork,
+    fits: Callable[[dict[int, int], bool], bool] | None,
     step: int = 1,
-    together: int = 1,
-    may_be_empty: bool = False,
 ) -> list[int] | None:
     """Items of each stage such that every rank fits its memory and the slowest rank is as fast as possible.
 
-    A rank's items are divided so that its slowest stage is as fast as possible. Among equally good cuts
-    earlier ranks, and earlier stages of a rank, get more. With one stage per rank this is `fitting_cut`.
+    Among equally good cuts earlier ranks get more. With one stage per rank this is `fitting_cut`.
 
     Args:
         items: number of items, as in `fitting_cut`.
-        rank_of_stage: rank of each stage.
-        cost: as for `fitting_cut`.
+        work: of the ranks.
         fits: `fits(sizes, odd)`: whether a rank fits, from the items of each of its stages; then it fits with
-            fewer items, too. `odd`: an odd number comes before its first stage.
+            fewer items, too. `odd`: an odd number comes before its first stage. None: all do.
         step: items of a rank's first stage are a multiple of it. Less than `together` only where the first
             stages of the ranks are the first of all, in the order of ranks.
-        together: likewise for its other stages.
-        may_be_empty: the last stage may have no item; every other has one at least.
 
     Returns:
         None where there is no such cut.
     """
-    ranks = max(rank_of_stage) + 1
-    held = [[stage for stage, holder in enumerate(rank_of_stage) if holder == rank] for rank in range(ranks)]
-    empty = len(rank_of_stage) - 1 if may_be_empty else None
-
-    @cache
-    def smallest(rank: int, total: int) -> dict[int, int]:
-        sizes = {stage: 0 if stage == empty else together for stage in held[rank]}
-        first = held[rank][0]
-        return sizes | {first: (total - sum(sizes.values()) + sizes[first]) % together or sizes[first]}
-
-    @cache
-    def shared_out(rank: int, total: int, odd: bool) -> dict[int, int]:
-        least = smallest(rank, total)
-        if total <= sum(least.values()):
-            return least
-        sizes = shared_out(rank, total - together, odd)
-        odd_stage = held[rank][0] if odd else None
-        slower = min(sizes, key=lambda stage: cost(stage, sizes[stage] + together, stage == odd_stage))
-        return sizes | {slower: sizes[slower] + together}
-
-    def rank_cost(rank: int, total: int, odd: bool) -> float:
-        if total < sum(smallest(rank, total).values()):
-            return float("inf")
-        odd_stage = held[rank][0] if odd else None
-        sizes = shared_out(rank, total, odd)
-        return sum(cost(stage, size, stage == odd_stage) for stage, size in sizes.items())
-
     totals = fitting_cut(
         items=items,
-        stages=ranks,
-        cost=rank_cost,
-        fits=lambda rank, total, odd: fits(shared_out(rank, total, odd), odd),
+        stages=len(work.held),
+        costs=partial(work.costs, items),
+        fits=fits and (lambda rank, total, odd: fits(work.sizes(rank, total, odd), odd)),
         step=step,
-        may_be_empty=held[-1] == [empty],
+        may_be_empty=work.last_may_be_empty,
     )
     if totals is None:
         return None
-    cut = [0] * len(rank_of_stage)
+    cut = [0] * len(work.rank_of_stage)
     before = 0
     for rank, total in enumerate(totals):
-        for stage, size in shared_out(rank, total, step == 1 and before % 2 == 1).items():
+        for stage, size in work.sizes(rank, total, step == 1 and before % 2 == 1).items():
             cut[stage] = size
         before += total
     return cut

@@ -26,10 +26,12 @@ from asyncpp_cli.planner.estimate import (
     _fitting_cuts,
     estimate,
     fitting,
+    in_flight,
     least_seconds,
 )
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
+from asyncpp_cli.planner.representative import Shape, messages, messages_at_most
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes, Roofline
 from schedules import ScheduleError, is_synchronous
 from stages.config import RunConfig, tokens_per_step
@@ -163,7 +165,10 @@ def test_the_first_layouts_are_those_of_all_sorted(
         with suppress(ScheduleError):
             every.append(estimate(config, COSTS, limit_gb=limit))
     every.sort(key=lambda one: (one.memory_gb > limit, one.step.seconds, one.delay, one.memory_gb))
-    assert all(0.99 * least_seconds(one.config, COSTS) < one.step.seconds for one in every)
+    for one in every:
+        under_way = in_flight(one.config)
+        assert 0.99 * least_seconds(one.config, COSTS) < one.step.seconds
+        assert 0.99 * least_seconds(one.config, COSTS, in_flight=under_way) < one.step.seconds
     estimated = 0
 
     def counted(*arguments: Any, **options: Any) -> Estimate | None:
@@ -497,3 +502,28 @@ def test_a_plan_leaves_room_for_cudas_context() -> None:
         assert device.memory_gb - device.usable_gb >= CONTEXT_GB + 0.04 * device.memory_gb - 1e-9
     table = succeeded("plan", "135m", "--gpus", "2", "--device", "l40s", "--rows", "1")
     assert "GB, beside CUDA's context)" in table.output
+
+
+@pytest.mark.parametrize("microbatches", [4, 12])
+@pytest.mark.parametrize("name", CONSIDERED)
+def test_a_rank_holds_no_more_messages_than_their_bound(name: str, microbatches: int) -> None:
+    base = base_of("135m", []).config
+    for stages in (2, 4):
+        sizes = {"stages": stages, "data": 1, "size": 1, "recompute": "none"}
+        chunks = 2 if name == "interleaved-1f1b" else 1
+        shape = Shape.of(layout(base, name, microbatches=microbatches, chunks=chunks, **sizes))
+        try:
+            counted = messages(shape)
+        except ScheduleError:
+            continue
+        assert all(count <= most for count, most in zip(counted, messages_at_most(shape), strict=True))
+
+
+def test_a_limit_between_the_memory_without_and_with_messages_counts_them() -> None:
+    base = base_of("360m", []).config
+    config = layout(base, "2bw", stages=4, data=2, microbatches=16, size=2, recompute="none")
+    planned_for = estimate(config, COSTS, limit_gb=None)
+    fullest = max(planned_for.memory, key=lambda kinds: sum(kinds.values()))
+    assert fullest["messages"]
+    assert not planned_for.exceeds(planned_for.memory_gb)
+    assert planned_for.exceeds(planned_for.memory_gb - 0.5 * fullest["messages"] / 1e9)

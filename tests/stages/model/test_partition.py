@@ -14,6 +14,7 @@ from support.small_runs import Rows, small_config, with_experts
 from stages.config import ModelConfig
 from stages.model.families.catalogue import describe
 from stages.model.partition import (
+    RankWork,
     balance,
     cut_model,
     cut_of,
@@ -97,7 +98,7 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_stage(
     found = fitting_cut(
         items=blocks,
         stages=stages,
-        cost=lambda stage, size, _: cost(stage, size),
+        costs=lambda stage, _: [cost(stage, size) for size in range(blocks + 1)],
         fits=lambda stage, size, _: size <= room[stage],
     )
     if not fitting:
@@ -139,8 +140,7 @@ def test_no_other_cut_that_fits_has_a_faster_slowest_rank(
     ]
     found = cut_over_ranks(
         items=blocks,
-        rank_of_stage=rank_of_stage,
-        cost=lambda stage, size, _: cost(stage, size),
+        work=RankWork(rank_of_stage, lambda stage, size, _: cost(stage, size)),
         fits=lambda sizes, _: sum(sizes.values()) <= room + rank_of_stage[min(sizes)],
     )
     if not fitting:
@@ -193,12 +193,9 @@ def test_a_cut_within_blocks_is_no_slower_than_one_between_them(
         return max(work.values())
 
     halves = blocks * [attention, mlp]
-    whole = cut_over_ranks(
-        items=blocks,
-        rank_of_stage=rank_of_stage,
-        cost=lambda stage, size, _: size * (attention + mlp) + head * (stage == len(rank_of_stage) - 1),
-        fits=lambda sizes, _: True,
-    )
+    last = len(rank_of_stage) - 1
+    work = RankWork(rank_of_stage, lambda stage, size, _: size * (attention + mlp) + head * (stage == last))
+    whole = cut_over_ranks(items=blocks, work=work, fits=None)
     within = cut_within_blocks(halves, rank_of_stage=rank_of_stage, head=head)
     assert whole is not None
     assert within is not None
@@ -210,17 +207,15 @@ def cut_within_blocks(halves: list[int], *, rank_of_stage: tuple[int, ...], head
     """As the planner cuts, where everything fits."""
     last = len(rank_of_stage) - 1
     blocks = [attention + mlp for attention, mlp in zip(halves[::2], halves[1::2], strict=True)]
-    return cut_over_ranks(
-        items=len(halves),
-        rank_of_stage=rank_of_stage,
-        cost=lambda stage, size, within: (
+    work = RankWork(
+        rank_of_stage,
+        lambda stage, size, within: (
             stage_cost(blocks, halves, stage, size, within=within) + head * (stage == last)
         ),
-        fits=lambda sizes, within: True,
-        step=1,
         together=2,
         may_be_empty=True,
     )
+    return cut_over_ranks(items=len(halves), work=work, fits=None, step=1)
 
 
 def test_the_v_is_cut_so_that_ranks_are_equally_fast(text: Path) -> None:
@@ -256,8 +251,8 @@ def test_the_default_cut_is_kept_where_everything_fits(stages: int, vocabulary: 
     cut = fitting_cut(
         items=6,
         stages=stages,
-        cost=lambda stage, size, _: size * block + head * (stage == stages - 1),
-        fits=lambda stage, size, _: True,
+        costs=lambda stage, _: [size * block + head * (stage == stages - 1) for size in range(7)],
+        fits=None,
     )
     assert cut == [len(of_stage.blocks) for of_stage in cut_model(model, stages=stages, context=16)]
 
