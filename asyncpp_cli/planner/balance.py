@@ -10,7 +10,15 @@ from schedules.costs import RankTimes
 from schedules.library.v_block import whole_costs
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
-from stages.model.partition import StageCut, cut_model, cut_of, cut_over_ranks, stage_cost, stage_cuts
+from stages.model.partition import (
+    RankWork,
+    StageCut,
+    cut_model,
+    cut_of,
+    cut_over_ranks,
+    stage_cost,
+    stage_cuts,
+)
 from stages.pipeline.segments import schedule_facts
 
 STAGES = (4, 8, 16)
@@ -113,15 +121,8 @@ def measured_balance(config: RunConfig, times: RankTimes) -> MeasuredBalance:
         return load * pace[rank_of_stage[stage]]
 
     divides_blocks = tuple(rank_of_stage[:ranks]) == tuple(range(ranks))
-    sizes = cut_over_ranks(
-        items=len(halves),
-        rank_of_stage=rank_of_stage,
-        cost=cost,
-        fits=lambda sizes, within: True,
-        step=1 if divides_blocks else 2,
-        together=2,
-        may_be_empty=divides_blocks,
-    )
+    work = RankWork(rank_of_stage, cost, together=2, may_be_empty=divides_blocks)
+    sizes = cut_over_ranks(items=len(halves), work=work, fits=None, step=1 if divides_blocks else 2)
     assert sizes is not None, "the run's own cut is one"
     even = stage_cuts([size / 2 for size in sizes])
     expected = [0.0] * ranks

@@ -286,7 +286,8 @@ def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None 
     while high > 1.002 * low:
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
-    return low
+    # What is extrapolated from a few rounds can be less than a rank's work.
+    return low * (0.98 if schedule.synchronous and chunks > 1 and not in_a_v else 1.0)
 
 
 def in_flight(config: RunConfig) -> int:
@@ -624,11 +625,10 @@ class _Settings:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        optimizer = vars(config.optimizer) | {"options": tuple(sorted(config.optimizer.options.items()))}
         own = (config.model, config.data, config.train, config.error_feedback, config.correction, config.site)
+        values = [value for section in (*own, config.optimizer) for value in vars(section).values()]
         self._key = (
-            *(value for section in own for value in vars(section).values()),
-            *optimizer.values(),
+            *(repr(value) if isinstance(value, dict | list) else value for value in values),
             config.parallel.data,
             config.parallel.shard_gradients,
         )
