@@ -11,8 +11,7 @@ from stages.comm.topology import connect, connect_in_process
 from stages.config import RunConfig
 from stages.determinism import deterministic
 from stages.liveness.stop_signal import never
-from stages.liveness.waiting import Waiting
-from stages.liveness.watchdog import ActivityTracker, watching
+from stages.liveness.watchdog import ActivityTracker, Waiting, watching
 from stages.metrics.recorder import Recorder
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
 from stages.pipeline.segments import schedule_facts

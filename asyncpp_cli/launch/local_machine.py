@@ -34,7 +34,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
 from stages.config import SiteConfig
-from stages.liveness.stall import longest_silence
+from stages.liveness.watchdog import longest_silence
 from stages.own_code import check_code
 from stages.validation import ConfigError, check_data
 

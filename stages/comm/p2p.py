@@ -20,7 +20,7 @@ from schedules.dependencies import POSTED_AHEAD, UNACKNOWLEDGED, Place, acknowle
 from schedules.messages import Message, sent_between_ranks
 from stages.comm.communicator import Work
 from stages.comm.process import Process
-from stages.liveness.waiting import Waiting
+from stages.liveness.watchdog import Waiting
 
 _SENDER, _RECEIVER = 0, 1
 """Ranks in the communicator of a channel."""

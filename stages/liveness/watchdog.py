@@ -1,4 +1,7 @@
-"""Detects that a process makes no progress, and prints the stacks of its threads."""
+"""Detects that a process makes no progress, and prints the stacks of its threads.
+
+One rule of when a run counts as stalled, for its own processes and for those that watch it from outside.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,61 @@ import faulthandler
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from stages.config import SiteConfig
-from stages.liveness.stall import Phase, stall_limits
-from stages.liveness.waiting import Waiting
+
+Phase = Literal["", "building", "disk", "start"]
+
+_TIMEOUTS = 2.0
+"""Timeouts without progress after which a process counts as stalled."""
+
+_BUILDING = 5.0
+"""Factor of the limit while the model is built, since the user's own code may be imported and run."""
+
+
+def stall_limits(site: SiteConfig) -> Mapping[Phase, float]:
+    """Seconds without progress after which a process counts as stalled, by phase: it exchanges messages,
+    builds its stage, reads or writes a checkpoint or text, or waits for the slowest process to start."""
+    return {
+        "": _TIMEOUTS * site.timeout,
+        "building": _TIMEOUTS * site.timeout * _BUILDING,
+        "disk": _TIMEOUTS * max(site.timeout, site.save_timeout),
+        "start": _TIMEOUTS * max(site.timeout, site.start_timeout),
+    }
+
+
+def longest_silence(site: SiteConfig) -> float:
+    """Seconds without a heartbeat after which a run counts as stalled, whatever phase it is in."""
+    return max(stall_limits(site).values())
+
+
+class Waiting(NamedTuple):
+    """A message that a rank waits for."""
+
+    text: str
+    """What it waits for, as a verb phrase."""
+    peer: int
+    """The rank that it waits for: a process of the run, counted over all pipelines."""
+
+
+def awaited_rank(waits_for: Mapping[int, int]) -> int | None:
+    """The one rank at the end of all chains of waiting; None if there is none, or several.
+
+    Args:
+        waits_for: by rank, the rank that it waits for.
+    """
+    ends = set()
+    for rank in waits_for:
+        passed = {rank}
+        while (rank := waits_for.get(rank, rank)) not in passed:
+            passed.add(rank)
+        if rank in waits_for:
+            return None  # they wait for each other
+        ends.add(rank)
+    return ends.pop() if len(ends) == 1 else None
 
 
 class Activity(NamedTuple):

@@ -40,6 +40,8 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         launches.append(["launch", str(folder / "c")])
     if kind in ("full", "read-only"):
         launches.append(["train", str(folder / "c" / "runs" / "run-0"), "--replay"])
+    if kind in ("plain", "terminal", "few"):  # its two processes with torch take seconds
+        launches.append(["doctor", "--dir", str(folder)])
     experiment, new = str(folder / "e"), str(folder / "new")
     done = str(folder / "e" / "runs" / "run-0")
     return [
@@ -78,7 +80,6 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         ["export", done, "--out", f"{new}-weights"],
         ["quickstart", "--out", quick],
         ["plan", "micro", "data.context=16", "--repeats", "1", "--measure", f"{new}.profile"],
-        ["doctor", "--dir", str(folder)],
         *launches,
         ["no-such-command"],
         ["status", str(folder / ("x" * 300))],

@@ -35,9 +35,8 @@ from asyncpp_cli.runs.processes import ProcessId
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause
 from stages.config import SiteConfig
-from stages.liveness.stall import longest_silence
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
-from stages.liveness.waiting import Waiting, awaited_rank
+from stages.liveness.watchdog import Waiting, awaited_rank, longest_silence
 from stages.records import read_record
 
 Kind = TypeVar("Kind", bound=AttemptFile)

@@ -125,7 +125,7 @@ class RankError(AttemptFile, frozen=True, kw_only=True):
 
 
 class RankWaits(AttemptFile, frozen=True, kw_only=True):
-    """What a rank has long waited for (`stages.liveness.waiting`)."""
+    """What a rank has long waited for (`stages.liveness.watchdog`)."""
 
     file_name = "rank-{}.waits"
     text: str

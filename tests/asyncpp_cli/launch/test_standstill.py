@@ -34,7 +34,7 @@ from asyncpp_cli.sites.resources import Machine, Resources
 from stages.comm.flight_recorder import set_flight_recorder
 from stages.config import SiteConfig
 from stages.liveness.stop_signal import SIGNALS
-from stages.liveness.waiting import awaited_rank
+from stages.liveness.watchdog import awaited_rank
 
 WAITS = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_DFL); print(flush=True); input()"
 
