@@ -206,6 +206,12 @@ class DataConfig:
     """SHA-256 of each of these sets. `sweep` writes it; a run refuses other data."""
     headline: str = OWN_SPLIT
     """Validation set whose loss the report compares (`val_loss`): `data`, or a name in `validation`."""
+    document_mask: bool = False
+    """Attention stays within a document, and positions begin at 0 in each (docs/data.md). A document ends
+    with the data's end-of-document token."""
+    end_of_document: int | None = key(None, low=0, high=2**31 - 1)
+    """With `document_mask`: the token that ends a document, if the data does not record it; only prepared
+    data does."""
 
 
 @dataclass

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from stages.compile_rule import compiles_here
 from stages.config import RunConfig
+from stages.data.batches import Batches
+from stages.data.dataset import prepare
 from stages.model.block_runner import block_runner
 from stages.model.decoder import Stage
 from stages.model.partition import StageCut
@@ -104,10 +106,13 @@ def _microbatch(module: Stage, config: RunConfig, *, device: torch.device, repea
     if module.embedding is None:
         activation = torch.randn((*shape, config.model.width), generator=generator)
         inputs = activation.to(device=device, dtype=dtype).requires_grad_()
+    documents = None
+    if config.data.document_mask and module.blocks:
+        documents = Batches(config, prepare(config.data), device=device).documents(0)
     gradient = torch.randn((*shape, config.model.width), generator=generator).to(device=device, dtype=dtype)
 
     def forward() -> Tensor:
-        output: Tensor = module(inputs, targets=None if module.head is None else tokens)
+        output: Tensor = module(inputs, targets=None if module.head is None else tokens, documents=documents)
         return output
 
     output_gradient = None if module.head is not None else gradient

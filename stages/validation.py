@@ -23,7 +23,14 @@ from stages.config import (
     declared_options,
     optimizer_options,
 )
-from stages.data.dataset import BYTE_VALUES, DataError, is_prepared, tokenizer_of, vocabulary
+from stages.data.dataset import (
+    BYTE_VALUES,
+    DataError,
+    is_prepared,
+    recorded_end_of_document,
+    tokenizer_of,
+    vocabulary,
+)
 from stages.limits import ConfigError as ConfigError
 from stages.limits import check_limits
 from stages.model.families.catalogue import FAMILIES
@@ -61,6 +68,7 @@ def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | N
     _check_compile(config)
     _check_diagnostics(config)
     check_data(config, {} if seen is None else seen)
+    _check_document_mask(config)
     check_code(config)
 
 
@@ -335,6 +343,39 @@ def _check_validation_sets(config: RunConfig) -> None:
         raise ConfigError(
             "train.eval_microbatches",
             f"is {train.eval_microbatches}, and train.eval_tokens says how much is read; accepted: either",
+        )
+
+
+def _check_document_mask(config: RunConfig) -> None:
+    data = config.data
+    if not data.document_mask:
+        if data.end_of_document is not None:
+            raise ConfigError(
+                "data.end_of_document", "goes with data.document_mask: true; accepted without it: null"
+            )
+        return
+    if config.model.factory is not None:
+        raise ConfigError(
+            "data.document_mask",
+            "goes with the decoder: the blocks of model.factory take no mask; accepted with it: false",
+        )
+    recorded = recorded_end_of_document(data)
+    if recorded is not None and data.end_of_document is not None:
+        raise ConfigError(
+            "data.end_of_document",
+            f"is {data.end_of_document}, and {data.path} records its own, {recorded}; accepted with it: null",
+        )
+    if recorded is None and data.end_of_document is None:
+        raise ConfigError(
+            "data.document_mask",
+            f"{data.path or 'the text of the Python standard library'} does not record which token ends a "
+            "document; accepted: false, or true with data.end_of_document, or with data from "
+            "`asyncpp data prepare`",
+        )
+    if data.end_of_document is not None and data.end_of_document >= config.model.vocab_size:
+        raise ConfigError(
+            "data.end_of_document",
+            f"is {data.end_of_document}, must be below model.vocab_size = {config.model.vocab_size}",
         )
 
 

@@ -72,7 +72,8 @@ def expected(
 
 def estimate_key(config: RunConfig) -> str:
     """The settings that the estimate depends on: all but those that change neither memory nor time."""
-    return repr([(key, value) for key, value in items(config) if key not in _WITHOUT_EFFECT])
+    effective = [(key, value) for key, value in items(config) if key not in _WITHOUT_EFFECT]
+    return repr([*effective, config.data.path if config.data.document_mask else None])
 
 
 _WITHOUT_EFFECT = frozenset(

@@ -42,6 +42,7 @@ def conditions(config: RunConfig) -> dict[str, Any]:
         "precision": config.train.precision,
         "optimizer": config.optimizer.name,
         "compile": config.train.compile,
+        **({"document_mask": True} if config.data.document_mask else {}),
     }
 
 

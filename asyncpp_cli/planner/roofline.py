@@ -10,6 +10,7 @@ from asyncpp_cli.planner.devices import Device
 from optimizers import check_options, method_named
 from optimizers.state_size import state_values
 from stages.config import RunConfig, optimizer_options
+from stages.data.documents import computed_share
 from stages.memory.estimate import head_chunk_rows, message_bytes, sizes
 from stages.model.families.catalogue import describe
 from stages.model.spec import Parameter, PartSpec
@@ -97,7 +98,8 @@ class Roofline:
         peak = self._peak("bfloat16" if config.train.precision == "bfloat16" else "float32")
         bandwidth = self.device.bandwidth_gbs * _GIGA
         product = 2 * tokens * block.multiply_adds / (peak * MATRIX_SHARE)
-        attention = 2 * tokens * block.attention * config.data.context / (peak * ATTENTION_SHARE)
+        scores = 2 * tokens * block.attention * config.data.context * computed_share(config.data)
+        attention = scores / (peak * ATTENTION_SHARE)
         # A block writes the activations it keeps, and reads most of them again.
         moved = 2 * tokens * size.of(block.kept) / bandwidth
         # A micro-batch reads the weights of experts that few of its tokens meet, and writes their gradients.

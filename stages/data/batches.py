@@ -8,11 +8,19 @@ from torch import Tensor
 
 from stages.config import OWN_SPLIT, RunConfig, eval_microbatches
 from stages.data.dataset import Corpus
+from stages.data.documents import Documents, documents_in
 from stages.data.shards import Tokens
 
 READ_AHEAD = 16
 """Batches that a host may be ahead of its device: it reads at most two for an action, and is a few actions
 ahead (`stages.pipeline.clock.AHEAD`)."""
+
+
+def whole_sequences(batch: int, context: int, *, device: torch.device) -> Documents:
+    """Sequences of one document each."""
+    positions, bounds = documents_in(np.zeros((batch, context), dtype=np.int64), end_of_document=-1)
+    ends = torch.from_numpy(bounds[:-1].astype(np.int32))
+    return Documents(torch.from_numpy(positions).to(device), ends.to(device), torch.from_numpy(bounds))
 
 
 class Batches:
@@ -54,6 +62,7 @@ class Batches:
             for name, split in self._validation.items()
         }
         """Micro-batches per evaluation of each validation set."""
+        self._end_of_document = corpus.end_of_document if config.data.document_mask else None
         self._starts: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     def tokens(self, microbatch: int) -> Tensor:
@@ -66,21 +75,35 @@ class Batches:
 
     def validation(self, index: int, *, count: int, name: str = OWN_SPLIT) -> tuple[Tensor, Tensor]:
         """Tokens and targets of micro-batch `index` of `count`, spread evenly over a validation set."""
-        split = self._validation[name]
-        sequences = count * self._size
-        last_start = len(split) - self._context - 1
-        starts = np.linspace(0, last_start, sequences, dtype=np.int64)
-        windows = self._read(split, starts[index * self._size : (index + 1) * self._size])
+        windows = self._read(self._validation[name], self._validation_starts(index, count=count, name=name))
         return windows[:, :-1], windows[:, 1:]
 
+    def documents(self, microbatch: int) -> Documents | None:
+        """The documents of a micro-batch of the run; None: attention is not masked by them."""
+        return self._documents(self._train, self._train_starts(microbatch))
+
+    def validation_documents(self, index: int, *, count: int, name: str = OWN_SPLIT) -> Documents | None:
+        """The same of a micro-batch of a validation set."""
+        starts = self._validation_starts(index, count=count, name=name)
+        return self._documents(self._validation[name], starts)
+
+    def _validation_starts(self, index: int, *, count: int, name: str) -> np.ndarray:
+        last_start = len(self._validation[name]) - self._context - 1
+        starts = np.linspace(0, last_start, count * self._size, dtype=np.int64)
+        return starts[index * self._size : (index + 1) * self._size]
+
     def _windows(self, microbatch: int) -> Tensor:
+        return self._read(self._train, self._train_starts(microbatch))
+
+    def _train_starts(self, microbatch: int) -> np.ndarray:
         step, within = divmod(microbatch, self._microbatches)
         if self._starts[0] != step:
             generator = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, step]))
             last_start = len(self._train) - self._context - 1
             shape = (self._data_ranks, self._microbatches, self._size)
             self._starts = (step, generator.integers(0, last_start + 1, size=shape))
-        return self._read(self._train, self._starts[1][self._data_rank, within])
+        starts: np.ndarray = self._starts[1][self._data_rank, within]
+        return starts
 
     def rehearse(self) -> None:
         """Allocate the pinned memory of a run's batches, which torch then reuses.
@@ -88,14 +111,38 @@ class Batches:
         Allocating it may wait until the device is idle, and within a segment receives are open.
         """
         first = np.zeros(self._size, dtype=np.int64)
-        held = [self._on_host(self._train, first) for _ in range(READ_AHEAD)]
+        held = [
+            (self._windows_on_host(self._train, first), self._documents_on_host(self._train, first))
+            for _ in range(READ_AHEAD)
+        ]
         del held
 
     def _read(self, split: Tokens, starts: np.ndarray) -> Tensor:
-        # An asynchronous copy; torch reuses the pinned memory only after it has completed.
-        return self._on_host(split, starts).to(self.device, non_blocking=True)
+        return self._on_device(self._windows_on_host(split, starts))
 
-    def _on_host(self, split: Tokens, starts: np.ndarray) -> Tensor:
-        """Windows in host memory, which is pinned if they are copied to a GPU."""
-        windows = torch.from_numpy(split.rows(starts, length=self._context + 1))
-        return windows.pin_memory() if self.device.type == "cuda" else windows
+    def _documents(self, split: Tokens, starts: np.ndarray) -> Documents | None:
+        documents = self._documents_on_host(split, starts)
+        if documents is None:
+            return None
+        positions, ends, bounds = documents
+        return Documents(self._on_device(positions), self._on_device(ends), bounds)
+
+    def _documents_on_host(self, split: Tokens, starts: np.ndarray) -> Documents | None:
+        if self._end_of_document is None:
+            return None
+        tokens = split.rows(starts, length=self._context)
+        positions, bounds = documents_in(tokens, end_of_document=self._end_of_document)
+        ends = bounds[:-1].astype(np.int32)
+        return Documents(self._on_host(positions), self._on_host(ends), torch.from_numpy(bounds))
+
+    def _windows_on_host(self, split: Tokens, starts: np.ndarray) -> Tensor:
+        return self._on_host(split.rows(starts, length=self._context + 1))
+
+    def _on_host(self, values: np.ndarray) -> Tensor:
+        """In host memory, which is pinned if it is copied to a GPU."""
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        # An asynchronous copy; torch reuses the pinned memory only after it has completed.
+        return tensor.to(self.device, non_blocking=True)

@@ -56,6 +56,8 @@ class Corpus:
     """Of the tokens of both splits; identifies the corpus independent of its path."""
     sets: Mapping[str, HeldOut] = field(default_factory=dict)
     """Further validation sets, by name."""
+    end_of_document: int | None = None
+    """Token that ends each document; None if it is not known."""
 
     def held_out(self, name: str) -> HeldOut:
         """A validation set; `OWN_SPLIT` names that of the corpus itself."""
@@ -190,6 +192,16 @@ def _vocabulary(path: Path | None, shards: Sequence[Shard], *, cache: Path | Non
     return BYTE_VALUES
 
 
+def recorded_end_of_document(config: DataConfig) -> int | None:
+    """The token that ends a document, as the data records it; only prepared data does.
+
+    Raises:
+        DataError: see `find_corpus`.
+    """
+    path = _path(config)
+    return read_prepared(path).end_of_document if path is not None and is_prepared(path) else None
+
+
 def is_prepared(path: Path) -> bool:
     """Whether `asyncpp data prepare` wrote this folder.
 
@@ -233,7 +245,7 @@ def _open(config: DataConfig, *, cache: Path | None, spare: Path | None) -> Corp
     if path is not None and is_prepared(path):
         return _of_prepared(read_prepared(path))
     if path is not None and (files := find_shards(path)):
-        return _of_shards(tuple(files), config.validation_share, cache=cache)
+        return _of_shards(tuple(files), config, cache=cache)
     text = prepare_text(config, cache=cache, spare=spare)
     return Corpus(
         train=(Shard(file=text.file("train"), dtype="uint8", tokens=text.train_tokens),),
@@ -241,6 +253,7 @@ def _open(config: DataConfig, *, cache: Path | None, spare: Path | None) -> Corp
         bytes_per_token=text.bytes_per_token,
         unigram_bits_per_byte=text.unigram_bits_per_byte,
         sha256=text.sha256,
+        end_of_document=config.end_of_document,
     )
 
 
@@ -256,17 +269,19 @@ def _of_prepared(prepared: Prepared) -> Corpus:
         bytes_per_token=prepared.bytes_per_token,
         unigram_bits_per_byte=prepared.unigram_bits_per_byte,
         sha256=digest.hexdigest(),
+        end_of_document=prepared.end_of_document,
     )
 
 
-def _of_shards(files: tuple[Path, ...], validation_share: float, *, cache: Path | None) -> Corpus:
-    splits = read_shards(files, validation_share=validation_share)
+def _of_shards(files: tuple[Path, ...], config: DataConfig, *, cache: Path | None) -> Corpus:
+    splits = read_shards(files, validation_share=config.validation_share)
     return Corpus(
         train=splits.train,
         validation=splits.validation,
         bytes_per_token=None,
         unigram_bits_per_byte=None,
         sha256=_sha256_of({"train": splits.train, "validation": splits.validation}, cache=cache),
+        end_of_document=config.end_of_document,
     )
 
 

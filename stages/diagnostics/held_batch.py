@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from stages.data.batches import Batches
+from stages.data.documents import Documents
 from stages.model.decoder import Stage, run_as_it_stands
 from stages.update.optimizer_step import StageState
 
@@ -36,7 +37,10 @@ class HeldBatch:
         on_gradient: Callable[[], None],
     ) -> None:
         self._stages = stages
-        self._held = [batches.validation(index, count=count) for index in range(min(count, MICROBATCHES))]
+        self._held = [
+            (*batches.validation(index, count=count), batches.validation_documents(index, count=count))
+            for index in range(min(count, MICROBATCHES))
+        ]
         self._on_gradient = on_gradient
         self._sizes = [size for state in stages for size in state.weights.sizes]
         self._shapes = [shape for state in stages for shape in state.weights.shapes.values()]
@@ -60,13 +64,15 @@ class HeldBatch:
         by_name = dict(zip(self._names, leaves, strict=True))
         total = torch.zeros_like(weights)
         with _plain([state.weights.newest().module for state in self._stages]):
-            for tokens, targets in self._held:
-                loss = self._loss(by_name, tokens, targets)
+            for tokens, targets, documents in self._held:
+                loss = self._loss(by_name, tokens, targets, documents)
                 gradients = torch.autograd.grad(loss, leaves)
                 total += torch.cat([gradient.flatten() for gradient in gradients])
         return total / len(self._held)
 
-    def _loss(self, by_name: Mapping[str, Tensor], tokens: Tensor, targets: Tensor) -> Tensor:
+    def _loss(
+        self, by_name: Mapping[str, Tensor], tokens: Tensor, targets: Tensor, documents: Documents | None
+    ) -> Tensor:
         x = tokens
         last = len(self._stages) - 1
         for number, state in enumerate(self._stages):
@@ -74,7 +80,7 @@ class HeldBatch:
             own = {name: by_name[name] for name in state.weights.names}
             if state.tied is not None:
                 own |= state.tied.weights(by_name)
-            asked = {"targets": targets} if number == last else {}
+            asked = {"targets": targets if number == last else None, "documents": documents}
             x = functional_call(replica.module, own, (x, replica.routing()), asked)
         return x
 

@@ -20,10 +20,11 @@ from stages.model.activations import INDEX_BYTES, CheapPart, Values
 from stages.model.families.catalogue import describe
 from stages.model.head_chunks import chunk_rows, has_terms
 from stages.model.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
-from stages.model.spec import Parameter
+from stages.model.spec import Parameter, head_dim
 from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan, room_bytes
 
+INT32_BYTES = 4
 BIAS_BYTES = 4
 """Size of a balance bias of an expert."""
 
@@ -242,7 +243,18 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
         kept += size.of(spec.head.kept) + INDEX_BYTES
         deferred += size.of(spec.head.deferred)
         once = size.wide  # what the loss is divided by
+    if config.data.document_mask:
+        once += _document_bytes(config, cut)
     return _tokens(config) * kept + once, _tokens(config) * deferred + deferred_once
+
+
+def _document_bytes(config: RunConfig, cut: StageCut) -> int:
+    """Bytes of a micro-batch's rotary table, and of its `stages.data.documents.Documents`."""
+    tokens = _tokens(config)
+    rotates = any(half % 2 == 0 for half in cut.halves) or (config.train.recompute == "full" and cut.blocks)
+    table = 2 * tokens * head_dim(config.model) * sizes(config).wide if rotates else 0
+    in_host_memory = INDEX_BYTES * (tokens + 2)
+    return table + INT32_BYTES * (2 * tokens + 1) + (0 if _runs_on_a_gpu(config) else in_host_memory)
 
 
 def head_chunk_rows(config: RunConfig) -> int | None:

@@ -13,11 +13,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stages.compile_rule import compiles_here
 from stages.config import RunConfig
+from stages.data.batches import whole_sequences
 from stages.memory.estimate import StageMemory, message_bytes
 from stages.memory.in_flight import most_held
 from stages.memory.storages import SavedTensors, bytes_of, pointers_of, same, tensors_in
 from stages.model.block_runner import block_runner
-from stages.model.decoder import Stage
+from stages.model.decoder import Place, Stage
 from stages.model.moe.routing import Routing
 from stages.model.selective import watched_by
 from stages.model.split_backward import DeferredGradients, deferring
@@ -216,6 +217,9 @@ class MemoryMeter:
         activation = torch.zeros(
             (*tokens.shape, self._config.model.width), dtype=dtypes(self._config).replica, device=self._device
         )
+        documents = None
+        if self._config.data.document_mask:
+            documents = whole_sequences(*tokens.shape, device=self._device)
         gradient = InputGradient()
         given = tokens if module.embedding is not None else graph_input(activation, gradient)
         deferred = DeferredGradients() if split else None
@@ -224,12 +228,18 @@ class MemoryMeter:
         with leaving_no_trace(module, self._device), torch.enable_grad(), deferring(deferred):
             with saved_tensors_hooks(saved.keep, same), watched_by(saved):
                 targets = None if module.head is None else tokens.clone()
-                output = module(given, Routing(biases), targets=targets)
+                output = module(given, Routing(biases), targets=targets, documents=documents)
                 if module.head is not None:
                     output = output / 1
+                saved.kept += [part for part in documents or () if part.device == self._device]
                 whole = bytes_of(saved.kept, without=pointers_of(permanent))
+            place = module.place(documents)
             recomputed = self._measure_recomputed(
-                module, activation.requires_grad_(), Routing(biases), permanent
+                module,
+                activation.requires_grad_(),
+                Routing(biases),
+                place,
+                permanent=[*permanent, *tensors_in(place)],
             )
             if deferred is None:
                 return whole, 0, recomputed
@@ -239,7 +249,7 @@ class MemoryMeter:
             return whole, bytes_of(deferred.kept(), without=pointers_of(permanent)), recomputed
 
     def _measure_recomputed(
-        self, module: Stage, activation: Tensor, routing: Routing, permanent: list[Tensor]
+        self, module: Stage, activation: Tensor, routing: Routing, place: Place, *, permanent: list[Tensor]
     ) -> int:
         """Bytes that recomputation makes of one block."""
         train, sizes_made = self._config.train, [0]
@@ -252,7 +262,7 @@ class MemoryMeter:
         for index in module.blocks:
             saved = SavedTensors()
             with deferring(None), saved_tensors_hooks(saved.keep, same), watched_by(saved):
-                output = module.apply_block(index, activation, routing, run=run_block)
+                output = module.apply_block(index, activation, routing, place, run=run_block)
                 if not full:
                     torch.autograd.grad(output, activation, torch.zeros_like(output))
             without = pointers_of(permanent if full else [*permanent, *saved.kept])

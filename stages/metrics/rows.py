@@ -16,6 +16,7 @@ from torch import Tensor
 from stages.compile_rule import compiles_here
 from stages.config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
 from stages.data.dataset import Corpus
+from stages.data.documents import attention_share
 from stages.data.shards import Tokens
 from stages.model.families.catalogue import describe
 from stages.own_code import code_sha256, own_code
@@ -72,6 +73,7 @@ def start_row(
         "unigram_bits_per_byte": corpus.held_out(config.data.headline).unigram_bits_per_byte,
         "corpus_sha256": corpus.sha256,
         **_validation_sets(config, corpus),
+        **_attention(config, corpus),
         "code_sha256": {section: code_sha256(files) for section, files in own_code(config).items()},
     }
 
@@ -93,6 +95,12 @@ def _validation_sets(config: RunConfig, corpus: Corpus) -> Row:
             "sha256": held_out.sha256,
         }
     return {"validation": described}
+
+
+def _attention(config: RunConfig, corpus: Corpus) -> Row:
+    if not config.data.document_mask:
+        return {}
+    return {"attention_share": attention_share(corpus, context=config.data.context)}
 
 
 def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:

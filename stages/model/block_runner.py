@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from stages.config import ModelConfig
 from stages.model.compiled_halves import channels, hand_out
 from stages.model.decoder import RunBlock, make_block, run_as_it_stands
+from stages.model.document_attention import document_attention
 from stages.model.layers import Block
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.grouped import times_stack
@@ -54,7 +55,7 @@ def block_runner(config: ModelConfig, *, recompute: str, compiled: bool) -> RunB
 def _recomputing(run: RunBlock, *, random: bool) -> RunBlock:
     """Wrap `run` in activation checkpointing; `random`: the second run draws the same random numbers."""
 
-    def run_block(block: nn.Module, *given: Tensor) -> Any:
+    def run_block(block: nn.Module, *given: Any) -> Any:
         deferred = deferred_now()
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -77,7 +78,7 @@ def _run_compiled(config: ModelConfig, *, selective: bool) -> RunBlock:
     # It warns whoever chooses what is kept of operators in place: here are none.
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
 
-    def run_block(block: nn.Module, *given: Tensor) -> Any:
+    def run_block(block: nn.Module, *given: Any) -> Any:
         if not torch.is_grad_enabled():
             return block(*given)
         assert isinstance(block, Block | ExpertBlock)  # validation refuses to compile a user's own
@@ -138,6 +139,7 @@ _DEAR = [
     _aten.mm.default,
     _aten.addmm.default,
     times_stack._opoverload,
+    document_attention._opoverload,
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_flash_attention.default,

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from optimizers.named import import_named
 from stages.config import ModelConfig
-from stages.model.decoder import RunBlock, Stage, run_as_it_stands
+from stages.data.documents import Documents
+from stages.model.decoder import Place, RunBlock, Stage, run_as_it_stands
 from stages.model.head_loss import next_token_loss
 from stages.model.moe.routing import Routing
 from stages.model.partition import StageCut
@@ -69,7 +70,15 @@ class OwnStage(Stage):
                 self.get_submodule(owner_name), leaf, value.to(dtype) if value.is_floating_point() else value
             )
 
-    def forward(self, x: Tensor, routing: Routing | None = None, *, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        routing: Routing | None = None,
+        *,
+        targets: Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        assert documents is None  # validation refuses masks
         shape = (*x.shape[:2], self.config.width)
         part = "block 0"
         if self.embedding is not None:
@@ -77,7 +86,7 @@ class OwnStage(Stage):
         for index in self.blocks:
             part = f"block {index}"
             x = self._checked(
-                self.apply_block(index, x, routing, run=self.run_block), part, self.config.width
+                self.apply_block(index, x, routing, (None,), run=self.run_block), part, self.config.width
             )
         if self.head is not None:
             logits = self._checked(self.head(x), "the head", self.config.vocab_size)
@@ -90,7 +99,9 @@ class OwnStage(Stage):
         # Messages are sent contiguous; replay computes with the same layout.
         return x.contiguous()
 
-    def apply_block(self, index: str, x: Tensor, routing: Routing | None, *, run: RunBlock) -> Tensor:
+    def apply_block(
+        self, index: str, x: Tensor, routing: Routing | None, place: Place, *, run: RunBlock
+    ) -> Tensor:
         out: Tensor = run(self.blocks[index], x)
         return out
 

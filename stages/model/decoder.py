@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.config import ModelConfig
+from stages.data.documents import Documents
 from stages.model.families.catalogue import FAMILIES
 from stages.model.head_loss import capped, head_loss
 from stages.model.layers import MLP, Block, Embedding, RMSNorm
@@ -30,7 +31,11 @@ RunBlock = Callable[..., Any]
 """Runs a block, its first argument, on what the block's `forward` takes, and returns what that returns."""
 
 
-def run_as_it_stands(block: nn.Module, *given: Tensor) -> Any:
+Place = tuple[Tensor | None, *tuple[Documents, ...]]
+"""The rotary table of a micro-batch, and its documents, where it is masked by them."""
+
+
+def run_as_it_stands(block: nn.Module, *given: Any) -> Any:
     """Call the block."""
     return block(*given)
 
@@ -105,7 +110,14 @@ class Stage(nn.Module):
         if self.config.tied and self.head is not None and self.embedding is not None:
             self.head.weight = self.embedding.weight
 
-    def forward(self, x: Tensor, routing: Routing | None = None, *, targets: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        routing: Routing | None = None,
+        *,
+        targets: Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> Tensor:
         """Run the stage.
 
         Args:
@@ -114,11 +126,13 @@ class Stage(nn.Module):
                 reported.
             targets: token ids `(batch, context)`, of which the last stage returns the mean loss, in nats per
                 token; None: it returns the logits.
+            documents: of the micro-batch, within which attention stays; None: within the sequences.
         """
         if self.embedding is not None:
             x = self.embedding(x)
+        place = self.place(documents)
         for index in self.blocks:
-            x = self.apply_block(index, x, routing, run=self.run_block)
+            x = self.apply_block(index, x, routing, place, run=self.run_block)
         if self.head is not None and self.norm is not None:
             x = self.norm(x)
             cap = self.config.logit_softcap
@@ -127,23 +141,35 @@ class Stage(nn.Module):
             return head_loss(self.head, x, targets, softcap=cap, z_loss=self.config.z_loss)
         return x
 
-    def apply_block(self, index: str, x: Tensor, routing: Routing | None, *, run: RunBlock) -> Tensor:
+    def place(self, documents: Documents | None) -> Place:
+        """What all blocks take of a micro-batch besides its activations."""
+        if documents is None or self.rotation is None:
+            return (self.rotation,)
+        rotation = self.rotation.index_select(1, documents.positions.flatten())
+        batch, context = documents.positions.shape
+        return rotation.view(2, batch, 1, context, -1), documents
+
+    def apply_block(
+        self, index: str, x: Tensor, routing: Routing | None, place: Place, *, run: RunBlock
+    ) -> Tensor:
         """The output of one block.
 
         Args:
             index: the block's number in the model.
             x: its input, `(batch, context, width)`.
             routing: as for `forward`.
+            place: see `place`.
             run: runs the block.
         """
         block = self.blocks[index]
+        rotation, *documents = place
         if not isinstance(block, ExpertBlock):
-            dense: Tensor = run(block, x, self.rotation)
+            dense: Tensor = run(block, x, rotation, *documents)
             return dense
         number = int(index)
         bias = x.new_zeros(self.config.experts).float() if routing is None else routing.biases[number]
         out: Tensor
-        out, load = run(block, x, self.rotation, bias)
+        out, load = run(block, x, rotation, bias, *documents)
         if routing is not None:
             routing.loads[number] = load
         return out

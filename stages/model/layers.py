@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.config import ModelConfig
+from stages.data.documents import Documents
+from stages.model.document_attention import document_attention
 from stages.model.parametrization import attention_scale, residual_multiplier
 from stages.model.selective import cheap
 from stages.model.spec import head_dim
@@ -76,36 +78,42 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(self.head_dim, config.norm_eps) if normalized else None
         self.key_norm = RMSNorm(self.head_dim, config.norm_eps) if normalized else None
 
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        """Attend within each sequence.
+    def forward(self, x: Tensor, rotation: Tensor, documents: Documents | None = None) -> Tensor:
+        """Attend within each sequence, or within each document.
 
         Args:
             x: `(batch, context, width)`.
-            rotation: `(2, context, head_dim)`, the cosines and sines of `rotary_table`.
+            rotation: `(2, context, head_dim)`, the cosines and sines of `rotary_table`; with documents
+                `(2, batch, 1, context, head_dim)`.
+            documents: of the sequences; None: each is attended to as a whole.
         """
         batch, context, _ = x.shape
 
         def heads(projected: Tensor) -> Tensor:
             return projected.view(batch, context, -1, self.head_dim)
 
-        def rotated(projected: Tensor, norm: RMSNorm | None) -> Tensor:
+        def rotated(projected: Tensor, rotation: Tensor, *, norm: RMSNorm | None) -> Tensor:
             by_head = heads(projected)
             return rotate((by_head if norm is None else norm(by_head)).transpose(1, 2), rotation)
 
-        query = cheap(partial(rotated, norm=self.query_norm), self.query(x))
-        key = cheap(partial(rotated, norm=self.key_norm), self.key(x))
+        query = cheap(partial(rotated, norm=self.query_norm), self.query(x), rotation)
+        key = cheap(partial(rotated, norm=self.key_norm), self.key(x), rotation)
         value = heads(self.value(x)).transpose(1, 2)
-        queries_per_key = query.shape[1] // key.shape[1]
-        if queries_per_key > 1 and not takes_groups(query):
-            key, value = (kept.repeat_interleave(queries_per_key, dim=1) for kept in (key, value))
-        mixed = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            scale=self.scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        if documents is not None:
+            scale = self.head_dim**-0.5 if self.scale is None else self.scale
+            mixed, _ = document_attention(query, key, value, documents.ends, documents.bounds, scale)
+        else:
+            queries_per_key = query.shape[1] // key.shape[1]
+            if queries_per_key > 1 and not takes_groups(query):
+                key, value = (kept.repeat_interleave(queries_per_key, dim=1) for kept in (key, value))
+            mixed = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                is_causal=True,
+                scale=self.scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
         out: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, context, -1))
         return out
 
@@ -138,9 +146,9 @@ class Block(nn.Module):
         self.mlp = mlp
         self.multiplier = residual_multiplier(config)
 
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, documents: Documents | None = None) -> Tensor:
         if self.attention is not None and self.attention_norm is not None:
-            x = self._added(x, self.attention(cheap(self.attention_norm, x), rotation))
+            x = self._added(x, self.attention(cheap(self.attention_norm, x), rotation, documents))
         if self.mlp is not None and self.mlp_norm is not None:
             x = self._added(x, self.mlp(cheap(self.mlp_norm, x)))
         return x
@@ -162,7 +170,7 @@ def takes_groups(query: Tensor) -> bool:
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Turn heads `(..., context, head_dim)` by their positions' angles, in the table's type: in bfloat16 the
     angles of late positions would be wrong."""
-    cosine, sine = rotation[0, : x.shape[-2]], rotation[1, : x.shape[-2]]
+    cosine, sine = rotation[0, ..., : x.shape[-2], :], rotation[1, ..., : x.shape[-2], :]
     wide = x.to(rotation.dtype)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cosine + torch.cat((-second, first), dim=-1) * sine).to(x.dtype)

@@ -127,7 +127,7 @@ def cheap(function: Callable[..., Tensor], *given: Tensor) -> Tensor:
     return function(*given) if _current is None else _current.run(function, given)
 
 
-def run_selectively(block: nn.Module, *given: Tensor) -> Any:
+def run_selectively(block: nn.Module, *given: Any) -> Any:
     """Run a block whose cheap parts are computed again in backward."""
     global _current
     if not torch.is_grad_enabled():

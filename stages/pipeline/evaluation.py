@@ -118,7 +118,8 @@ def evaluate(
         module = stages[action.stage].weights.replicas[0].module
         routing = stages[action.stage].weights.newest().routing()
         message = sent(action, program.num_stages)
-        asked = {"targets": targets} if message is None else {}
+        documents = batches.validation_documents(index, count=batches.evaluated[name], name=name)
+        asked = {"targets": targets if message is None else None, "documents": documents}
         output = functional_call(module, weights[action.stage], (given, routing), asked)
         if message is None:
             losses[action.microbatch] = output.double()

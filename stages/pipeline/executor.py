@@ -201,9 +201,10 @@ class RankExecutor:
         deferred = DeferredGradients() if (stage, microbatch) in self._split else None
         message = sent(action, self._program.num_stages)
         targets = self._batches.targets(microbatch) if message is None else None
+        documents = self._batches.documents(microbatch)
         routing = replica.routing()
         with deferring(deferred):
-            output = replica.module(stage_input, routing, targets=targets)
+            output = replica.module(stage_input, routing, targets=targets, documents=documents)
         if message is None:
             self._losses.append(output.detach())
             output = output / self._loss_share

@@ -9,6 +9,7 @@ import torch
 
 from schedules import Op
 from stages.config import RunConfig
+from stages.data.batches import whole_sequences
 from stages.memory.measure import leaving_no_trace
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import Rank, activation_shape, dtypes, representative_programs
@@ -45,10 +46,12 @@ def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.
     shape = activation_shape(config)
     tokens = torch.zeros(shape[:2], dtype=torch.long, device=device)
     activation = torch.zeros(shape, dtype=dtypes(config).replica, device=device).requires_grad_()
+    documents = whole_sequences(*shape[:2], device=device) if config.data.document_mask else None
     deferred = DeferredGradients() if split else None
     with leaving_no_trace(module, device), torch.enable_grad(), deferring(deferred):
         given = tokens if module.embedding is not None else activation
-        output = module(given, targets=tokens if module.head is not None else None)
+        targets = tokens if module.head is not None else None
+        output = module(given, targets=targets, documents=documents)
         output.sum().backward()
     if deferred is not None:
         deferred.compute()

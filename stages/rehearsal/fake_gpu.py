@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 
+from stages.model import document_attention
 from stages.rehearsal.watch import CPU, Watch, told
 
 GPU = torch.device("cuda", 0)
@@ -75,6 +77,7 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
         (FakeTensor, "pin_memory", lambda tensor, device=None: watch.pinned_copy(tensor)),
         (F, "scaled_dot_product_attention", _attention_of(watch, F.scaled_dot_product_attention)),
         (F, "rms_norm", _norm_of(F.rms_norm)),
+        (document_attention, "read_bounds", partial(_whole_sequences, watch)),
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),
         (torch.cuda, "current_stream", _Stream),
@@ -83,6 +86,12 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "get_rng_state", lambda device=None: None),
         (torch.cuda, "set_rng_state", lambda state, device=None: None),
     ]
+
+
+def _whole_sequences(watch: Watch, _: Tensor, query: Tensor) -> list[int]:
+    watch.note("attention within documents: counted as if each sequence were one document")
+    batch, context = query.shape[0], query.shape[2]
+    return [number * context for number in range(batch + 1)]
 
 
 class _Stream:

@@ -288,7 +288,12 @@ def _corpus(config: RunConfig, folder: Path) -> Corpus:
     np.zeros(tokens, dtype=np.uint16).tofile(file)
     shard = Shard(file=file, dtype="uint16", tokens=tokens)
     return Corpus(
-        train=(shard,), validation=(shard,), bytes_per_token=None, unigram_bits_per_byte=None, sha256=""
+        train=(shard,),
+        validation=(shard,),
+        bytes_per_token=None,
+        unigram_bits_per_byte=None,
+        sha256="",
+        end_of_document=0,
     )
 
 

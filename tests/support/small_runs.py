@@ -86,6 +86,11 @@ def small_config(
     )
 
 
+def with_documents(config: RunConfig, *, end: str = " ") -> RunConfig:
+    """The same run with attention within documents, which end with a byte; here each word is one."""
+    return replace(config, data=replace(config.data, document_mask=True, end_of_document=ord(end)))
+
+
 def with_experts(config: RunConfig, **changed: Any) -> RunConfig:
     """The same run with a mixture of experts: 6 experts, of which a token meets 2."""
     settings = {"experts": 6, "active_experts": 2, "expert_width": 12} | changed

@@ -136,6 +136,7 @@ def plan(
     from asyncpp_cli.planner.ranking import ranked
     from asyncpp_cli.planner.roofline import Roofline
     from asyncpp_cli.runs.experiment_folder import run_is_named
+    from stages.data.documents import computed_share
 
     for name in schedule or ():
         if name not in schedules.NAMES:
@@ -195,6 +196,9 @@ def plan(
     )
     if base.note:
         say(base.note)
+    if base.config.data.document_mask:
+        share = computed_share(base.config.data)
+        say(f"Attention within documents is {share:.0%} of causal attention in this data; times count that.")
     if as_json:
         json.dump(
             [

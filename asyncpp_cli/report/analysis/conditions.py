@@ -24,6 +24,7 @@ GEOMETRY_KEYS = {
 MACHINE_FIELDS = (
     *("asyncpp", "commit", "torch", "python", "host", "device", "threads"),
     *("parameters", "active_parameters", "tokens_per_step", "replayed", "corpus_sha256"),
+    "attention_share",
 )
 """Fields of a `start` row for machine, versions and data."""
 
@@ -78,6 +79,9 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     lines = [geometry, machine]
     if known["corpus_sha256"]:
         lines.append(f"Data: SHA-256 {values('corpus_sha256')}")
+    if shares := [share for share in known["attention_share"] if isinstance(share, float)]:
+        masked = " or ".join(f"{1 - share:.0%}" for share in shares[:_MOST_VALUES])
+        lines.append(f"Attention within documents: {masked} of causal attention is masked")
     lines += _evaluation_lines(cells)
     if True in known["replayed"]:
         lines.append(

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stages.config import ModelConfig
+from stages.data.documents import Documents
 from stages.model.layers import MLP, Attention, RMSNorm
 from stages.model.moe.grouped import add_stack_gradient, group, stack_gradient, times_stack
 from stages.model.moe.routing import load_of, route
@@ -194,9 +195,11 @@ class ExpertBlock(nn.Module):
         self.experts = Experts(config.width, mixture)
         self.shared = MLP(config.width, mixture.shared_width) if mixture.shared_width else None
 
-    def forward(self, x: Tensor, rotation: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, rotation: Tensor, bias: Tensor, documents: Documents | None = None
+    ) -> tuple[Tensor, Tensor]:
         if self.attention is not None and self.attention_norm is not None:
-            x = x + self.attention(cheap(self.attention_norm, x), rotation)
+            x = x + self.attention(cheap(self.attention_norm, x), rotation, documents)
         given = cheap(self.mlp_norm, x)
         out, load = self.experts(given, bias)
         if self.shared is not None:

@@ -2,7 +2,7 @@
 
 A block of experts is a function of activations, weights and the balance bias:
 
-    block(x, rotation, bias) -> (output, load)
+    block(x, rotation, bias, documents) -> (output, load)
 
 `bias`, float32 `(E,)`, is added to the scores for the selection alone and has no gradient. `load`, int64
 `(E,)`, counts the block's tokens by chosen expert. The bias belongs to a weight version, like a weight, but

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_runs import Rows, small_config, with_experts
+from support.small_runs import Rows, small_config, with_documents, with_experts
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizers import CORRECTIONS
@@ -122,6 +122,19 @@ def test_a_run_holds_the_versions_of_its_programs(
     held = sum(sum(memory[kind]) for kind in expected)
     assert sum(memory["total"]) == held + sum(memory["messages"])
     assert memory["device_peak"] == memory["device_reserved"] == memory["device_retries"] == []
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_documents_keep_a_rotary_table_for_each_micro_batch(
+    precision: str, recompute: str, text: Path
+) -> None:
+    """Also where a stage has a half of a block, or the head alone."""
+    config = config_of("zero-bubble", text, precision=precision, recompute=recompute, cut=[3.5, 0.5, 0])
+    config = with_documents(config)
+    memory = measured(config)
+    expected = by_kind(config, buffers_of(config, memory))
+    assert {kind: memory[kind] for kind in expected} == expected
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from support.built_ranks import ranks_of
-from support.small_runs import Rows, small_config, with_experts
+from support.small_runs import Rows, small_config, with_documents, with_experts
 from support.torch_versions import FAILS_COMPILED_IN_FLOAT64, compiles_float64
+from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 from schedules import FAMILY
@@ -72,6 +73,25 @@ def test_every_schedule_trains_compiled_as_it_does_plain(
     assert compiled.train_losses == pytest.approx(plain.train_losses, rel=1e-12)
     for name, weight in plain.weights.items():
         torch.testing.assert_close(compiled.weights[name], weight, rtol=1e-9, atol=1e-9)
+
+
+@compiles_float64
+@pytest.mark.parametrize("schedule", ["2bw", "zero-bubble"])
+@pytest.mark.slow
+def test_documents_of_any_number_need_one_compilation(
+    schedule: str, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run_of(schedule, text, compile=True)
+    config.train.recompute = "selective"
+    config = with_documents(config)
+    plain = replay(replace(config, train=replace(config.train, compile=False)), recorder=Rows())
+    torch.compiler.reset()
+    counters.clear()
+    compiled = replay(config, recorder=Rows())
+    assert compiled.train_losses == pytest.approx(plain.train_losses, rel=1e-12)
+    for name, weight in plain.weights.items():
+        torch.testing.assert_close(compiled.weights[name], weight, rtol=1e-9, atol=1e-9)
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("experts", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.command_line import succeeded
-from support.small_runs import small_config, with_experts
+from support.small_runs import small_config, with_documents, with_experts
 from torch import Tensor
 
 from asyncpp_cli.planner.base_config import base_of
@@ -23,6 +24,7 @@ from stages.config import RunConfig
 from stages.model import layers
 from stages.model.partition import cut_of, owned_members, stage_parameters
 from stages.rehearsal.rank import Rehearsal, rehearse_rank
+from stages.rehearsal.watch import Watch
 from stages.update.optimizer_step import StageUpdate
 
 
@@ -51,10 +53,14 @@ def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
         ("2bw-v", {"split": True}),
         ("paci-v", {"clip": "stage", "data": 2}),
         ("zero-bubble", {}),
+        ("2bw", {"documents": True}),
+        ("zero-bubble", {"documents": True, "precision": "float32", "recompute": "selective"}),
     ],
 )
 def test_nothing_is_found_in_any_rank(schedule: str, settings: dict[str, Any]) -> None:
-    config = _small(schedule, **settings)
+    config = _small(schedule, **{key: value for key, value in settings.items() if key != "documents"})
+    if settings.get("documents"):
+        config = with_documents(config)
     for rank in range(2):
         found = _rehearsed(config, rank=rank)
         assert not found.faults
@@ -65,6 +71,31 @@ def test_nothing_is_found_in_any_rank(schedule: str, settings: dict[str, Any]) -
         assert found.flops["F"] > 0
         assert found.flops["evaluation"] > 0
         assert any(finding.phase == "checkpoint" for finding in found.findings)
+
+
+def test_attention_within_documents_runs_the_kernel_for_various_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With documents as long as sequences it multiplies as much as the kernel that it takes the place of."""
+    plain, masked = _small(), with_documents(_small())
+    called: Counter[str] = Counter()
+    dispatched = Watch.__torch_dispatch__
+
+    def counting(self: Watch, func: Any, *args: Any) -> Any:
+        called[str(func)] += 1
+        return dispatched(self, func, *args)
+
+    monkeypatch.setattr(Watch, "__torch_dispatch__", counting)
+    found = _rehearsed(masked, rank=1)
+    forwards, backwards = (
+        called[f"aten._flash_attention_{name}.default"] for name in ("forward", "backward")
+    )
+    assert forwards > backwards > 0
+    assert found.flops == _rehearsed(plain, rank=1).flops
+    assert not found.hot_waits
+    with_padding = copy.deepcopy(masked)
+    with_padding.model.head_dim = 6  # the kernel takes multiples of 8
+    assert not _rehearsed(with_padding).faults
 
 
 def test_a_cpu_tensor_in_the_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

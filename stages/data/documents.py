@@ -1,0 +1,87 @@
+"""Where documents begin and end within a micro-batch's sequences. Imports no torch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from stages.config import DataConfig
+from stages.data.dataset import Corpus, find_corpus
+from stages.data.shards import Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_WINDOWS = 1024
+MOST_TOKENS = 1 << 22
+"""Of windows that the share of attention is estimated from; of at least one window."""
+
+
+class Documents(NamedTuple):
+    """The documents of a micro-batch `(batch, context)`, whose sequences are counted one after the other.
+
+    Sizes do not depend on the number of documents: memory is allocated and blocks are compiled once.
+    """
+
+    positions: Tensor
+    """Of each token in its document, int32 `(batch, context)`."""
+    ends: Tensor
+    """Number of tokens before each document, and before its end, int32 `(batch * context + 1,)`; what follows
+    the last end is as large."""
+    bounds: Tensor
+    """The same in host memory, int64, and behind it the number of documents."""
+
+
+def documents_in(tokens: np.ndarray, *, end_of_document: int) -> tuple[np.ndarray, np.ndarray]:
+    """`Documents.positions` and `Documents.bounds` of token ids `(batch, context)`.
+
+    A document ends behind its end-of-document token, and at the end of a sequence.
+    """
+    batch, context = tokens.shape
+    begins = np.ones(tokens.shape, dtype=bool)
+    begins[:, 1:] = tokens[:, :-1] == end_of_document
+    places = np.arange(context)
+    positions = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    starts = np.flatnonzero(begins)
+    bounds = np.full(batch * context + 2, batch * context, dtype=np.int64)
+    bounds[: len(starts)] = starts
+    bounds[-1] = len(starts)
+    return positions.astype(np.int32), bounds
+
+
+def attention_share(corpus: Corpus, *, context: int) -> float | None:
+    """Share of the causal attention within sequences of `context` training tokens that is within documents,
+    0..1; None if no token is known to end a document.
+
+    The mean over up to 1,024 windows, spread evenly over the tokens.
+    """
+    if corpus.end_of_document is None:
+        return None
+    tokens = Tokens(corpus.train)
+    count = max(1, min(MOST_WINDOWS, MOST_TOKENS // context))
+    attended = 0
+    for start in np.linspace(0, len(tokens) - context, count, dtype=np.int64):
+        window = tokens.rows(np.array([start]), length=context)
+        positions, _ = documents_in(window, end_of_document=corpus.end_of_document)
+        attended += int(positions.sum()) + context
+    return attended / (count * context * (context + 1) / 2)
+
+
+def computed_share(config: DataConfig) -> float:
+    """Share of causal attention that a run computes, 0..1: 1 unless documents mask it.
+
+    Raises:
+        DataError: the data cannot be read.
+    """
+    if not config.document_mask:
+        return 1.0
+    return _share(config.path, config.end_of_document, config.validation_share, config.context)
+
+
+@lru_cache
+def _share(path: str | None, end_of_document: int | None, validation_share: float, context: int) -> float:
+    config = DataConfig(path=path, end_of_document=end_of_document, validation_share=validation_share)
+    share = attention_share(find_corpus(config), context=context)
+    return 1.0 if share is None else share

@@ -1,0 +1,139 @@
+"""Runs whose attention stays within documents, against training on each document alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.first_gradient import first_gradient
+from support.single_process import batches, whole_model
+from support.small_runs import Rows, in_processes, small_config, with_documents, with_experts
+from support.training_cases import measured, of_writers, within_blocks
+from torch import Tensor
+
+from schedules import FAMILY
+from stages.comm.process import Process
+from stages.config import RunConfig
+from stages.data.dataset import prepare
+from stages.data.shards import Tokens
+from stages.trainer import replay, train
+
+END = ord(" ")
+
+
+def config_of(schedule: str, text: Path, *, family: str = "llama", **changed: Any) -> RunConfig:
+    facts = FAMILY[schedule]
+    microbatches = 4 if schedule == "dualpipe-v" else 2
+    settings: dict[str, Any] = {
+        "stages": 2,
+        "microbatches": microbatches,
+        "update_interval": microbatches if "update_interval" in facts.options else None,
+        "chunks": 2 if "chunks" in facts.options else 1,
+        "clip": "global" if facts.updates_together else "stage",
+        "split": "split" in facts.options,
+        "layers": 4,
+        "precision": "float64",
+    }
+    config = with_documents(small_config(schedule, text=text, **settings | changed))
+    if family == "experts":
+        return with_experts(config, shared_experts=1, dense_layers=1)
+    config.model.family = family
+    return config
+
+
+def alone(config: RunConfig, windows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and gradient of the mean over the targets in `windows` `(sequences, context + 1)`, with every
+    document of a sequence trained on alone, from position 0."""
+    module = whole_model(config, dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    documents = 0
+    for window in windows:
+        start = 0
+        for end in range(1, len(window)):
+            if window[end - 1] == END or end == len(window) - 1:
+                document = window[None, start : end + 1]
+                logits = module(document[:, :-1])
+                total = total + F.cross_entropy(logits[0], document[0, 1:], reduction="sum")
+                start, documents = end, documents + 1
+    assert documents > 2 * len(windows)
+    loss = total / windows[:, 1:].numel()
+    named = dict(module.named_parameters())
+    return loss.detach(), dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def windows_of(config: RunConfig, microbatches: range) -> Tensor:
+    data = batches(config)
+    pairs = [(data.tokens(number), data.targets(number)) for number in microbatches]
+    return torch.cat([torch.cat((tokens, targets[:, -1:]), dim=1) for tokens, targets in pairs])
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    *((schedule, "llama", {}) for schedule in FAMILY),
+    ("1f1b", "llama", {"recompute": "full"}),
+    ("zero-bubble", "qwen3", {"recompute": "selective"}),
+    ("zero-bubble", "experts", {"recompute": "full"}),
+    ("2bw", "experts", {"recompute": "selective"}),
+    ("2bw", "llama", {"stages": 3, "cut": within_blocks(layers=4, stages=3)}),
+    ("zero-bubble", "experts", {"stages": 3, "cut": within_blocks(layers=4, stages=3)}),
+    ("1f1b", "llama", {"stages": 3, "cut": [2, 2, 0]}),
+]
+
+
+@pytest.mark.parametrize(("schedule", "family", "changed"), CASES)
+def test_the_gradient_is_that_of_each_document_alone(
+    schedule: str, family: str, changed: dict[str, Any], text: Path
+) -> None:
+    """Of the first step, at the initial weights, under whatever delay."""
+    config = config_of(schedule, text, family=family, **changed)
+    _, expected = alone(config, windows_of(config, range(config.schedule.microbatches)))
+    gradient = first_gradient(config)
+    assert gradient.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert wanted.abs().max() > 1e-6, name
+        torch.testing.assert_close(gradient[name], wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+def test_losses_in_training_and_validation_are_those_of_each_document_alone(
+    schedule: str, text: Path
+) -> None:
+    config = config_of(schedule, text, steps=1, lr=1e-12)
+    result = replay(config, recorder=Rows())
+    loss, _ = alone(config, windows_of(config, range(config.schedule.microbatches)))
+    assert result.train_losses == pytest.approx([float(loss)], rel=1e-10)
+    split = Tokens(prepare(config.data).validation)
+    sequences = config.train.eval_microbatches * config.train.microbatch_size
+    starts = np.linspace(0, len(split) - config.data.context - 1, sequences, dtype=np.int64)
+    held_out = torch.from_numpy(split.rows(starts, length=config.data.context + 1))
+    # The step has moved the weights by its learning rate of 1e-12.
+    assert result.val_losses == pytest.approx([float(alone(config, held_out)[0])], rel=1e-10)
+
+
+def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
+    rows = Rows()
+    train(config, process=process, recorder=rows)
+    return measured(rows)
+
+
+@pytest.mark.slow
+def test_a_distributed_run_is_its_replay_bit_for_bit(text: Path) -> None:
+    """Three processes, of which the one in the middle computes neither tokens nor losses."""
+    common = {"stages": 3, "microbatches": 6, "layers": 6, "precision": "float32"}
+    configs = [
+        config_of(name, text, **common | {"split": name == "2bw-v"})
+        for name in ("1f1b", "2bw", "zero-bubble", "pipedream", "paci", "zb-v", "2bw-v")
+    ]
+    configs += [
+        config_of("2bw", text, family="experts", **common, recompute="selective"),
+        config_of("1f1b", text, **common | {"precision": "bfloat16"}, recompute="full"),
+    ]
+    by_rank = in_processes(train_here, configs, size=3)
+    for config, distributed in zip(configs, of_writers(by_rank, configs), strict=True):
+        rows = Rows()
+        replay(config, recorder=rows)
+        assert distributed == measured(rows), config
+        assert rows.rows[-1]["weights_sha256"]
