@@ -42,6 +42,23 @@ from stages.validation import ConfigError, check
         ({"model.kv_heads": 3}, "model.kv_heads", "must divide model.heads = 4"),
         ({"model.vocab_size": 100}, "model.vocab_size", "needs 256"),
         ({"data.path": "/nowhere/at/all"}, "data.path", "does not exist"),
+        ({"data.document_mask": True}, "data.document_mask", "text.txt does not record which token ends a docu"),
+        (
+            {"data.end_of_document": 10},
+            "data.end_of_document",
+            "goes with data.document_mask: true; accepted without it: null",
+        ),
+        (
+            {"data.document_mask": True, "data.end_of_document": 256},
+            "data.end_of_document",
+            "is 256, must be below model.vocab_size = 256",
+        ),
+        ({"data.document_mask": True, "data.end_of_document": -1}, "data.end_of_document", "at least 0"),
+        (
+            {"data.document_mask": True, "model.factory": "support.two_weights:make"},
+            "data.document_mask",
+            "the blocks of model.factory take no mask; accepted with it: false",
+        ),
         ({"optimizer.lr": float("nan")}, "optimizer.lr", "must be above 0"),
         ({"optimizer.warmup": 1.5}, "optimizer.warmup", "must be at most 1"),
     ],
