@@ -42,7 +42,11 @@ from stages.validation import ConfigError, check
         ({"model.kv_heads": 3}, "model.kv_heads", "must divide model.heads = 4"),
         ({"model.vocab_size": 100}, "model.vocab_size", "needs 256"),
         ({"data.path": "/nowhere/at/all"}, "data.path", "does not exist"),
-        ({"data.document_mask": True}, "data.document_mask", "text.txt does not record which token ends a docu"),
+        (
+            {"data.document_mask": True},
+            "data.document_mask",
+            "text.txt does not record which token ends a docu",
+        ),
         (
             {"data.end_of_document": 10},
             "data.end_of_document",
