@@ -7,6 +7,7 @@ from pathlib import Path
 
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import paths_of
+from optimizers import CORRECTIONS
 from schedules import analyze
 from stages.data.dataset import find_corpus, is_prepared
 from stages.data.prepared import few_documents, read_prepared
@@ -20,20 +21,18 @@ def notes(cells: Sequence[ResolvedCell]) -> list[str]:
 
 
 def _ineffective_corrections(cells: Sequence[ResolvedCell]) -> list[str]:
-    """PipeDream-LR divides by a power of the delay: by 1 where the delay is 1."""
-    same = []
+    idle: dict[str, list[str]] = {}
     for resolved in cells:
         config = resolved.config
-        if config.correction.name == "lr-discount":
+        correction = CORRECTIONS.get(config.correction.name)
+        if correction is not None and correction.idle_at_delay_one:
             program = segment_program(config, first_step=0, steps=4)
             if max(analyze(program).delay_max) <= 1:
-                same.append(resolved.cell.id)
-    if not same:
-        return []
-    more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+                idle.setdefault(correction.name, []).append(resolved.cell.id)
     return [
-        f"{same[0]}{more}: correction lr-discount divides the learning rate by a power of the delay, which "
-        "is 1 at every stage here, so it changes nothing"
+        f"{same[0]}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: correction {name} "
+        f"{CORRECTIONS[name].idle_at_delay_one}, which is 1 at every stage here, so it changes nothing"
+        for name, same in idle.items()
     ]
 
 

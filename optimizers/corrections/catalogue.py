@@ -35,6 +35,8 @@ class CorrectionMethod:
     """Whether it changes the updates of a stage, from the settings and the stage's mismatch."""
     evaluates_its_state: bool = False
     """Whether the weights to evaluate depend on the state that it keeps."""
+    idle_at_delay_one: str = ""
+    """What it does, if that changes nothing where the delay is 1 at every stage."""
 
     def values_kept(self, options: Mapping[str, Value], *, mismatch: int) -> int:
         """Values kept for each parameter of a stage.
@@ -109,6 +111,7 @@ _CORRECTIONS = (
         values_per_parameter=0,
         options={"anneal": Option(default=1000, low=0, meaning="updates over which the discount fades out")},
         factory="optimizers.corrections.lr_discount:of_stage",
+        idle_at_delay_one="divides the learning rate by a power of the delay",
     ),
     CorrectionMethod(
         name="discrepancy",
