@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command_line import asyncpp, succeeded
+from support.command_line import asyncpp, refusal, succeeded
 from support.texts import some_documents, write_lines, write_tokenizer
 
+from asyncpp_cli.planner.cells import estimate_key
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.roofline import ATTENTION_SHARE, Roofline
 from asyncpp_cli.runs.experiment_folder import open_experiment
+from stages.config import DataConfig, ModelConfig, RunConfig
+from stages.data.documents import computed_share
 
 TEMPLATE = """
 matrix: {schedule: 2bw, optimizer: adamw}
@@ -154,3 +160,38 @@ def test_inspect_decodes_other_projects_tokens_if_told_how(folder: Path, tmp_pat
     assert "another project's format" in plain.output
     decoded = asyncpp("data", "inspect", tmp_path / "nano", "--samples", "9", "--tokenizer", "tokenizer.json")
     assert "quick" in decoded.output
+
+
+@pytest.mark.slow
+def test_attention_within_documents_needs_the_recorded_token_alone(folder: Path, tmp_path: Path) -> None:
+    template = tmp_path / "masked.yaml"
+    template.write_text(TEMPLATE.replace("context: 16", "context: 16, document_mask: true"))
+    succeeded("sweep", template, "--out", "out")
+    succeeded("launch", "out", "--replay")
+    [metrics] = (tmp_path / "out").rglob("metrics.jsonl")
+    start = json.loads(metrics.read_text().splitlines()[0])
+    data = DataConfig(path=str(folder), context=16, document_mask=True)
+    share = computed_share(data)
+    assert start["attention_share"] == share
+    assert 0.1 < share < 1
+    masked = f"{1 - share:.0%} of causal attention is masked"
+    assert masked in " ".join(succeeded("report", "out").output.split())
+    planned = succeeded("plan", template, "--gpus", "2", "--device", "h100", "--rows", "1")
+    assert f"Attention within documents is {share:.0%} of causal attention" in planned.errors
+    refused = refusal("sweep", template, "data.end_of_document=3", "--out", "other")
+    assert "data.end_of_document" in refused
+    assert "records its own" in refused
+
+
+def test_the_planner_counts_the_attention_that_remains(folder: Path) -> None:
+    roofline = Roofline(find_device("h100", key=""))
+    model = ModelConfig(name="flat", layers=1, width=64, heads=4, kv_heads=4, mlp_width=8, vocab_size=300)
+    config = RunConfig(model=model, data=DataConfig(path=str(folder), context=512))
+    config.train.precision = "bfloat16"
+    plain = roofline.parts(config).blocks[0].forward
+    config.data.document_mask = True
+    masked = roofline.parts(config).blocks[0].forward
+    tokens = config.train.microbatch_size * 512
+    whole = 2 * tokens * 64 * 512 / (roofline.device.tflops["bfloat16"] * 1e12 * ATTENTION_SHARE)
+    assert plain - masked == pytest.approx(whole * (1 - computed_share(config.data)), rel=1e-6)
+    assert estimate_key(config) != estimate_key(replace(config, data=replace(config.data, path="elsewhere")))

@@ -113,6 +113,14 @@ def test_a_machine_that_was_busy_is_named() -> None:
         assert (f"busy during 1 of 2 runs: up to {3 * CROWDED:.1f} processes per core" in lines) == said
 
 
+def test_the_share_of_attention_that_documents_mask_is_said() -> None:
+    plain = run("1f1b", loss=2.0)
+    masked = replace(plain, measurement=replace(plain.measurement, start={"attention_share": 0.38}))
+    said = "Attention within documents: 62% of causal attention is masked"
+    assert said in conditions_lines(aggregate([plain, masked])[0])
+    assert "Attention" not in " ".join(conditions_lines(aggregate([plain])[0]))
+
+
 def uneven(schedule: str, seconds: list[list[float]], hosts: list[list[str]] | None = None) -> RunResult:
     """A run whose data ranks (of each rank of the pipeline) computed so long for a micro-batch."""
     result = run(schedule, loss=2.0)

@@ -113,6 +113,22 @@ def test_losses_in_training_and_validation_are_those_of_each_document_alone(
     assert result.val_losses == pytest.approx([float(alone(config, held_out)[0])], rel=1e-10)
 
 
+def test_positions_begin_at_zero_in_each_document(text: Path) -> None:
+    """Attention depends on differences of rotary positions alone, so no loss shows where they begin."""
+    config = config_of("1f1b", text)
+    documents = batches(config).documents(0)
+    assert documents is not None
+    module = whole_model(config, dtype=torch.float64)
+    assert module.rotation is not None
+    rotation, _ = module.place(documents)
+    tokens = batches(config).tokens(0)
+    for sequence, row in enumerate(tokens.tolist()):
+        position = 0
+        for place, token in enumerate(row):
+            assert torch.equal(rotation[:, sequence, 0, place], module.rotation[:, position])
+            position = 0 if token == END else position + 1
+
+
 def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
     rows = Rows()
     train(config, process=process, recorder=rows)
