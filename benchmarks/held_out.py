@@ -155,21 +155,14 @@ def _losses(run: Run, config: RunConfig, step: int, *, blocks: int, tokens: int)
     import torch
 
     from asyncpp_cli.experiment.run_data import owners_of
-    from stages.checkpoint.export_options import Weights
+    from stages.checkpoint.sample import whole_model
     from stages.checkpoint.saved_weights import newest_weights
     from stages.data.batches import Batches
     from stages.data.dataset import find_corpus
-    from stages.model.custom import make_stage
-    from stages.model.partition import cut_model
 
     saved = newest_weights(run.checkpoints, config, step=step, owners=owners_of(run))
-    [cut] = cut_model(config.model, stages=1, context=config.data.context)
-    module = make_stage(config.model, cut, context=config.data.context)
-    module.prepare(device=torch.device("cpu"), dtype=torch.float32)
-    weights = saved.read([name for name, _ in module.named_parameters()], Weights.MASTER)
+    module, _ = whole_model(saved, config)
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.copy_(weights[name])
         config.train.microbatch_size = _SEQUENCES
         batches = Batches(config, find_corpus(config.data), device=torch.device("cpu"))
         count = tokens // (_SEQUENCES * config.data.context)

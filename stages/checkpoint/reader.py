@@ -39,13 +39,19 @@ class CheckpointReader:
             by_file.setdefault(self._tensors[key].file, []).append(key)
         for file, keys in by_file.items():
             try:
-                with safe_open(self._folder / file, framework="pt") as opened:
+                with self._opened(file) as opened:
                     for key in keys:
                         self._check(file, key, opened.get_slice(key))
                         with torch.no_grad():
                             into[key].copy_(opened.get_tensor(key))
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{file} cannot be read ({' '.join(str(error).split())})") from error
+
+    def _opened(self, file: str) -> Any:
+        try:
+            return safe_open(self._folder / file, framework="pt")
+        except RuntimeError as error:  # torch's, where the file is gone: a newer checkpoint replaced it
+            raise CheckpointError(f"{file} cannot be read ({' '.join(str(error).split())})") from error
 
     def _check(self, file: str, key: str, saved: Any) -> None:
         shape, dtype = _form(self._tensors[key])

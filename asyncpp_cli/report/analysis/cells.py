@@ -14,6 +14,7 @@ from asyncpp_cli.report.load.measure import Evaluation
 from asyncpp_cli.report.load.run import STATES_BY_WEIGHT, RunResult
 from asyncpp_cli.report.load.slowest import Slowest
 from asyncpp_cli.runs.attempts.cost import Cost, total
+from asyncpp_cli.runs.scores import Score
 from schedules import FAMILY, OPTIONS
 
 FEW_SEEDS = 3
@@ -230,6 +231,12 @@ class CellResult:
             return None
         own, base = (losses_by_seed(cell.completed, of_set=of_set) for cell in (self, self.baseline))
         return pairs(own, base) if own and base else None
+
+    def scores(self, task: str) -> list[Score]:
+        """The scores of completed runs in a task, at the newest step that one of them has scores of."""
+        of_task = [score for run in self.completed for score in run.scores if score.task == task]
+        newest = max((score.step for score in of_task), default=0)
+        return [score for score in of_task if score.step == newest]
 
     @property
     def gap(self) -> float | None:

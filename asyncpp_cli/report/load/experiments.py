@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.experiment.settings import items
+from asyncpp_cli.experiment.settings import config_hash, items
 from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
@@ -26,8 +26,11 @@ from asyncpp_cli.runs.experiment_folder import Cell, Experiment, runs_at
 from asyncpp_cli.runs.notes import FILE as NOTES_FILE
 from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.scores import FILE as SCORES_FILE
+from asyncpp_cli.runs.scores import scores_of
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.run_status import SlurmQueue
+from stages.checkpoint.files import Owner
 from stages.records import read_record
 
 _THREADS = 4
@@ -98,6 +101,7 @@ class Loader:
             # Rows are any JSON: a missing or mistyped field shows when it is used.
             reason = f"{run.metrics_file} has a row of another form ({error!r})"
             return replace(plain, config=config, state="damaged", reason=reason)
+        scores, refused = scores_of(run, Owner(run=run.id, config_sha256=config_hash(run_config)))
         loaded = replace(
             plain,
             config=config,
@@ -110,8 +114,9 @@ class Loader:
             bubble_predicted=predicted_bubble(run_config),
             cost=cost_of_run(run, status),
             notes=tuple(notes_of(run)),
+            scores=tuple(scores),
             lineage=lineage,
-            problems=_problems(run, metrics, status),
+            problems=(*_problems(run, metrics, status), *refused),
         )
         mfu = utilisation(
             run_config,
@@ -125,7 +130,8 @@ class Loader:
 def _signature(run: Run) -> object:
     """A value that changes when a file of the run does."""
     files: list[tuple[int, int] | None] = []
-    for file in (run.config_file, run.status_file, run.metrics_file, run.folder / NOTES_FILE):
+    notes_and_scores = (run.folder / NOTES_FILE, run.folder / SCORES_FILE)
+    for file in (run.config_file, run.status_file, run.metrics_file, *notes_and_scores):
         try:
             stat = file.stat()
         except OSError:

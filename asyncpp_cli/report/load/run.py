@@ -12,6 +12,7 @@ from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.runs.attempts.cost import Cost
 from asyncpp_cli.runs.lineage import Lineage
 from asyncpp_cli.runs.notes import Note
+from asyncpp_cli.runs.scores import Score
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,6 +59,8 @@ class RunResult:
     """Of all its attempts so far; None if it has not begun, or did not record its resources."""
     notes: tuple[Note, ...] = ()
     """What people noted (`asyncpp note`), oldest first."""
+    scores: tuple[Score, ...] = ()
+    """Of its checkpoints, by step (`asyncpp evaluate`)."""
     lineage: Lineage | None = None
     """The run that it continues; None for a run from the beginning."""
     problems: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""Scores and samples of a run's checkpoints."""

@@ -1,0 +1,104 @@
+"""Writes a run's weights, with the tokenizer of its data, as safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.console import say
+from asyncpp_cli.data.tokenizers import Bytes, byte_tokenizer_json
+from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.experiment.run_data import config_to_train, owners_of
+from asyncpp_cli.runs.run_folder import Run
+from stages.checkpoint.export_options import ExportFormat, Weights
+from stages.checkpoint.files import CheckpointError
+from stages.config import RunConfig
+from stages.data.dataset import is_prepared
+from stages.data.foreign_formats import find_shards
+from stages.data.prepared import read_prepared
+from stages.data.shards import DataError
+from stages.torch_process import importing_torch
+
+
+def export_run(
+    run: Run,
+    folder: Path,
+    *,
+    format: ExportFormat = ExportFormat.HF,
+    weights: Weights = Weights.MASTER,
+    step: int | None = None,
+) -> tuple[int, int]:
+    """Write weights into an empty folder; returns the checkpoint's step and the number of values.
+
+    Args:
+        run: the run.
+        folder: to write into.
+        format: of the files.
+        weights: those used for evaluation, or those of the pipeline.
+        step: of the checkpoint; None: the newest that is whole.
+
+    Raises:
+        UserError: there is no such checkpoint, or the format does not have the run's model.
+    """
+    try:
+        config = config_to_train(run)
+        if run.saved_step is None:
+            raise UserError(f"{run.folder} has no checkpoint yet: there are no weights to export")
+        with importing_torch():
+            from stages.checkpoint.export import write_weights
+            from stages.checkpoint.saved_weights import newest_weights
+
+        saved = newest_weights(run.checkpoints, config, step=step, owners=owners_of(run))
+        end = _write_tokenizer(config, folder) if format is ExportFormat.HF else None
+        count = write_weights(saved, config, folder, format=format, weights=weights, end_of_document=end)
+    except (DamagedError, CheckpointError) as error:
+        raise UserError(str(error)) from error
+    # safetensors makes files that only their owner can read.
+    for file in folder.iterdir():
+        file.chmod(0o666 & folder.stat().st_mode)
+    return saved.step, count
+
+
+def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
+    """Write the data's tokenizer next to the weights; returns the end-of-document token.
+
+    None if documents have no end, as in plain text, or the data is not available. The tokenizer of another
+    project's token shards is unknown.
+    """
+    path = None if config.data.path is None else Path(config.data.path)
+    try:
+        prepared = read_prepared(path) if path is not None and is_prepared(path) else None
+        foreign = prepared is None and path is not None and bool(find_shards(path))
+        if path is not None and not path.exists():
+            raise DataError(f"{path} does not exist")
+        if prepared is not None and prepared.tokenizer_file is not None:
+            content = prepared.tokenizer_file.read_text(encoding="utf-8")
+        else:
+            content = byte_tokenizer_json()
+    except (DataError, OSError, ValueError) as error:
+        say(f"The tokenizer is left out: {error}")
+        return None
+    if foreign:
+        say(f"The tokenizer is left out: {path} does not say which one made its tokens")
+        return None
+    end = Bytes.end_of_document if prepared is None else prepared.end_of_document
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.data.context,
+        # lm-eval pads with it, and starts every text with it.
+        "eos_token": _token(json.loads(content), end),
+    }
+    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
+    return None if prepared is None else end
+
+
+def _token(tokenizer: Mapping[str, Any], number: int) -> str | None:
+    """The text of a token in the content of a tokenizer.json."""
+    added = {entry["id"]: entry["content"] for entry in tokenizer.get("added_tokens") or []}
+    vocabulary = tokenizer["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: pairs of token and score
+        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+    return added.get(number) or next((token for token, index in vocabulary.items() if index == number), None)
