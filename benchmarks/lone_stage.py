@@ -34,7 +34,7 @@ class MadeUpNeighbours:
         generator = torch.Generator().manual_seed(0)
         self._content = torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
         self._posted = [torch.empty_like(self._content) for _ in range(neighbours * POSTED_AHEAD)]
-        self.most_messages = len(self._posted)
+        self.most_message_bytes = sum(buffer.nbytes for buffer in self._posted)
 
     def connect(self) -> None:
         pass

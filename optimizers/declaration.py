@@ -65,6 +65,8 @@ class Rule:
     """What the momentum is scaled by, for diagnostics; None: not by such a diagonal."""
     auxiliary: bool = False
     """Whether the option `auxiliary_lr_ratio` applies to its learning rate."""
+    elementwise: bool = False
+    """Whether each number of a matrix is updated as if it were alone, so that some of its rows can be."""
     adam_moments: bool = False
     """Whether the state has AdamW's moments, and the step is AdamW's, for weight prediction."""
     growth: float | Callable[[Settings], float | None] | None = None

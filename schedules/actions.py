@@ -6,8 +6,11 @@ version that an action reads, and by the optimizer step, which writes one:
     0F5@3     stage 0, forward of micro-batch 5, with weights that have seen 3 updates
     0B5@3     its backward (I and W: the input half and the weight half of a split backward)
     0U4       stage 0 applies the gradient gathered since its last update; the result is version 4
+    4S5@3     shard 4 of the head: logits of micro-batch 5, and the gradient of its hidden states
+    4T5@3     the gradient of that shard's weights
 
-Micro-batches are numbered through the whole run. Sends and receives are not listed: they follow from F and B.
+Micro-batches are numbered through the whole run. Sends and receives are not listed: they follow from the
+others.
 """
 
 from __future__ import annotations
@@ -27,8 +30,15 @@ class Op(StrEnum):
     BACKWARD = "B"
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
+    HEAD = "S"
+    HEAD_WEIGHT = "T"
+    LOSS = "L"
+    """Takes what shards of the head give, without a backward; in evaluations alone."""
     UPDATE = "U"
 
+
+FORWARDS = (Op.FORWARD, Op.HEAD)
+"""Ops that begin a micro-batch at a stage; like updates, they add to no gradient."""
 
 NO_MICROBATCH = -1
 """The `microbatch` of an update, which belongs to no single micro-batch."""
@@ -53,7 +63,7 @@ class Action(NamedTuple):
 
 
 _PRINTED = re.compile(
-    r"(?P<stage>\d{1,9})(?:U(?P<written>\d{1,15})|(?P<op>[FBIW])(?P<microbatch>\d{1,15})@(?P<read>\d{1,15}))"
+    r"(?P<stage>\d{1,9})(?:U(?P<written>\d{1,15})|(?P<op>[FBIWST])(?P<microbatch>\d{1,15})@(?P<read>\d{1,15}))"
 )
 
 
@@ -95,6 +105,8 @@ class Program:
     """Versions that every stage still holds at the drain, for the next segment to start with; ascending."""
     actions: tuple[tuple[Action, ...], ...]
     """For each rank, its actions in order."""
+    head_shards: int = 0
+    """Number of last stages that are shards of the head, one per rank; 0: the last stage has all of it."""
     updates_together: bool = True
     """Whether all stages update once per step, with one gradient norm and one verdict on non-finite
     gradients. If not, each stage updates on its own."""
@@ -102,6 +114,11 @@ class Program:
     @property
     def num_stages(self) -> int:
         return len(self.rank_of_stage)
+
+    @property
+    def loss_stage(self) -> int:
+        """The stage that knows the loss: the last one that is no shard of the head."""
+        return self.num_stages - self.head_shards - 1
 
     @property
     def num_ranks(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedules.actions import Action, Op, Program
+from schedules.actions import FORWARDS, Action, Op, Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Analysis:
     activations: tuple[int, ...]
     """Maximum number of micro-batches in flight: forwarded, and the backward or half of it still to come."""
     rank_activations: tuple[int, ...]
-    """The same for a rank: each of its stages counts."""
+    """The same for a rank: each of its stages counts, but for a shard of the head."""
     slack: tuple[int | None, ...]
     """Minimum over updates of the forwards between an update and the first reader of its version.
 
@@ -45,19 +45,22 @@ def analyze(program: Program) -> Analysis:
         mismatch_max=tuple(mismatch for _, _, mismatch in delays),
         versions=tuple(_versions(program, actions) for actions in by_stage),
         activations=tuple(_in_flight(actions) for actions in by_stage),
-        rank_activations=tuple(_in_flight(actions) for actions in program.actions),
+        rank_activations=tuple(
+            _in_flight([action for action in actions if action.stage <= program.loss_stage])
+            for actions in program.actions
+        ),
         slack=tuple(_slack(actions) for actions in by_stage),
     )
 
 
 def _delays(program: Program, actions: list[Action]) -> tuple[int, int, int]:
     """Minimum delay, maximum delay and maximum mismatch of one stage."""
-    forward, update = Op.FORWARD, Op.UPDATE
+    update = Op.UPDATE
     forwarded_at: dict[int, int] = {}
     delays: set[int] = set()
     mismatches: set[int] = set()
     for _, op, microbatch, version in actions:
-        if op is forward:
+        if op in FORWARDS:
             forwarded_at[microbatch] = version
             # The version that this micro-batch's gradient is applied to: micro-batch i belongs to update
             # i // interval + 1, which `verify` holds every program to.
@@ -86,24 +89,26 @@ def _versions(program: Program, actions: list[Action]) -> int:
     return most
 
 
+_ENDS = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT)
+
+
 def _in_flight(actions: tuple[Action, ...] | list[Action]) -> int:
     """Maximum number of micro-batches in flight over the actions of a stage or rank."""
-    forward, backward, weight_half = Op.FORWARD, Op.BACKWARD, Op.BACKWARD_WEIGHT
     now = most = 0
     for action in actions:
         op = action[1]
-        if op is forward:
+        if op in FORWARDS:
             now += 1
             if now > most:
                 most = now
-        elif op is backward or op is weight_half:
+        elif op in _ENDS:
             now -= 1
     return most
 
 
 def _slack(actions: list[Action]) -> int | None:
     """Minimum number of forwards between an update and the first reader of its version."""
-    forward, update = Op.FORWARD, Op.UPDATE
+    update = Op.UPDATE
     forwards = 0
     forwards_at_update: dict[int, int] = {}
     slack: int | None = None
@@ -114,6 +119,6 @@ def _slack(actions: list[Action]) -> int | None:
         written_at = forwards_at_update.pop(version, None)
         if written_at is not None and (slack is None or forwards - written_at < slack):
             slack = forwards - written_at
-        if op is forward:
+        if op in FORWARDS:
             forwards += 1
     return slack

@@ -8,6 +8,7 @@ from typing import Any
 from schedules.actions import Program
 from schedules.custom import custom_function, custom_program, is_custom
 from schedules.errors import ScheduleError
+from schedules.head_shards import FURTHER_AHEAD, with_head_shards
 from schedules.library.controllable_memory import V_HALF, V_MIN
 from schedules.library.dualpipe_v import DUALPIPE_V
 from schedules.library.gpipe import GPIPE
@@ -89,6 +90,7 @@ def smallest_delay(
     ahead: int = 1,
     split: bool = False,
     costs: Sequence[int] = EVEN_COSTS,
+    shard_head: bool = False,
 ) -> int:
     """The smallest delay that schedule `name` can have; 1 for those that take none.
 
@@ -99,15 +101,25 @@ def smallest_delay(
         ahead: As in `build`.
         split: As in `build`.
         costs: As in `build`.
+        shard_head: As in `build`.
 
     Raises:
         ScheduleError: There is no schedule of that name, or the costs are not as in `build`.
     """
+    least = least_lead(name, stages=stages, ahead=ahead, split=split, costs=costs, shard_head=shard_head)
+    return 1 if least is None else delay_for_lead(lead=least, microbatches=microbatches)
+
+
+def least_lead(
+    name: str, *, stages: int, ahead: int, split: bool, costs: Sequence[int], shard_head: bool = False
+) -> int | None:
+    """The least d m with which schedule `name` can have a delay of d with m micro-batches per step; None: it
+    takes no delay. Arguments and errors are those of `smallest_delay`."""
     lead = find(name).lead
     if lead is None:
-        return 1
-    least = lead(ranks=stages, ahead=ahead, split=split, costs=block_costs(costs))
-    return delay_for_lead(lead=least, microbatches=microbatches)
+        return None
+    least: int = lead(ranks=stages, ahead=ahead, split=split, costs=block_costs(costs))
+    return least + FURTHER_AHEAD * shard_head
 
 
 def build(
@@ -124,6 +136,7 @@ def build(
     split: bool = False,
     costs: Sequence[int] = EVEN_COSTS,
     update_interval: int | None = None,
+    shard_head: bool = False,
 ) -> Program:
     """The program of schedule `name` for one segment of a run.
 
@@ -144,6 +157,7 @@ def build(
             order leaves no rank idle at these.
         update_interval: pipedream, paci, paci-v: backwards after which a stage updates, a divisor of
             `microbatches`; None: 1 for pipedream, `microbatches` for the others.
+        shard_head: Whether the head is in shards on all ranks (see `schedules.head_shards`).
 
     Raises:
         ScheduleError: The schedule cannot be built with these numbers; the message says what would be
@@ -181,6 +195,22 @@ def build(
             )
     if delayed_from > first_step:
         raise ScheduleError(f"the segment starts at step {first_step}, and delay only at step {delayed_from}")
+    if shard_head and name in FAMILY and "delay" in options:
+        smallest = smallest_delay(
+            name,
+            stages=stages,
+            microbatches=microbatches,
+            ahead=ahead,
+            split=split,
+            costs=costs,
+            shard_head=True,
+        )
+        if delay is not None and delay < smallest:
+            raise ScheduleError(
+                f"{name} with shards of the head on {stages} ranks, with {microbatches} micro-batches per "
+                f"step, needs a delay of at least {smallest}, and {delay} is asked for"
+            )
+        delay = smallest if delay is None else delay
     interval = _update_interval(name, microbatches=microbatches, asked=update_interval)
     given: dict[str, Any] = {
         "ahead": ahead,
@@ -193,9 +223,10 @@ def build(
     }
     taken = {option: value for option, value in given.items() if option in options}
     segment = Segment(ranks=stages, microbatches=microbatches, steps=steps, first_step=first_step)
-    if is_custom(name):
-        return custom_program(name, segment, taken)
-    return FAMILY[name].program(segment, **taken)
+    program = (
+        custom_program(name, segment, taken) if is_custom(name) else FAMILY[name].program(segment, **taken)
+    )
+    return with_head_shards(program) if shard_head else program
 
 
 def _update_interval(name: str, *, microbatches: int, asked: int | None) -> int | None:

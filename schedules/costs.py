@@ -21,6 +21,10 @@ class Costs:
     """A whole backward."""
     input_half: tuple[float, ...]
     weight_half: tuple[float, ...]
+    head: tuple[float, ...]
+    """S of a shard of the head: its logits, and the gradient of their input; empty without shards."""
+    head_weight: tuple[float, ...]
+    """T of a shard: the gradient of its weights."""
     update: tuple[float, ...]
     """The optimizer step, which occupies the rank."""
     reduction: tuple[float, ...]
@@ -29,8 +33,13 @@ class Costs:
     """Time of the gradient norm's all-reduce, which every stage's update waits for; None: no norm."""
     latency: float
     """From the end of a message's sending to its arrival."""
+    hidden_latency: float
+    """The same of the hidden states to a shard of the head; all shards get them from one rank."""
+    part_latency: float
+    """The same of a shard's part of the head's gradient; one rank gets them all."""
     transfer: float
-    """Time that a message occupies its channel: its size over the bandwidth."""
+    """Time that a message occupies its channel: its size over the bandwidth. That of softmax sums is not
+    counted."""
     jitter: float
     """Standard deviation of the log-normal factor (mean 1) that each computation's time has."""
     seed: int
@@ -44,6 +53,7 @@ def uniform_costs(
     backward: float = 2.0,
     input_half: float | None = None,
     weight_half: float | None = None,
+    head: float = 0.0,
     update: float = 0.0,
     reduction: float = 0.0,
     norm: float | None = None,
@@ -52,10 +62,11 @@ def uniform_costs(
     jitter: float = 0.0,
     seed: int = 0,
 ) -> Costs:
-    """Costs of `program` where every rank holds an equal share of the model.
+    """Costs of `program` where every rank holds an equal share of the model's blocks.
 
     The times of computation are those of a rank's whole share, so that schedules with different numbers of
-    chunks are compared on one model: a stage takes the chunk's part of them.
+    chunks are compared on one model: a stage takes the chunk's part of them. The head is in the last
+    stage, or in equal shards.
 
     Args:
         program: Says how many stages and ranks there are.
@@ -63,6 +74,7 @@ def uniform_costs(
         backward: Its backward; where the halves are given, their sum counts instead.
         input_half: The input half of a split backward; None: half of `backward`.
         weight_half: The weight half; None: half of `backward`.
+        head: The forward of the whole head; each half of its backward takes as long.
         update: The optimizer step of a rank's share.
         reduction: Its data-parallel all-reduce.
         norm: See `Costs`.
@@ -87,6 +99,7 @@ def uniform_costs(
         ("backward", backward),
         ("input", input_half),
         ("weight", weight_half),
+        ("head", head),
         ("update", update),
         ("reduction", reduction),
         ("norm", norm or 0.0),
@@ -98,16 +111,28 @@ def uniform_costs(
             raise ScheduleError(f"{label} takes {time}; accepted: a finite time of 0 or more")
     if jitter > MOST_JITTER:
         raise ScheduleError(f"jitter is {jitter:g}; accepted: {MOST_JITTER:g} at most")
-    share = program.num_ranks / program.num_stages
+    of_stages = program.loss_stage + 1
+    share = program.num_ranks / of_stages
+    shards, nothing = program.head_shards, (0.0,) * program.head_shards
+    shard = head / max(1, shards)
+
+    def of_blocks(time: float, of_head: float = 0.0) -> tuple[float, ...]:
+        whole = 0.0 if shards else of_head
+        return (*(time * share,) * (of_stages - 1), time * share + whole, *nothing)
+
     return Costs(
-        forward=_each(program, forward * share),
-        backward=_each(program, backward * share),
-        input_half=_each(program, input_half * share),
-        weight_half=_each(program, weight_half * share),
-        update=_each(program, update * share),
-        reduction=_each(program, reduction * share),
+        forward=of_blocks(forward, head),
+        backward=of_blocks(backward, 2 * head),
+        input_half=of_blocks(input_half, head),
+        weight_half=of_blocks(weight_half, head),
+        head=(*(0.0,) * of_stages, *(2 * shard,) * shards) if shards else (),
+        head_weight=(*(0.0,) * of_stages, *(shard,) * shards) if shards else (),
+        update=of_blocks(update),
+        reduction=of_blocks(reduction),
         norm=norm,
         latency=latency,
+        hidden_latency=latency,
+        part_latency=latency,
         transfer=transfer,
         jitter=jitter,
         seed=seed,
@@ -144,10 +169,12 @@ def with_measured_ranks(costs: Costs, program: Program, measured: RankTimes) -> 
             f"{program.schedule} has {program.num_ranks} ranks, "
             f"and {len(measured.forward)} of them were measured"
         )
-    share = program.num_ranks / program.num_stages
+    blocks = program.loss_stage + 1
+    share = program.num_ranks / blocks
 
     def of_stages(times_by_rank: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(times_by_rank[rank] * share for rank in program.rank_of_stage)
+        shards = (0.0,) * program.head_shards
+        return (*(times_by_rank[rank] * share for rank in program.rank_of_stage[:blocks]), *shards)
 
     input_half, weight_half = of_stages(measured.input_half), of_stages(measured.weight_half)
     return replace(
@@ -160,10 +187,6 @@ def with_measured_ranks(costs: Costs, program: Program, measured: RankTimes) -> 
     )
 
 
-def _each(program: Program, time: float) -> tuple[float, ...]:
-    return (time,) * program.num_stages
-
-
 def durations(program: Program, costs: Costs) -> dict[Op, list[list[float]]]:
     """For each op but the update: by stage, the time of each micro-batch of the segment, jitter included."""
     count = program.steps * program.microbatches
@@ -172,6 +195,8 @@ def durations(program: Program, costs: Costs) -> dict[Op, list[list[float]]]:
         Op.BACKWARD: costs.backward,
         Op.BACKWARD_INPUT: costs.input_half,
         Op.BACKWARD_WEIGHT: costs.weight_half,
+        Op.HEAD: costs.head,
+        Op.HEAD_WEIGHT: costs.head_weight,
     }
     if costs.jitter == 0:
         rows = {time: [time] * count for of_stage in times.values() for time in of_stage}
@@ -183,7 +208,7 @@ def durations(program: Program, costs: Costs) -> dict[Op, list[list[float]]]:
     drawn: dict[Op, list[list[float]]] = {}
     for op, of_stage in times.items():
         drawn[op] = []
-        for stage in range(program.num_stages):
+        for stage in range(len(of_stage)):
             generator = np.random.default_rng([costs.seed, stage, ord(op.value), first])
             factors = generator.lognormal(-variance / 2, math.sqrt(variance), size=count)
             drawn[op].append((of_stage[stage] * factors).tolist())

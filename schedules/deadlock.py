@@ -9,10 +9,11 @@ depends on the ranks' speed, so it is enough to let each rank run as far as it c
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import steps_to_agree, version_awaited
-from schedules.messages import Message, destination, received, sent, source
+from schedules.messages import Channel, channel_ends, is_local
 
 
 def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> str | None:
@@ -23,10 +24,11 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
         channel_capacity: Messages that a channel holds before its sender must wait; None: any number.
     """
     num_stages, rank_of_stage = program.num_stages, program.rank_of_stage
+    ends = channel_ends(program)
     position = [0] * program.num_ranks
     # Messages of a channel come in one order at both ends, so counting the unread ones says which are there.
-    unread = {(stage, stage + way): 0 for stage in range(num_stages) for way in (-1, 1)}
-    unsent: list[tuple[int, int] | None] = [None] * program.num_ranks
+    unread = {channel: 0 for receives, _ in ends.values() for channel in receives}
+    unsent: list[list[Channel]] = [[] for _ in range(program.num_ranks)]
     runnable = deque(range(program.num_ranks))
     queued = [True] * program.num_ranks
     update = Op.UPDATE
@@ -49,52 +51,52 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
         actions = program.actions[rank]
         place = position[rank]
         while True:
-            channel = unsent[rank]
-            if channel is not None:
-                local = rank_of_stage[channel[1]] == rank
-                if not local and channel_capacity is not None and unread[channel] >= channel_capacity:
+            waiting = unsent[rank]
+            while waiting:
+                channel = waiting[0]
+                full = channel_capacity is not None and unread[channel] >= channel_capacity
+                if full and not is_local(channel, program):
                     break
                 unread[channel] += 1
-                unsent[rank] = None
-                wake(channel[1])
+                waiting.pop(0)
+                wake(channel.destination)
+            if waiting:
+                break
             if place == len(actions):
                 break
             action = actions[place]
             if version_awaited(action, program, common_step=program.updates_together, lag=lag) > complete:
                 awaiting_update.add(rank)
                 break
-            sender = source(action, num_stages)
-            if sender is not None:
-                if not unread[sender, action[0]]:
-                    break
-                unread[sender, action[0]] -= 1
+            receives, sends = ends[action.stage, action.op]
+            if not all(map(unread.__getitem__, receives)):
+                break
+            for channel in receives:
+                unread[channel] -= 1
                 if channel_capacity is not None:
-                    wake(sender)
-            elif action.op is update:
+                    wake(channel.source)
+            if action.op is update:
                 written[action.stage] = action.version
                 if min(written) > complete:
                     complete = min(written)
-                    for waiting in awaiting_update:
-                        wake_rank(waiting)
+                    for blocked in awaiting_update:
+                        wake_rank(blocked)
                     awaiting_update.clear()
             place += 1
-            receiver = destination(action, num_stages)
-            if receiver is not None:
-                unsent[rank] = (action[0], receiver)
+            unsent[rank] = list(sends)
         position[rank] = place
 
     stuck = [
-        rank
-        for rank, actions in enumerate(program.actions)
-        if position[rank] < len(actions) or unsent[rank] is not None
+        rank for rank, actions in enumerate(program.actions) if position[rank] < len(actions) or unsent[rank]
     ]
-    return _explain(program, position, unsent, written, stuck[0]) if stuck else None
+    return _explain(program, position, unsent, unread, written, stuck[0]) if stuck else None
 
 
 def _explain(
     program: Program,
     position: list[int],
-    unsent: list[tuple[int, int] | None],
+    unsent: list[list[Channel]],
+    unread: Mapping[Channel, int],
     written: list[int],
     rank: int,
 ) -> str:
@@ -103,20 +105,20 @@ def _explain(
     seen: set[int] = set()
     while rank not in seen:
         seen.add(rank)
-        full = unsent[rank]
-        if full is not None:
-            other = program.rank_of_stage[full[1]]
+        if unsent[rank]:
+            other = program.rank_of_stage[unsent[rank][0].destination]
             links.append(
-                f"rank {rank} cannot send {_last_sent(program, position, rank)} to rank {other} while the "
-                f"channel is full, which rank {other} relieves only after {_next(program, position, other)}"
+                f"rank {rank} cannot send {_unsent(program, position, unsent, rank)} to rank {other} while "
+                f"the channel is full, which rank {other} relieves only after "
+                f"{_next(program, position, other)}"
             )
         else:
             action = program.actions[rank][position[rank]]
-            needed, other = _awaited(action, program, written)
+            needed, other = _awaited(action, program, unread, written)
             reason = (
-                _next(program, position, other)
-                if unsent[other] is None
-                else f"sending {_last_sent(program, position, other)}"
+                f"sending {_unsent(program, position, unsent, other)}"
+                if unsent[other]
+                else _next(program, position, other)
             )
             links.append(
                 f"rank {rank} waits at {action} for {needed}, which rank {other} gives only after {reason}"
@@ -125,28 +127,28 @@ def _explain(
     return "deadlock: " + "; ".join(links)
 
 
-def _awaited(action: Action, program: Program, written: list[int]) -> tuple[str, int]:
+def _awaited(
+    action: Action, program: Program, unread: Mapping[Channel, int], written: list[int]
+) -> tuple[str, int]:
     """What `action` waits for, and the rank that gives it."""
     lag = steps_to_agree(program)
     version = version_awaited(action, program, common_step=program.updates_together, lag=lag)
     for stage, newest in enumerate(written):
         if newest < version:
             return f"stage {stage}'s update {version}", program.rank_of_stage[stage]
-    message = received(action, program.num_stages)
-    assert message is not None, "an action that needs no message and no update can always be performed"
-    return _named(message), program.rank_of_stage[message.source]
+    for channel in channel_ends(program)[action.stage, action.op].receives:
+        if not unread[channel]:
+            return _named(channel, action.microbatch), program.rank_of_stage[channel.source]
+    raise AssertionError("an action that needs no message and no update can always be performed")
 
 
 def _next(program: Program, position: list[int], rank: int) -> Action:
     return program.actions[rank][position[rank]]
 
 
-def _last_sent(program: Program, position: list[int], rank: int) -> str:
-    message = sent(program.actions[rank][position[rank] - 1], program.num_stages)
-    assert message is not None, "only an action with a message is held up by a channel"
-    return _named(message)
+def _unsent(program: Program, position: list[int], unsent: list[list[Channel]], rank: int) -> str:
+    return _named(unsent[rank][0], program.actions[rank][position[rank] - 1].microbatch)
 
 
-def _named(message: Message) -> str:
-    what = "activations" if message.destination > message.source else "gradient"
-    return f"stage {message.source}'s {what} of micro-batch {message.microbatch}"
+def _named(channel: Channel, microbatch: int) -> str:
+    return f"stage {channel.source}'s {channel.kind} of micro-batch {microbatch}"

@@ -16,13 +16,16 @@ from collections.abc import Mapping, Sequence
 
 from schedules.actions import Action, Op, Program
 from schedules.messages import (
+    Channel,
+    Ends,
+    Kind,
     Message,
     MessagesByPair,
-    destination,
+    channel_ends,
+    is_local,
     received,
     sent,
     sent_between_ranks,
-    source,
 )
 
 POSTED_AHEAD = 2
@@ -68,17 +71,37 @@ def places_to_post(program: Program, rank: int, *, common_step: bool) -> dict[Me
         rank: Receives the messages.
         common_step: Whether all stages update together.
     """
-    rank_of_stage, num_stages = program.rank_of_stage, program.num_stages
+    return _walk(program, rank, common_step=common_step)[0]
+
+
+def places_to_agree(program: Program, rank: int) -> dict[int, Place]:
+    """For each version, the place at which `rank` has launched everything of its own that the other ranks'
+    updates to it depend on: from there on an exchange that all ranks begin with that update completes.
+
+    Where the head is in shards that may be after the rank's own update: its later forwards are needed for
+    actions that come before another rank's update.
+
+    Args:
+        program: As for `places_to_post`; all stages update together.
+        rank: Takes part in the exchange.
+    """
+    return _walk(program, rank, common_step=True)[1]
+
+
+def _walk(program: Program, rank: int, *, common_step: bool) -> tuple[dict[Message, Place], dict[int, Place]]:
+    rank_of_stage = program.rank_of_stage
     finished = _finished_updates(program, rank)
     lag = steps_to_agree(program)
     # For each rank, the last place of `rank` that its work depends on; for each channel, those of its
     # messages, which are in one order at both ends.
     depends = [0] * program.num_ranks
-    channels: dict[tuple[int, int], deque[Place]] = {
-        (stage, stage + way): deque() for stage in range(num_stages) for way in (-1, 1)
+    crossing = _crossing(program)
+    channels: dict[Channel, deque[Place]] = {
+        channel: deque() for ends in crossing.values() for channel in ends.sends
     }
     position = [0] * program.num_ranks
     places: dict[Message, Place] = {}
+    agreeing: dict[int, Place] = {}
     runnable = deque(range(program.num_ranks))
     while runnable:
         current = runnable.popleft()
@@ -86,26 +109,36 @@ def places_to_post(program: Program, rank: int, *, common_step: bool) -> dict[Me
         place = position[current]
         while place < len(actions):
             action = actions[place]
-            sender = source(action, num_stages)
-            if sender is not None and rank_of_stage[sender] != current:
-                channel = channels[sender, action.stage]
-                if not channel:
-                    break
-                dependency = channel.popleft()
+            receives, sends = crossing[action.stage, action.op]
+            if not all(map(channels.__getitem__, receives)):
+                break
+            for channel in receives:
+                dependency = channels[channel].popleft()
                 depends[current] = max(depends[current], dependency)
                 if current == rank:
-                    places[Message(sender, action.stage, action.microbatch)] = dependency
+                    places[Message(*channel, action.microbatch)] = dependency
             needed = version_awaited(action, program, common_step=common_step, lag=lag)
             depends[current] = max(depends[current], finished.get(needed, 0))
             place += 1
+            if action.op is Op.UPDATE:
+                agreeing[action.version] = max(agreeing.get(action.version, 0), depends[current])
             if current == rank:
                 depends[current] = launched(place)
-            receiver = destination(action, num_stages)
-            if receiver is not None and rank_of_stage[receiver] != current:
-                channels[action.stage, receiver].append(depends[current])
-                runnable.append(rank_of_stage[receiver])
+            for channel in sends:
+                channels[channel].append(depends[current])
+                runnable.append(rank_of_stage[channel.destination])
         position[current] = place
-    return places
+    return places, agreeing
+
+
+def _crossing(program: Program) -> dict[tuple[int, Op], Ends]:
+    """`channel_ends` without channels within a rank."""
+    return {
+        key: Ends(
+            *(tuple(channel for channel in channels if not is_local(channel, program)) for channels in ends)
+        )
+        for key, ends in channel_ends(program).items()
+    }
 
 
 def version_awaited(action: Action, program: Program, *, common_step: bool, lag: int) -> int:
@@ -146,75 +179,83 @@ def _finished_updates(program: Program, rank: int) -> dict[int, Place]:
     return finished
 
 
-MessageEnds = list[tuple[Message | None, Message | None]]
-"""For each action of a rank, the message that it receives and the one that it sends."""
+MessageEnds = list[tuple[tuple[Message, ...], tuple[Message, ...]]]
+"""For each action of a rank, the messages that it receives and those that it sends."""
 
 
-def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[bool, int]]]:
+def acknowledged(program: Program, rank: int) -> dict[Message, list[tuple[Kind, int]]]:
     """For each message to `rank`, the sends of `rank` that its arrival shows to have been received.
 
-    Each entry is (whether activations, number received so far), counted in the order in which `rank` sends
-    them to that neighbour; messages that show nothing new have none.
+    Each entry is (kind, number received so far), counted in the order in which `rank` sends them to that
+    neighbour; messages that show nothing new have none.
     """
     return _acknowledged(program.rank_of_stage, rank, _message_ends(program))
 
 
 def _message_ends(program: Program) -> list[MessageEnds]:
-    stages = program.num_stages
     return [
-        [(received(action, stages), sent(action, stages)) for action in actions]
+        [(received(action, program), sent(action, program)) for action in actions]
         for actions in program.actions
     ]
 
 
 def _acknowledged(
     rank_of_stage: Sequence[int], rank: int, ends: Sequence[MessageEnds]
-) -> dict[Message, list[tuple[bool, int]]]:
+) -> dict[Message, list[tuple[Kind, int]]]:
     numbers: dict[Message, int] = {}
-    counts: dict[tuple[int, bool], int] = {}
-    for _, message in ends[rank]:
-        if message is None or rank_of_stage[message.destination] == rank:
-            continue
-        kind = (rank_of_stage[message.destination], _is_activation(message))
-        counts[kind] = counts.get(kind, 0) + 1
-        numbers[message] = counts[kind]
-    known: dict[Message, list[tuple[bool, int]]] = {}
+    counts: dict[tuple[int, Kind], int] = {}
+    for _, messages in ends[rank]:
+        for message in messages:
+            other = rank_of_stage[message.destination]
+            if other != rank:
+                counts[other, message.kind] = numbers[message] = counts.get((other, message.kind), 0) + 1
+    known: dict[Message, list[tuple[Kind, int]]] = {}
     for other in {neighbour for neighbour, _ in counts}:
-        arrived = {True: 0, False: 0}
+        arrived = dict.fromkeys(Kind, 0)
         reported = dict(arrived)
         new = False
         for incoming, outgoing in ends[other]:
-            if incoming is not None and (number := numbers.get(incoming)) is not None:
-                forward = _is_activation(incoming)
-                if number > arrived[forward]:
-                    arrived[forward] = number
+            for message in incoming:
+                if (number := numbers.get(message)) is not None and number > arrived[message.kind]:
+                    arrived[message.kind] = number
                     new = True
-            if new and outgoing is not None and rank_of_stage[outgoing.destination] == rank:
-                known[outgoing] = [
-                    (forward, count) for forward, count in arrived.items() if count > reported[forward]
-                ]
-                reported, new = dict(arrived), False
+            for message in outgoing:
+                if new and rank_of_stage[message.destination] == rank:
+                    known[message] = [
+                        (kind, count) for kind, count in arrived.items() if count > reported[kind]
+                    ]
+                    reported, new = dict(arrived), False
     return known
 
 
-def most_messages(program: Program, *, common_step: bool) -> list[int]:
+def most_messages(
+    program: Program, *, common_step: bool, weights: Mapping[Kind, int] | None = None
+) -> list[int]:
     """For each rank, the most messages that it holds at once: open receives, sends that no message from the
     receiver has acknowledged, and what one of its stages holds for another.
 
     Args:
         program: With complete forwards and backwards, and without deadlock.
         common_step: Whether all stages update together.
+        weights: What a message of each kind counts, as its bytes; None: 1.
     """
     places = _places_of_all(program, common_step=common_step)
     by_pair = sent_between_ranks(program)
     ends = _message_ends(program)
-    return [_most_messages(program, rank, places[rank], by_pair, ends) for rank in range(program.num_ranks)]
+    if weights is None:
+        weights = dict.fromkeys(Kind, 1)
+    return [
+        _most_messages(program, rank, places[rank], by_pair, ends, weights)
+        for rank in range(program.num_ranks)
+    ]
 
 
 class _Channel:
-    """One direction of a pair of ranks, as one of them sees it while it performs its actions."""
+    """One kind of message between two ranks, as one of them sees it while it performs its actions; numbers of
+    messages are weighted."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
         self.waiting: deque[Message] = deque()
         """Receives to post, in order."""
         self.ahead: set[Message] = set()
@@ -227,20 +268,20 @@ class _Channel:
         before = len(self.ahead)
         while self.waiting and len(self.ahead) < POSTED_AHEAD and places[self.waiting[0]] <= place:
             self.ahead.add(self.waiting.popleft())
-        return len(self.ahead) - before
+        return (len(self.ahead) - before) * self.weight
 
     def post_until(self, message: Message) -> int:
         """Open all receives up to `message`; returns how many."""
         before = len(self.ahead)
         while message not in self.ahead:
             self.ahead.add(self.waiting.popleft())
-        return len(self.ahead) - before
+        return (len(self.ahead) - before) * self.weight
 
     def release(self, count: int) -> int:
         """The first `count` sends have arrived; returns how many were not known to."""
         new = max(0, count - self.gone)
         self.gone += new
-        return new
+        return new * self.weight
 
 
 def _most_messages(
@@ -249,17 +290,18 @@ def _most_messages(
     places: Mapping[Message, Place],
     by_pair: MessagesByPair,
     ends: Sequence[MessageEnds],
+    weights: Mapping[Kind, int],
 ) -> int:
     rank_of_stage = program.rank_of_stage
     acknowledges = _acknowledged(rank_of_stage, rank, ends)
-    to_rank: dict[tuple[int, bool], _Channel] = {}
-    from_rank: dict[tuple[int, bool], _Channel] = {}
+    to_rank: dict[tuple[int, Kind], _Channel] = {}
+    from_rank: dict[tuple[int, Kind], _Channel] = {}
     for (sender, receiver), messages in by_pair.items():
         if rank not in (sender, receiver):
             continue
         channels, other = (to_rank, sender) if receiver == rank else (from_rank, receiver)
         for message in messages:
-            channel = channels.setdefault((other, _is_activation(message)), _Channel())
+            channel = channels.setdefault((other, message.kind), _Channel(weights[message.kind]))
             if receiver == rank:
                 channel.waiting.append(message)
     incoming_channels = list(to_rank.values())
@@ -272,28 +314,28 @@ def _most_messages(
                 now += channel.post(places, here)
         if now > most:
             most = now
-        if incoming is not None:
-            sender = rank_of_stage[incoming.source]
-            if sender != rank:
-                channel = to_rank[sender, _is_activation(incoming)]
-                now += channel.post_until(incoming)
-                if now > most:
-                    most = now
-                channel.ahead.remove(incoming)
-                for is_activation, count in acknowledges.get(incoming, ()):
-                    now -= from_rank[sender, is_activation].release(count)
-                now += channel.post(places, here) - 1
-                if now > most:
-                    most = now
-            else:
-                now -= 1
-        if outgoing is not None:
-            now += 1
+        for message in incoming:
+            sender = rank_of_stage[message.source]
+            if sender == rank:
+                now -= weights[message.kind]
+                continue
+            channel = to_rank[sender, message.kind]
+            now += channel.post_until(message)
             if now > most:
                 most = now
-            receiver = rank_of_stage[outgoing.destination]
+            channel.ahead.remove(message)
+            for kind, count in acknowledges.get(message, ()):
+                now -= from_rank[sender, kind].release(count)
+            now += channel.post(places, here) - channel.weight
+            if now > most:
+                most = now
+        for message in outgoing:
+            now += weights[message.kind]
+            if now > most:
+                most = now
+            receiver = rank_of_stage[message.destination]
             if receiver != rank:
-                channel = from_rank[receiver, _is_activation(outgoing)]
+                channel = from_rank[receiver, message.kind]
                 channel.sends += 1
                 if channel.sends - UNACKNOWLEDGED > channel.gone:
                     now -= channel.release(channel.sends - UNACKNOWLEDGED)
@@ -304,7 +346,7 @@ def _places_of_all(program: Program, *, common_step: bool) -> list[dict[Message,
     """`places_to_post` of every rank, in one pass: what work depends on is a place for each rank."""
     import numpy as np
 
-    ranks, rank_of_stage, num_stages = program.num_ranks, program.rank_of_stage, program.num_stages
+    ranks, rank_of_stage = program.num_ranks, program.rank_of_stage
     lag = steps_to_agree(program)
     none = np.zeros(ranks, dtype=np.int64)
     finished: dict[int, np.ndarray] = {}
@@ -313,8 +355,9 @@ def _places_of_all(program: Program, *, common_step: bool) -> list[dict[Message,
             finished.setdefault(version, none.copy())[rank] = place
     # Arrays are replaced, never written: messages keep those that they were sent with.
     depends = [none] * ranks
-    channels: dict[tuple[int, int], deque[np.ndarray]] = {
-        (stage, stage + way): deque() for stage in range(num_stages) for way in (-1, 1)
+    crossing = _crossing(program)
+    channels: dict[Channel, deque[np.ndarray]] = {
+        channel: deque() for ends in crossing.values() for channel in ends.sends
     }
     position = [0] * ranks
     merged = [-1] * ranks
@@ -327,29 +370,24 @@ def _places_of_all(program: Program, *, common_step: bool) -> list[dict[Message,
         own = depends[current]
         while place < len(actions):
             action = actions[place]
-            sender = source(action, num_stages)
-            if sender is not None and rank_of_stage[sender] != current:
-                channel = channels[sender, action.stage]
-                if not channel:
-                    break
-                dependency = channel.popleft()
+            receives, sends = crossing[action.stage, action.op]
+            if not all(map(channels.__getitem__, receives)):
+                break
+            for channel in receives:
+                dependency = channels[channel].popleft()
                 own = np.maximum(own, dependency)
-                places[current][Message(sender, action.stage, action.microbatch)] = int(dependency[current])
+                places[current][Message(*channel, action.microbatch)] = int(dependency[current])
             needed = version_awaited(action, program, common_step=common_step, lag=lag)
             if needed != merged[current]:
                 merged[current] = needed
                 if needed in finished:
                     own = np.maximum(own, finished[needed])
             place += 1
-            receiver = destination(action, num_stages)
-            if receiver is not None and rank_of_stage[receiver] != current:
+            if sends:
                 given = own.copy()
                 given[current] = launched(place)
-                channels[action.stage, receiver].append(given)
-                runnable.append(rank_of_stage[receiver])
+                for channel in sends:
+                    channels[channel].append(given)
+                    runnable.append(rank_of_stage[channel.destination])
         position[current], depends[current] = place, own
     return places
-
-
-def _is_activation(message: Message) -> bool:
-    return message.destination > message.source

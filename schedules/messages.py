@@ -1,69 +1,134 @@
-"""Messages between stages. Programs do not list them: they follow from F, B and I, and only here.
+"""Messages between stages. Programs do not list them: they follow from F, B, I, S and T, and only here.
 
 A forward needs the activations of the stage before it and gives its own to the stage after it; a backward (or
 the input half of a split one) needs the gradient of the stage after it and gives its own to the stage before
 it. The weight half needs no message.
 
-A channel is a directed pair of neighbouring stages: `(s, s + 1)` carries activations, `(s + 1, s)` gradients.
-The verifier checks that the messages of a channel are received in the order in which they are sent.
+Where the head is in shards, the last stage before them gives its hidden states to every shard, and its
+backward needs a part of their gradient and of the softmax's sums from every shard. It gives the sums over the
+whole vocabulary back: the gradient of a shard's weights needs them.
+
+A channel is a directed pair of stages and a kind of message. The verifier checks that the messages of a
+channel are received in the order in which they are sent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from schedules.actions import Action, Op, Program
 
 
-class Message(NamedTuple):
-    """One micro-batch's activations (to the stage after `source`) or gradient (to the one before)."""
+class Kind(StrEnum):
+    """What a message carries."""
+
+    ACTIVATIONS = "activations"
+    GRADIENT = "gradient"
+    HIDDEN = "hidden states"
+    """Input of the head, to one of its shards."""
+    PART = "part of the head's gradient"
+    """Of the input's gradient, and of the softmax's sums: from a shard."""
+    SUMS = "softmax sums"
+    """Over the whole vocabulary: to a shard."""
+
+
+class Channel(NamedTuple):
+    """One kind of message from one stage to another."""
 
     source: int
     """Stage that sends."""
     destination: int
     """Stage that receives."""
+    kind: Kind
+
+
+class Message(NamedTuple):
+    """What a channel carries for one micro-batch."""
+
+    source: int
+    destination: int
+    kind: Kind
     microbatch: int
+
+
+class Ends(NamedTuple):
+    """The channels of the actions of one op at one stage."""
+
+    receives: tuple[Channel, ...]
+    """Each must have a message before an action can start."""
+    sends: tuple[Channel, ...]
+    """Each gets a message when an action is done."""
 
 
 MessagesByPair = dict[tuple[int, int], list[Message]]
 """By sending and receiving rank."""
 
 
-def source(action: Action, num_stages: int) -> int | None:
-    """The stage whose message `action` needs before it can start; None if it needs none."""
-    stage, op, _, _ = action
-    if op is Op.FORWARD:
-        return stage - 1 if stage > 0 else None
-    if op is Op.BACKWARD or op is Op.BACKWARD_INPUT:
-        return stage + 1 if stage < num_stages - 1 else None
-    return None
+def channel_ends(program: Program) -> Mapping[tuple[int, Op], Ends]:
+    """The channels of every stage and op of `program` but updates."""
+    return _channel_ends(program.num_stages, program.head_shards)
 
 
-def destination(action: Action, num_stages: int) -> int | None:
-    """The stage that `action` sends a message to when it is done; None if it sends none."""
-    stage, op, _, _ = action
-    if op is Op.FORWARD:
-        return stage + 1 if stage < num_stages - 1 else None
-    if op is Op.BACKWARD or op is Op.BACKWARD_INPUT:
-        return stage - 1 if stage > 0 else None
-    return None
+@lru_cache(maxsize=64)
+def _channel_ends(num_stages: int, head_shards: int) -> Mapping[tuple[int, Op], Ends]:
+    last = num_stages - head_shards - 1
+    ends: dict[tuple[int, Op], Ends] = {}
+    hidden, parts, sums = (
+        tuple(
+            Channel(shard, last, kind) if kind is Kind.PART else Channel(last, shard, kind)
+            for shard in range(last + 1, num_stages)
+        )
+        for kind in (Kind.HIDDEN, Kind.PART, Kind.SUMS)
+    )
+    for stage in range(last + 1):
+        before = (Channel(stage - 1, stage, Kind.ACTIVATIONS),) if stage > 0 else ()
+        after = (Channel(stage, stage + 1, Kind.ACTIVATIONS),) if stage < last else hidden
+        from_after = (Channel(stage + 1, stage, Kind.GRADIENT),) if stage < last else parts
+        to_before = (Channel(stage, stage - 1, Kind.GRADIENT),) if stage > 0 else ()
+        to_shards = sums if stage == last else ()
+        ends[stage, Op.FORWARD] = Ends(before, after)
+        ends[stage, Op.BACKWARD] = ends[stage, Op.BACKWARD_INPUT] = Ends(from_after, to_before + to_shards)
+        ends[stage, Op.BACKWARD_WEIGHT] = Ends((), ())
+        ends[stage, Op.LOSS] = Ends(parts if stage == last else (), ())
+    for shard, given, part, whole in zip(range(last + 1, num_stages), hidden, parts, sums, strict=True):
+        ends[shard, Op.HEAD] = Ends((given,), (part,))
+        ends[shard, Op.HEAD_WEIGHT] = Ends((whole,), ())
+    for stage in range(num_stages):
+        ends[stage, Op.UPDATE] = Ends((), ())
+    return ends
 
 
-def received(action: Action, num_stages: int) -> Message | None:
-    """The message that `action` needs before it can start; None if it needs none."""
-    sender = source(action, num_stages)
-    return None if sender is None else Message(sender, action.stage, action.microbatch)
+def received(action: Action, program: Program) -> tuple[Message, ...]:
+    """The messages that `action` needs before it can start."""
+    channels = channel_ends(program)[action.stage, action.op].receives
+    return tuple(Message(*channel, action.microbatch) for channel in channels)
 
 
-def sent(action: Action, num_stages: int) -> Message | None:
-    """The message that `action` sends when it is done; None if it sends none."""
-    receiver = destination(action, num_stages)
-    return None if receiver is None else Message(action.stage, receiver, action.microbatch)
+def sent(action: Action, program: Program) -> tuple[Message, ...]:
+    """The messages that `action` sends when it is done."""
+    channels = channel_ends(program)[action.stage, action.op].sends
+    return tuple(Message(*channel, action.microbatch) for channel in channels)
 
 
-def is_local(message: Message, program: Program) -> bool:
+def is_local(message: Message | Channel, program: Program) -> bool:
     """Whether both ends of `message` are stages of one rank, so that nothing is transferred."""
     return program.rank_of_stage[message.source] == program.rank_of_stage[message.destination]
+
+
+def channels_between_ranks(
+    rank_of_stage: Sequence[int], *, head_shards: int = 0
+) -> set[tuple[int, int, Kind]]:
+    """Sending rank, receiving rank and kind of all messages between ranks; arguments as in `Program`."""
+    ends = _channel_ends(len(rank_of_stage), head_shards).values()
+    of_ranks = (
+        (rank_of_stage[source], rank_of_stage[destination], kind)
+        for source, destination, kind in chain.from_iterable(sends for _, sends in ends)
+    )
+    return {(sender, receiver, kind) for sender, receiver, kind in of_ranks if sender != receiver}
 
 
 def sent_between_ranks(program: Program, *, by_or_to: int | None = None) -> MessagesByPair:
@@ -75,18 +140,27 @@ def sent_between_ranks(program: Program, *, by_or_to: int | None = None) -> Mess
         program: Its messages are listed.
         by_or_to: Only messages of this rank, which takes a look at its neighbours' actions alone; None: all.
     """
+    crossing = {
+        key: [channel for channel in ends.sends if not is_local(channel, program)]
+        for key, ends in channel_ends(program).items()
+    }
+    rank_of_stage = program.rank_of_stage
     sent_by_pair: MessagesByPair = {}
     for rank in range(program.num_ranks) if by_or_to is None else sorted(_with_neighbours(program, by_or_to)):
         for action in program.actions[rank]:
-            message = sent(action, program.num_stages)
-            if message is not None and not is_local(message, program):
-                pair = (rank, program.rank_of_stage[message.destination])
+            for channel in crossing[action.stage, action.op]:
+                pair = (rank, rank_of_stage[channel.destination])
                 if by_or_to is None or by_or_to in pair:
-                    sent_by_pair.setdefault(pair, []).append(message)
+                    sent_by_pair.setdefault(pair, []).append(Message(*channel, action.microbatch))
     return sent_by_pair
 
 
 def _with_neighbours(program: Program, rank: int) -> set[int]:
-    """A rank and its neighbours: those that hold a stage next to one of its own."""
-    pairs = zip(program.rank_of_stage, program.rank_of_stage[1:], strict=False)
+    """A rank and those that it has messages from or for."""
+    pairs = (
+        (sender, receiver)
+        for sender, receiver, _ in channels_between_ranks(
+            program.rank_of_stage, head_shards=program.head_shards
+        )
+    )
     return {rank}.union(*(pair for pair in pairs if rank in pair))

@@ -32,6 +32,8 @@ class Schedule:
     None: so that stages are."""
     synchronous_start: str = "1f1b"
     """Name of the synchronous schedule, with the same stages on the same ranks, of steps before any delay."""
+    in_order: bool = True
+    """Whether the last stage's backwards come in the order of its forwards."""
     bounded_activations: bool = True
     """Whether the activations in flight stop growing with the number of micro-batches per step."""
     lead: Callable[..., int] | None = None
@@ -46,6 +48,11 @@ class Schedule:
     def options(self) -> frozenset[str]:
         """The options that the schedule takes."""
         return options_of(self.program)
+
+    @property
+    def can_shard_head(self) -> bool:
+        """Whether the head can be in shards (`schedules.head_shards`)."""
+        return self.updates_together and self.in_order
 
     @property
     def updates_together(self) -> bool:

@@ -19,6 +19,7 @@ from itertools import takewhile
 
 from schedules.actions import Action, Op, Program
 from schedules.costs import Costs, durations
+from schedules.messages import Channel, Kind, channel_ends
 
 _NONE_PENDING = 1 << 62
 
@@ -57,11 +58,16 @@ class _Simulation:
         self.starts = [array("d", bytes(8 * len(actions))) for actions in program.actions]
         self.ends = [array("d", bytes(8 * len(actions))) for actions in program.actions]
         # When the activations and the gradient that a micro-batch needs at a stage arrive; -1: unknown.
+        # For a shard of the head, those of the hidden states and of the softmax's sums.
         self.activations_at = [[-1.0] * count for _ in range(stages)]
         self.gradient_at = [[-1.0] * count for _ in range(stages)]
         self.activations_at[0] = [0.0] * count
-        self.gradient_at[-1] = [0.0] * count
-        self.channel_free = {(stage, stage + way): 0.0 for stage in range(stages) for way in (-1, 1)}
+        if not program.head_shards:
+            self.gradient_at[-1] = [0.0] * count
+        self.parts_at: list[list[float]] = [[] for _ in range(count if program.head_shards else 0)]
+        self.latencies = {Kind.HIDDEN: costs.hidden_latency, Kind.PART: costs.part_latency}
+        self.sends = {key: ends.sends for key, ends in channel_ends(program).items()}
+        self.channel_free = {channel: 0.0 for channels in self.sends.values() for channel in channels}
         self.pending_version = [_NONE_PENDING] * stages
         self.pending_place = [0] * stages
         self.reduced_at = [0.0] * stages
@@ -80,10 +86,11 @@ class _Simulation:
     def _play(self, rank: int) -> None:
         """Advance `rank` until it waits for another rank or is done."""
         forward, weight_half, update = Op.FORWARD, Op.BACKWARD_WEIGHT, Op.UPDATE
-        forward_time, weight_time = self.durations[forward], self.durations[weight_half]
+        head = Op.HEAD
+        weight_time = self.durations[weight_half]
         actions = self.program.actions[rank]
         starts, ends = self.starts[rank], self.ends[rank]
-        first, last_stage = self.first, self.program.num_stages - 1
+        first, sends = self.first, self.sends
         place, now = self.position[rank], self.clock[rank]
         while place < len(actions):
             stage, op, microbatch, version = actions[place]
@@ -93,14 +100,14 @@ class _Simulation:
                     break
                 now = done
             index = microbatch - first
-            if op is forward:
+            if op is forward or op is head:
                 arrived = self.activations_at[stage][index]
                 if arrived < 0:
                     break
                 start = now if now >= arrived else arrived
-                now = start + forward_time[stage][index]
-                if stage < last_stage:
-                    self._send(self.activations_at, stage, stage + 1, index, now)
+                now = start + self.durations[op][stage][index]
+                for channel in sends[stage, op]:
+                    self._send(channel, index, now)
             elif op is update:
                 start = now
                 now = self._issue_update(stage, version, place, now)
@@ -113,8 +120,8 @@ class _Simulation:
                     break
                 start = now if now >= arrived else arrived
                 now = start + self.durations[op][stage][index]
-                if stage > 0:
-                    self._send(self.gradient_at, stage, stage - 1, index, now)
+                for channel in sends[stage, op]:
+                    self._send(channel, index, now)
             starts[place] = start
             ends[place] = now
             place += 1
@@ -122,18 +129,24 @@ class _Simulation:
             now = self._finish_all(rank, now)
         self.position[rank], self.clock[rank] = place, now
 
-    def _send(self, table: list[list[float]], source: int, destination: int, index: int, now: float) -> None:
-        rank_of_stage = self.program.rank_of_stage
-        receiver = rank_of_stage[destination]
-        if receiver == rank_of_stage[source]:
-            table[destination][index] = now
-            return
-        if self.costs.transfer:
-            channel = source, destination
-            now = max(now, self.channel_free[channel]) + self.costs.transfer
-            self.channel_free[channel] = now
-        table[destination][index] = now + self.costs.latency
-        self._wake(receiver)
+    def _send(self, channel: Channel, index: int, now: float) -> None:
+        rank_of_stage, kind = self.program.rank_of_stage, channel.kind
+        receiver = rank_of_stage[channel.destination]
+        arrival = now
+        if receiver != rank_of_stage[channel.source]:
+            transfer = self.costs.transfer
+            if transfer and kind is not Kind.SUMS:
+                arrival = self.channel_free[channel] = max(now, self.channel_free[channel]) + transfer
+            arrival += self.latencies.get(kind, self.costs.latency)
+            self._wake(receiver)
+        if kind is Kind.PART:
+            parts = self.parts_at[index]
+            parts.append(arrival)
+            if len(parts) < self.program.head_shards:
+                return
+            arrival = max(parts)
+        forward = kind is Kind.ACTIVATIONS or kind is Kind.HIDDEN
+        (self.activations_at if forward else self.gradient_at)[channel.destination][index] = arrival
 
     def _wake(self, rank: int) -> None:
         if not self.queued[rank]:
@@ -204,7 +217,7 @@ def measured_steps(program: Program) -> tuple[int, int]:
     Raises:
         ValueError: The segment is too short (see `steps_to_measure`).
     """
-    fill = -(-max(program.num_stages, _lead(program)) // program.microbatches)
+    fill = -(-max(program.loss_stage + 1, _lead(program)) // program.microbatches)
     first, last = fill, program.steps - 1 - fill
     if last <= first:
         raise ValueError(f"{program.steps} steps are too few to measure: {2 * fill + 2} are needed")

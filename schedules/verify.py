@@ -1,7 +1,8 @@
 """Verifies programs, hand-written ones too: everything that a reader may rely on is checked here.
 
 - Every stage belongs to one rank, and forwards and backwards (whole, or both halves) every micro-batch
-  exactly once, in that order.
+  exactly once, in that order. A shard of the head has S and T of each; all shards read the version that the
+  forward of the stage before them reads.
 - Every version is written once and in order, by an update of the right micro-batches, and read only while it
   is there. A backward reads its forward's version (stashed) or the newest one (unstashed).
 - At the end nothing is in flight, no gradient is left over, and the versions that the next segment starts
@@ -18,7 +19,7 @@ from itertools import islice
 from schedules.actions import Action, Op, Program
 from schedules.deadlock import find_deadlock
 from schedules.errors import ScheduleError
-from schedules.messages import destination, source
+from schedules.messages import Channel, Kind, channel_ends
 
 
 def verify(program: Program, *, channel_capacity: int | None = None) -> None:
@@ -104,6 +105,8 @@ def _outline_problems(program: Program) -> Iterator[str]:
             yield f"stage {stage} is placed on rank {rank}, but there are ranks 0 to {program.num_ranks - 1}"
     for rank in set(range(program.num_ranks)) - set(program.rank_of_stage):
         yield f"rank {rank} has no stage"
+    if program.head_shards:
+        yield from _shard_problems(program)
     if program.updates_together and program.update_interval != program.microbatches:
         yield (
             f"update_interval is {program.update_interval}, but stages that update together do so after each "
@@ -126,6 +129,19 @@ def _outline_problems(program: Program) -> Iterator[str]:
         )
 
 
+def _shard_problems(program: Program) -> Iterator[str]:
+    if program.loss_stage < 0:
+        yield f"all of the {program.num_stages} stages are shards of the head"
+    elif program.rank_of_stage[program.loss_stage + 1 :] != tuple(range(program.num_ranks)):
+        yield f"the last {program.head_shards} stages must be shards of the head on ranks 0, 1, ..., one each"
+    if not program.updates_together:
+        yield "stages update on their own, and shards of the head must update together"
+
+
+_OPS_OF_SHARDS = (Op.HEAD, Op.HEAD_WEIGHT, Op.UPDATE)
+_OPS_OF_BLOCKS = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.UPDATE)
+
+
 def _place_problems(program: Program) -> Iterator[_Problem]:
     first, end = _microbatch_range(program)
     update = Op.UPDATE
@@ -137,6 +153,9 @@ def _place_problems(program: Program) -> Iterator[_Problem]:
             elif program.rank_of_stage[stage] != rank:
                 kind = "actions of other ranks' stages"
                 problem = f"stage {stage} is on rank {program.rank_of_stage[stage]}"
+            elif op not in (_OPS_OF_SHARDS if stage > program.loss_stage else _OPS_OF_BLOCKS):
+                kind = "actions of another kind of stage"
+                problem = f"stage {stage} is {'a' if stage > program.loss_stage else 'no'} shard of the head"
             elif op is not update and not first <= microbatch < end:
                 kind, problem = "micro-batches of another segment", f"the segment has {first} to {end - 1}"
             else:
@@ -168,12 +187,33 @@ class _StageState:
 
 
 def _problems_of_stages(program: Program) -> Iterator[_Problem]:
-    for stage, actions in enumerate(program.actions_by_stage()):
+    by_stage = program.actions_by_stage()
+    for stage, actions in enumerate(by_stage):
         yield from _stage_problems(program, stage, actions)
+    for stage in range(program.loss_stage + 1, program.num_stages):
+        yield from _shard_version_problems(program, by_stage[program.loss_stage], by_stage[stage])
+
+
+def _shard_version_problems(
+    program: Program, before: list[Action], actions: list[Action]
+) -> Iterator[_Problem]:
+    """Where a shard reads another version than the stage before the head."""
+    read = {action.microbatch: action.version for action in before if action.op is Op.FORWARD}
+    for action in actions:
+        if action.op is Op.HEAD and action.version != (
+            version := read.get(action.microbatch, action.version)
+        ):
+            yield _Problem(
+                kind=f"shards of the head read another version than stage {program.loss_stage}",
+                where=("stage", action.stage),
+                first=str(action),
+                sentence=f"{action} must read version {version}, as stage {program.loss_stage} does",
+            )
 
 
 def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iterator[_Problem]:
     forward, backward, input_half, update = Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.UPDATE
+    head = Op.HEAD  # a forward with the input half of the backward
     first, end = _microbatch_range(program)
     initial, interval = program.initial_versions, program.update_interval
     state = _StageState(newest=initial[-1])
@@ -206,7 +246,7 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
                 action,
                 f"{action} reads version {version}; stage {stage} starts with {_listed(initial)} only",
             )
-        if op is forward:
+        if op is forward or op is head:
             if microbatch in state.forwards:
                 yield problem(
                     "micro-batches have two forwards",
@@ -214,6 +254,8 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
                     f"{action}: stage {stage} forwards micro-batch {microbatch} twice",
                 )
             state.forwards[microbatch] = version
+            if op is head:
+                state.input_halves.add(microbatch)
             continue
         if microbatch not in state.forwards:
             yield problem(
@@ -314,22 +356,22 @@ def _update_problems(action: Action, state: _StageState, interval: int) -> Itera
 
 
 def _order_problems(program: Program) -> Iterator[_Problem]:
-    num_stages = program.num_stages
-    sent_by: dict[tuple[int, int], list[int]] = {}
-    received_by: dict[tuple[int, int], list[int]] = {}
-    for action in program.all_actions():
-        stage, _, microbatch, _ = action
-        sender, receiver = source(action, num_stages), destination(action, num_stages)
-        if sender is not None:
-            received_by.setdefault((sender, stage), []).append(microbatch)
-        if receiver is not None:
-            sent_by.setdefault((stage, receiver), []).append(microbatch)
-    for (sender, receiver), in_order in sent_by.items():
-        if in_order == received_by[sender, receiver]:
+    ends = channel_ends(program)
+    sent_by: dict[Channel, list[int]] = {}
+    received_by: dict[Channel, list[int]] = {}
+    for stage, op, microbatch, _ in program.all_actions():
+        receives, sends = ends[stage, op]
+        for channel in receives:
+            received_by.setdefault(channel, []).append(microbatch)
+        for channel in sends:
+            sent_by.setdefault(channel, []).append(microbatch)
+    for channel, in_order in sent_by.items():
+        if in_order == received_by[channel]:
             continue
-        for place, (given, taken) in enumerate(zip(in_order, received_by[sender, receiver], strict=True)):
+        sender, receiver, kind = channel
+        what = "gradients" if kind is Kind.GRADIENT else kind
+        for place, (given, taken) in enumerate(zip(in_order, received_by[channel], strict=True)):
             if given != taken:
-                what = "activations" if receiver > sender else "gradients"
                 yield _Problem(
                     kind=f"{what} are sent in another order than the neighbour takes them",
                     where=("stage", sender),

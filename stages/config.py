@@ -224,6 +224,9 @@ class ParallelConfig:
     data: int = key(1, low=1, high=10_000)
     """Data-parallel replicas of the pipeline, each with its own micro-batches. A run has `stages` x
     `data` processes."""
+    shard_head: bool = key(False)
+    """The head's matrix in shards on all pipeline ranks, which compute the loss together: ranks are equally
+    fast, for one more micro-batch in flight (docs/parallel.md)."""
     shard_gradients: bool = key(False)
     """2bw and others that gather the next step's gradient while they apply the last: data ranks keep only
     their part of the one that is applied. Same numbers; backwards then wait for the reduction

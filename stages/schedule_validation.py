@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import schedules
+from optimizers import method_named
+from schedules.catalogue import least_lead
 from schedules.library.v_block import block_costs
 from stages.config import ModelConfig, RunConfig
 from stages.limits import ConfigError
+from stages.model.head_chunks import has_terms
 from stages.pipeline.gradient_buffers import gradient_buffers
 from stages.pipeline.segments import schedule_costs, schedule_facts, segment_program, sync_steps
 
@@ -54,6 +57,8 @@ def check_schedule(config: RunConfig) -> None:
             f"global needs a step that all stages share, and under {name} each stage updates on its own; "
             "accepted with it: stage, none",
         )
+    if config.parallel.shard_head:
+        _check_shard_head(config)
     if config.parallel.shard_gradients:
         _check_shard_gradients(config)
     if config.model.tied:
@@ -74,6 +79,46 @@ def _check_cut(cut: list[float], model: ModelConfig, *, stages: int) -> None:
             "parallel.cut",
             f"is {cut}; accepted: the blocks of {stages} stages, {sizes}, {model.layers} in all and at least "
             f"{smallest} each, but for the last, which may be 0: the head alone",
+        )
+
+
+def _check_shard_head(config: RunConfig) -> None:
+    key, model = "parallel.shard_head", config.model
+    if model.factory is not None:
+        raise ConfigError(
+            key,
+            "needs a head that the program knows, and model.factory makes its own; accepted with it: false",
+        )
+    if model.tied:
+        raise ConfigError(
+            key,
+            "shards the head's own matrix, and with model.tied it has none; accepted with it: false",
+        )
+    if model.vocab_size < config.parallel.stages:
+        raise ConfigError(
+            key,
+            f"gives each rank some of the {model.vocab_size} tokens of model.vocab_size, and there are "
+            f"{config.parallel.stages} ranks; accepted with it: false",
+        )
+    if has_terms(model):
+        raise ConfigError(
+            key,
+            "computes the plain cross-entropy, without model.logit_softcap and model.z_loss; accepted with "
+            "them: false",
+        )
+    if config.train.diagnostics:
+        raise ConfigError(
+            key, "has no whole head for train.diagnostics to measure with; accepted with them: false"
+        )
+    if config.train.clip == "stage":
+        raise ConfigError(
+            key, "makes stages of the head's shards, and train.clip is stage; accepted with it: false"
+        )
+    if not method_named(config.optimizer.name).rule("head").elementwise:
+        raise ConfigError(
+            key,
+            f"needs an optimizer that updates rows of the head alone, unlike {config.optimizer.name}; "
+            "accepted with it: false",
         )
 
 
@@ -176,17 +221,21 @@ def _check_custom_schedule(config: RunConfig) -> None:
 def _check_delay(config: RunConfig) -> None:
     schedule, stages = config.schedule, config.parallel.stages
     microbatches, delay, ahead = schedule.microbatches, schedule.delay, schedule.ahead
-    lead = schedules.find(schedule.name).lead
-    if lead is None:
+    if schedules.find(schedule.name).lead is None:
         return
     try:
         costs = block_costs(schedule_costs(config))
     except schedules.ScheduleError as error:
         raise ConfigError("schedule.costs", str(error)) from None
-    least = lead(ranks=stages, ahead=ahead, split=schedule.split, costs=costs)
+    shards = config.parallel.shard_head
+    least = least_lead(
+        schedule.name, stages=stages, ahead=ahead, split=schedule.split, costs=costs, shard_head=shards
+    )
+    assert least is not None
     if delay * microbatches < least:
         needed, smallest = -(-least // delay), -(-least // microbatches)
         further = "" if ahead == 1 else f" and schedule.ahead = {ahead}"
+        further += " and parallel.shard_head" * shards
         raise ConfigError(
             "schedule.microbatches",
             f"is {microbatches}; {schedule.name} with {stages} stages needs at least {needed} micro-batches "

@@ -72,6 +72,7 @@ class TrainingLoop:
         self._device = device
         self._process = process
         self._rank_of_stage = program.rank_of_stage
+        self._head_shards = program.head_shards
         self._corpus = prepare(config.data, spare=text_folder)
         doing.begin("building the model", kind="building")
         self._ranks = build_ranks(
@@ -99,7 +100,7 @@ class TrainingLoop:
                 oldest=continues_from,
                 owners=owners,
             )
-        writer = (program.rank_of_stage[-1], 0)
+        writer = (program.rank_of_stage[program.loss_stage], 0)
         self._meetings = DrainMeetings(process, writing_process=writer[0] * config.parallel.data)
         writes = writer in {(rank.number, rank.connection.data.rank) for rank in self._ranks}
         self._rows = Rows(
@@ -265,6 +266,7 @@ class TrainingLoop:
                 connection=rank.connection,
                 batches=rank.batches,
                 rank_of_stage=self._rank_of_stage,
+                head_shards=self._head_shards,
                 version=step,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: self._doing.begin("evaluating"),

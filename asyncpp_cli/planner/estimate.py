@@ -223,34 +223,29 @@ def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None 
     Args:
         config: of the run.
         costs: of the model's parts.
-        in_flight: the most micro-batches in the first stage whose backward has not begun: what follows from
-            round trips alone. None: what follows without the program.
+        in_flight: the most micro-batches whose first backward has not begun, in the first stage; None: take
+            the schedule's `lead`, if it has one.
     """
     parts, ranks = costs.parts(config), config.parallel.stages
     microbatches, layers = config.schedule.microbatches, config.model.layers
-    schedule, chunks = schedules.find(config.schedule.name), schedule_facts(config).stages // ranks
+    embedding, head = _least_work(parts.embedding), _least_work(parts.head)
+    blocks, halves = (
+        [_least_work(part) + _recomputing(config, part) for part in of_kind]
+        for of_kind in (parts.blocks, parts.halves)
+    )
+    block, half, chunks = min(blocks), min(halves), schedule_facts(config).stages // ranks
+    schedule = schedules.find(config.schedule.name)
     split, in_a_v = _traits(schedule.name)
     split |= config.schedule.split
-    # What is extrapolated from a few rounds can be less than a rank's work.
-    share = 0.98 if schedule.synchronous and chunks > 1 and not in_a_v else 1.0
+    head_rank = 0 if in_a_v else ranks - 1
+    hidden = in_a_v and not schedule.synchronous
+    of_embedding, of_half, of_block = (0.0,) * 3 if hidden else _least_reductions(config, costs)
     message = 2 * costs.message(config) * (ranks > 1)
     trip = message * chunks * (ranks - 1) + sum(map(_recomputing, [config] * layers, parts.blocks))
     trip += sum(
         part.forward + (part.input_half if split else part.backward)
         for part in (parts.embedding, *parts.blocks, parts.head)
     )
-    if in_flight is not None:
-        turns = -(-microbatches // in_flight) if schedule.synchronous else microbatches / in_flight
-        return share * turns * trip
-    embedding, head = _least_work(parts.embedding), _least_work(parts.head)
-    blocks, halves = (
-        [_least_work(part) + _recomputing(config, part) for part in of_kind]
-        for of_kind in (parts.blocks, parts.halves)
-    )
-    block, half = min(blocks), min(halves)
-    head_rank = 0 if in_a_v else ranks - 1
-    hidden = in_a_v and not schedule.synchronous
-    of_embedding, of_half, of_block = (0.0,) * 3 if hidden else _least_reductions(config, costs)
     fills = schedule.synchronous and not split and not in_a_v
     # Halves of blocks that a rank has at least.
     least = [2 * chunks - 1 - min(2, 2 * chunks - 1) * (rank == head_rank) for rank in range(ranks)]
@@ -279,17 +274,20 @@ def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None 
         return total >= 2 * layers
 
     low = microbatches * (embedding + sum(blocks) + head) / ranks
-    if schedule.lead is not None:
+    if in_flight is None and schedule.lead is not None:
         options = {"ahead": config.schedule.ahead, "split": config.schedule.split}
-        ahead = schedule.lead(ranks=ranks, **options, costs=schedule_costs(config))
-        low = max(low, microbatches * trip / (ahead + 1))
+        in_flight = 1 + schedule.lead(ranks=ranks, **options, costs=schedule_costs(config))
+    if in_flight is not None:
+        turns = -(-microbatches // in_flight) if schedule.synchronous else microbatches / in_flight
+        low = max(low, turns * trip)
     high = low
     while not enough(high * _ROUNDED):
         low, high = high, 1.5 * high
     while high > 1.002 * low:
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
-    return share * low
+    # What is extrapolated from a few rounds can be less than a rank's work.
+    return low * (0.98 if schedule.synchronous and chunks > 1 and not in_a_v else 1.0)
 
 
 def in_flight(config: RunConfig) -> int:
@@ -572,22 +570,19 @@ def _rank_memory(parts: Mapping[int, Mapping[str, float]], run: Represented, ran
     if any(run.buffers[stage] > 1 for stage in parts):
         # Updates run beside the actions, one at a time, on a stream with memory of its own.
         beside = max(of_stage["update"] for of_stage in parts.values())
-    sizes = [(of_stage["whole"], of_stage["half"]) for of_stage in parts.values()]
-    most = 0.0
     for op, stage, counts in run.course.moments[rank]:
-        activations = 0.0
-        for (wholes, halves), (whole, half) in zip(counts, sizes, strict=True):
-            activations += wholes * whole + halves * half
+        activations = sum(
+            wholes * of_stage["whole"] + halves * of_stage["half"]
+            for (wholes, halves), of_stage in zip(counts, parts.values(), strict=True)
+        )
         recomputed = parts[stage]["recomputed"] if op is Op.BACKWARD else 0.0
-        temporary = beside if op is Op.UPDATE and beside else parts[stage][_WITHIN[op]] + beside
-        if activations + recomputed + temporary > most:
-            most = activations + recomputed + temporary
+        within = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}[op]
+        temporary = beside if op is Op.UPDATE and beside else parts[stage][within] + beside
+        if activations + recomputed + temporary > sum(fullest.values()):
             fullest = {"activations": activations, "recomputed": recomputed, "temporary": temporary}
     kinds = {kind: sum(of_stage[kind] for of_stage in parts.values()) for kind in _LASTING}
-    return kinds | fullest | {"allocator": allocator_bytes(most)}
+    return kinds | fullest | {"allocator": allocator_bytes(sum(fullest.values()))}
 
-
-_WITHIN = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}
 
 _LASTING = (
     *("weights", "master", "gradients", "optimizer", "correction"),

@@ -112,7 +112,8 @@ def rehearse(config: RunConfig, *, device: str, ranks: Sequence[int] | None = No
         train=replace(config.train, compile=False),
     )
     rank_of_stage = segment_program(config, first_step=sync_steps(config), steps=1).rank_of_stage
-    own = config.model.factory is not None
+    # What is not planned for is rehearsed alone.
+    own = config.model.factory is not None or config.parallel.shard_head
     memory = None if own else planned_memory(config)
     for rank in range(config.parallel.stages) if ranks is None else ranks:
         stages = [stage for stage, holder in enumerate(rank_of_stage) if holder == rank]

@@ -27,6 +27,9 @@ Ahead = Annotated[
     typer.Option(metavar="A", help="2bw, 2bw-v, paci-v: room for late messages (default: 1)."),
 ]
 Split = Annotated[bool | None, typer.Option("--split", help="2bw-v with split backwards: fewer activations.")]
+ShardHead = Annotated[
+    bool | None, typer.Option("--shard-head", help="With the head in shards on all ranks (S and T).")
+]
 Interval = Annotated[
     int | None,
     typer.Option(metavar="A", help="Backwards per update (default: pipedream 1, paci M)."),
@@ -57,6 +60,14 @@ Norm = Annotated[
     float | None,
     typer.Option(parser=finite, metavar="T", help="Time of the global gradient norm (default: no norm)."),
 ]
+Head = Annotated[
+    float,
+    typer.Option(
+        parser=finite,
+        metavar="T",
+        help="Time of the head's forward; each half of its backward takes as long.",
+    ),
+]
 Latency = Annotated[
     float, typer.Option(parser=finite, metavar="T", help="Latency of a message between stages.")
 ]
@@ -84,6 +95,7 @@ class Geometry:
     split: Split = None
     delay: Delay = None
     update_interval: Interval = None
+    shard_head: ShardHead = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +106,7 @@ class Times:
     backward: Backward = 2.0
     input_half: Input = None
     weight_half: Weight = None
+    head: Head = 0.0
     latency: Latency = 0.0
     jitter: Jitter = 0.0
     seed: Seed = 0

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from asyncpp_cli.console import console, show_table
 from schedules import Analysis, Program, analyze
-from schedules.io.text_gantt import LEGEND, Piece, gantt
+from schedules.io.text_gantt import LEGEND, SHARDS_LEGEND, Piece, gantt
 from schedules.simulate import Timeline, throughput
 
 _PLAIN_WIDTH = 80
@@ -34,7 +34,7 @@ def comparison_row(timeline: Timeline) -> dict[str, Any]:
     return {
         "schedule": program.schedule,
         "stages": program.num_ranks,
-        "chunks": program.num_stages // program.num_ranks,
+        "chunks": (program.loss_stage + 1) // program.num_ranks,
         "microbatches": program.microbatches,
         "bubble": measured.bubble,
         "step_time": measured.step_time,
@@ -49,7 +49,7 @@ def comparison_row(timeline: Timeline) -> dict[str, Any]:
 
 def activations_of_a_rank(program: Program, analysis: Analysis) -> float:
     """Peak activations of a rank, in units of one micro-batch over the rank's whole share of the layers."""
-    chunks = program.num_stages / program.num_ranks
+    chunks = (program.loss_stage + 1) / program.num_ranks
     most = max(analysis.rank_activations) / chunks
     return int(most) if most == int(most) else most
 
@@ -75,6 +75,12 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
     ]
     columns = ["schedule", "bubble", "step", "delay", "mismatch", "versions", "in flight", "drain"]
     show_table(columns, table, title=title)
+
+
+def described_stages(program: Program) -> str:
+    """How many stages, shards of the head and ranks a program has."""
+    shards = f" and {program.head_shards} shards of the head" if program.head_shards else ""
+    return f"{program.loss_stage + 1} stages{shards} on {program.num_ranks} ranks"
 
 
 def analysis_data(analysis: Analysis) -> dict[str, list[int | None]]:
@@ -113,6 +119,8 @@ def print_chart(timeline: Timeline) -> None:
             text.append(piece.text, style=_style(piece))
         terminal.print(text, no_wrap=True, overflow="ignore", crop=False)
     terminal.print(Text(LEGEND, style="dim"))
+    if timeline.program.head_shards:
+        terminal.print(Text(SHARDS_LEGEND, style="dim"))
 
 
 def _style(piece: Piece) -> str:

@@ -12,6 +12,7 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.output import comparison_row
 from schedules import FAMILY, Program, ScheduleError, build, find_problems, is_custom, options_taken
+from schedules.catalogue import least_lead
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.io.program_file import from_text
 from schedules.io.torch_lists import from_csv
@@ -28,6 +29,7 @@ class CostOptions:
     backward: float = 2.0
     input_half: float | None = None
     weight_half: float | None = None
+    head: float = 0.0
     update: float = 0.0
     reduction: float = 0.0
     norm: float | None = None
@@ -153,6 +155,8 @@ def _taken(name: str, geometry: Geometry, costs: BlockCosts) -> dict[str, Any]:
         "split": bool(geometry.split),
         "update_interval": geometry.update_interval,
     }
+    if geometry.shard_head:
+        taken["shard_head"] = True
     return taken | {option: value for option, value in values.items() if option in options}
 
 
@@ -162,10 +166,18 @@ def note_delay(names: Sequence[str], geometry: Geometry, costs: BlockCosts = EVE
         return
     stages, microbatches, ahead = geometry.stages or 1, geometry.microbatches or 1, geometry.ahead or 1
     for name in names:
-        lead = FAMILY[name].lead if name in FAMILY else None
-        if lead is None:
+        if name not in FAMILY:
             continue
-        least = lead(ranks=stages, ahead=ahead, split=bool(geometry.split), costs=costs)
+        least = least_lead(
+            name,
+            stages=stages,
+            ahead=ahead,
+            split=bool(geometry.split),
+            costs=costs,
+            shard_head=bool(geometry.shard_head),
+        )
+        if least is None:
+            continue
         delay = -(-least // microbatches)
         if delay > 1:
             say(
@@ -192,7 +204,7 @@ def measurable_program(name: str, geometry: Geometry, costs: CostOptions, *, ste
             stages, microbatches = _stages(name, geometry, block), max(1, geometry.microbatches)
         else:
             one_step = program(name, geometry, steps=1, costs=block)
-            stages, microbatches = one_step.num_stages, one_step.microbatches
+            stages, microbatches = one_step.loss_stage + 1, one_step.microbatches
         ahead = 1 if geometry.ahead is None else geometry.ahead
         steps = steps_to_measure(stages=stages, microbatches=microbatches, ahead=ahead)
         steps += 0 if geometry.delay is None else geometry.delay

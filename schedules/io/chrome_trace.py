@@ -14,6 +14,8 @@ _KINDS = {
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "backward, input half",
     Op.BACKWARD_WEIGHT: "backward, weight half",
+    Op.HEAD: "shard of the head",
+    Op.HEAD_WEIGHT: "shard of the head, weight half",
     Op.UPDATE: "update",
 }
 

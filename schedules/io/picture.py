@@ -24,6 +24,8 @@ SUFFIXES = (".svg", ".png", ".pdf")
 _HUES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 _IDLE = "#F4F4F4"
 _PALE = 0.55
+_DARK = 0.45
+_WEIGHT_HALVES = (Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT)
 _WIDTH = 11.0
 _DIGIT_WIDTH = 0.055
 """Inches, as is the width."""
@@ -68,7 +70,8 @@ def draw(
         versions = sorted({version for timeline in timelines for version in _versions(timeline, length)})
         figure.legend(
             handles=[Patch(color=_hue(version), label=str(version)) for version in versions[: len(_HUES)]],
-            title="colour: weight version read; pale: forward, full: backward; bar: update",
+            title="colour: weight version read; pale: forward, full: backward; bar: update"
+            + "; dark: shard of the head" * any(timeline.program.head_shards > 0 for timeline in timelines),
             loc="outside lower left",
             ncols=len(_HUES),
             fontsize=7,
@@ -166,6 +169,7 @@ def _hue(version: int) -> str:
 def _colour(action: Action) -> tuple[float, float, float]:
     hue = _hue(action.version)
     channels = [int(hue[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    pale = _PALE if action.op is Op.FORWARD else _PALE / 2 if action.op is Op.BACKWARD_WEIGHT else 0.0
-    red, green, blue = (channel + (1 - channel) * pale for channel in channels)
+    pale = _PALE if action.op is Op.FORWARD else _PALE / 2 if action.op in _WEIGHT_HALVES else 0.0
+    dark = _DARK if action.op is Op.HEAD or action.op is Op.HEAD_WEIGHT else 0.0
+    red, green, blue = ((channel + (1 - channel) * pale) * (1 - dark) for channel in channels)
     return red, green, blue

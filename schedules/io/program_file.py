@@ -34,7 +34,7 @@ _KEYS = (
     "initial_versions",
     "final_versions",
 )
-_OPTIONAL_KEYS = ("updates_together",)
+_OPTIONAL_KEYS = ("updates_together", "head_shards")
 _RANK_LINE = re.compile(r"rank +(\d{1,9})")
 
 
@@ -53,6 +53,8 @@ def to_text(program: Program) -> str:
     ]
     if not program.updates_together and program.update_interval == program.microbatches:
         lines.append("updates_together: 0")
+    if program.head_shards:
+        lines.append(f"head_shards: {program.head_shards}")
     for rank, actions in enumerate(program.actions):
         lines.append(f"rank {rank}: {' '.join(str(action) for action in actions)}")
     return "\n".join(lines) + "\n"
@@ -114,6 +116,7 @@ def from_text(text: str, *, file: str) -> Program:
         initial_versions=_numbers(header, "initial_versions"),
         final_versions=_numbers(header, "final_versions"),
         actions=tuple(ranks),
+        head_shards=_number(header, "head_shards") if "head_shards" in header else 0,
         updates_together=together,
     )
 

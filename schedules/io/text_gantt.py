@@ -23,6 +23,7 @@ class Piece:
 
 
 LEGEND = "F forward  B backward  I, W its halves  @ version read  U version written"
+SHARDS_LEGEND = "S, T shards of the head: logits and input gradient, weight gradient"
 
 
 def gantt(timeline: Timeline, *, width: int = 80) -> list[list[Piece]]:

@@ -123,8 +123,11 @@ def to_csv(program: Program) -> str:
     """One step of a synchronous program as torch's CSV.
 
     Raises:
-        ScheduleError: `program` is not synchronous: torch has no form for versions and updates.
+        ScheduleError: `program` is not synchronous, or its head is in shards: torch has no form for versions,
+            updates and shards.
     """
+    if program.head_shards:
+        raise ScheduleError("torch's CSV has no shards of the head; accepted: without --shard-head")
     update = Op.UPDATE
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")

@@ -36,4 +36,5 @@ LOOPED_BFS = Schedule(
     program=looped_bfs,
     synchronous=True,
     bounded_activations=False,
+    in_order=False,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +12,69 @@ from torch import Tensor
 
 from stages.checkpoint.files import CheckpointError, Index, SavedTensor
 from stages.checkpoint.writer import SAFETENSORS_DTYPES
+from stages.model.head_rows import split_name
 
 Form = tuple[torch.Size, torch.dtype]
 """Shape and type of a tensor."""
 
 
 class CheckpointReader:
-    """Reads tensors of the checkpoint in `folder`, whose files match its manifest."""
+    """Reads tensors of the checkpoint in `folder`, whose files match its manifest.
+
+    A tensor that was saved in shards of rows (`stages.model.head_rows`) is read whole, or any of its rows.
+
+    Raises:
+        CheckpointError: the shards of a tensor do not fit together.
+    """
 
     def __init__(self, folder: Path, index: Index) -> None:
         self._folder = folder
         self._tensors = index.tensors
+        self._shards: dict[str, list[tuple[range, str]]] = {}
+        """By key of the whole tensor, the rows and key of each shard, in order."""
+        for saved in index.tensors:
+            key, rows = split_name(saved)
+            if rows is not None:
+                self._shards.setdefault(key, []).append((rows, saved))
+        for key, shards in self._shards.items():
+            shards.sort(key=lambda shard: shard[0].start)
+            ends = [0, *(rows.stop for rows, _ in shards)]
+            if key in index.tensors or [rows.start for rows, _ in shards] != ends[:-1]:
+                raise CheckpointError(f"the rows of {key} in it are not all of them, each once")
 
     def forms(self) -> dict[str, Form]:
-        """Shape and type of each tensor, by key."""
-        return {key: _form(tensor) for key, tensor in self._tensors.items()}
+        """Shape and type of each tensor, by key; of shards, those of the whole."""
+        forms = {key: _form(tensor) for key, tensor in self._tensors.items() if split_name(key)[1] is None}
+        for key, shards in self._shards.items():
+            own = [_form(self._tensors[shard]) for _, shard in shards]
+            (shape, dtype), last = own[0], shards[-1][0].stop
+            if shape:
+                shape = torch.Size((last, *shape[1:]))
+            if own != [row_form((shape, dtype), rows) for rows, _ in shards]:
+                raise CheckpointError(f"the rows of {key} in it are not of the form that their names say")
+            forms[key] = shape, dtype
+        return forms
 
     def read(self, into: Mapping[str, Tensor]) -> None:
-        """Read saved tensors into those given by key; shapes and types must be those of `forms`.
+        """Read saved tensors, or rows of them, into those given by key; shapes and types must be those of
+        `forms`.
 
         Raises:
             CheckpointError: a file does not hold the tensors that the index says.
         """
-        by_file: dict[str, list[str]] = {}
-        for key in into:
-            by_file.setdefault(self._tensors[key].file, []).append(key)
-        for file, keys in by_file.items():
+        by_file: dict[str, list[tuple[str, slice, Tensor]]] = {}
+        for key, target in into.items():
+            for saved, rows, part in self._pieces(key, target):
+                by_file.setdefault(self._tensors[saved].file, []).append((saved, rows, part))
+        for file, pieces in by_file.items():
             try:
                 with self._opened(file) as opened:
-                    for key in keys:
-                        self._check(file, key, opened.get_slice(key))
+                    for saved, rows, part in pieces:
+                        tensor = opened.get_slice(saved)
+                        self._check(file, saved, tensor)
+                        whole = part.ndim == 0 or rows == slice(None)
                         with torch.no_grad():
-                            into[key].copy_(opened.get_tensor(key))
+                            part.copy_(opened.get_tensor(saved) if whole else tensor[rows])
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"{file} cannot be read ({' '.join(str(error).split())})") from error
 
@@ -53,10 +84,33 @@ class CheckpointReader:
         except RuntimeError as error:  # torch's, where the file is gone: a newer checkpoint replaced it
             raise CheckpointError(f"{file} cannot be read ({' '.join(str(error).split())})") from error
 
+    def _pieces(self, key: str, target: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
+        """Of each saved tensor that has part of one: its key, the rows of it, and where they go."""
+        base, wanted = split_name(key)
+        if base in self._tensors:
+            yield base, slice(None) if wanted is None else slice(wanted.start, wanted.stop), target
+            return
+        shards = self._shards[base]
+        if target.ndim == 0:
+            yield shards[0][1], slice(None), target
+            return
+        wanted = range(len(target)) if wanted is None else wanted
+        for rows, saved in shards:
+            first, end = max(rows.start, wanted.start), min(rows.stop, wanted.stop)
+            if first < end:
+                part = target[first - wanted.start : end - wanted.start]
+                yield saved, slice(first - rows.start, end - rows.start), part
+
     def _check(self, file: str, key: str, saved: Any) -> None:
         shape, dtype = _form(self._tensors[key])
         if (saved.get_shape(), saved.get_dtype()) != (list(shape), SAFETENSORS_DTYPES[dtype]):
             raise CheckpointError(f"{file}: {key} is not what the index says")
+
+
+def row_form(form: Form, rows: range | None) -> Form:
+    """Shape and type of some rows of a tensor of this form; a number per parameter has no rows."""
+    shape, dtype = form
+    return form if rows is None or not shape else (torch.Size((len(rows), *shape[1:])), dtype)
 
 
 def _form(tensor: SavedTensor) -> Form:

@@ -18,6 +18,7 @@ from stages.checkpoint.reader import CheckpointReader, Form
 from stages.checkpoint.state import STATE_ERRORS, Saved, shown
 from stages.config import RunConfig, chosen_correction
 from stages.model.families.catalogue import describe
+from stages.model.head_rows import whole_name
 from stages.pipeline.build import dtypes
 from stages.pipeline.segments import segment_program
 
@@ -56,11 +57,11 @@ class SavedWeights:
         self.biases = biases.keys()
         """Names of the balance biases."""
         self._check(index.versions, members, biases)
-        if missing := self.names - {name for stage in index.stages for name in stage.parameters}:
+        if missing := self.names - {whole_name(name) for stage in index.stages for name in stage.parameters}:
             raise CheckpointError(f"the state of {min(missing)} is not in it")
         # Whether the corrections' states fit shows when they are used: at one parameter of each stage.
-        for stage in index.stages:
-            self.read(stage.parameters[:1], Weights.MASTER)
+        for name in {whole_name(name) for stage in index.stages for name in stage.parameters[:1]}:
+            self.read([name], Weights.MASTER)
 
     def _check(
         self,

@@ -27,8 +27,9 @@ from stages.checkpoint.files import (
     StageRecord,
     Value,
 )
-from stages.checkpoint.reader import Form
+from stages.checkpoint.reader import Form, row_form
 from stages.checkpoint.writer import SAFETENSORS_DTYPES
+from stages.model.head_rows import split_name, whole_name
 from stages.update.optimizer_step import StageState, UpdateState
 
 STATE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
@@ -105,13 +106,18 @@ class Saved:
     """The state in a checkpoint, from which each stage takes its part.
 
     Args:
-        forms: shape and type of each saved tensor, by key.
+        forms: shape and type of each saved tensor, by key; of what was saved in shards, of the whole.
         stages: the records of `pack`, one for each stage that saved.
     """
 
     def __init__(self, forms: Mapping[str, Form], stages: Sequence[StageRecord]) -> None:
         self._forms = forms
         self._stages = stages
+        self._held = [set(map(whole_name, stage.parameters)) for stage in stages]
+        self._own_scalars: dict[str, dict[str, Scalar]] = {}
+        for stage in stages:
+            for name, scalars in stage.optimizer.items():
+                self._own_scalars.setdefault(whole_name(name), {}).update(scalars)
         self._optimizer_keys: dict[str, list[str]] = {}
         for key in forms:
             kind, _, rest = key.partition("/")
@@ -156,7 +162,7 @@ class Saved:
     def _optimizer_targets(
         self, name: str, expected: Mapping[str, Any], *, closed: bool
     ) -> Iterator[tuple[str, Tensor]]:
-        tensors, scalars = set(self._optimizer_keys.get(name, ())), self._scalars(name)
+        tensors, scalars = set(self._optimizer_keys.get(whole_name(name), ())), self._scalars(name)
         for key, value in expected.items():
             path = f"optimizer/{name}/{key}"
             if isinstance(value, Tensor):
@@ -193,7 +199,7 @@ class Saved:
         names, parameters = master.names, master.parameters
         for name, parameter, own in zip(names, parameters, expected.optimizer, strict=True):
             kept: dict[str, Any] = dict(self._scalars(name))
-            for key in self._optimizer_keys.get(name, ()):
+            for key in self._optimizer_keys.get(whole_name(name), ()):
                 tensor = read[f"optimizer/{name}/{key}"]
                 # Step counts that no step of this process has made stay on the CPU.
                 kept[key] = tensor if key in own or tensor.ndim == 0 else tensor.to(parameter.device)
@@ -237,19 +243,25 @@ class Saved:
 
     def _records(self, names: Sequence[str]) -> list[StageRecord]:
         """The records of the stages that saved these parameters."""
-        wanted = set(names)
-        records = [stage for stage in self._stages if not wanted.isdisjoint(stage.parameters)]
-        if missing := wanted.difference(*(stage.parameters for stage in records)):
+        wanted = set(map(whole_name, names))
+        records = [
+            stage for stage, own in zip(self._stages, self._held, strict=True) if not wanted.isdisjoint(own)
+        ]
+        if missing := wanted.difference(*self._held):
             raise CheckpointError(f"the state of {min(missing)} is not in it")
         return records
 
     def _scalars(self, name: str) -> dict[str, Scalar]:
-        return {key: value for stage in self._stages for key, value in stage.optimizer.get(name, {}).items()}
+        return self._own_scalars.get(whole_name(name), {})
 
     def _form(self, key: str) -> Form:
-        if key not in self._forms:
+        whole, rows = split_name(key)
+        if whole not in self._forms:
             raise CheckpointError(f"{key} is not in it")
-        return self._forms[key]
+        form = self._forms[whole]
+        if rows is not None and form[0] and rows.stop > form[0][0]:
+            raise CheckpointError(f"{whole} was saved as {shown(form)}, and {key} is not in it")
+        return row_form(form, rows)
 
 
 def shown(form: Form) -> str:

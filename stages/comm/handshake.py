@@ -166,11 +166,11 @@ def _as_stages(process: Process) -> str:
     links.begin(program)
     for number, action in enumerate(program.actions[connection.rank]):
         links.passed(updated(number))
-        if (incoming := received(action, program.num_stages)) is not None:
+        for incoming in received(action, program):
             tensor = links.receive(incoming)
             if bool((tensor != incoming.microbatch).any()):
                 return f"micro-batch {incoming.microbatch} arrived as {tensor[0]:g}"
-        if (outgoing := sent(action, program.num_stages)) is not None:
+        for outgoing in sent(action, program):
             links.send(outgoing, torch.full((_NUMBERS,), float(action.microbatch), device=process.device))
     links.finish()
     ranks = [float(rank) for rank in _wait_and_take(connection.pipeline.all_gather(_filled(process, 1)))]

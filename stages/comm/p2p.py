@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,13 +18,23 @@ from torch import Tensor
 
 from schedules.actions import Action, Program
 from schedules.dependencies import POSTED_AHEAD, UNACKNOWLEDGED, Place, acknowledged, places_to_post
-from schedules.messages import Message, sent_between_ranks
+from schedules.messages import Kind, Message, channels_between_ranks, sent_between_ranks
 from stages.comm.communicator import Work
+from stages.comm.message_widths import message_width
 from stages.comm.process import Process
 from stages.liveness.watchdog import Waiting
 
 _SENDER, _RECEIVER = 0, 1
 """Ranks in the communicator of a channel."""
+_CARRIED = {kind: str(kind) for kind in Kind} | {Kind.GRADIENT: "gradients", Kind.PART: "parts of the head"}
+_MADE_BY = {
+    Kind.ACTIVATIONS: "F",
+    Kind.GRADIENT: "B",
+    Kind.HIDDEN: "F",
+    Kind.PART: "S",
+    Kind.SUMS: "B",
+}
+"""The op that sends a message."""
 
 
 class Links(Protocol):
@@ -31,9 +42,9 @@ class Links(Protocol):
 
     waits: bool
     """Whether `receive` blocks. If not, the caller lets other ranks run until `arrived`."""
-    most_messages: int
-    """Peak number of messages held since `begin`: open receives, sends that are not known to have arrived,
-    and what one stage of this rank holds for another."""
+    most_message_bytes: int
+    """Peak bytes of messages held since `begin`: open receives, sends that are not known to have arrived, and
+    what one stage of this rank holds for another."""
 
     def waiting(self) -> Waiting | None:
         """What this rank's host waits for now, if anything; called from another thread."""
@@ -64,7 +75,7 @@ class InProcessLinks:
     """Links between the ranks of a replay."""
 
     waits = False
-    most_messages = 0
+    most_message_bytes = 0
 
     def __init__(self) -> None:
         self._mail: dict[Message, Tensor] = {}
@@ -100,8 +111,7 @@ class _Channel(NamedTuple):
 
     peer: int
     """Rank at the other end."""
-    forward: bool
-    """Whether it carries activations; if not, gradients."""
+    kind: Kind
     incoming: bool
     """Whether this end receives."""
 
@@ -117,8 +127,9 @@ class DistributedLinks:
         name: of the pipeline, unique among these processes.
         members: the processes of the pipeline's ranks, ascending, this one among them.
         rank_of_stage: the rank that performs each stage.
+        head_shards: see `Program`.
         shape: of every activation and activation gradient.
-        dtype: of the same.
+        dtype: of all messages.
         common_step: whether all stages update together.
     """
 
@@ -131,6 +142,7 @@ class DistributedLinks:
         name: str,
         members: Sequence[int],
         rank_of_stage: Sequence[int],
+        head_shards: int = 0,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         common_step: bool,
@@ -138,7 +150,12 @@ class DistributedLinks:
         self._device = process.device
         self._rank = members.index(process.rank)
         self._rank_of_stage = rank_of_stage
-        self._shape = shape
+        self._head_shards = head_shards
+        per_wide = torch.promote_types(dtype, torch.float32).itemsize // dtype.itemsize
+        self._shapes = {
+            kind: (*shape[:-1], message_width(kind, width=shape[-1], per_wide=per_wide)) for kind in Kind
+        }
+        self._bytes = {kind: prod(own) * dtype.itemsize for kind, own in self._shapes.items()}
         self._dtype = dtype
         self._common_step = common_step
         self._groups = {
@@ -149,33 +166,33 @@ class DistributedLinks:
         self._place: Place = 0
         self._to_post: dict[_Channel, deque[tuple[Place, Message]]] = {}
         self._unsent: Counter[_Channel] = Counter()
-        self._acknowledged: Mapping[Message, list[tuple[bool, int]]] = {}
+        self._acknowledged: Mapping[Message, list[tuple[Kind, int]]] = {}
         self._members = members
         self._actions: Sequence[Action] = ()
         self._waiting: Callable[[], Waiting] | None = None
         self._posted: dict[_Channel, dict[Message, tuple[Tensor, Work, Place]]] = {}
-        self.most_messages = 0
+        self.most_message_bytes = 0
         """See `Links`."""
         self._sent: dict[_Channel, deque[tuple[Tensor, Work]]] = {}
         self._released: Counter[_Channel] = Counter()
 
     def _channels(self) -> Iterator[tuple[_Channel, str, int, int]]:
         """This rank's channels with name, sender and receiver, in the same order on all ranks."""
-        ranks = self._rank_of_stage
-        neighbours = list(pairwise(ranks))
-        edges = list(dict.fromkeys((min(edge), max(edge)) for edge in neighbours if edge[0] != edge[1]))
+        ranks, blocks = self._rank_of_stage, len(self._rank_of_stage) - self._head_shards
+        crossing = channels_between_ranks(ranks, head_shards=self._head_shards)
+        edges = list(dict.fromkeys((min(edge), max(edge)) for edge in pairwise(ranks[:blocks])))
         # The two ends of an edge wait for each other. Every second edge comes first, so they connect in
-        # parallel.
-        for lower, upper in edges[::2] + edges[1::2]:
+        # parallel. Those between the last stage and the shards of the head come after all.
+        star = [(min(edge), max(edge)) for edge in ((ranks[blocks - 1], shard) for shard in ranks[blocks:])]
+        for lower, upper in dict.fromkeys(edges[::2] + edges[1::2] + star):
             if self._rank not in (lower, upper):
                 continue
             for sender, receiver in ((lower, upper), (upper, lower)):
-                for forward, carries in ((True, "activations"), (False, "gradients")):
-                    pair = (sender, receiver) if forward else (receiver, sender)
-                    if pair in neighbours:
+                for kind in Kind:
+                    if (sender, receiver, kind) in crossing:
                         incoming = receiver == self._rank
-                        channel = _Channel(sender if incoming else receiver, forward, incoming)
-                        yield channel, f"{carries} {sender}-{receiver}", sender, receiver
+                        channel = _Channel(sender if incoming else receiver, kind, incoming)
+                        yield channel, f"{_CARRIED[kind]} {sender}-{receiver}", sender, receiver
 
     def waiting(self) -> Waiting | None:
         waiting = self._waiting
@@ -196,7 +213,7 @@ class DistributedLinks:
 
     def _waiting_for(self, message: Message, peer: int, posted: Place) -> Waiting:
         sender = self._members[peer]
-        kind = "F" if message.destination > message.source else "B"
+        kind = _MADE_BY[message.kind]
         done = posted // 2
         where = f"before {self._actions[done]}" if done < len(self._actions) else "at the end of the segment"
         text = f"waits for {kind}{message.microbatch} of stage {message.source} from rank {sender}"
@@ -204,8 +221,7 @@ class DistributedLinks:
 
     def _waiting_to_send(self, channel: _Channel) -> Waiting:
         receiver = self._members[channel.peer]
-        what = "activations" if channel.forward else "a gradient"
-        return Waiting(f"waits for rank {receiver} to receive {what}", receiver)
+        return Waiting(f"waits for rank {receiver} to receive {_CARRIED[channel.kind]}", receiver)
 
     def connect(self) -> None:
         # With NCCL the first operation between two ranks connects them, and blocks the host until the peer
@@ -220,7 +236,7 @@ class DistributedLinks:
     def begin(self, program: Program) -> None:
         self._to_post, self._unsent, self._place = {}, Counter(), 0
         self._actions = program.actions[self._rank]
-        self.most_messages = 0
+        self.most_message_bytes = 0
         self._acknowledged = acknowledged(program, self._rank)
         places = places_to_post(program, self._rank, common_step=self._common_step)
         by_edge = sent_between_ranks(program, by_or_to=self._rank)
@@ -237,7 +253,7 @@ class DistributedLinks:
         self.passed(0)
 
     def _channel(self, message: Message, peer: int, *, incoming: bool) -> _Channel:
-        return _Channel(peer, message.destination > message.source, incoming)
+        return _Channel(peer, message.kind, incoming)
 
     def passed(self, place: Place) -> None:
         self._place = place
@@ -251,15 +267,16 @@ class DistributedLinks:
 
     def _post(self, channel: _Channel) -> None:
         _, message = self._to_post[channel].popleft()
-        buffer = torch.empty(self._shape, dtype=self._dtype, device=self._device)
+        buffer = torch.empty(self._shapes[channel.kind], dtype=self._dtype, device=self._device)
         work = self._groups[channel].recv([buffer], _SENDER, 0)
         self._posted[channel][message] = (buffer, work, self._place)
         self._count()
 
     def _count(self) -> None:
-        held = len(self._from_this_rank)
-        held += sum(map(len, self._posted.values())) + sum(map(len, self._sent.values()))
-        self.most_messages = max(self.most_messages, held)
+        held = sum(self._bytes[message.kind] for message in self._from_this_rank)
+        for channels in (self._posted, self._sent):
+            held += sum(self._bytes[channel.kind] * len(messages) for channel, messages in channels.items())
+        self.most_message_bytes = max(self.most_message_bytes, held)
 
     def send(self, message: Message, tensor: Tensor) -> None:
         peer = self._rank_of_stage[message.destination]
@@ -297,8 +314,8 @@ class DistributedLinks:
             self._post(channel)
         buffer, work, posted = self._posted[channel].pop(message)
         self._wait(work, partial(self._waiting_for, message, peer, posted))
-        for forward, count in self._acknowledged.get(message, ()):
-            outgoing = _Channel(peer, forward, incoming=False)
+        for kind, count in self._acknowledged.get(message, ()):
+            outgoing = _Channel(peer, kind, incoming=False)
             self._release_sends(outgoing, keep=self._released[outgoing] + len(self._sent[outgoing]) - count)
         self._post_ahead(channel)
         return buffer
@@ -312,7 +329,8 @@ class DistributedLinks:
                 self._post(channel)
         for channel, left in list(self._unsent.items()):
             for _ in range(min(left, POSTED_AHEAD)):
-                self._send(channel, torch.zeros(self._shape, dtype=self._dtype, device=self._device))
+                nothing = torch.zeros(self._shapes[channel.kind], dtype=self._dtype, device=self._device)
+                self._send(channel, nothing)
         for channel in self._sent:
             self._release_sends(channel, keep=0)
         for posted in self._posted.values():

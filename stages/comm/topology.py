@@ -39,6 +39,7 @@ def connect(
     process: Process,
     *,
     rank_of_stage: Sequence[int],
+    head_shards: int = 0,
     data_ranks: int,
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -49,9 +50,10 @@ def connect(
     Args:
         process: this one.
         rank_of_stage: the rank of a pipeline that performs each stage.
+        head_shards: see `Program`.
         data_ranks: number of pipelines.
         shape: of every activation and activation gradient.
-        dtype: of the same.
+        dtype: of all messages.
         common_step: whether all stages update together.
     """
     rank, data_rank = divmod(process.rank, data_ranks)
@@ -78,6 +80,7 @@ def connect(
             name=f"{generation} {data_rank}",
             members=members,
             rank_of_stage=rank_of_stage,
+            head_shards=head_shards,
             shape=shape,
             dtype=dtype,
             common_step=common_step,

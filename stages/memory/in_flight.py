@@ -7,6 +7,7 @@ from operator import ge
 from typing import NamedTuple
 
 from schedules import Op, Program
+from schedules.actions import FORWARDS
 
 
 def in_flight_counts(program: Program) -> list[set[tuple[int, int]]]:
@@ -57,7 +58,7 @@ def rank_moments(program: Program) -> list[frozenset[Moment]]:
                 continue
             now[stage] = after(op, *now[stage])
             counts = tuple(now.values())
-            if op is forward:
+            if op in FORWARDS:
                 seen.add((forward, stage, counts))
                 for updated in updating:
                     seen.add((update, updated, counts))
@@ -92,7 +93,9 @@ def after(op: Op, wholes: int, halves: int) -> tuple[int, int]:
         return wholes - 1, halves
     if op is Op.BACKWARD_INPUT:
         return wholes - 1, halves + 1
-    if op is Op.BACKWARD_WEIGHT:
+    if op is Op.HEAD:
+        return wholes, halves + 1
+    if op is Op.BACKWARD_WEIGHT or op is Op.HEAD_WEIGHT:
         return wholes, halves - 1
     return wholes, halves
 

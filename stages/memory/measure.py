@@ -14,11 +14,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from stages.compile_rule import compiles_here
 from stages.config import RunConfig
 from stages.data.batches import whole_sequences
-from stages.memory.estimate import StageMemory, message_bytes
+from stages.memory.estimate import StageMemory
 from stages.memory.in_flight import most_held
 from stages.memory.storages import SavedTensors, bytes_of, pointers_of, same, tensors_in
 from stages.model.block_runner import block_runner
 from stages.model.decoder import Place, Stage
+from stages.model.head_shard import HeadShard
 from stages.model.moe.routing import Routing
 from stages.model.selective import watched_by
 from stages.model.split_backward import DeferredGradients, deferring
@@ -156,7 +157,7 @@ class MemoryMeter:
             in_flight={stage: max(map(sum, counts)) for stage, counts in in_flight.items()},
             versions={stage: len(state.weights.replicas) for stage, state in rank.stages.items()},
             activations=most_held(together, sizes),
-            messages=links.most_messages * message_bytes(self._config),
+            messages=links.most_message_bytes,
             reduction=rank.connection.data.room_bytes,
             device=device,
         )
@@ -204,6 +205,8 @@ class MemoryMeter:
         train = self._config.train
         replica = state.weights.newest()
         module = replica.module
+        if isinstance(module.head, HeadShard):
+            return 0, self._measure_shard(module.head), 0
         permanent = [*module.parameters(), *module.buffers()]
         if module.rotation is not None:
             permanent.append(module.rotation)
@@ -247,6 +250,16 @@ class MemoryMeter:
             # No gradient is returned for an embedding that adds it (zero) to its buffer itself.
             torch.autograd.grad(output, start, torch.zeros_like(output), allow_unused=True)
             return whole, bytes_of(deferred.kept(), without=pointers_of(permanent)), recomputed
+
+    def _measure_shard(self, shard: HeadShard) -> int:
+        """Bytes of one micro-batch that a shard of the head keeps from S to T."""
+        shape = (self._config.train.microbatch_size, self._config.data.context)
+        targets = torch.zeros(shape, dtype=torch.long, device=self._device)
+        dtype = dtypes(self._config).replica
+        _, kept = shard.run(
+            torch.zeros((*shape, self._config.model.width), dtype=dtype, device=self._device), targets
+        )
+        return bytes_of(list(kept or ()))
 
     def _measure_recomputed(
         self, module: Stage, activation: Tensor, routing: Routing, place: Place, *, permanent: list[Tensor]

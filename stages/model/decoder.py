@@ -18,6 +18,7 @@ from stages.config import ModelConfig
 from stages.data.documents import Documents
 from stages.model.families.catalogue import FAMILIES
 from stages.model.head_loss import capped, head_loss
+from stages.model.head_shard import HeadShard
 from stages.model.layers import MLP, Block, Embedding, RMSNorm
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.routing import Routing
@@ -62,7 +63,8 @@ class Stage(nn.Module):
 
     The first stage takes token ids `(batch, context)`; later ones take activations `(batch, context, width)`.
     The last stage returns logits `(batch, context, vocab_size)`; earlier ones return activations. A stage may
-    begin or end between a block's attention and its MLP.
+    begin or end between a block's attention and its MLP. A shard of the head takes what the last stage with
+    blocks returns, and returns its part of the loss (`stages.model.head_shard`).
     """
 
     def __init__(self, config: ModelConfig, cut: StageCut, *, context: int) -> None:
@@ -83,10 +85,14 @@ class Stage(nn.Module):
         )
         self.norm = (
             RMSNorm(config.width, config.norm_eps, multiplier=output_multiplier(config))
-            if cut.has_head
+            if cut.has_head or cut.has_norm
             else None
         )
-        self.head = Linear(config.width, config.vocab_size) if cut.has_head else None
+        self.head: Linear | HeadShard | None = None
+        if cut.has_head:
+            self.head = Linear(config.width, config.vocab_size)
+        elif cut.head_rows is not None:
+            self.head = HeadShard(config.width, cut.head_rows)
         if self.head is not None and config.tied:
             # Of another stage where this one has no embedding: `stages.pipeline.tied_head` puts it in place.
             self.head.register_parameter("weight", None)
@@ -107,7 +113,7 @@ class Stage(nn.Module):
         self.rotation = rotary_table(self.config, context=self.context).to(device=device, dtype=wide)
 
     def _tie(self) -> None:
-        if self.config.tied and self.head is not None and self.embedding is not None:
+        if self.config.tied and isinstance(self.head, Linear) and self.embedding is not None:
             self.head.weight = self.embedding.weight
 
     def forward(
@@ -133,8 +139,13 @@ class Stage(nn.Module):
         place = self.place(documents)
         for index in self.blocks:
             x = self.apply_block(index, x, routing, place, run=self.run_block)
-        if self.head is not None and self.norm is not None:
+        if self.norm is not None:
             x = self.norm(x)
+        if isinstance(self.head, HeadShard):
+            assert targets is not None, "a shard has no logits of its own to return"
+            part: Tensor = self.head(x, targets)
+            return part
+        if self.head is not None:
             cap = self.config.logit_softcap
             if targets is None:
                 return capped(self.head(x), cap)

@@ -21,6 +21,18 @@ LEAST_ROWS = 64
 """Rows of a chunk, whatever they take: with fewer a matrix product is slow."""
 
 
+def shard_chunk(*, rows: int, wide: int, on_gpu: bool) -> int:
+    """Tokens of which a shard of the head computes the logits at once.
+
+    Args:
+        rows: of the matrix in the shard.
+        wide: as for `chunk_rows`.
+        on_gpu: likewise.
+    """
+    most = (GPU_CHUNK_BYTES if on_gpu else CHUNK_BYTES) // (rows * wide)
+    return max(LEAST_ROWS, most // LEAST_ROWS * LEAST_ROWS)
+
+
 def has_terms(config: ModelConfig) -> bool:
     """Whether logits are capped, or something is added to the cross-entropy."""
     return config.logit_softcap is not None or config.z_loss > 0

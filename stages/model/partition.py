@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from math import inf
@@ -12,6 +12,7 @@ from typing import Any
 
 from stages.config import ModelConfig, RunConfig
 from stages.model.families.catalogue import describe
+from stages.model.head_rows import rows_name, shard_rows
 from stages.model.moe.settings import has_experts
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_facts
@@ -27,6 +28,11 @@ class StageCut:
     """Numbered as in `ModelSpec`: 2 b is the attention of block b, 2 b + 1 its MLP or experts."""
     has_embedding: bool
     has_head: bool
+    """With the norm before it."""
+    has_norm: bool = False
+    """The norm before the head, without the head: that is in shards."""
+    head_rows: range | None = None
+    """Rows of the head's matrix, of a shard of it, which has nothing else."""
 
     @property
     def blocks(self) -> range:
@@ -56,7 +62,12 @@ def stage_parameters(config: ModelConfig, cut: StageCut) -> tuple[Parameter, ...
 @lru_cache(maxsize=256)  # a planner asks for the same stage again and again
 def _stage_parameters(settings: tuple[Any, ...], cut: StageCut) -> tuple[Parameter, ...]:
     spec = describe(ModelConfig(*settings))
-    return tuple(spec.parameters(cut.halves, embedding=cut.has_embedding, head=cut.has_head))
+    *norm, matrix = spec.head.parameters
+    if cut.head_rows is not None:
+        name = rows_name(matrix.name, cut.head_rows)
+        return (matrix._replace(name=name, shape=(len(cut.head_rows), *matrix.shape[1:])),)
+    held = spec.parameters(cut.halves, embedding=cut.has_embedding, head=cut.has_head)
+    return (*held, *norm) if cut.has_norm else tuple(held)
 
 
 @lru_cache(maxsize=256)  # a planner asks for the same stage again and again
@@ -73,52 +84,72 @@ def cut_of(config: RunConfig) -> list[StageCut]:
     Raises:
         ValueError: more stages than blocks.
     """
-    if config.parallel.cut is not None:
-        return stage_cuts(config.parallel.cut)
+    shards, model, context = config.parallel.shard_head, config.model, config.data.context
     facts = schedule_facts(config)
-    if facts.placement is None:
-        return cut_model(config.model, stages=facts.stages, context=config.data.context)
-    return cut_model_over_ranks(config.model, rank_of_stage=facts.placement, context=config.data.context)
+    if config.parallel.cut is not None:
+        cuts = stage_cuts(config.parallel.cut)
+    elif facts.placement is None:
+        cuts = cut_model(model, stages=facts.stages, context=context, has_head=not shards)
+    else:
+        cuts = cut_model_over_ranks(
+            model, rank_of_stage=facts.placement, context=context, has_head=not shards
+        )
+    return with_head_shards(model, cuts, shards=config.parallel.stages) if shards else cuts
+
+
+def with_head_shards(model: ModelConfig, cuts: Sequence[StageCut], *, shards: int) -> list[StageCut]:
+    """`cuts` with the head in shards, which are stages of their own behind all others."""
+    *others, last = cuts
+    return [
+        *others,
+        replace(last, has_head=False, has_norm=True),
+        *(
+            StageCut(halves=range(0), has_embedding=False, has_head=False, head_rows=rows)
+            for rows in shard_rows(model.vocab_size, shards=shards)
+        ),
+    ]
 
 
 def cut_model(
-    config: ModelConfig, *, stages: int, context: int, within_blocks: bool = False
+    config: ModelConfig, *, stages: int, context: int, within_blocks: bool = False, has_head: bool = True
 ) -> list[StageCut]:
     """Contiguous stages whose slowest is as fast as possible; every stage holds at least one block.
 
-    The embedding is a look-up and counts as free; the head counts in the last stage. With `within_blocks`, a
-    stage holds at least half a block, and the last may have the head alone.
+    The embedding is a look-up and counts as free; the head counts in the last stage, with `has_head`. With
+    `within_blocks`, a stage holds at least half a block, and the last may have the head alone.
 
     Raises:
         ValueError: more stages than blocks.
     """
-    blocks, head = _costs(config, stages=stages, context=context)
+    blocks, head = _costs(config, stages=stages, context=context, has_head=has_head)
     if within_blocks:
         halves = [half.forward_multiply_adds(context=context) for half in describe(config).halves]
+        if not has_head:
+            return stage_cuts([size / 2 for size in balance(halves, stages=stages)])
         *sizes, last = balance([*halves, head], stages=stages)
         return stage_cuts([size / 2 for size in (*sizes, last - 1)])
     return stage_cuts(_equal_stages(blocks, stages=stages, last_extra=head))
 
 
 def cut_model_over_ranks(
-    config: ModelConfig, *, rank_of_stage: tuple[int, ...], context: int
+    config: ModelConfig, *, rank_of_stage: tuple[int, ...], context: int, has_head: bool = True
 ) -> list[StageCut]:
     """Contiguous stages such that the slowest rank is as fast as possible; otherwise as `cut_model`.
 
     Raises:
         ValueError: more stages than blocks.
     """
-    blocks, head = _costs(config, stages=len(rank_of_stage), context=context)
+    blocks, head = _costs(config, stages=len(rank_of_stage), context=context, has_head=has_head)
     return stage_cuts(_equal_ranks(blocks, head, rank_of_stage))
 
 
-def _costs(config: ModelConfig, *, stages: int, context: int) -> tuple[tuple[int, ...], int]:
+def _costs(config: ModelConfig, *, stages: int, context: int, has_head: bool) -> tuple[tuple[int, ...], int]:
     """Multiply-adds of each block and of the head."""
     if stages > config.layers:
         raise ValueError(f"{stages} stages need at least as many blocks, the model has {config.layers}")
     spec = describe(config)
     blocks = tuple(block.forward_multiply_adds(context=context) for block in spec.blocks)
-    return blocks, spec.head.forward_multiply_adds(context=context)
+    return blocks, has_head * spec.head.forward_multiply_adds(context=context)
 
 
 def stage_cost(
@@ -171,12 +202,14 @@ def stage_cuts(sizes: Sequence[float]) -> list[StageCut]:
 def first_alike(config: ModelConfig, cuts: Sequence[StageCut]) -> list[StageCut]:
     """For each stage, the first one with as many halves of each kind and the same ends of the model: what is
     computed of one holds for the other."""
-    first: dict[tuple[int, int, int, bool, bool], StageCut] = {}
+    first: dict[tuple[Any, ...], StageCut] = {}
     alike = []
     for cut in cuts:
         mlps = (half // 2 for half in cut.halves if half % 2)
         routed = sum(has_experts(config, block) for block in mlps) if config.experts else 0
-        kind = (cut.halves.start % 2, len(cut.halves), routed, cut.has_embedding, cut.has_head)
+        rows = 0 if cut.head_rows is None else len(cut.head_rows)
+        ends = (cut.has_embedding, cut.has_head, cut.has_norm, rows)
+        kind = (cut.halves.start % 2, len(cut.halves), routed, *ends)
         alike.append(first.setdefault(kind, cut))
     return alike
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optimizers.grouping import DECAYED, Role
 from stages.config import ModelConfig
 from stages.model.activations import CheapPart, Values
+from stages.model.head_rows import whole_name
 from stages.model.stacks import member_names, member_shape
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class PartSpec:
         }
         return PartSpec(**sums, passing=most)
 
-    @cached_property
+    @property
     def parameter_count(self) -> int:
         return sum(parameter.size for parameter in self.parameters)
 
@@ -145,6 +145,8 @@ class ModelSpec:
     blocks: tuple[PartSpec, ...]
     halves: tuple[PartSpec, ...]
     """Of the blocks: number 2 b is the attention of block b, 2 b + 1 its MLP or experts."""
+    norm: PartSpec
+    """The norm before the head, which is a part of `head`."""
     head: PartSpec
     tied: Parameter | None = None
     """The embedding's matrix, where the head multiplies with it, too; a parameter of the embedding alone."""
@@ -174,7 +176,8 @@ class ModelSpec:
                 yield bias.in_block(index)
 
     def role(self, name: str) -> Role:
-        """The role of the parameter with this name in the whole model."""
+        """The role of the parameter with this name in the whole model, or of some of its rows."""
+        name = whole_name(name)
         listed: tuple[Parameter, ...] = (*self.embedding.parameters, *self.head.parameters)
         if name.startswith("blocks."):
             _, index, name = name.split(".", 2)
@@ -245,13 +248,15 @@ def decoder(config: ModelConfig, attention: PartSpec, mlps: tuple[PartSpec, ...]
         # The loss is computed in a wider type where the logits are narrow.
         passing=Values(narrow=vocabulary, wide=vocabulary),
     )
+    last_norm = norm("norm", width, "model.norm", part=ModelPart.HEAD)
     kinds = {id(mlp): attention + mlp for mlp in mlps}
     return ModelSpec(
         # A look-up: no arithmetic, and no activation is needed for its gradient.
         embedding=PartSpec(parameters=(table,)),
         blocks=tuple(kinds[id(mlp)] for mlp in mlps),
         halves=tuple(half for mlp in mlps for half in (attention, mlp)),
-        head=norm("norm", width, "model.norm", part=ModelPart.HEAD) + projection,
+        norm=last_norm,
+        head=last_norm + projection,
         tied=table if config.tied else None,
     )
 

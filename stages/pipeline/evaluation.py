@@ -16,6 +16,7 @@ from stages.comm.collectives import Exchange
 from stages.comm.p2p import Links
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
+from stages.model.head_shard import merge_parts
 from stages.pipeline.flat_buffers import members_of
 from stages.update.optimizer_step import StageState
 
@@ -31,14 +32,31 @@ class ValidationLoss(NamedTuple):
 def forward_program(
     *,
     rank_of_stage: tuple[int, ...],
+    head_shards: int = 0,
     microbatches: int,
     version: int,
     data_rank: int,
     data_ranks: int,
 ) -> Program:
     """The program that sends every `data_ranks`-th of `microbatches` micro-batches forward through all
-    stages."""
-    ranks = range(max(rank_of_stage) + 1)
+    stages.
+
+    Shards of the head follow as many micro-batches later as there are stages before them, so that no rank
+    waits.
+    """
+    blocks = len(rank_of_stage) - head_shards
+    own = range(data_rank, microbatches, data_ranks)
+
+    def actions(rank: int) -> Iterator[Action]:
+        stages = [stage for stage, holder in enumerate(rank_of_stage) if holder == rank]
+        for place in range(len(own) + (blocks + 1) * (head_shards > 0)):
+            for stage in stages:
+                op, behind = (Op.FORWARD, 0) if stage < blocks else (Op.HEAD, blocks)
+                if place - behind in range(len(own)):
+                    yield Action(stage, op, own[place - behind], version)
+            if head_shards and blocks - 1 in stages and place - blocks - 1 in range(len(own)):
+                yield Action(blocks - 1, Op.LOSS, own[place - blocks - 1], version)
+
     return Program(
         schedule="evaluation",
         microbatches=microbatches,
@@ -46,17 +64,10 @@ def forward_program(
         steps=1,
         first_step=0,
         rank_of_stage=rank_of_stage,
+        head_shards=head_shards,
         initial_versions=(version,),
         final_versions=(version,),
-        actions=tuple(
-            tuple(
-                Action(stage, Op.FORWARD, microbatch, version)
-                for microbatch in range(data_rank, microbatches, data_ranks)
-                for stage, holder in enumerate(rank_of_stage)
-                if holder == rank
-            )
-            for rank in ranks
-        ),
+        actions=tuple(tuple(actions(rank)) for rank in range(max(rank_of_stage) + 1)),
     )
 
 
@@ -67,6 +78,7 @@ def evaluate(
     connection: Connection,
     batches: Batches,
     rank_of_stage: tuple[int, ...],
+    head_shards: int,
     version: int,
     dtype: torch.dtype,
     on_action: Callable[[], None],
@@ -78,6 +90,7 @@ def evaluate(
         connection: of the rank to the others.
         batches: source of tokens and targets. The data ranks share the micro-batches of its validation sets.
         rank_of_stage: see `Program`.
+        head_shards: see `Program`.
         version: of the evaluated weights.
         dtype: of the computation.
         on_action: called when an action begins.
@@ -90,6 +103,7 @@ def evaluate(
     read = [(name, index) for name, count in batches.evaluated.items() for index in range(count)]
     program = forward_program(
         rank_of_stage=rank_of_stage,
+        head_shards=head_shards,
         microbatches=len(read),
         version=version,
         data_rank=data.rank,
@@ -105,27 +119,31 @@ def evaluate(
     for number, action in enumerate(program.actions[connection.rank]):
         on_action()
         links.passed(launched(number))
-        activation = received(action, program.num_stages)
         name, index = read[action.microbatch]
         tokens, targets = batches.validation(index, count=batches.evaluated[name], name=name)
-        if activation is None:
-            given = tokens
-        else:
-            while not links.waits and not links.arrived(activation):
+        incoming = []
+        for message in received(action, program):
+            while not links.waits and not links.arrived(message):
                 yield
-            given = links.receive(activation)
+            incoming.append(links.receive(message))
+        if action.op is Op.LOSS:
+            loss = merge_parts(incoming, scale=1.0).loss
+            losses[action.microbatch] = loss.double()
+            continue
+        [given] = incoming or [tokens]
         # The replica's module has the right type; its own weights are not used.
         module = stages[action.stage].weights.replicas[0].module
         routing = stages[action.stage].weights.newest().routing()
-        message = sent(action, program.num_stages)
+        outgoing = sent(action, program)
         documents = batches.validation_documents(index, count=batches.evaluated[name], name=name)
-        asked = {"targets": targets if message is None else None, "documents": documents}
+        has_loss = action.op is Op.HEAD or not outgoing
+        asked = {"targets": targets if has_loss else None, "documents": documents}
         output = functional_call(module, weights[action.stage], (given, routing), asked)
-        if message is None:
-            losses[action.microbatch] = output.double()
-        else:
+        for message in outgoing:
             links.send(message, output)
-    if program.num_stages - 1 not in stages:
+        if not outgoing:
+            losses[action.microbatch] = output.double()
+    if program.loss_stage not in stages:
         return None
     nothing = torch.zeros((), dtype=torch.float64, device=batches.device)
     own_losses = [losses.get(microbatch, nothing) for microbatch in range(program.microbatches)]

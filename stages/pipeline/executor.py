@@ -15,10 +15,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import launched, updated
-from schedules.messages import Message, received, sent
+from schedules.messages import Kind, Message, received, sent
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
-from stages.model.split_backward import DeferredGradients, deferring
+from stages.model.head_shard import HeadShard, ShardPass, merge_parts
+from stages.model.split_backward import DeferredGradients, add_matrix, deferring
 from stages.pipeline.clock import Clock
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
 from stages.pipeline.stage_graph import InputGradient, graph_input
@@ -55,6 +56,15 @@ class _Half:
     deferred: DeferredGradients
     version: int
     loads: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """State that a shard of the head keeps for the gradient of its weights."""
+
+    shard: HeadShard
+    kept: ShardPass
+    version: int
 
 
 class RankExecutor:
@@ -109,6 +119,7 @@ class RankExecutor:
         """Clock when the latest action began, seconds."""
         self._saved: dict[tuple[int, int], _Saved] = {}
         self._halves: dict[tuple[int, int], _Half] = {}
+        self._heads: dict[tuple[int, int], _Head] = {}
         self._losses: list[Tensor] = []
 
     def rehearse(self, programs: Sequence[Program]) -> None:
@@ -134,7 +145,7 @@ class RankExecutor:
     def run(self, program: Program) -> Iterator[None]:
         """Perform the segment; yields where another rank of this process must run first."""
         self._program = program
-        self._last_stage = program.num_stages - 1
+        self._loss_stage = program.loss_stage
         self._loss_share = program.update_interval * self._data_ranks
         self.trace = RankTrace(
             stages={stage: StageTrace() for stage in self._stages},
@@ -153,7 +164,7 @@ class RankExecutor:
         self._updates.begin(program, self.trace)
         for number, action in enumerate(program.actions[self._rank]):
             self._links.passed(launched(number))
-            yield from self._updates.go_on(before=action)
+            yield from self._updates.go_on(before=action, place=launched(number))
             self._links.passed(updated(number))
             if self._is_after_end(action):
                 continue
@@ -165,16 +176,20 @@ class RankExecutor:
             with self.around(action):
                 if action.op is Op.FORWARD:
                     yield from self._forward(action)
+                elif action.op is Op.HEAD:
+                    yield from self._head(action)
+                elif action.op is Op.HEAD_WEIGHT:
+                    yield from self._head_weight(action)
                 elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
                     yield from self._backward(action)
                 else:
                     self._backward_weight(action)
             self._clock.measure(started, partial(self.trace.note_action, action))
-        yield from self._updates.go_on(before=None)
+        yield from self._updates.go_on(before=None, place=launched(len(program.actions[self._rank])))
         self._clock.finish()
         for state in self._stages.values():
             self.trace.loads |= state.update.tally.take()
-        left = sorted(self._saved) + sorted(self._halves)
+        left = sorted({*self._saved, *self._halves, *self._heads})
         if left:
             raise RuntimeError(f"micro-batches without a whole backward at the drain: {left}")
 
@@ -192,24 +207,24 @@ class RankExecutor:
     def _forward(self, action: Action) -> Iterator[None]:
         stage, microbatch = action.stage, action.microbatch
         replica = self._stages[stage].weights.replica_of(action.version)
-        activation = received(action, self._program.num_stages)
+        incoming = received(action, self._program)
         input_gradient = InputGradient()
-        if activation is None:
-            stage_input = self._batches.tokens(microbatch)
+        if incoming:
+            stage_input = graph_input((yield from self._receive(*incoming)), input_gradient)
         else:
-            stage_input = graph_input((yield from self._receive(activation)), input_gradient)
+            stage_input = self._batches.tokens(microbatch)
         deferred = DeferredGradients() if (stage, microbatch) in self._split else None
-        message = sent(action, self._program.num_stages)
-        targets = self._batches.targets(microbatch) if message is None else None
+        outgoing = sent(action, self._program)
+        targets = None if outgoing else self._batches.targets(microbatch)
         documents = self._batches.documents(microbatch)
         routing = replica.routing()
         with deferring(deferred):
             output = replica.module(stage_input, routing, targets=targets, documents=documents)
-        if message is None:
+        for message in outgoing:
+            self._links.send(message, output.detach())
+        if not outgoing:
             self._losses.append(output.detach())
             output = output / self._loss_share
-        else:
-            self._links.send(message, output.detach())
         replica.pending_backwards += 1
         loads = [load.detach() for load in routing.loads.values()]
         self._saved[stage, microbatch] = _Saved(
@@ -232,16 +247,15 @@ class RankExecutor:
         if len(weights.replicas) > 1 and saved.replica.writes != saved.writes:
             # Autograd does not notice where the backward recomputes its activations.
             raise RuntimeError(f"{action}: its weights were written since the forward")
-        incoming = received(action, self._program.num_stages)
-        gradient = None if incoming is None else (yield from self._receive(incoming))
+        gradient = yield from self._output_gradient(action)
         mismatch = saved.replica.version - saved.version
         whole = self._updates.last_backward(action)
         watching = nullcontext() if whole is None else whole.watching()
         with update.at_backward(saved.replica, mismatch=mismatch), watching:
             torch.autograd.backward(saved.output, gradient)
-        outgoing = sent(action, self._program.num_stages)
-        if outgoing is not None:
-            self._links.send(outgoing, saved.input_gradient.take())
+        for message in sent(action, self._program):
+            if message.kind is Kind.GRADIENT:
+                self._links.send(message, saved.input_gradient.take())
         saved.replica.pending_backwards -= 1
         if saved.deferred is None:
             weights.gradient_buffer.count(saved.version, saved.loads)
@@ -257,11 +271,54 @@ class RankExecutor:
         self._stages[action.stage].weights.gradient_buffer.count(half.version, half.loads)
         self._count_in_flight()
 
+    def _output_gradient(self, action: Action) -> Generator[None, None, Tensor | None]:
+        """The gradient of a stage's output; None: that is the loss."""
+        incoming = received(action, self._program)
+        tensors = []
+        for message in incoming:
+            tensors.append((yield from self._receive(message)))
+        if action.stage < self._loss_stage:
+            return tensors[0]
+        if not tensors:
+            return None
+        merged = merge_parts(tensors, scale=1 / self._loss_share)
+        self._losses.append(merged.loss)
+        for message in sent(action, self._program):
+            if message.kind is Kind.SUMS:
+                self._links.send(message, merged.sums)
+        return merged.gradient
+
+    def _head(self, action: Action) -> Iterator[None]:
+        stage, microbatch = action.stage, action.microbatch
+        replica = self._stages[stage].weights.replica_of(action.version)
+        [incoming], [outgoing] = received(action, self._program), sent(action, self._program)
+        hidden = yield from self._receive(incoming)
+        shard = replica.module.head
+        assert isinstance(shard, HeadShard)
+        part, kept = shard.run(hidden, self._batches.targets(microbatch))
+        assert kept is not None
+        self._links.send(outgoing, part)
+        self._heads[stage, microbatch] = _Head(shard, kept, replica.version)
+        self._count_in_flight()
+
+    def _head_weight(self, action: Action) -> Iterator[None]:
+        stage = action.stage
+        [incoming] = received(action, self._program)
+        sums = yield from self._receive(incoming)
+        head = self._heads.pop((stage, action.microbatch))
+        factors, hidden = head.shard.gradient_factors(head.kept, sums, scale=1 / self._loss_share)
+        gradients = DeferredGradients()
+        add_matrix(gradients, head.shard.weight, given=hidden, gradient=factors)
+        gradients.compute(self._updates.last_backward(action))
+        self._stages[stage].weights.gradient_buffer.count(head.version, ())
+        self._count_in_flight()
+
     def _count_in_flight(self) -> None:
         counts = []
+        begun = [stage for stage, _ in (*self._halves, *self._heads)]
         for stage in sorted(self._stages):
             wholes = sum(replica.pending_backwards for replica in self._stages[stage].weights.replicas)
-            counts.append((wholes, sum(split_stage == stage for split_stage, _ in self._halves)))
+            counts.append((wholes, begun.count(stage)))
         self.in_flight.add(tuple(counts))
 
     def _begin_update(self, action: Action) -> None:
@@ -270,7 +327,7 @@ class RankExecutor:
         # Counted from the versions that forwards have read, not from the program.
         self.trace.stages[stage].note_delays([action.version - 1 - read for read in gradient.versions])
         losses: list[Tensor] = []
-        if stage == self._last_stage:
+        if stage == self._loss_stage:
             losses, self._losses = self._losses, []
         if stage == max(self._stages):
             self._clock.tell(self.trace.note_update)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schedules import Op, Program
+from schedules.actions import FORWARDS
 
 
 def gradient_buffers(programs: Sequence[Program], *, data_ranks: int, on_gpu: bool) -> list[int]:
@@ -32,6 +33,6 @@ def _overlaps(programs: Sequence[Program], stage: int) -> bool:
                 unread = action.version
             elif unread is not None and action.version >= unread:
                 unread = None
-            elif unread is not None and action.op is not Op.FORWARD:
+            elif unread is not None and action.op not in FORWARDS:
                 return True
     return False

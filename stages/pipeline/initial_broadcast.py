@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from stages.checkpoint.initial_weights import read_initial
 from stages.comm.process import Process
 from stages.config import ModelConfig
+from stages.model.head_rows import whole_name
 from stages.pipeline.build import Rank
 
 
@@ -23,7 +24,7 @@ def read_initial_weights(ranks: Sequence[Rank], config: ModelConfig, *, process:
     for rank in ranks:
         for state in rank.stages.values():
             weights = state.weights
-            names = [*weights.master.names, *weights.replicas[0].named_biases()]
+            names = [*map(whole_name, weights.master.names), *weights.replicas[0].named_biases()]
             weights.load_initial(read_initial(config, names, verify_hash=verify))
 
 

@@ -22,6 +22,7 @@ class ScheduleFacts(NamedTuple):
     updates_together: bool
     """Whether all stages update once per step, with one gradient norm; if not, each updates on its own."""
     stages: int
+    """Without shards of the head."""
     placement: tuple[int, ...] | None
     """Rank of each stage, where the model is cut so that ranks are equally fast; None: so that stages are."""
 
@@ -36,7 +37,7 @@ def schedule_facts(config: RunConfig) -> ScheduleFacts:
     if schedules.is_custom(name):
         program = segment_program(config, first_step=sync_steps(config), steps=DERIVED_FROM_STEPS)
         return ScheduleFacts(
-            schedules.analyze(program).synchronous, program.updates_together, program.num_stages, None
+            schedules.analyze(program).synchronous, program.updates_together, program.loss_stage + 1, None
         )
     schedule = schedules.find(name)
     chunks = config.schedule.chunks if "chunks" in schedule.options else schedule.stages_per_rank
@@ -71,7 +72,12 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
         custom = schedules.is_custom(schedule.name)
         synchronous = SYNCHRONOUS if custom else schedules.find(schedule.name).synchronous_start
         return _build(
-            synchronous, stages=stages, microbatches=schedule.microbatches, steps=steps, first_step=first_step
+            synchronous,
+            stages=stages,
+            microbatches=schedule.microbatches,
+            steps=steps,
+            first_step=first_step,
+            shard_head=config.parallel.shard_head,
         )
     options = schedules.options_taken(schedule.name)
     return _build(
@@ -88,6 +94,7 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
         split=schedule.split,
         costs=schedule_costs(config),
         update_interval=schedule.update_interval,
+        shard_head=config.parallel.shard_head,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from stages.model.split_backward import Linear
 from stages.pipeline.weight_versions import WeightVersions
 
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
@@ -37,7 +38,7 @@ class TiedHead:
             if shared.dtype != self.gradient.dtype:
                 shared.grad_dtype = self.gradient.dtype
             shared.grad = self.gradient
-            assert replica.module.head is not None
+            assert isinstance(replica.module.head, Linear)
             replica.module.head.weight = shared
 
     @torch.no_grad()

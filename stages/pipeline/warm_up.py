@@ -11,7 +11,8 @@ from schedules import Op
 from stages.config import RunConfig
 from stages.data.batches import whole_sequences
 from stages.memory.measure import leaving_no_trace
-from stages.model.split_backward import DeferredGradients, deferring
+from stages.model.head_shard import HeadShard, merge_parts
+from stages.model.split_backward import DeferredGradients, add_matrix, deferring
 from stages.pipeline.build import Rank, activation_shape, dtypes, representative_programs
 from stages.update.optimizer_step import StageState
 
@@ -43,6 +44,9 @@ def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.
     message waits for that work. So it is done before any receive is posted, on all ranks at once.
     """
     module = state.weights.newest().module
+    if isinstance(module.head, HeadShard):
+        _warm_up_shard(state, module.head, config, device=device)
+        return
     shape = activation_shape(config)
     tokens = torch.zeros(shape[:2], dtype=torch.long, device=device)
     activation = torch.zeros(shape, dtype=dtypes(config).replica, device=device).requires_grad_()
@@ -58,3 +62,16 @@ def warm_up(state: StageState, config: RunConfig, *, split: bool, device: torch.
     state.weights.gradient_buffer.flat.zero_()
     if state.tied is not None:
         state.tied.clear()
+
+
+def _warm_up_shard(state: StageState, shard: HeadShard, config: RunConfig, *, device: torch.device) -> None:
+    hidden = torch.zeros(activation_shape(config), dtype=dtypes(config).replica, device=device)
+    part, kept = shard.run(hidden, torch.zeros(hidden.shape[:2], dtype=torch.long, device=device))
+    assert kept is not None
+    shards = [part] * config.parallel.stages
+    merged = merge_parts(shards, scale=1.0)
+    factors, given = shard.gradient_factors(kept, merged.sums, scale=1.0)
+    gradients = DeferredGradients()
+    add_matrix(gradients, shard.weight, given=given, gradient=factors)
+    gradients.compute()
+    state.weights.gradient_buffer.flat.zero_()

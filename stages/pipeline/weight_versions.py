@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 from stages.config import ModelConfig
 from stages.model.custom import make_stage
 from stages.model.decoder import Stage, initialise
+from stages.model.head_rows import whole_name
 from stages.model.moe.routing import Routing
 from stages.model.partition import StageCut
 from stages.model.stacks import member_names, member_shape
@@ -149,7 +150,18 @@ class WeightVersions:
         self._current = 0
         _, masters = flat_views(own_shapes, dtype=master_dtype, device=device)
         self.master = Master([name for name, _, _ in own_members], [nn.Parameter(view) for view in masters])
-        self._fill(lambda name, weight: initialise(weight, name=name, seed=seed, model=config))
+        self._rows = cut.head_rows
+
+        def draw(name: str, weight: Tensor) -> None:
+            initialise(weight, name=name, seed=seed, model=config)
+
+        def draw_rows(name: str, weight: Tensor) -> None:
+            # The generator gives the same rows only in a draw of the whole matrix.
+            whole = torch.empty((config.vocab_size, config.width), dtype=torch.float32)
+            draw(whole_name(name), whole)
+            weight.copy_(self._own_rows(whole))
+
+        self._fill(draw if cut.head_rows is None else draw_rows)
         self._initial_version = version
         self._data_rank = data_rank
         if data_ranks == 1:
@@ -157,12 +169,18 @@ class WeightVersions:
         self._point_gradients()
 
     def load_initial(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the drawn weights of the members that this data rank owns, by name, and balance biases."""
-        self._fill(lambda name, weight: weight.copy_(weights[name]))
+        """Replace the drawn weights of the members that this data rank owns, by name, and balance biases. A
+        shard of the head takes its rows of the whole matrix.
+        """
+        self._fill(lambda name, weight: weight.copy_(self._own_rows(weights[whole_name(name)])))
         first = self.replicas[0]
         biases = [weights.get(name, bias).to(bias) for name, bias in first.named_biases().items()]
         if biases:
             first.biases = torch.stack(biases)
+
+    def _own_rows(self, whole: Tensor) -> Tensor:
+        """The rows that a shard of the head holds of the matrix; of other stages' parameters all."""
+        return whole if self._rows is None else whole[self._rows.start : self._rows.stop]
 
     @torch.no_grad()
     def _fill(self, write: Callable[[str, Tensor], object]) -> None:

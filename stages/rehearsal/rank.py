@@ -212,6 +212,7 @@ class _Part:
         return connect(
             cast(Process, process),
             rank_of_stage=self._program.rank_of_stage,
+            head_shards=self._program.head_shards,
             data_ranks=config.parallel.data,
             shape=activation_shape(config),
             dtype=dtypes(config).replica,
@@ -268,6 +269,7 @@ class _Part:
                 connection=built.connection,
                 batches=built.batches,
                 rank_of_stage=self._program.rank_of_stage,
+                head_shards=self._program.head_shards,
                 version=version,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: None,

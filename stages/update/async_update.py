@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from schedules.actions import Action, Op, Program
+from schedules.actions import FORWARDS, Action, Op, Program
+from schedules.dependencies import Place, launched, places_to_agree
 from stages.comm.collectives import Exchange, Reduction
 from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.host_copies import to_host
@@ -46,7 +47,7 @@ class _Pending:
 
     def is_needed(self, action: Action) -> bool:
         stages = [gathered.stage for gathered in self.unit]
-        adds_into_it = action.op is not Op.FORWARD and action.stage in self.sole_buffers
+        adds_into_it = action.op not in FORWARDS and action.stage in self.sole_buffers
         return adds_into_it or needs_update(action, stages=stages, version=self.unit[0].version)
 
 
@@ -143,6 +144,9 @@ class RankUpdates:
 
     def begin(self, program: Program, trace: RankTrace) -> None:
         """Prepare for a segment; its measurements go to `trace`."""
+        # Without shards all of it comes before the update itself.
+        self._places = places_to_agree(program, self._pipeline.rank) if program.head_shards else {}
+        self._place = launched(0)
         self._trace = trace
         slack = slack_of(program, self._pipeline.rank, common_step=self._rules.common_step)
         self._begin_early = slack.early if self._data.size > 1 else frozenset[Action]()
@@ -181,7 +185,9 @@ class RankUpdates:
         stages = [gathered.stage for gathered in unit]
         self._pending = _Pending(
             unit=unit,
-            phases=self._phases.run(unit, reduced=self._after_reduction),
+            phases=self._phases.run(
+                unit, reduced=self._after_reduction, may_agree=self._place_of(unit[0].version)
+            ),
             sole_buffers=frozenset(
                 stage for stage in stages if len(self._stages[stage].weights.gradients) == 1
             ),
@@ -225,7 +231,7 @@ class RankUpdates:
 
     def _free_buffer(self, before: Action) -> Iterator[None]:
         """Wait until the buffer that a backward adds to has been reduced, if it is the only whole one."""
-        if before.op is Op.FORWARD or before.op is Op.UPDATE or before.stage not in self._sharded:
+        if before.op in FORWARDS or before.op is Op.UPDATE or before.stage not in self._sharded:
             return
         reduction = self._sharded.pop(before.stage)
         started = self._clock.mark()
@@ -238,12 +244,30 @@ class RankUpdates:
         self._streams.join(self._cleared.pop(before.stage))
         self._clock.measure(started, self._trace.note_wait_for_update)
 
-    def go_on(self, *, before: Action | None) -> Iterator[None]:
+    def _place_of(self, version: int) -> Exchange[None]:
+        """Complete once the rank is at a place where the exchange of all ranks can complete.
+
+        On a GPU an exchange that waits for work which this rank has yet to launch would hold up its host
+        where that synchronizes with the device, as a receive would (`schedules.dependencies`).
+        """
+        place = self._places.get(version, launched(0))
+
+        def wait() -> None:
+            raise RuntimeError(f"update {version} is needed before place {place}, which it depends on")
+
+        return Exchange(ready=lambda: self._place >= place, wait=wait, take=lambda: None)
+
+    def go_on(self, *, before: Action | None, place: Place) -> Iterator[None]:
         """Continue the pending update as far as its exchanges have completed.
 
         Complete it if the action `before` needs it, or at a drain (None). Yields where this rank would have
         to wait and other ranks of its process may run.
+
+        Args:
+            before: the next action.
+            place: that the rank has reached.
         """
+        self._place = place
         self._resume_without_waiting()
         if before is not None:
             yield from self._free_buffer(before)

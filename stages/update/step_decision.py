@@ -71,6 +71,7 @@ def judge(
     rules: UpdateRules,
     stop: Callable[[], bool],
     reduced: Callable[[], None],
+    may_agree: Exchange[None],
 ) -> Generator[Exchange[Any], None, Verdict]:
     """Reduce the gradients, agree with the other ranks, and clip; yields the exchanges that it waits for.
 
@@ -87,6 +88,7 @@ def judge(
         rules: of the run's updates.
         stop: whether this process has been asked to stop.
         reduced: called once the gradients are reduced.
+        may_agree: complete once the exchange with the pipeline's ranks may begin.
     """
     for gathered in unit:
         yield gathered.reduction
@@ -114,6 +116,7 @@ def judge(
     numbers = [train_loss, *squares]
     clip_by = dict(zip((gathered.stage for gathered in unit), squares, strict=True))
     if rules.common_step:
+        yield may_agree
         common = pipeline.all_gather(torch.stack([*squares, stop_requested]))
         yield common
         by_rank = common.take()

@@ -69,13 +69,14 @@ class UpdatePhases:
         self.agreement.begin(program)
 
     def run(
-        self, unit: Sequence[Gathered], *, reduced: Callable[[], None]
+        self, unit: Sequence[Gathered], *, reduced: Callable[[], None], may_agree: Exchange[None]
     ) -> Generator[Exchange[Any], None, None]:
         """Update the stages of `unit`; yields each exchange that must have completed before it goes on.
 
         Args:
             unit: gradients of the stages that update together.
             reduced: called once the gradients are reduced.
+            may_agree: complete once the exchange with the pipeline's ranks may begin.
         """
         version, interval = unit[0].version, self._program.update_interval
         # Ranks end after whole steps.
@@ -89,6 +90,7 @@ class UpdatePhases:
             rules=self._rules,
             stop=never if left else self._stop,
             reduced=reduced,
+            may_agree=may_agree,
         )
         if not self._rules.common_step and not left:
             self.agreement.tell(step - 1, stop=verdict.stop, device=unit[0].gradient.flat.device)
@@ -124,7 +126,7 @@ class UpdatePhases:
         self._skipped[stage] = self._skipped[stage] + 1 if result.skipped else 0
         if self._skipped[stage] == self._rules.max_skipped > 0 and self._trace.gave_up is None:
             self._give_up(stage, version)
-        if stage == self._program.num_stages - 1:
+        if stage == self._program.loss_stage:
             # The verdict depends on that backward, so its time is known by now.
             self._clock.settle()
             self._on_step(

@@ -19,7 +19,7 @@ def test_delay_and_mismatch(program):
     for stage in range(program.num_stages):
         delays, mismatches, forwarded_at, gathered = [], [], {}, []
         for action in program.stage_actions(stage):
-            if action.op is Op.FORWARD:
+            if action.op in (Op.FORWARD, Op.HEAD):
                 forwarded_at[action.microbatch] = action.version
             elif action.op is Op.UPDATE:
                 delays += [action.version - 1 - forwarded_at[microbatch] for microbatch in gathered]
@@ -64,9 +64,9 @@ def test_activations(program):
     for stage in range(program.num_stages):
         in_flight, most = set(), 0
         for action in program.stage_actions(stage):
-            if action.op is Op.FORWARD:
+            if action.op in (Op.FORWARD, Op.HEAD):
                 in_flight.add(action.microbatch)
-            elif action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT):
+            elif action.op in (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT):
                 in_flight.remove(action.microbatch)
             most = max(most, len(in_flight))
         assert analysis.activations[stage] == most
@@ -87,5 +87,5 @@ def test_slack(program):
                 if later.op is not Op.UPDATE and later.version == action.version:
                     slacks.append(between)
                     break
-                between += later.op is Op.FORWARD
+                between += later.op in (Op.FORWARD, Op.HEAD)
         assert analysis.slack[stage] == min(slacks, default=None)

@@ -20,12 +20,15 @@ WHOLE_TIMES = st.integers(0, 5).map(float)
 
 def slow_ends(program: Program, costs: Costs) -> dict[tuple[str, ...], float]:
     """When each action ends: start from 0 and push ends back until every rule holds."""
-    last = program.num_stages - 1
+    last = program.num_stages - 1 - program.head_shards
+    shards = range(last + 1, program.num_stages)
     time_of = {
         Op.FORWARD: costs.forward,
         Op.BACKWARD: costs.backward,
         Op.BACKWARD_INPUT: costs.input_half,
         Op.BACKWARD_WEIGHT: costs.weight_half,
+        Op.HEAD: costs.head,
+        Op.HEAD_WEIGHT: costs.head_weight,
         Op.UPDATE: costs.update,
     }
     ends = {str(action): 0.0 for action in program.all_actions()}
@@ -34,19 +37,30 @@ def slow_ends(program: Program, costs: Costs) -> dict[tuple[str, ...], float]:
         changed = False
         left_at: dict[tuple[int, int], float] = {}
         arrival: dict[tuple[int, int, int], float] = {}
+        sums_at: dict[tuple[int, int], float] = {}
         for actions in program.actions:
             for action in actions:
                 stage = action.stage
-                neighbour = stage + 1 if action.op is Op.FORWARD else stage - 1
-                if action.op in (Op.BACKWARD_WEIGHT, Op.UPDATE) or not 0 <= neighbour <= last:
-                    continue
-                done = ends[str(action)]
-                if program.rank_of_stage[stage] != program.rank_of_stage[neighbour]:
-                    done = left_at[stage, neighbour] = (
-                        max(done, left_at.get((stage, neighbour), 0.0)) + costs.transfer
-                    )
-                    done += costs.latency
-                arrival[stage, neighbour, action.microbatch] = done
+                neighbours = [stage + 1 if action.op is Op.FORWARD else stage - 1]
+                if stage in shards:
+                    neighbours = [last]
+                elif stage == last and action.op is Op.FORWARD:
+                    neighbours = list(shards)
+                elif stage == last and action.op is not Op.BACKWARD_WEIGHT:
+                    for shard in shards if action.op is not Op.UPDATE else ():
+                        crosses = program.rank_of_stage[stage] != program.rank_of_stage[shard]
+                        sums_at[shard, action.microbatch] = ends[str(action)] + costs.latency * crosses
+                for neighbour in neighbours:
+                    if action.op in (Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT, Op.UPDATE) or neighbour < 0:
+                        continue
+                    done = ends[str(action)]
+                    if program.rank_of_stage[stage] != program.rank_of_stage[neighbour]:
+                        done = left_at[stage, neighbour] = (
+                            max(done, left_at.get((stage, neighbour), 0.0)) + costs.transfer
+                        )
+                        of_shard = costs.part_latency if stage in shards else costs.latency
+                        done += costs.hidden_latency if neighbour in shards else of_shard
+                    arrival[stage, neighbour, action.microbatch] = done
         for actions in program.actions:
             free = 0.0
             for action in actions:
@@ -54,8 +68,13 @@ def slow_ends(program: Program, costs: Costs) -> dict[tuple[str, ...], float]:
                 ready = free
                 if action.op is Op.FORWARD and stage > 0:
                     ready = max(free, arrival[stage - 1, stage, action.microbatch])
-                elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT) and stage < last:
-                    ready = max(free, arrival[stage + 1, stage, action.microbatch])
+                elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
+                    after = [stage + 1] if stage < last else shards
+                    ready = max([free, *(arrival[source, stage, action.microbatch] for source in after)])
+                elif action.op is Op.HEAD:
+                    ready = max(free, arrival[last, stage, action.microbatch])
+                elif action.op is Op.HEAD_WEIGHT:
+                    ready = max(free, sums_at[stage, action.microbatch])
                 free = ready + time_of[action.op][stage]
                 if free != ends[str(action)]:
                     ends[str(action)] = free
@@ -75,10 +94,14 @@ def test_every_action_ends_when_the_slow_solution_says(program, data):
         backward=per_stage(),
         input_half=per_stage(),
         weight_half=per_stage(),
+        head=per_stage(),
+        head_weight=per_stage(),
         update=per_stage(),
         reduction=(0.0,) * program.num_stages,
         norm=None,
         latency=data.draw(WHOLE_TIMES),
+        hidden_latency=data.draw(WHOLE_TIMES),
+        part_latency=data.draw(WHOLE_TIMES),
         transfer=data.draw(WHOLE_TIMES),
         jitter=0.0,
         seed=0,

@@ -338,7 +338,8 @@ def test_messages_of_a_pair_of_ranks_are_posted_in_torchs_order(name, p, m):
                 pair = ours.rank_of_stage[other], rank
                 receives.setdefault(pair, []).append((other, stage, action.microbatch_index))
     assert sends == {
-        pair: [tuple(each) for each in found] for pair, found in sent_between_ranks(ours).items()
+        pair: [(each.source, each.destination, each.microbatch) for each in found]
+        for pair, found in sent_between_ranks(ours).items()
     }
     assert receives == sends
 

@@ -98,7 +98,8 @@ def tiny(config: ModelConfig, context: int) -> tuple[nn.Module, list[nn.Module],
 def tiny_run(config: RunConfig) -> RunConfig:
     """The same run with a model of negligible cost."""
     model = ModelConfig(name="tiny", layers=config.model.layers, width=2, heads=1, kv_heads=1, mlp_width=2)
-    model.factory = f"{__name__}:tiny"
+    if not config.parallel.shard_head:  # its head must be the decoder's
+        model.factory = f"{__name__}:tiny"
     data = replace(config.data, context=2)
     return replace(config, model=model, data=data, train=replace(config.train, microbatch_size=1))
 
@@ -145,6 +146,7 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = F
         connection = connect(
             process,
             rank_of_stage=program.rank_of_stage,
+            head_shards=program.head_shards,
             data_ranks=data_ranks,
             shape=activation_shape(config),
             dtype=torch.float32,

@@ -44,6 +44,8 @@ def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4
         "steps": draw(st.integers(1, max(1, min(max_steps, MOST_FORWARDS // forwards)))),
         "first_step": draw(st.integers(0, 5)),
     }
+    if schedule.default_interval is None and name != "looped-bfs":
+        order["shard_head"] = asked["shard_head"] = draw(st.booleans())
     if "delay" in schedule.options:
         asked |= order
         smallest = smallest_delay(name, stages=stages, microbatches=microbatches, **order)
@@ -75,37 +77,44 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
     Receiving checks that the message is the expected one.
     """
     last = program.num_stages - 1
-    channels: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+    shards = range(program.num_stages - program.head_shards, program.num_stages)
+    last -= len(shards)
+    channels: dict[tuple[int, int, str], deque[int]] = defaultdict(deque)
     place = [0] * program.num_ranks
-    outbox: list[tuple[tuple[int, int], int] | None] = [None] * program.num_ranks
+    outbox: list[deque[tuple[tuple[int, int, str], int]]] = [deque() for _ in range(program.num_ranks)]
     ran = Ran()
 
     def step(rank: int) -> bool:
-        if outbox[rank] is not None:
-            channel, microbatch = outbox[rank]
+        if outbox[rank]:
+            channel, microbatch = outbox[rank][0]
             crosses = program.rank_of_stage[channel[0]] != program.rank_of_stage[channel[1]]
             if crosses and capacity is not None and len(channels[channel]) >= capacity:
                 return False
             channels[channel].append(microbatch)
-            outbox[rank] = None
+            outbox[rank].popleft()
             return True
         if place[rank] == len(program.actions[rank]):
             return False
         action = program.actions[rank][place[rank]]
         stage = action.stage
-        source = target = None
+        taken: list[tuple[int, int, str]] = []
+        given: list[tuple[int, int, str]] = []
         if action.op is Op.FORWARD:
-            source = stage - 1 if stage > 0 else None
-            target = stage + 1 if stage < last else None
+            taken += [(stage - 1, stage, "")] * (stage > 0)
+            given += [(stage, stage + 1, "")] if stage < last else [(stage, shard, "") for shard in shards]
         elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
-            source = stage + 1 if stage < last else None
-            target = stage - 1 if stage > 0 else None
-        if source is not None:
-            if not channels[source, stage]:
-                return False
-            assert channels[source, stage].popleft() == action.microbatch, f"{action} takes another's message"
-        if target is not None:
-            outbox[rank] = ((stage, target), action.microbatch)
+            taken += [(stage + 1, stage, "")] if stage < last else [(shard, stage, "") for shard in shards]
+            given += [(stage, stage - 1, "")] * (stage > 0)
+            given += [(stage, shard, "sums") for shard in shards if stage == last]
+        elif action.op is Op.HEAD:
+            taken, given = [(last, stage, "")], [(stage, last, "")]
+        elif action.op is Op.HEAD_WEIGHT:
+            taken = [(last, stage, "sums")]
+        if not all(channels[channel] for channel in taken):
+            return False
+        for channel in taken:
+            assert channels[channel].popleft() == action.microbatch, f"{action} takes another's message"
+        outbox[rank].extend((channel, action.microbatch) for channel in given)
         place[rank] += 1
         ran.performed[stage].append(action)
         return True

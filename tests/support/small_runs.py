@@ -55,6 +55,7 @@ def small_config(
     ahead: int = 1,
     recompute: str = "none",
     compile: bool = False,
+    shard_head: bool = False,
 ) -> RunConfig:
     return RunConfig(
         schedule=ScheduleConfig(
@@ -70,7 +71,7 @@ def small_config(
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
         model=ModelConfig(name="tiny", layers=layers, width=16, heads=4, kv_heads=2, mlp_width=24),
         data=DataConfig(path=str(text), context=12),
-        parallel=ParallelConfig(stages=stages, cut=cut, data=data),
+        parallel=ParallelConfig(stages=stages, cut=cut, data=data, shard_head=shard_head),
         train=TrainConfig(
             steps=steps,
             microbatch_size=3,

@@ -104,8 +104,9 @@ def within_blocks(*, layers: int, stages: int) -> list[float]:
 
 
 def of_writers(by_rank: list[list[Any]], configs: Sequence[RunConfig]) -> list[Any]:
-    """For each run, the result of the rank of its last stage, which writes the rows."""
-    writers = [representative_programs(config)[0].rank_of_stage[-1] for config in configs]
+    """For each run, the result of the rank that knows the loss, which writes the rows."""
+    programs = [representative_programs(config)[0] for config in configs]
+    writers = [program.rank_of_stage[program.loss_stage] for program in programs]
     return [by_rank[writer][number] for number, writer in enumerate(writers)]
 
 

@@ -151,6 +151,10 @@ def plan(
         raise UserError(
             f"{what}: model.factory: the costs of a user's own model are unknown; train it to measure them"
         )
+    if base.config.parallel.shard_head:
+        raise UserError(
+            f"{what}: parallel.shard_head: shards of the head are not planned for; accepted: without it"
+        )
     if as_balance:
         _show_balance(base, as_json=as_json)
         return
@@ -266,6 +270,8 @@ def _show_measured_balance(folder: Path, *, as_json: bool) -> None:
     config = run.config()
     if config.model.factory is not None:
         raise UserError(f"{folder}: model.factory: what a part of a user's own model costs is unknown")
+    if config.parallel.shard_head:
+        raise UserError(f"{folder}: parallel.shard_head: shards of the head are not planned for")
     found = measured_balance(config, measured_run(run.folder).times)
     if as_json:
         known = found._asdict() | {

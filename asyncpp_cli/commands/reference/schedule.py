@@ -84,7 +84,10 @@ def show(
     first_step: Annotated[int, typer.Option(metavar="K", min=0, help="First step to show.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show a schedule as a Gantt chart (forward 1, backward 2), with delay and memory of every stage."""
+    """Show a schedule as a Gantt chart (forward 1, backward 2), with delay and memory of every stage.
+
+    With --shard-head, S takes 2 and T 1.
+    """
     from asyncpp_cli.schedule_tools import output as schedule_output
     from asyncpp_cli.schedule_tools import programs as schedule_input
     from asyncpp_cli.schedule_tools.programs import CostOptions
@@ -98,7 +101,8 @@ def show(
         _print_json(
             {
                 "schedule": program.schedule,
-                "stages": program.num_stages,
+                "stages": program.loss_stage + 1,
+                "head_shards": program.head_shards,
                 "microbatches": program.microbatches,
                 "update_interval": program.update_interval,
                 "steps": program.steps,
@@ -113,10 +117,11 @@ def show(
         return
     last_step = program.first_step + program.steps - 1
     show_line(
-        f"{program.schedule}: {program.num_stages} stages on {program.num_ranks} ranks, "
+        f"{program.schedule}: {schedule_output.described_stages(program)}, "
         f"{program.microbatches} micro-batches per step, steps {program.first_step} to {last_step}"
     )
-    schedule_output.print_chart(schedule_input.timeline(program, CostOptions()))
+    costs = CostOptions(head=float(program.head_shards))
+    schedule_output.print_chart(schedule_input.timeline(program, costs))
     print()
     schedule_output.show_analysis(program, analysis)
 

@@ -44,6 +44,7 @@ def check(
     ] = None,
 ) -> None:
     """Verify a program file: prints a line per problem, and exits with code 2 if there is one."""
+    from asyncpp_cli.schedule_tools.output import described_stages
     from asyncpp_cli.schedule_tools.programs import read_program
     from schedules import find_problems
 
@@ -55,7 +56,7 @@ def check(
         raise typer.Exit(2)
     steps = f"{program.steps} step{'s' if program.steps > 1 else ''}"
     tell(
-        f"{file}: valid ({program.schedule}, {program.num_stages} stages on {program.num_ranks} ranks, "
+        f"{file}: valid ({program.schedule}, {described_stages(program)}, "
         f"{program.microbatches} micro-batches per step, {steps})"
     )
 

@@ -70,6 +70,25 @@ def test_every_schedule_trains(text: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3])
+def test_shards_of_the_head_train(stages: int, text: Path) -> None:
+    jobs = []
+    for schedule in ("1f1b", "2bw", "2bw-v", "zb-v", "v-half"):
+        config = small_config(
+            schedule,
+            text=text,
+            stages=stages,
+            microbatches=2 * stages,
+            layers=2 * stages,
+            steps=2,
+            eval_interval=2,
+            shard_head=True,
+        )
+        jobs.append(Job(config, 0))
+    check_against_replay(jobs, size=stages)
+
+
+@pytest.mark.slow
 def test_with_data_ranks_and_late_reductions(text: Path) -> None:
     jobs = [
         job(schedule, text, stages=2, data=2, late_stage=late, steps=2)

@@ -14,7 +14,7 @@ from support.recorded_host import record
 from support.small_runs import small_config, with_experts
 from support.stream_model import hangs, hangs_where_one_syncs, hangs_where_two_sync, lead_of_receives
 
-from schedules import ScheduleError, build
+from schedules import FAMILY, ScheduleError, build
 from stages.comm.device_settings import DeviceSettingError, check_environment
 from stages.pipeline.executor import RankExecutor
 
@@ -35,6 +35,11 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "pipedream-unstashed": {"clip": "stage", "update_interval": 2},
     "paci": {"clip": "stage"},
     "paci often": {"clip": "stage", "update_interval": 1},
+    "1f1b with head shards": {"shard_head": True},
+    "2bw with head shards": {"shard_head": True},
+    "2bw-v with head shards": {"shard_head": True, "split": True},
+    "zb-v with head shards": {"shard_head": True},
+    "v-half with head shards": {"shard_head": True},
 }
 
 
@@ -48,7 +53,8 @@ class Case(NamedTuple):
 def cases(*, stages: tuple[int, ...], times: tuple[int, ...], data: tuple[int, ...] = (1,)) -> Iterator[Case]:
     """All that can be built: `times` are micro-batches per step as multiples of the stages, and one more."""
     for schedule, options in SCHEDULES.items():
-        for p in stages:
+        # With shards of the head the model is a decoder, which takes longer.
+        for p in stages[:2] if options.get("shard_head") else stages:
             for m in sorted({1, *(time * p for time in times), max(times) * p + 1}):
                 asked = {"delay": 1 if schedule.startswith("2bw") else None}
                 asked |= {key: value for key, value in options.items() if key != "clip"}
@@ -73,7 +79,7 @@ def recorded(shared_text: Path) -> Iterator[Any]:
                 stages=case.stages,
                 data=case.data,
                 microbatches=case.microbatches,
-                layers=case.stages * options.get("chunks", 1),
+                layers=case.stages * options.get("chunks", FAMILY[case.schedule.split()[0]].stages_per_rank),
                 steps=3,
                 optimizer="sgd",
                 **options,

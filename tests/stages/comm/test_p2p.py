@@ -35,9 +35,9 @@ def exchange(process: Process, given: tuple[str, int]) -> list[list[float]]:
             links.passed(updated(number))
             if action.op is Op.UPDATE or action.microbatch >= microbatches:
                 continue
-            if (incoming := received(action, 2)) is not None:
+            for incoming in received(action, program):
                 got[-1].append(float(links.receive(incoming)))
-            if (outgoing := sent(action, 2)) is not None:
+            for outgoing in sent(action, program):
                 links.send(outgoing, torch.full((1,), float(action.microbatch)))
         links.finish()
     return got

@@ -11,7 +11,8 @@ import torch
 from schedules import NAMES, Program, build
 from schedules.catalogue import FAMILY
 from schedules.dependencies import _places_of_all, launched, most_messages, places_to_post, updated
-from schedules.messages import received, sent
+from schedules.messages import Kind, received, sent
+from stages.comm.message_widths import message_width
 from stages.comm.p2p import DistributedLinks
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -19,7 +20,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("2bw", {"ahead": 2}),
     ("2bw-v", {"ahead": 2}),
     ("2bw-v", {"split": True}),
+    *((name, {"shard_head": True}) for name in ("1f1b", "2bw", "2bw-v", "zb-v", "v-half")),
 ]
+
+
+WIDTH = 5
 
 
 class Instant:
@@ -42,7 +47,8 @@ def counted(program: Program, rank: int) -> int:
         name="test",
         members=range(program.num_ranks),
         rank_of_stage=program.rank_of_stage,
-        shape=(1,),
+        head_shards=program.head_shards,
+        shape=(WIDTH,),
         dtype=torch.float32,
         common_step=program.updates_together,
     )
@@ -50,11 +56,11 @@ def counted(program: Program, rank: int) -> int:
     for number, action in enumerate(program.actions[rank]):
         links.passed(launched(number))
         links.passed(updated(number))
-        if (incoming := received(action, program.num_stages)) is not None:
+        for incoming in received(action, program):
             links.receive(incoming)
-        if (outgoing := sent(action, program.num_stages)) is not None:
+        for outgoing in sent(action, program):
             links.send(outgoing, torch.zeros(1))
-    return links.most_messages
+    return links.most_message_bytes
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
@@ -73,5 +79,6 @@ def test_as_many_messages_are_planned_as_counted(
     together = program.updates_together
     places = _places_of_all(program, common_step=together)
     assert places == [places_to_post(program, rank, common_step=together) for rank in range(ranks)]
-    planned = most_messages(program, common_step=together)
+    weights = {kind: 4 * message_width(kind, width=WIDTH, per_wide=1) for kind in Kind}
+    planned = most_messages(program, common_step=together, weights=weights)
     assert planned == [counted(program, rank) for rank in range(ranks)]

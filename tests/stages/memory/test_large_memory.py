@@ -83,7 +83,7 @@ class SilentNeighbours:
     """Links whose messages are there at once."""
 
     waits = True
-    most_messages = 0
+    most_message_bytes = 0
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config

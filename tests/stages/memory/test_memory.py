@@ -103,13 +103,21 @@ def test_the_parameters_are_those_of_the_module(family: str, text: Path) -> None
     ("schedule", "recompute", "precision"),
     # The counts follow from the program, and a number's bytes from the precision.
     [(schedule, recompute, "bfloat16") for schedule in SCHEDULES for recompute in ("none", "full")]
+    + [
+        (f"{schedule} with head shards", "none", kind)
+        for schedule in ("1f1b", "2bw", "2bw-v", "zb-v", "v-half")
+        for kind in ("float32", "bfloat16")
+    ]
     + [(schedule, "selective", "bfloat16") for schedule in ("1f1b", "zero-bubble", "2bw", "paci-v")]
     + [(name, "none", kind) for name in ("1f1b", "2bw", "paci-v") for kind in ("float32", "float64")],
 )
 def test_a_run_holds_the_versions_of_its_programs(
     schedule: str, precision: str, recompute: str, text: Path
 ) -> None:
+    schedule, _, with_shards = schedule.partition(" ")
     config = config_of(schedule, text, precision=precision, recompute=recompute)
+    if with_shards:
+        config.parallel.shard_head, config.model.vocab_size = True, 259
     program = segment_program(config, first_step=0, steps=config.train.steps)
     analysis = analyze(program)
     memory = measured(config)

@@ -80,12 +80,10 @@ def test_no_rank_waits_for_a_message_from_one_that_waits_for_its_part_of_an_upda
             # An update needs the one before it.
             for version in range(1, action.version + (action.op is not Op.UPDATE)):
                 needed[rank, version] = min(at, needed.get((rank, version), at))
-        sent_by = {message: action for action in place if (message := sent(action, program.num_stages))}
+        sent_by = {message: action for action in place for message in sent(action, program)}
         for action, (rank, at) in place.items():
-            message = received(action, program.num_stages)
-            if message is None:
-                continue
-            sender, sent_at = place[sent_by[message]]
-            for version in range(1, 6):
-                if needed.get((sender, version), sent_at + 1) <= sent_at:
-                    assert needed.get((rank, version), at + 1) <= at, (action, version)
+            for message in received(action, program):
+                sender, sent_at = place[sent_by[message]]
+                for version in range(1, 6):
+                    if needed.get((sender, version), sent_at + 1) <= sent_at:
+                        assert needed.get((rank, version), at + 1) <= at, (action, version)

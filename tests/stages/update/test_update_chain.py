@@ -60,7 +60,7 @@ class VirtualLinks:
     """Links whose messages arrive when they are sent."""
 
     waits = True
-    most_messages = 0
+    most_message_bytes = 0
 
     def __init__(self, device: Device, shape: tuple[int, ...]) -> None:
         self._device = device

@@ -80,5 +80,5 @@ def _row(timeline: Timeline, rank: int, *, top: float, scale: float, unit: str) 
 
 
 def _opacity(action: Action) -> float:
-    """Forwards are pale, backwards opaque, weight halves of split backwards in between."""
-    return {Op.FORWARD: 0.4, Op.BACKWARD_WEIGHT: 0.7}.get(action.op, 1.0)
+    """Forwards are pale, backwards opaque, weight halves of split backwards and of the head in between."""
+    return {Op.FORWARD: 0.4, Op.BACKWARD_WEIGHT: 0.7, Op.HEAD_WEIGHT: 0.7}.get(action.op, 1.0)

@@ -1,0 +1,305 @@
+"""Programs whose head is in shards, one on every rank (vocabulary parallelism, arXiv 2411.05288).
+
+All ranks compute the head of a micro-batch between the forward and the backward of the last stage: each the
+logits of its part of the vocabulary and its part of the gradient of the head's input (S), and later the
+gradient of its weights (T). So that no rank waits meanwhile, every stage runs one forward further ahead of
+its backwards than without shards.
+
+The forwards and backwards of a rank keep their order. S and T are put between them where they come when ranks
+perform S as soon as it can start, and T when there is nothing else to do or two of them wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from schedules.actions import NO_MICROBATCH, Action, Op, Program
+from schedules.errors import ScheduleError
+
+FURTHER_AHEAD = 1
+"""Forwards that stages run further ahead of their backwards than with the whole head in the last stage."""
+_TIMES = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
+"""Of a rank's share of the blocks, for the order alone."""
+_HEAD = 1.0
+"""Likewise, of the forward of the whole head."""
+_LATENCY = 0.05
+"""Likewise, of a message."""
+_FIRST, _NEXT, _LAST = 0, 1, 2
+"""Which of the actions that can start at the same time comes first."""
+
+
+def with_head_shards(program: Program) -> Program:
+    """`program` with the head in shards; its other stages have the same micro-batches and versions.
+
+    Args:
+        program: Valid, without shards. All stages update together.
+
+    Raises:
+        ScheduleError: Stages update on their own, or a version is not there for one more forward ahead.
+    """
+    if not program.updates_together:
+        raise ScheduleError(
+            f"{program.schedule}: stages update on their own, and shards of the head need stages that update "
+            "together"
+        )
+    last = program.stage_actions(program.loss_stage)
+    if [action.microbatch for action in last if action.op is Op.FORWARD] != [
+        action.microbatch for action in last if action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT
+    ]:
+        raise ScheduleError(
+            f"{program.schedule}: shards of the head need backwards of the last stage in the order of its "
+            "forwards"
+        )
+    ranks = range(program.num_ranks)
+    by_step = [_by_step(actions, program) for actions in program.actions]
+    flushed = all(_in_order(actions, program) for actions in program.actions)
+    if flushed and all(_alike(steps) for steps in by_step):
+        first = _Order(program, [_further_ahead(steps[0]) for steps in by_step]).run()
+        actions = [[_later(first[rank], steps, program) for steps in range(program.steps)] for rank in ranks]
+        orders = [[action for step in steps for action in step] for steps in actions]
+    elif flushed:
+        orders = _Order(
+            program, [[action for step in steps for action in _further_ahead(step)] for steps in by_step]
+        ).run()
+    else:
+        orders = _Order(program, [_further_ahead(actions) for actions in program.actions]).run()
+    return replace(
+        program,
+        rank_of_stage=(*program.rank_of_stage, *ranks),
+        head_shards=program.num_ranks,
+        actions=tuple(map(tuple, orders)),
+    )
+
+
+def _step(action: Action, program: Program) -> int:
+    """The step of an action, counted from the segment's first."""
+    step = action.version - 1 if action.op is Op.UPDATE else action.microbatch // program.microbatches
+    return step - program.first_step
+
+
+def _in_order(actions: Sequence[Action], program: Program) -> bool:
+    """Whether each step ends before the next begins."""
+    return all(_step(one, program) <= _step(other, program) for one, other in pairwise(actions))
+
+
+def _by_step(actions: Sequence[Action], program: Program) -> list[list[Action]]:
+    steps: list[list[Action]] = [[] for _ in range(program.steps)]
+    for action in actions:
+        steps[_step(action, program)].append(action)
+    return steps
+
+
+def _later(actions: Sequence[Action], steps: int, program: Program) -> list[Action]:
+    """The same some steps later."""
+    later = steps * program.microbatches
+    return [
+        Action(stage, op, NO_MICROBATCH if op is Op.UPDATE else microbatch + later, version + steps)
+        for stage, op, microbatch, version in actions
+    ]
+
+
+def _alike(steps: Sequence[Sequence[Action]]) -> bool:
+    """Whether all steps perform the same with the same distance of their versions."""
+    shapes = set()
+    for actions in steps:
+        first = min(action.microbatch for action in actions if action.op is not Op.UPDATE)
+        update = next(action.version for action in actions if action.op is Op.UPDATE)
+        shapes.add(
+            tuple(
+                (stage, op, 0 if op is Op.UPDATE else microbatch - first, version - update)
+                for stage, op, microbatch, version in actions
+            )
+        )
+    return len(shapes) == 1
+
+
+def _further_ahead(actions: Sequence[Action]) -> list[Action]:
+    """`actions` of a rank with every forward `FURTHER_AHEAD` forwards of its stage earlier."""
+    forwards: dict[int, deque[Action]] = {}
+    for action in actions:
+        if action.op is Op.FORWARD:
+            forwards.setdefault(action.stage, deque()).append(action)
+    begun: set[int] = set()
+    order = []
+    for action in actions:
+        if action.op is not Op.FORWARD:
+            order.append(action)
+            continue
+        left = forwards[action.stage]
+        count = 1 if action.stage in begun else 1 + FURTHER_AHEAD
+        begun.add(action.stage)
+        order += [left.popleft() for _ in range(min(count, len(left)))]
+    return order
+
+
+class _Order:
+    """Runs a segment, or its first step, under fixed times, and lists what each rank does.
+
+    Args:
+        program: Without shards.
+        actions: By rank, in order: its forwards, backwards and updates.
+    """
+
+    def __init__(self, program: Program, actions: Sequence[Sequence[Action]]) -> None:
+        ranks, stages = program.num_ranks, program.num_stages
+        self.program = program
+        self.actions = actions
+        share = ranks / stages
+        self.times = {op: time * share for op, time in _TIMES.items()}
+        self.head, self.head_weight = 2 * _HEAD / ranks, _HEAD / ranks
+        self.position = [0] * ranks
+        self.clock = [0.0] * ranks
+        self.orders: list[list[Action]] = [[] for _ in range(ranks)]
+        # When what an action needs arrives, by stage and micro-batch.
+        self.activations_at: list[dict[int, float]] = [{} for _ in range(stages)]
+        self.gradient_at: list[dict[int, float]] = [{} for _ in range(stages)]
+        self.parts: dict[int, list[float]] = {}
+        # By rank: S and T to come, in order, and when they can start.
+        self.heads: list[deque[tuple[float, int]]] = [deque() for _ in range(ranks)]
+        self.weights: list[deque[int]] = [deque() for _ in range(ranks)]
+        self.sums_at: list[dict[int, float]] = [{} for _ in range(ranks)]
+        self.read: dict[int, int] = {}
+        """Version that the forward of the last stage has read, by micro-batch."""
+        self.written = [program.initial_versions[-1]] * (stages + ranks)
+        self.complete = self.written[0]
+        """The newest version that all stages have written."""
+        self.heap: list[tuple[float, int, int]] = []
+        self.stamps = [0] * ranks
+
+    def run(self) -> list[list[Action]]:
+        """By rank, its actions in order."""
+        for rank in range(self.program.num_ranks):
+            self._look_at(rank)
+        while self.heap:
+            _, rank, stamp = heapq.heappop(self.heap)
+            if stamp == self.stamps[rank]:
+                self._perform(rank)
+        for rank, actions in enumerate(self.actions):
+            if self.position[rank] < len(actions) or self.heads[rank] or self.weights[rank]:
+                raise ScheduleError(
+                    f"{self.program.schedule}: shards of the head need one more micro-batch in flight, and "
+                    f"{actions[min(self.position[rank], len(actions) - 1)]} cannot be performed then"
+                )
+        return self.orders
+
+    def _choices(self, rank: int) -> list[tuple[float, int, Op]]:
+        """When the rank can start what, and how urgent that is; of its list, the op is that of the next."""
+        now, choices = self.clock[rank], []
+        position, actions = self.position[rank], self.actions[rank]
+        action = actions[position] if position < len(actions) else None
+        if action is not None:
+            at = self._can_start(action)
+            if at is not None:
+                choices.append((max(now, at), _NEXT, action.op))
+        if self.heads[rank]:
+            at, microbatch = self.heads[rank][0]
+            if self.read[microbatch] <= self.complete:
+                choices.append((max(now, at), _FIRST, Op.HEAD))
+        if self.weights[rank]:
+            microbatch = self.weights[rank][0]
+            at = self.sums_at[rank].get(microbatch)
+            step, last = divmod(microbatch, self.program.microbatches)
+            if at is not None and (last < self.program.microbatches - 1 or step <= self.complete):
+                urgent = len(self.weights[rank]) > 1 or (action is not None and action.op is Op.UPDATE)
+                choices.append((max(now, at), _FIRST if urgent else _LAST, Op.HEAD_WEIGHT))
+        return choices
+
+    def _can_start(self, action: Action) -> float | None:
+        """When everything that `action` needs is there; None: that is not known yet."""
+        stage, op, microbatch, version = action
+        if version - (op is Op.UPDATE) > self.complete:
+            return None
+        if op is Op.FORWARD:
+            return self.activations_at[stage].get(microbatch) if stage else 0.0
+        if op is Op.UPDATE or op is Op.BACKWARD_WEIGHT:
+            return 0.0
+        return self.gradient_at[stage].get(microbatch)
+
+    def _look_at(self, rank: int) -> None:
+        """Put the rank's next action into the heap, in place of what it was to do next."""
+        self.stamps[rank] += 1
+        if choices := self._choices(rank):
+            heapq.heappush(self.heap, (min(choices)[0], rank, self.stamps[rank]))
+
+    def _perform(self, rank: int) -> None:
+        choices = self._choices(rank)
+        start = min(choices)[0]
+        _, op = min((urgency, op) for at, urgency, op in choices if at == start)
+        changed = {rank}
+        if op is Op.HEAD:
+            changed |= self._perform_head(rank, start)
+        elif op is Op.HEAD_WEIGHT:
+            changed |= self._perform_head_weight(rank, start)
+        else:
+            changed |= self._perform_next(rank, start)
+        for other in changed:
+            self._look_at(other)
+
+    def _perform_head(self, rank: int, start: float) -> set[int]:
+        _, microbatch = self.heads[rank].popleft()
+        self._add(rank, Op.HEAD, microbatch)
+        self.weights[rank].append(microbatch)
+        self.clock[rank] = start + self.head
+        last = self.program.loss_stage
+        holder = self.program.rank_of_stage[last]
+        parts = self.parts.setdefault(microbatch, [])
+        parts.append(self._arrival(rank, holder))
+        if len(parts) < self.program.num_ranks:
+            return set()
+        self.gradient_at[last][microbatch] = max(self.parts.pop(microbatch))
+        return {holder}
+
+    def _perform_head_weight(self, rank: int, start: float) -> set[int]:
+        microbatch = self.weights[rank].popleft()
+        self._add(rank, Op.HEAD_WEIGHT, microbatch)
+        self.clock[rank] = start + self.head_weight
+        step, last = divmod(microbatch, self.program.microbatches)
+        if last < self.program.microbatches - 1:
+            return set()
+        stage = self.program.num_stages + rank
+        self.orders[rank].append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
+        return self._write(stage, step + 1)
+
+    def _perform_next(self, rank: int, start: float) -> set[int]:
+        action = self.actions[rank][self.position[rank]]
+        stage, op, microbatch, version = action
+        self.position[rank] += 1
+        self.orders[rank].append(action)
+        if op is Op.UPDATE:
+            return self._write(stage, version)
+        self.clock[rank] = start + self.times[op]
+        rank_of_stage, last = self.program.rank_of_stage, self.program.loss_stage
+        changed = set()
+        if op is Op.FORWARD and stage < last:
+            changed.add(rank_of_stage[stage + 1])
+            self.activations_at[stage + 1][microbatch] = self._arrival(rank, rank_of_stage[stage + 1])
+        elif op is Op.FORWARD:
+            self.read[microbatch] = version
+            for other, heads in enumerate(self.heads):
+                heads.append((self._arrival(rank, other), microbatch))
+            changed.update(range(self.program.num_ranks))
+        elif op is not Op.BACKWARD_WEIGHT:
+            if stage == last:
+                for other, sums_at in enumerate(self.sums_at):
+                    sums_at[microbatch] = self._arrival(rank, other)
+                changed.update(range(self.program.num_ranks))
+            if stage:
+                changed.add(rank_of_stage[stage - 1])
+                self.gradient_at[stage - 1][microbatch] = self._arrival(rank, rank_of_stage[stage - 1])
+        return changed
+
+    def _add(self, rank: int, op: Op, microbatch: int) -> None:
+        stage = self.program.num_stages + rank
+        self.orders[rank].append(Action(stage, op, microbatch, self.read[microbatch]))
+
+    def _arrival(self, sender: int, receiver: int) -> float:
+        return self.clock[sender] + (_LATENCY if sender != receiver else 0.0)
+
+    def _write(self, stage: int, version: int) -> set[int]:
+        self.written[stage] = version
+        before, self.complete = self.complete, min(self.written)
+        return set(range(self.program.num_ranks)) if self.complete > before else set()

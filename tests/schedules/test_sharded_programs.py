@@ -1,0 +1,153 @@
+"""Programs whose head is in shards: what they keep of the programs without, and what they gain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from support.schedule_cases import arguments
+
+from schedules import (
+    NAMES,
+    Op,
+    Program,
+    ScheduleError,
+    analyze,
+    build,
+    find_problems,
+    parse_action,
+    smallest_delay,
+)
+from schedules.catalogue import FAMILY
+from schedules.costs import uniform_costs
+from schedules.simulate import simulate, throughput
+
+SHARDED = tuple(name for name in NAMES if FAMILY[name].default_interval is None and name != "looped-bfs")
+SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def both(asked: dict[str, Any]) -> tuple[int, Program, Program]:
+    """A delay, and the program without shards and with them at that delay."""
+    asked = {**asked, "shard_head": True}
+    if "delay" in FAMILY[asked["name"]].options:
+        order = {key: asked[key] for key in ("ahead", "split") if key in asked}
+        least = smallest_delay(
+            asked["name"],
+            stages=asked["stages"],
+            microbatches=asked["microbatches"],
+            shard_head=True,
+            **order,
+        )
+        asked["delay"] = max(least, asked["delay"] or 1)
+    return asked.get("delay", 0), build(**{**asked, "shard_head": False}), build(**asked)
+
+
+@SOME
+@given(arguments(names=SHARDED, max_stages=8, max_microbatches=16))
+def test_blocks_keep_their_work_and_versions_with_one_more_micro_batch_in_flight(asked):
+    delay, whole, sharded = both(asked)
+    blocks = range(whole.num_stages)
+    for stage in blocks:
+        assert sorted(map(str, sharded.stage_actions(stage))) == sorted(map(str, whole.stage_actions(stage)))
+    before, after = analyze(whole), analyze(sharded)
+    most = 1 + delay
+    for stage in blocks:
+        assert after.activations[stage] <= before.activations[stage] + 1
+        assert after.versions[stage] <= max(before.versions[stage], most)
+        assert after.delay_max[stage] == before.delay_max[stage]
+    chunks = whole.num_stages // whole.num_ranks
+    for now, then in zip(after.rank_activations, before.rank_activations, strict=True):
+        assert now <= then + chunks
+    for shard in range(whole.num_stages, sharded.num_stages):
+        assert after.delay_max[shard] == after.delay_max[0]
+        assert after.versions[shard] <= most
+
+
+@pytest.mark.parametrize("name", ["1f1b", "2bw", "2bw-v", "zb-v", "v-half"])
+@pytest.mark.parametrize("head", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_sharded_head_costs_its_share_of_work_and_no_waiting(name, head, ranks):
+    """At the even costs that blocks are ordered for, with messages that take no time: a step takes what it
+    takes without a head, and the head's share."""
+    microbatches = 4 * ranks
+    whole = build(name, stages=ranks, microbatches=microbatches, steps=8)
+    sharded = build(name, stages=ranks, microbatches=microbatches, steps=8, shard_head=True)
+    without = throughput(simulate(whole, uniform_costs(whole))).step_time
+    step = throughput(simulate(sharded, uniform_costs(sharded, head=head))).step_time
+    share = 3 * head / ranks * microbatches
+    # A flushed step has to fill and drain with a forward more, and with S of its first and last micro-batch.
+    flushed = name in ("1f1b", "zb-v", "v-half")
+    assert step <= without + share + flushed * (3 + 3 * 3 * head / ranks) + 1e-9
+    last = throughput(simulate(whole, uniform_costs(whole, head=head))).step_time
+    assert step < last
+
+
+@pytest.mark.parametrize("name", ["2bw", "2bw-v"])
+def test_the_delay_grows_only_where_one_more_forward_ahead_needs_it(name):
+    lead = {"2bw": 3, "2bw-v": None}[name]
+    for microbatches in range(4, 12):
+        plain = build(name, stages=4, microbatches=microbatches, steps=12)
+        sharded = build(name, stages=4, microbatches=microbatches, steps=12, shard_head=True)
+        before, after = max(analyze(plain).delay_max), max(analyze(sharded).delay_max)
+        assert before <= after <= before + 1
+        if lead is not None:
+            assert after == max(1, -(-(lead + 1) // microbatches))
+
+
+def test_what_cannot_have_shards_is_refused():
+    for name in ("pipedream", "paci", "paci-v"):
+        with pytest.raises(ScheduleError, match="stages update on their own, and shards of the head"):
+            build(name, stages=2, microbatches=4, steps=1, shard_head=True)
+    with pytest.raises(ScheduleError, match="looped-bfs: shards of the head need backwards"):
+        build("looped-bfs", stages=2, microbatches=4, steps=1, shard_head=True)
+    with pytest.raises(ScheduleError, match="needs a delay of at least 2, and 1 is asked for"):
+        build("2bw", stages=4, microbatches=3, steps=1, delay=1, shard_head=True)
+
+
+PROGRAM = build("2bw", stages=2, microbatches=2, steps=3, shard_head=True)
+
+
+def changed(old: str, new: str | None) -> Program:
+    """PROGRAM with one action replaced, or left out."""
+    actions = [
+        tuple(
+            replacement
+            for action in rank
+            for replacement in (
+                [action] if str(action) != old else [] if new is None else [parse_action(new)]
+            )
+        )
+        for rank in PROGRAM.actions
+    ]
+    return replace(PROGRAM, actions=tuple(actions))
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        (changed("3S4@1", "3S4@0"), "3S4@0 must read version 1, as stage 1 does"),
+        (changed("3T2@0", None), "stage 3 never performs the weight half of the backward of micro-batch 2"),
+        (changed("2S5@1", None), "stage 2 never forwards micro-batch 5"),
+        (changed("2U2", None), "2U3 writes version 3 where 2 is due"),
+        (changed("1F3@0", "1S3@0"), "stage 1 is no shard of the head"),
+        (changed("3S3@0", "3F3@0"), "stage 3 is a shard of the head"),
+        (replace(PROGRAM, head_shards=1), "must be shards of the head on ranks 0, 1, ..., one each"),
+        (replace(PROGRAM, head_shards=4), "all of the 4 stages are shards of the head"),
+        (replace(PROGRAM, updates_together=False), "shards of the head must update together"),
+    ],
+)
+def test_the_verifier_knows_shards(program, problem):
+    assert any(problem in found for found in find_problems(program)), find_problems(program)
+
+
+def test_a_backward_before_the_shards_is_a_deadlock():
+    [first, last] = PROGRAM.actions
+    place = next(at for at, action in enumerate(last) if action.stage == 1 and action.op is Op.BACKWARD)
+    head = next(at for at, action in enumerate(last) if action.op is Op.HEAD)
+    swapped = list(last)
+    swapped.insert(head, swapped.pop(place))
+    [problem] = find_problems(replace(PROGRAM, actions=(first, tuple(swapped))))
+    assert problem.startswith("deadlock: ")
+    assert "waits at 1B0@0 for stage 3's part of the head's gradient of micro-batch 0" in problem
