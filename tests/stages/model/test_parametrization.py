@@ -119,6 +119,7 @@ CONSTANT, GROWING = 0.25, 0.3
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.slow
 def test_coordinates_are_as_large_at_any_width_only_under_mup(optimizer: str, text: Path) -> None:
     config = small_config("1f1b", text=text, optimizer=optimizer, lr=4e-3)
     under_mup = powers(config, "mup")
@@ -153,6 +154,7 @@ def test_coordinates_of_the_other_optimizers(
     assert max(map(abs, under_mup.values())) < CONSTANT, under_mup
 
 
+@pytest.mark.slow
 def test_what_a_block_adds_does_not_grow_with_the_depth(text: Path) -> None:
     """Of the residual stream behind the last block, whose changes add up over up to eight times as many."""
     config = small_config("1f1b", text=text, optimizer="adamw", lr=4e-3)
@@ -303,6 +305,9 @@ def test_optimizers_without_a_known_form_are_refused(text: Path) -> None:
             {**FOURTH, "experts": 4, "active_experts": 2, "expert_width": 8},
             "model.parametrization: mup: is not known for mixtures of experts",
         ),
+        ({"factory": "json:loads", "z_loss": 1e-4}, "model.z_loss: goes with the decoder"),
+        ({"factory": "json:loads", "logit_softcap": 15.0}, "model.logit_softcap: goes with the decoder"),
+        ({"logit_softcap": 0.0}, "model.logit_softcap: is 0, must be above 0"),
         ({**FOURTH, "factory": "json:loads"}, "model.parametrization: mup: goes with the decoder"),
     ],
 )
