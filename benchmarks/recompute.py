@@ -545,6 +545,44 @@ def _beyond_plan(row: Row) -> float:
     return int(row["found_bytes"]) / int(row["planned_bytes"]) - 1
 
 
+RATES_OVER_WIDTH = "rates-over-width-2026-11-25"
+
+
+def rates_over_width() -> Iterator[str]:
+    """Losses by rate, best rates by width, and the best delayed rate over the best synchronous one."""
+    rows = rows_of(RATES_OVER_WIDTH)
+    grid = sorted({float(row["lr"]) for row in rows})
+    for optimizer in ("muon", "adamw"):
+        best_rates: dict[tuple[str, str], float | None] = {}
+        widths = sorted({row["width"] for row in _of(rows, optimizer=optimizer)}, key=int)
+        for schedule in ("1f1b", "2bw"):
+            for width in widths:
+                of = _of(rows, optimizer=optimizer, schedule=schedule, width=width)
+                losses = {float(row["lr"]): float(row["val_loss"]) for row in of}
+                rate = best_rates[schedule, width] = _vertex(losses)
+                shown = " | ".join(f"{losses[lr]:.3f}" if lr in losses else "" for lr in grid)
+                yield f"| {optimizer} | {schedule} | {width} | {shown} | {_rate(rate)} |"
+        for width in widths:
+            synchronous, delayed = best_rates["1f1b", width], best_rates["2bw", width]
+            ratio = "" if synchronous is None or delayed is None else f"{delayed / synchronous:.2f}"
+            yield f"| {optimizer} | {width} | {_rate(synchronous)} | {_rate(delayed)} | {ratio} |"
+
+
+def _rate(rate: float | None) -> str:
+    return "edge" if rate is None else f"{rate:.1e}"
+
+
+def _vertex(losses: Mapping[float, float]) -> float | None:
+    """Where the parabola through the lowest loss and its neighbours has its minimum, over the logarithm of
+    the rate; None where the lowest is at an edge. Rates are a factor of 2 apart."""
+    rates = sorted(losses)
+    lowest = rates.index(min(losses, key=lambda rate: losses[rate]))
+    if lowest in (0, len(rates) - 1):
+        return None
+    left, middle, right = (losses[rate] for rate in rates[lowest - 1 : lowest + 2])
+    return float(rates[lowest] * 2 ** ((left - right) / (2 * (left - 2 * middle + right))))
+
+
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{DELAYED_ADAMW}.md": delayed_adamw,
     f"benchmarks/results/{GAP_MAP}.md": gap_map,
@@ -559,6 +597,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{LONGER_DELAYS}.md": longer_delays,
     f"benchmarks/results/{SLOW_LINK}.md": slow_link,
     f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
+    f"benchmarks/results/{RATES_OVER_WIDTH}.md": rates_over_width,
     "docs/optimizers.md": optimizers_document,
 }
 """By document: the text that its raw files say it should contain."""
