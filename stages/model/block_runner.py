@@ -101,7 +101,15 @@ def _run_compiled(config: ModelConfig, *, selective: bool) -> RunBlock:
 
 
 @lru_cache
-def _compile(
+def _compile(settings: tuple[Any, ...], **kind: bool) -> Callable[..., Any]:
+    """The compiled form of `block_function`."""
+    # `deterministic`: kernels are chosen by rule, not by timing, so a resumed run computes the same bits.
+    # Few blocks are compiled: a pool of compile processes has no use.
+    options: dict[str, str | int | bool | Callable[..., Any]] = {"deterministic": True, "compile_threads": 1}
+    return torch.compile(block_function(settings, **kind), fullgraph=True, dynamic=False, options=options)
+
+
+def block_function(
     settings: tuple[Any, ...],
     *,
     experts: bool,
@@ -110,8 +118,8 @@ def _compile(
     handing_out: bool,
     selective: bool,
 ) -> Callable[..., Any]:
-    """The compiled block, or half of one. First come its parameters, as a tuple in the order of
-    `Block.parameters`, and the channels of its matrices, an empty tuple if their gradients are left to
+    """A block, or half of one, as a function of tensors. First come its parameters, as a tuple in the order
+    of `Block.parameters`, and the channels of its matrices, an empty tuple if their gradients are left to
     autograd."""
     with torch.device("meta"):
         template = make_block(ModelConfig(*settings), experts=experts, attention=attention, mlp=mlp)
@@ -126,12 +134,7 @@ def _compile(
     def run_keeping_the_dear(*given: Any) -> Any:
         return checkpoint(run, *given, use_reentrant=False, context_fn=_keep_the_dear)
 
-    # `deterministic`: kernels are chosen by rule, not by timing, so a resumed run computes the same bits.
-    # Few blocks are compiled: a pool of compile processes has no use.
-    options: dict[str, str | int | bool | Callable[..., Any]] = {"deterministic": True, "compile_threads": 1}
-    return torch.compile(
-        run_keeping_the_dear if selective else run, fullgraph=True, dynamic=False, options=options
-    )
+    return run_keeping_the_dear if selective else run
 
 
 _aten = torch.ops.aten

@@ -1,7 +1,7 @@
 """Rehearses one rank of a run: the run's own build, warm-up, executor, updates, evaluation and checkpoint
 with fake tensors, alone, with messages that arrive at once.
 
-Not rehearsed: numbers, time, kernels, the transport itself, compiled blocks, and what writes or reads files.
+Not rehearsed: numbers, time, kernels, the transport itself, and what writes or reads files.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from stages.config import RunConfig
 from stages.data.dataset import Corpus
 from stages.data.shards import Shard
 from stages.memory.storages import tensors_in
+from stages.model.block_runner import block_runner
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes
 from stages.pipeline.evaluation import evaluate
 from stages.pipeline.host_copies import HostCopies
@@ -58,6 +59,8 @@ class Rehearsal:
     data_rank: int
     stages: tuple[int, ...]
     device: str
+    compiled: bool
+    """Whether its blocks are compiled."""
     microbatches: int
     """That the rank performed."""
     findings: Counter[Finding]
@@ -112,11 +115,15 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
     config.train.eval_microbatches, config.train.eval_tokens = config.parallel.data, None
     tokens = config.train.microbatch_size * config.data.context
     watch = Watch(device, wide=config.train.precision == "float64", tokens=tokens)
-    if is_compiled(config, device=device):
-        watch.note("compiled blocks: run here as they stand, since a compiler needs the device")
-    config.train.compile = False
+    compiled = is_compiled(config, device=device)
+    if compiled and config.data.document_mask:
+        watch.note("compiled blocks: run as they stand, since attention within documents is not traced")
+        compiled = False
+    elif compiled:
+        watch.note("compiled blocks: the compiler's graphs, one operator after another; attention is flash's")
+    config.train.compile = False  # of the build, which asks what this machine compiles with
     program = _program(config)
-    part = _Part(config, watch, program=program, device=GPU if device == "cuda" else CPU)
+    part = _Part(config, watch, program=program, device=GPU if device == "cuda" else CPU, compiled=compiled)
     try:
         with fake_tensors(watch):
             part.perform(rank=rank, data_rank=data_rank)
@@ -131,6 +138,7 @@ def rehearse_rank(config: RunConfig, *, rank: int, data_rank: int, device: str) 
         data_rank=data_rank,
         stages=tuple(stage for stage, holder in enumerate(program.rank_of_stage) if holder == rank),
         device=device,
+        compiled=compiled,
         microbatches=program.microbatches * program.steps,
         findings=watch.findings,
         notes=tuple(watch.notes),
@@ -155,11 +163,14 @@ def _program(config: RunConfig) -> Program:
 class _Part:
     """What one rank does."""
 
-    def __init__(self, config: RunConfig, watch: Watch, *, program: Program, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, watch: Watch, *, program: Program, device: torch.device, compiled: bool
+    ) -> None:
         self._config = config
         self._watch = watch
         self._program = program
         self._device = device
+        self._compiled = compiled
         self._state_tensors: dict[int, int] = {}
         """Tensors of the optimizer's state by stage."""
         self.temporaries: Counter[str] = Counter()
@@ -176,6 +187,11 @@ class _Part:
                 on_step=lambda result: None,
                 stop=lambda: False,
             )
+            if self._compiled:
+                run_block = block_runner(config.model, recompute=config.train.recompute, compiled=True)
+                for state in built.stages.values():
+                    for replica in state.weights.replicas:
+                        replica.module.run_block = run_block
             self._label_weights(built)
             if self._device.type == "cuda":
                 with watch.during("warm-up", leaves="other"):

@@ -33,6 +33,14 @@ _PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten._grouped_mm: 0, aten.addmm: 1, aten.b
 """Operators that multiply matrices, with the place of the first among their arguments. In a grouped product
 each row, or each column of a gradient, meets one matrix."""
 
+_AS_ON_A_GPU = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+"""Operators of blocks that were traced on a CPU, and those of a GPU, whose FLOPs torch counts."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -184,7 +192,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (place := _PRODUCTS.get(kind)) is not None:
             first, second = args[place : place + 2]
             self.flops[self.phase] += 2 * first.numel() * second.shape[-1]
-        elif (flops := flop_registry.get(kind)) is not None:
+        elif (flops := flop_registry.get(_AS_ON_A_GPU.get(kind, kind))) is not None:
             self.flops[self.phase] += flops(*args, **kwargs, out_val=out)
         self._take(out, func, kwargs)
         return out

@@ -79,6 +79,7 @@ def _show(title: str, compared: list[ComparedRank]) -> bool:
     from asyncpp_cli.planner.estimate import GB
 
     rows, lines = [], dict[str, list[int]]()
+    notes = dict.fromkeys(note for each in compared for note in each.found.notes)
     for each in compared:
         found, planned = each.found, each.planned
         rows.append(
@@ -96,17 +97,22 @@ def _show(title: str, compared: list[ComparedRank]) -> bool:
         for fault, times in found.faults.items():
             text = f"{fault.where}: {fault.what} (during {fault.phase}, {times} times)"
             lines.setdefault(text, []).append(found.rank)
-        if not each.is_as_planned:
+        if not each.is_as_planned or each.keeps_less:
             kinds = "; ".join(
                 f"{kind} {gb:.3g} of {plan:.3g}"
                 for kind, gb, plan in each.by_kind()
                 if abs(gb - plan) >= 0.01 * found.peak_bytes / GB
             )
-            lines.setdefault(f"memory differs from the plan, in GB: {kinds}", []).append(found.rank)
+            if each.keeps_less:
+                notes[
+                    f"rank {found.rank} keeps less than planned where blocks are compiled, in GB: {kinds}"
+                ] = None
+            else:
+                lines.setdefault(f"memory differs from the plan, in GB: {kinds}", []).append(found.rank)
     columns = ["rank", "stages", "peak GB", "planned GB", "difference", "FLOPs/planned", "waits", "faults"]
     show_table(columns, rows, title=title)
     for line, ranks in lines.items():
         show_line(f"rank {', '.join(map(str, ranks))}: {line}")
-    for note in dict.fromkeys(note for each in compared for note in each.found.notes):
+    for note in notes:
         show_line(f"note: {note}")
     return not lines

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stages.config import ModelConfig
 from stages.data.documents import Documents
 from stages.model.layers import MLP, Attention, RMSNorm
-from stages.model.moe.grouped import add_stack_gradient, group, stack_gradient, times_stack
+from stages.model.moe.grouped import add_stack_gradient, computed_again, group, stack_gradient, times_stack
 from stages.model.moe.routing import load_of, route
 from stages.model.moe.settings import Mixture, mixture_of
 from stages.model.selective import cheap
@@ -46,7 +46,8 @@ class _Logits(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        return (gradient @ _wide(weight)).to(x.dtype), gradient.t() @ _wide(x)
+        given = _wide(computed_again(x, gradient))
+        return (gradient @ _wide(weight)).to(x.dtype), gradient.t() @ given
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -133,6 +134,7 @@ class _Mixed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weights, chosen, gated, upped, gate, up, down = ctx.saved_tensors
+        x, weights = (computed_again(kept, gradient) for kept in (x, weights))
         order, tokens, places, ends = group(chosen, len(gate))
         of_output = gradient[tokens]
         of_scaled = times_stack(of_output, down, ends)

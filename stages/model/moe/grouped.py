@@ -8,7 +8,7 @@ knows grouped_mm in bfloat16 only, and no loop whose slices depend on values.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -100,6 +100,26 @@ def stack_gradient(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
 @stack_gradient.register_fake
 def _(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(ends.shape[0], gradient.shape[-1], rows.shape[-1])
+
+
+@torch.library.custom_op("asyncpp::read_again", mutates_args=())
+def read_again(kept: Tensor, gradient: Tensor) -> Tensor:
+    """A copy of a tensor that a forward kept, made in the backward, since it takes a gradient.
+
+    The compiler takes what a backward computes from kept tensors alone for what the forward computed from
+    them, and keeps that result as well, where a product reads it: a row for each token and expert.
+    """
+    return kept.clone()
+
+
+@read_again.register_fake
+def _(kept: Tensor, gradient: Tensor) -> Tensor:
+    return torch.empty_like(kept)
+
+
+def computed_again(kept: Tensor, gradient: Tensor) -> Tensor:
+    """A tensor that a forward kept, for values that the backward of `gradient` computes a second time."""
+    return cast(Tensor, read_again(kept, gradient)) if torch.compiler.is_compiling() else kept
 
 
 def add_stack_gradient(total: Tensor, gradient: Tensor, rows: Tensor, ends: Tensor) -> None:

@@ -16,23 +16,29 @@ from support.command_line import succeeded
 from support.small_runs import small_config, with_documents, with_experts
 from torch import Tensor
 
+import stages.model.block_runner
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.peak_memory import update_bytes
 from asyncpp_cli.planner.rehearsal import rehearse
 from optimizers.catalogue import NAMES, method_named
 from stages.config import RunConfig
 from stages.model import layers
+from stages.model.block_runner import block_runner
+from stages.model.decoder import RunBlock, make_block
 from stages.model.partition import cut_of, owned_members, stage_parameters
+from stages.rehearsal.compiled import compile_on
 from stages.rehearsal.rank import Rehearsal, rehearse_rank
 from stages.rehearsal.watch import Watch
 from stages.update.optimizer_step import StageUpdate
 
 
-def _small(schedule: str = "2bw", **settings: Any) -> RunConfig:
-    return small_config(
+def _small(schedule: str = "2bw", *, compiled: bool = False, **settings: Any) -> RunConfig:
+    config = small_config(
         schedule,
         **({"text": Path("none"), "precision": "bfloat16", "microbatches": 4, "steps": 20} | settings),
     )
+    config.train.compile = compiled
+    return config
 
 
 def _rehearsed(config: RunConfig, *, rank: int = 0) -> Rehearsal:
@@ -96,6 +102,87 @@ def test_attention_within_documents_runs_the_kernel_for_various_lengths(
     with_padding = copy.deepcopy(masked)
     with_padding.model.head_dim = 6  # the kernel takes multiples of 8
     assert not _rehearsed(with_padding).faults
+
+
+def _kept(run_block: RunBlock, config: RunConfig) -> set[tuple[torch.dtype, tuple[int, ...]]]:
+    """Types and shapes of what a block keeps for its backward, its parameters left out."""
+    block = make_block(config.model, experts=config.model.experts > 0)
+    for parameter in block.parameters():
+        parameter.data = torch.zeros(parameter.shape, dtype=torch.bfloat16)
+        parameter.grad_dtype = torch.float32
+        parameter.grad = torch.zeros(parameter.shape)
+    x = torch.zeros(1, config.data.context, config.model.width, dtype=torch.bfloat16, requires_grad=True)
+    rotation = torch.zeros(2, config.data.context, config.model.width // config.model.heads)
+    biases = [torch.zeros(config.model.experts)] if config.model.experts else []
+    own = {parameter.data_ptr() for parameter in block.parameters()}
+    kept = set()
+
+    def note(saved: Tensor) -> Tensor:
+        if saved.data_ptr() not in own:
+            kept.add((saved.dtype, tuple(saved.shape)))
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        run_block(block, x, rotation, *biases)
+    return kept
+
+
+# torch's own use of what it has deprecated, met when the compiler is imported.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_traced_block_keeps_what_a_compiled_one_keeps(
+    experts: bool, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _small(layers=2)
+    if experts:
+        config = with_experts(config)
+    run_block = block_runner(config.model, recompute=recompute, compiled=True)
+    compiled = _kept(run_block, config)
+    assert compiled
+    watch = Watch("cpu", wide=False, tokens=1)
+    monkeypatch.setattr(stages.model.block_runner, "_compile", compile_on(watch))
+    assert _kept(run_block, config) == compiled
+
+
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [("1f1b", {"recompute": "full"}), ("2bw", {"recompute": "selective"}), ("zero-bubble", {})],
+)
+@pytest.mark.parametrize("experts", [False, True])
+def test_compiled_blocks_are_rehearsed(schedule: str, settings: dict[str, Any], experts: bool) -> None:
+    config = _small(schedule, compiled=True, layers=2, **settings)
+    found = _rehearsed(with_experts(config, expert_width=16) if experts else config, rank=1)
+    assert not found.faults
+    assert found.compiled
+    assert found.flops["B"] + found.flops["I"] > found.flops["F"] > 0
+    assert found.peak["activations"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "schedule", "split", "recompute"),
+    [
+        ("10b", "1f1b", False, "none"),
+        ("10b-moe", "2bw", False, "none"),
+        ("7b", "2bw-v", True, "selective"),
+        ("1b-7b-moe", "paci-v", False, "full"),
+    ],
+)
+def test_a_compiled_rank_at_real_size_takes_no_more_than_planned(
+    model: str, schedule: str, split: bool, recompute: str
+) -> None:
+    """What a block keeps is the compiler's choice; that of experts was half as much again as planned."""
+    changes = [f"schedule={schedule}", "parallel.stages=8", "parallel.data=2", "train.microbatch_size=1"]
+    config = base_of(model, [*changes, "schedule.microbatches=8", f"train.recompute={recompute}"]).config
+    config.train.steps = 20
+    config.schedule.split = split
+    [compared] = rehearse(config, device="cuda", ranks=[3])
+    assert compared.found.compiled
+    assert not compared.found.faults
+    assert compared.difference is not None
+    assert -0.15 < compared.difference < 0.05, list(compared.by_kind())
 
 
 def test_a_cpu_tensor_in_the_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +273,7 @@ def test_memory_at_real_size_is_the_plan_s(
     ]
     config = base_of(model, [*changes, "schedule.microbatches=8"]).config
     config.train.steps = 20
+    config.train.compile = False
     config.schedule.split = schedule == "2bw-v"
     config.parallel.cut = cut
     [compared] = rehearse(config, device="cuda", ranks=[rank])
@@ -224,6 +312,7 @@ def test_what_an_optimizers_step_takes_for_itself_is_the_plan_s(name: str) -> No
     settings += ["model.layers=4", "data.context=512", "train.microbatch_size=1"]
     config = base_of("135m", settings).config
     config.train.steps = 20
+    config.train.compile = False
     if "refresh_interval" in method_named(name).options:
         config.optimizer = replace(config.optimizer, refresh_interval=1)
     for rank in range(2):  # with the embedding, and with the head
