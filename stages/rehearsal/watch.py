@@ -99,7 +99,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
-            for key in self._young:
+            # A block within this one may have dropped what was made before it.
+            for key in self._young & self._live.keys():
                 if self._live[key][2] == "temporary":
                     self._relabel(key, leaves)
             self.phase, self._young = before, outer
