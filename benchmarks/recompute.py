@@ -481,12 +481,12 @@ def _correction(row: Row) -> str:
     return row["correction"].replace("-", " ") or "none"
 
 
-SLOW_LINK = "slow-link-2026-11-24"
+SLOW_LINK = "slow-link-2026-11-25"
 
 
 def slow_link() -> Iterator[str]:
     """Time per step by rate of the link, and the ratio of the arms: median, lowest and highest round."""
-    for microbatches, name in ((4, SLOW_LINK), (16, "slow-link-16-2026-11-24")):
+    for when, name in (("at once", SLOW_LINK), ("before", "slow-link-2026-11-24")):
         rows = rows_of(name)
         for rate in dict.fromkeys(row["mbit"] for row in rows):
             of_rate = _of(rows, mbit=rate)
@@ -495,7 +495,7 @@ def slow_link() -> Iterator[str]:
             )
             ratios = [first / second for first, second in zip(synchronous, delayed, strict=True)]
             yield (
-                f"| {microbatches} | {float(rate):g} | {1e3 * median(synchronous):,.0f} "
+                f"| {when} | {float(rate):g} | {1e3 * median(synchronous):,.0f} "
                 f"| {1e3 * median(delayed):,.0f} "
                 f"| {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
                 f"| {float(of_rate[0]['planned']):.2f} |"

@@ -154,10 +154,12 @@ class DistributedGroup:
         if self._device_waits:
             # In one launch: there is a run for each owner, with experts one for each owner and stack.
             self._communicator._start_coalescing()
+        # Over gloo this member receives before it sends (`stages.comm.full_duplex`).
+        owners = sorted(range(self.size), key=lambda owner: not self._device_waits and owner == self.rank)
         works = [
             self._communicator.broadcast(run, owner)
-            for owner, runs in enumerate(parts)
-            for run in runs_of(flat, runs)
+            for owner in owners
+            for run in runs_of(flat, parts[owner])
         ]
         if self._device_waits:
             works = [self._communicator._end_coalescing()]

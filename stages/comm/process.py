@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from stages.comm.communicator import Communicator
 from stages.comm.device_settings import check_environment, set_arithmetic, set_environment, set_up_link
+from stages.comm.full_duplex import FullDuplex
 from stages.comm.host_staging import HostStaged
 from stages.comm.network import choose_address, set_nccl_interface
 from stages.comm.placement import gpu_of, run_near
@@ -95,6 +96,8 @@ class Process:
             self.stores.append(addresses)
             gloo = dist.ProcessGroupGloo(addresses, rank, size, self._gloo_options(size))
             communicator = cast(Communicator, gloo)
+            if not link:
+                communicator = FullDuplex(communicator, rank=rank, size=size)
             return HostStaged(communicator) if self.host_staged else communicator
         options: Any = dist.ProcessGroupNCCL.Options()  # its group_name has a private type
         # Counted from when an operation is begun, which for a receive is long before its message is due. This

@@ -10,16 +10,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from asyncpp_cli.errors import DamagedError, UserError
-from asyncpp_cli.experiment.run_data import config_to_train
-from asyncpp_cli.launch.submission.arrays import JobShape, shape_of
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.launch.submission.arrays import JobShape, config_at, shape_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.profile import LOCAL, Site
 from asyncpp_cli.sites.resources import this_machine
 from stages.config import RunConfig
-from stages.validation import ConfigError, check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +58,10 @@ def described_runs(
         if (only is None or run.id in only)
         and current_status(run).state not in (State.COMPLETED, State.RUNNING)
     ]
-    described = []
-    for run in runs:
-        try:
-            config = config_to_train(run)
-            config.site = replace(config.site, **site.run)
-            check(config)
-        except DamagedError as error:
-            raise UserError(str(error)) from error
-        except ConfigError as error:
-            raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
-        folder = str(run.folder.absolute())
-        described.append(_described(run.id, folder, config, site, replay=replay))
-    return described
+    return [
+        _described(run.id, str(run.folder.absolute()), config_at(run, site), site, replay=replay)
+        for run in runs
+    ]
 
 
 def _described(run_id: str, folder: str, config: RunConfig, site: Site, *, replay: bool) -> DescribedRun:

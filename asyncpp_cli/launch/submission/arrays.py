@@ -110,7 +110,12 @@ def _shape(planned: PlannedRun) -> JobShape:
     return planned.shape
 
 
-def _checked_config(run: Run, site: Site, seen: dict[tuple[Any, ...], Any]) -> RunConfig:
+def config_at(run: Run, site: Site, seen: dict[tuple[Any, ...], Any] | None = None) -> RunConfig:
+    """The configuration of a run at a site, checked.
+
+    Raises:
+        UserError: the run cannot be read or trained.
+    """
     try:
         config = config_to_train(run)
         config.site = replace(config.site, **site.run)
@@ -119,6 +124,11 @@ def _checked_config(run: Run, site: Site, seen: dict[tuple[Any, ...], Any]) -> R
         raise UserError(str(error)) from error
     except ConfigError as error:
         raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+    return config
+
+
+def _checked_config(run: Run, site: Site, seen: dict[tuple[Any, ...], Any]) -> RunConfig:
+    config = config_at(run, site, seen)
     if site.container is not None:
         try:
             mounts_of(site.container, run.folder.absolute().parents[1], config)
