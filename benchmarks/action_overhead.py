@@ -92,7 +92,7 @@ def plain_loop(config: RunConfig) -> Callable[[int], None]:
     module = Stage(config.model, cut, context=config.data.context)
     module.prepare(device=torch.device("cpu"), dtype=torch.float32)
     for name, parameter in module.named_parameters():
-        initialise(parameter, name=name, seed=config.seed, layers=config.model.layers)
+        initialise(parameter, name=name, seed=config.seed, model=config.model)
     optimizer = build_optimizer(
         dict(module.named_parameters()),
         name=config.optimizer.name,

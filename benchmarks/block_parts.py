@@ -35,7 +35,7 @@ def measured_parts(config: RunConfig, *, device: torch.device, repeats: int) -> 
     block = make_block(config.model, experts=False).to(device=device, dtype=dtype)
     assert isinstance(block, Block)
     for name, parameter in block.named_parameters():
-        initialise(parameter, name=name, seed=0, layers=config.model.layers)
+        initialise(parameter, name=name, seed=0, model=config.model)
     attention, mlp, context = block.attention, block.mlp, config.data.context
     table = rotary_table(config.model, context=context).to(device, torch.promote_types(dtype, torch.float32))
     generator = torch.Generator(device).manual_seed(0)

@@ -154,6 +154,9 @@ class EmulatedBatches:
     def targets(self, microbatch: int) -> Tensor:
         return torch.zeros(SHAPE[:2], dtype=torch.long)
 
+    def documents(self, microbatch: int) -> None:
+        return None
+
 
 class SlowNetwork:
     """A communicator whose reductions take a known time, as over a slow network: others go on meanwhile.

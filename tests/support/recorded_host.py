@@ -244,10 +244,10 @@ def _reads_of(events: list[Event]) -> Callable[..., Tensor]:
     sizes: set[int] = set()
     on_host = Batches._on_host
 
-    def reading(batches: Batches, split: Any, starts: Any) -> Tensor:
-        windows = on_host(batches, split, starts)
-        _allocate_pinned(windows.numel(), sizes, events)
-        return windows
+    def reading(batches: Batches, values: Any) -> Tensor:
+        held = on_host(batches, values)
+        _allocate_pinned(held.numel(), sizes, events)
+        return held
 
     return reading
 
