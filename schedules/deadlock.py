@@ -15,19 +15,53 @@ from schedules.actions import Action, Op, Program
 from schedules.dependencies import steps_to_agree, version_awaited
 from schedules.messages import Channel, channel_ends, is_local
 
+UNACKNOWLEDGED = 8
+"""Most sends in flight between two ranks, of a kind, that no message from the receiver acknowledges, as in a
+fill or an evaluation; more where a program cannot do with these."""
+
+
+def sends_in_flight(program: Program) -> int:
+    """Sends of a kind to one rank that must be able to wait for their receives, so that `program` ends:
+    `UNACKNOWLEDGED`, or the least number that is enough, if that is more.
+
+    LoopedBFS sends all micro-batches of one chunk before the receiver takes the first of them, and GPipe
+    with shards of the head all parts of a step's gradients.
+
+    Args:
+        program: Without deadlock when channels hold any number of messages.
+    """
+    if find_deadlock(program, channel_capacity=UNACKNOWLEDGED) is None:
+        return UNACKNOWLEDGED
+    too_few = enough = UNACKNOWLEDGED
+    while find_deadlock(program, channel_capacity=enough) is not None:
+        too_few, enough = enough, 2 * enough
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if find_deadlock(program, channel_capacity=middle) is None:
+            enough = middle
+        else:
+            too_few = middle
+    return enough
+
 
 def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> str | None:
     """The chain of waits when no rank can go on; None if all ranks reach the end.
 
     Args:
         program: With complete forwards and backwards, and messages in order on each channel.
-        channel_capacity: Messages that a channel holds before its sender must wait; None: any number.
+        channel_capacity: Messages of a kind between two ranks before their sender must wait; None: any
+            number.
     """
     num_stages, rank_of_stage = program.num_stages, program.rank_of_stage
     ends = channel_ends(program)
     position = [0] * program.num_ranks
     # Messages of a channel come in one order at both ends, so counting the unread ones says which are there.
     unread = {channel: 0 for receives, _ in ends.values() for channel in receives}
+    links = {
+        channel: (rank_of_stage[channel.source], rank_of_stage[channel.destination], channel.kind)
+        for channel in unread
+    }
+    in_flight = dict.fromkeys(links.values(), 0)
     unsent: list[list[Channel]] = [[] for _ in range(program.num_ranks)]
     runnable = deque(range(program.num_ranks))
     queued = [True] * program.num_ranks
@@ -54,10 +88,12 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
             waiting = unsent[rank]
             while waiting:
                 channel = waiting[0]
-                full = channel_capacity is not None and unread[channel] >= channel_capacity
+                link = links[channel]
+                full = channel_capacity is not None and in_flight[link] >= channel_capacity
                 if full and not is_local(channel, program):
                     break
                 unread[channel] += 1
+                in_flight[link] += 1
                 waiting.pop(0)
                 wake(channel.destination)
             if waiting:
@@ -73,6 +109,7 @@ def find_deadlock(program: Program, *, channel_capacity: int | None = None) -> s
                 break
             for channel in receives:
                 unread[channel] -= 1
+                in_flight[links[channel]] -= 1
                 if channel_capacity is not None:
                     wake(channel.source)
             if action.op is update:

@@ -31,10 +31,6 @@ from schedules.messages import (
 POSTED_AHEAD = 2
 """Receives posted ahead on each channel: one may arrive while another waits to be consumed."""
 
-UNACKNOWLEDGED = 8
-"""Most sends in flight per channel that no message from the receiver acknowledges, as in a fill or an
-evaluation."""
-
 Place = int
 """Progress of a rank through its actions; comparable."""
 
@@ -229,7 +225,7 @@ def _acknowledged(
 
 
 def most_messages(
-    program: Program, *, common_step: bool, weights: Mapping[Kind, int] | None = None
+    program: Program, *, common_step: bool, in_flight: int, weights: Mapping[Kind, int] | None = None
 ) -> list[int]:
     """For each rank, the most messages that it holds at once: open receives, sends that no message from the
     receiver has acknowledged, and what one of its stages holds for another.
@@ -237,6 +233,8 @@ def most_messages(
     Args:
         program: With complete forwards and backwards, and without deadlock.
         common_step: Whether all stages update together.
+        in_flight: Sends of a kind to one rank that may wait unacknowledged
+            (`schedules.deadlock.sends_in_flight`).
         weights: What a message of each kind counts, as its bytes; None: 1.
     """
     places = _places_of_all(program, common_step=common_step)
@@ -245,7 +243,7 @@ def most_messages(
     if weights is None:
         weights = dict.fromkeys(Kind, 1)
     return [
-        _most_messages(program, rank, places[rank], by_pair, ends, weights)
+        _most_messages(program, rank, places[rank], by_pair, ends, in_flight, weights)
         for rank in range(program.num_ranks)
     ]
 
@@ -290,6 +288,7 @@ def _most_messages(
     places: Mapping[Message, Place],
     by_pair: MessagesByPair,
     ends: Sequence[MessageEnds],
+    in_flight: int,
     weights: Mapping[Kind, int],
 ) -> int:
     rank_of_stage = program.rank_of_stage
@@ -337,8 +336,8 @@ def _most_messages(
             if receiver != rank:
                 channel = from_rank[receiver, message.kind]
                 channel.sends += 1
-                if channel.sends - UNACKNOWLEDGED > channel.gone:
-                    now -= channel.release(channel.sends - UNACKNOWLEDGED)
+                if channel.sends - in_flight > channel.gone:
+                    now -= channel.release(channel.sends - in_flight)
     return most
 
 

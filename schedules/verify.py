@@ -27,8 +27,9 @@ def verify(program: Program, *, channel_capacity: int | None = None) -> None:
 
     Args:
         program: To check.
-        channel_capacity: Messages that a channel holds before its sender must wait; None: any number, as in
-            our executor, whose sends never wait.
+        channel_capacity: Messages of a kind between two ranks before their sender must wait; None: any
+            number. The trainer gives each program as many as it needs
+            (`schedules.deadlock.sends_in_flight`).
 
     Raises:
         ScheduleError: The program is invalid; the message has a line for each problem.

@@ -353,7 +353,8 @@ def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
 def _with_cut(config: RunConfig, sizes: Sequence[float], costs: CostModel) -> Estimate:
     run = represented(Shape.of(config))
     return Estimate(
-        config=config,
+        # Memory is counted later, when the caller may have changed its configuration.
+        config=copy_of(config),
         cut=tuple(sizes),
         rank_of_stage=run.rank_of_stage,
         step=_step_time(config, stage_times(config, stage_cuts(sizes), costs)),

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import schedules
 from schedules import analyze
-from schedules.dependencies import POSTED_AHEAD, UNACKNOWLEDGED, most_messages
+from schedules.deadlock import sends_in_flight
+from schedules.dependencies import POSTED_AHEAD, most_messages
 from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
 from stages.pipeline.gradient_buffers import gradient_buffers
@@ -69,6 +70,8 @@ class Represented(NamedTuple):
     course: Course
     buffers: tuple[int, ...]
     """Gradient buffers of each stage."""
+    in_flight: int
+    """Sends of a kind to one rank that may wait unacknowledged."""
     can_tie: bool
     """Whether embedding and head can share a matrix (`model.tied`)."""
 
@@ -82,7 +85,7 @@ def represented(shape: Shape) -> Represented:
     """
     alone = shape._replace(several_data_ranks=False, on_gpu=False)
     program = _program(alone)
-    delay, course, can_tie = _analysed(alone)
+    delay, course, in_flight, can_tie = _analysed(alone)
     return Represented(
         rank_of_stage=program.rank_of_stage,
         delay=delay,
@@ -90,6 +93,7 @@ def represented(shape: Shape) -> Represented:
         buffers=tuple(
             gradient_buffers([program], data_ranks=1 + shape.several_data_ranks, on_gpu=shape.on_gpu)
         ),
+        in_flight=in_flight,
         can_tie=can_tie,
     )
 
@@ -119,22 +123,24 @@ def messages_at_most(shape: Shape) -> tuple[int, ...]:
                 forwards = pair[0] == rank
                 channels |= {(sum(pair) - rank, forwards, True), (sum(pair) - rank, not forwards, False)}
         sends = sum(sends for _, sends, _ in channels)
-        bounds.append((UNACKNOWLEDGED + 1) * sends + (POSTED_AHEAD + 1) * (len(channels) - sends) + local)
+        bounds.append((run.in_flight + 1) * sends + (POSTED_AHEAD + 1) * (len(channels) - sends) + local)
     return tuple(bounds)
 
 
 @lru_cache(maxsize=4096)
 def _messages(shape: Shape) -> tuple[int, ...]:
     program = _program(shape)
-    return tuple(most_messages(program, common_step=program.updates_together))
+    in_flight = represented(shape).in_flight
+    return tuple(most_messages(program, common_step=program.updates_together, in_flight=in_flight))
 
 
 @lru_cache(maxsize=4096)
-def _analysed(shape: Shape) -> tuple[int, Course, bool]:
-    """Delay, course, and whether embedding and head can share a matrix."""
+def _analysed(shape: Shape) -> tuple[int, Course, int, bool]:
+    """Delay, course, sends that may wait, and whether embedding and head can share a matrix."""
     program = _program(shape)
     analysis = analyze(program)
-    return max(analysis.delay_max), course_of([program], [analysis]), tied_problem(program) is None
+    can_tie = tied_problem(program) is None
+    return max(analysis.delay_max), course_of([program], [analysis]), sends_in_flight(program), can_tie
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from schedules.actions import Action, Program
-from schedules.dependencies import POSTED_AHEAD, UNACKNOWLEDGED, Place, acknowledged, places_to_post
+from schedules.deadlock import sends_in_flight
+from schedules.dependencies import POSTED_AHEAD, Place, acknowledged, places_to_post
 from schedules.messages import Kind, Message, channels_between_ranks, sent_between_ranks
 from stages.comm.communicator import Work
 from stages.comm.message_widths import message_width
@@ -237,6 +238,7 @@ class DistributedLinks:
         self._to_post, self._unsent, self._place = {}, Counter(), 0
         self._actions = program.actions[self._rank]
         self.most_message_bytes = 0
+        self._in_flight = sends_in_flight(program)
         self._acknowledged = acknowledged(program, self._rank)
         places = places_to_post(program, self._rank, common_step=self._common_step)
         by_edge = sent_between_ranks(program, by_or_to=self._rank)
@@ -287,7 +289,7 @@ class DistributedLinks:
         channel = self._channel(message, peer, incoming=False)
         self._send(channel, tensor)
         # The receiver has long consumed the oldest sends, so this wait does not delay compute.
-        self._release_sends(channel, keep=UNACKNOWLEDGED)
+        self._release_sends(channel, keep=self._in_flight)
 
     def _send(self, channel: _Channel, tensor: Tensor) -> None:
         work = self._groups[channel].send([tensor], _RECEIVER, 0)

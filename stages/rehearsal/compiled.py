@@ -105,6 +105,8 @@ def _trace(settings: tuple[Any, ...], kind: dict[str, bool], forms: Any) -> _Gra
         given = tree_map(_empty, forms, is_leaf=_is_form)
         places = {id(tensor): place for place, tensor in enumerate(tree_leaves(given))}
         function = block_function(settings, **kind)
+        # Every block has the same function, of which the compiler keeps no more than eight.
+        torch.compiler.reset()
         torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*given)
     ((forward, backward, outputs),) = partitioned
     return _Graphs(forward, backward, outputs, tuple(inputs))

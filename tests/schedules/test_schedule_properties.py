@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.schedule_cases import arguments, programs, run
 
 from schedules import Op, Program, build, verify
+from schedules.deadlock import UNACKNOWLEDGED, find_deadlock, sends_in_flight
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -29,17 +30,43 @@ def test_the_verifier_finds_nothing_wrong(program):
 @QUICK
 @given(programs(), st.integers(0, 2**32))
 @pytest.mark.slow
-def test_no_interleaving_of_the_ranks_ends_in_a_deadlock_with_one_message_a_channel(program, seed):
+def test_no_interleaving_of_the_ranks_ends_in_a_deadlock_with_one_message_on_the_way(program, seed):
     # Interleaved rounds of more micro-batches than ranks are the one exception: see the test after this one.
     per_round = program.microbatches // max(1, program.microbatches // program.num_ranks)
-    longer_by = per_round - program.num_ranks if program.num_stages > program.num_ranks else 0
-    # LoopedBFS sends all micro-batches of one chunk before any of the next.
-    room = program.microbatches if program.schedule == "looped-bfs" else max(1, longer_by + 1)
+    longer_by = max(0, per_round - program.num_ranks) if program.num_stages > program.num_ranks else 0
     # The head is computed while the last stage is one forward further.
-    room = max(room, 1 + (program.head_shards > 0))
+    room = longer_by + 1 + (program.head_shards > 0)
+    # LoopedBFS sends all micro-batches of one chunk before any of the next; shards of the head send their
+    # part of every gradient before GPipe's first backward.
+    if program.schedule == "looped-bfs" or (program.schedule == "gpipe" and program.head_shards):
+        room = program.microbatches
     ran = run(program, capacity=room, chance=random.Random(seed))
     assert ran.finished
     assert ran.unread == 0
+
+
+@QUICK
+@given(programs(max_stages=6, max_microbatches=24, max_steps=2), st.integers(1, 30), st.integers(0, 2**32))
+@pytest.mark.slow
+def test_the_search_for_deadlocks_agrees_with_the_simple_executor_at_every_room(program, room, seed):
+    ran = run(program, capacity=room, chance=random.Random(seed))
+    assert ran.finished == (find_deadlock(program, channel_capacity=room) is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "needed"),
+    [
+        ("2bw", {}, 8),
+        ("looped-bfs", {"chunks": 2}, 20),
+        ("gpipe", {"shard_head": True}, 37),
+    ],
+)
+def test_a_program_gets_as_many_sends_in_flight_as_it_needs(name, options, needed):
+    program = build(name, stages=2, microbatches=40, steps=2, **options)
+    assert sends_in_flight(program) == needed
+    assert run(program, capacity=needed, chance=random.Random(0)).finished
+    if needed > UNACKNOWLEDGED:
+        assert not run(program, capacity=needed - 1, chance=random.Random(0)).finished
 
 
 def test_interleaved_rounds_longer_than_the_ranks_need_room_for_the_difference():

@@ -73,7 +73,8 @@ class Ran:
 def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran:
     """Run `program`: ranks chosen at random take their next step.
 
-    Performing an action and sending its message are two steps; the second waits while the channel is full.
+    Performing an action and sending its message are two steps; the second waits while `capacity` messages of
+    its kind between the same two ranks are unread.
     Receiving checks that the message is the expected one.
     """
     last = program.num_stages - 1
@@ -84,11 +85,16 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
     outbox: list[deque[tuple[tuple[int, int, str], int]]] = [deque() for _ in range(program.num_ranks)]
     ran = Ran()
 
+    def link_of(channel: tuple[int, int, str]) -> tuple[int, int, str]:
+        source, destination, kind = channel
+        return program.rank_of_stage[source], program.rank_of_stage[destination], kind
+
     def step(rank: int) -> bool:
         if outbox[rank]:
             channel, microbatch = outbox[rank][0]
-            crosses = program.rank_of_stage[channel[0]] != program.rank_of_stage[channel[1]]
-            if crosses and capacity is not None and len(channels[channel]) >= capacity:
+            sender, receiver, _ = link = link_of(channel)
+            unread = sum(len(queue) for other, queue in channels.items() if link_of(other) == link)
+            if sender != receiver and capacity is not None and unread >= capacity:
                 return False
             channels[channel].append(microbatch)
             outbox[rank].popleft()
@@ -100,14 +106,22 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
         taken: list[tuple[int, int, str]] = []
         given: list[tuple[int, int, str]] = []
         if action.op is Op.FORWARD:
-            taken += [(stage - 1, stage, "")] * (stage > 0)
-            given += [(stage, stage + 1, "")] if stage < last else [(stage, shard, "") for shard in shards]
+            taken += [(stage - 1, stage, "activations")] * (stage > 0)
+            given += (
+                [(stage, stage + 1, "activations")]
+                if stage < last
+                else [(stage, shard, "hidden") for shard in shards]
+            )
         elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
-            taken += [(stage + 1, stage, "")] if stage < last else [(shard, stage, "") for shard in shards]
-            given += [(stage, stage - 1, "")] * (stage > 0)
+            taken += (
+                [(stage + 1, stage, "gradient")]
+                if stage < last
+                else [(shard, stage, "part") for shard in shards]
+            )
+            given += [(stage, stage - 1, "gradient")] * (stage > 0)
             given += [(stage, shard, "sums") for shard in shards if stage == last]
         elif action.op is Op.HEAD:
-            taken, given = [(last, stage, "")], [(stage, last, "")]
+            taken, given = [(last, stage, "hidden")], [(stage, last, "part")]
         elif action.op is Op.HEAD_WEIGHT:
             taken = [(last, stage, "sums")]
         if not all(channels[channel] for channel in taken):

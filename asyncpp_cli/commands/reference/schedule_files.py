@@ -39,7 +39,8 @@ def check(
     channel_capacity: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Unread messages on a channel before its sender waits (default: unlimited)."
+            min=1,
+            help="Unread messages of a kind between two ranks before a sender waits (default: unlimited).",
         ),
     ] = None,
 ) -> None:

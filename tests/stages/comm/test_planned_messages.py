@@ -10,6 +10,7 @@ import torch
 
 from schedules import NAMES, Program, build
 from schedules.catalogue import FAMILY
+from schedules.deadlock import sends_in_flight
 from schedules.dependencies import _places_of_all, launched, most_messages, places_to_post, updated
 from schedules.messages import Kind, received, sent
 from stages.comm.message_widths import message_width
@@ -80,5 +81,7 @@ def test_as_many_messages_are_planned_as_counted(
     places = _places_of_all(program, common_step=together)
     assert places == [places_to_post(program, rank, common_step=together) for rank in range(ranks)]
     weights = {kind: 4 * message_width(kind, width=WIDTH, per_wide=1) for kind in Kind}
-    planned = most_messages(program, common_step=together, weights=weights)
+    planned = most_messages(
+        program, common_step=together, in_flight=sends_in_flight(program), weights=weights
+    )
     assert planned == [counted(program, rank) for rank in range(ranks)]

@@ -13,6 +13,7 @@ from support.small_runs import Rows, in_processes, small_config, with_experts
 from support.training_cases import cases, measured, of_writers
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
+from schedules.deadlock import UNACKNOWLEDGED, sends_in_flight
 from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.data.batches import Batches
@@ -22,6 +23,7 @@ from stages.model.decoder import Stage, initialise
 from stages.model.head_loss import next_token_loss
 from stages.model.partition import cut_model
 from stages.pipeline.build import activation_shape
+from stages.pipeline.segments import segment_program
 from stages.trainer import replay, train
 
 
@@ -70,6 +72,17 @@ def test_running_further_ahead_computes_the_same_weights(text: Path) -> None:
     assert rows.rows[-1]["weights_sha256"] == of_usual.rows[-1]["weights_sha256"]
     [segment, *_] = [row for row in distributed if row["kind"] == "segment"]
     assert segment["memory"]["in_flight"] == [5, 3, 1]
+
+
+@pytest.mark.slow
+def test_a_chunk_of_more_microbatches_than_usually_wait_to_be_received_ends(text: Path) -> None:
+    """The second rank sends all of a chunk before the first takes one: with eight on the way both waited."""
+    config = small_config("looped-bfs", text=text, stages=2, chunks=2, microbatches=24, steps=2)
+    assert sends_in_flight(segment_program(config, first_step=0, steps=2)) > UNACKNOWLEDGED
+    distributed = of_writers(in_processes(train_here, [config], size=2), [config])[0]
+    rows = Rows()
+    replay(config, recorder=rows)
+    assert distributed == measured(rows)
 
 
 @pytest.mark.parametrize("split", [False, True])
