@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from stages.comm.communicator import Communicator, Work
+from stages.comm.full_duplex import FullDuplex
 from stages.update.gradient_reduction import Reducer, add_up, runs_of
 from stages.update.optimizer_sharding import Run
 from stages.update.reduction_rounds import ReductionPlan
@@ -154,8 +155,8 @@ class DistributedGroup:
         if self._device_waits:
             # In one launch: there is a run for each owner, with experts one for each owner and stack.
             self._communicator._start_coalescing()
-        # Over gloo this member receives before it sends (`stages.comm.full_duplex`).
-        owners = sorted(range(self.size), key=lambda owner: not self._device_waits and owner == self.rank)
+        receives_first = isinstance(self._communicator, FullDuplex)
+        owners = sorted(range(self.size), key=lambda owner: receives_first and owner == self.rank)
         works = [
             self._communicator.broadcast(run, owner)
             for owner in owners
