@@ -252,6 +252,10 @@ class TrainConfig:
     """Gradient clipping: `global` (norm over all stages), `stage` (each stage by its own norm) or `none`."""
     clip_norm: float = key(1.0, above=0, high=1e30)
     """Largest gradient norm after clipping."""
+    ema_decay: float | None = key(None, above=0, below=1)
+    """d: the weights are averaged over updates, with factors d^0, d^1, ... from the newest to the oldest
+    (exponential moving average), and evaluations measure the average, too
+    (docs/optimizers.md#average-of-weights). null: no average."""
     max_skipped: int = key(20, low=0)
     """Consecutive steps with a non-finite gradient, which are skipped, before the run fails; 0: it never
     fails for that."""

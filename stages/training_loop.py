@@ -26,7 +26,7 @@ from stages.metrics.row_writer import RankReport, Rows
 from stages.metrics.rows import tensor_digest
 from stages.pipeline.build import build_ranks, dtypes, representative_programs, segment_lengths
 from stages.pipeline.drain_meetings import DrainMeetings
-from stages.pipeline.evaluation import evaluate, weights_and_biases
+from stages.pipeline.evaluation import ValidationLoss, evaluate, weights_and_biases
 from stages.pipeline.initial_broadcast import broadcast_initial_weights, read_initial_weights
 from stages.pipeline.rank_stats import StepResult, staleness_problem
 from stages.pipeline.replay import drive
@@ -260,6 +260,15 @@ class TrainingLoop:
         return done, cut_short or bool(stop)
 
     def _evaluate(self, step: int) -> None:
+        weights = self._losses(step)
+        average = None
+        if self._config.train.ema_decay is not None:
+            average = self._losses(step, averaged=True)
+        if weights is not None:
+            self._rows.evaluation(weights, average, step=step, seconds=self._seconds)
+
+    def _losses(self, step: int, *, averaged: bool = False) -> dict[str, ValidationLoss] | None:
+        """The losses of the weights or of their average, if this process has those of data rank 0."""
         parts = [
             evaluate(
                 rank.stages,
@@ -270,14 +279,16 @@ class TrainingLoop:
                 version=step,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: self._doing.begin("evaluating"),
+                averaged=averaged,
             )
             for rank in self._ranks
         ]
-        measured = drive(parts)
+        measured: list[dict[str, ValidationLoss] | None] = drive(parts)
         self._finish_sending()
         for rank, losses in zip(self._ranks, measured, strict=True):
             if losses is not None and rank.connection.data.rank == 0:
-                self._rows.evaluation(losses, step=step, seconds=self._seconds)
+                return losses
+        return None
 
     def _save(self, step: int) -> None:
         if self._checkpoints is None:

@@ -66,7 +66,7 @@ class PointReader:
                 }
                 yield from self._at(update, row, values)
             case "eval":
-                values = {"val/loss": row["val_loss"]}
+                values = {"val/loss": row["val_loss"], "val/loss_ema": row.get("val_loss_ema")}
                 values |= {f"val/{name}": loss["val_loss"] for name, loss in row.get("sets", {}).items()}
                 yield from self._at(self._update_of(row["step"]), row, values)
             case "diagnostics":

@@ -21,3 +21,5 @@ class Weights(StrEnum):
     """Evaluation weights: the master copy in full precision, with the correction applied."""
     WORKING = "working"
     """The newest weights that the pipeline computes with, in their own precision."""
+    EMA = "ema"
+    """The average of the evaluation weights (`train.ema_decay`), in full precision."""

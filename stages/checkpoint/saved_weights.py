@@ -94,19 +94,23 @@ class SavedWeights:
             raise CheckpointError(f"{min(unknown)} is in it, which the run's model does not have")
 
     def size(self, name: str, weights: Weights) -> Form:
-        """Shape and type of a parameter or balance bias."""
+        """Shape and type of a parameter or balance bias.
+
+        Raises:
+            CheckpointError: the average is asked for, and there is none.
+        """
         return self._forms[self._key(name, weights)]
 
     def read(self, names: Iterable[str], weights: Weights) -> dict[str, Tensor]:
         """The values of some parameters and balance biases, by name.
 
         Raises:
-            CheckpointError: a file is not what the checkpoint's index says.
+            CheckpointError: a file is not what the checkpoint's index says, or it has no average.
         """
         keys = {name: self._key(name, weights) for name in names}
         read = self._read(keys.values())
         tensors = {name: read[key] for name, key in keys.items()}
-        if weights is Weights.WORKING:
+        if weights is not Weights.MASTER:
             return tensors
         return {
             name: tensor if name in self.biases else self._evaluated(name, tensor)
@@ -114,8 +118,16 @@ class SavedWeights:
         }
 
     def _key(self, name: str, weights: Weights) -> str:
-        master = weights is Weights.MASTER and name not in self.biases
-        return f"master/{name}" if master else f"version/{self._newest}/{name}"
+        if weights is Weights.WORKING or name in self.biases:
+            return f"version/{self._newest}/{name}"
+        if weights is Weights.MASTER:
+            return f"master/{name}"
+        average = f"correction/average/{name}"
+        if self._config.train.ema_decay is None:
+            raise CheckpointError("the run keeps no average of its weights (train.ema_decay: null)")
+        if self._forms.get(average) != self._forms[f"master/{name}"]:
+            raise CheckpointError(f"{average} is not in it in the form of {name}")
+        return average
 
     def _read(self, keys: Iterable[str]) -> dict[str, Tensor]:
         into = {}

@@ -308,13 +308,14 @@ def _tokens(config: RunConfig) -> int:
 
 
 def _corrections(config: RunConfig, mismatch: int) -> int:
-    """Values that the correction keeps for each parameter, the latest update for diagnostics included."""
-    recorded = int(config.train.diagnostics > 0)
+    """Values that the correction keeps for each parameter, with the average of the weights and the latest
+    update for diagnostics."""
+    further = (config.train.ema_decay is not None) + (config.train.diagnostics > 0)
     chosen = chosen_correction(config)
     if chosen is None:
-        return recorded
+        return further
     name, options = chosen
-    return recorded + correction_named(name).values_kept(options, mismatch=mismatch)
+    return further + correction_named(name).values_kept(options, mismatch=mismatch)
 
 
 def message_bytes(config: RunConfig) -> int:

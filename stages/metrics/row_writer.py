@@ -138,17 +138,26 @@ class Rows:
             )
         )
 
-    def evaluation(self, losses: Mapping[str, ValidationLoss], *, step: int, seconds: float) -> None:
-        """Write the loss of each validation set after `step` steps, nats per token."""
-        headline = losses[self._config.data.headline]
-        self.val_losses.append(headline.mean)
+    def evaluation(
+        self,
+        losses: Mapping[str, ValidationLoss],
+        average: Mapping[str, ValidationLoss] | None,
+        *,
+        step: int,
+        seconds: float,
+    ) -> None:
+        """Write the loss of each validation set after `step` steps, nats per token, and `average`: that of the
+        average of the weights."""
+        fields = {
+            name: rows.loss_fields(loss, None if average is None else average[name])
+            for name, loss in losses.items()
+        }
+        headline = self._config.data.headline
+        self.val_losses.append(losses[headline].mean)
         tokens = step * tokens_per_step(self._config)
-        measured: dict[str, Any] = {"val_loss": headline.mean, "val_loss_error": headline.error}
-        if self._config.data.validation:
-            measured["sets"] = {
-                name: {"val_loss": loss.mean, "val_loss_error": loss.error} for name, loss in losses.items()
-            }
-        self.write({"kind": "eval", "step": step, "tokens": tokens, **measured, "seconds": seconds})
+        sets = {"sets": fields} if self._config.data.validation else {}
+        row = {"kind": "eval", "step": step, "tokens": tokens, **fields[headline], **sets}
+        self.write({**row, "seconds": seconds})
 
     def end(self, digests: list[tuple[str, str]], *, seconds: float) -> None:
         """Write the end of the run, with the digest of each evaluation weight by name."""

@@ -20,6 +20,7 @@ from stages.data.documents import attention_share
 from stages.data.shards import Tokens
 from stages.model.families.catalogue import describe
 from stages.own_code import code_sha256, own_code
+from stages.pipeline.evaluation import ValidationLoss
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
 from stages.update.balance import BlockLoad
 
@@ -115,6 +116,12 @@ def step_row(result: StepResult, *, tokens: int, seconds: float) -> Row:
         "skipped": result.update.skipped,
         "seconds": seconds,
     }
+
+
+def loss_fields(loss: ValidationLoss, average: ValidationLoss | None) -> Row:
+    """The fields of a validation set's loss, and of that of the average of the weights."""
+    fields = {"val_loss": loss.mean, "val_loss_error": loss.error}
+    return fields if average is None else {**fields, "val_loss_ema": average.mean}
 
 
 def segment_row(

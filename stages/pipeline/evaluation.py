@@ -82,6 +82,7 @@ def evaluate(
     version: int,
     dtype: torch.dtype,
     on_action: Callable[[], None],
+    averaged: bool = False,
 ) -> Generator[None, None, dict[str, ValidationLoss] | None]:
     """Run one rank's part of `forward_program`; yields where another rank of this process must run first.
 
@@ -94,6 +95,7 @@ def evaluate(
         version: of the evaluated weights.
         dtype: of the computation.
         on_action: called when an action begins.
+        averaged: whether to evaluate the average of the weights (`train.ema_decay`).
 
     Returns:
         The loss of each validation set on the ranks of the last stage, None elsewhere. Summed in the order of
@@ -112,7 +114,7 @@ def evaluate(
     links.begin(program)
     weights = {}
     for stage, state in stages.items():
-        weights[stage] = yield from _whole_weights(state, connection, dtype=dtype)
+        weights[stage] = yield from _whole_weights(state, connection, dtype=dtype, averaged=averaged)
         if state.tied is not None:
             weights[stage] |= state.tied.weights(weights[0])
     losses: dict[int, Tensor] = {}
@@ -164,10 +166,11 @@ def _loss(of_microbatches: Tensor) -> ValidationLoss:
 
 
 def _whole_weights(
-    state: StageState, connection: Connection, *, dtype: torch.dtype
+    state: StageState, connection: Connection, *, dtype: torch.dtype, averaged: bool
 ) -> Generator[None, None, dict[str, Tensor]]:
-    """The stage's evaluation weights by parameter name, gathered from the data ranks that own them."""
-    weights, owned = state.weights, evaluation_weights(state, dtype=dtype)
+    """The stage's evaluation weights, or their average, by parameter name, gathered from the data ranks that
+    own them."""
+    weights, owned = state.weights, evaluation_weights(state, dtype=dtype, averaged=averaged)
     if connection.data.size == 1 and list(owned) == weights.names:
         return owned
     flat, views = weights.flat(dtype=dtype)
@@ -188,10 +191,15 @@ def _awaited(exchange: Exchange[Any], links: Links) -> Iterator[None]:
         exchange.wait()
 
 
-def evaluation_weights(state: StageState, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The evaluated and saved weights of the members that this data rank owns, by name, as `dtype`."""
-    master = state.weights.master
-    tensors = state.update.correction.evaluation_weights(master.parameters)
+def evaluation_weights(state: StageState, *, dtype: torch.dtype, averaged: bool = False) -> dict[str, Tensor]:
+    """The evaluated and saved weights of the members that this data rank owns, or their average, by name, as
+    `dtype`."""
+    master, update = state.weights.master, state.update
+    if averaged:
+        assert update.average is not None
+        tensors = update.average.average(master.parameters)
+    else:
+        tensors = update.correction.evaluation_weights(master.parameters)
     return {name: tensor.detach().to(dtype) for name, tensor in zip(master.names, tensors, strict=True)}
 
 

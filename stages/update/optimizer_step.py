@@ -30,6 +30,7 @@ from stages.pipeline.weight_versions import Replica, WeightVersions, writing_und
 from stages.update.balance import LoadTally, moved
 from stages.update.lr_schedule import learning_rate_factor
 from stages.update.recorded_updates import RecordedUpdates
+from stages.update.weight_average import AveragedWeights
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -119,7 +120,9 @@ class StageUpdate:
         self._delay, self._mismatch = delays[stage], mismatch
         correction = self._new_correction()
         self._discrepancy = correction if isinstance(correction, DiscrepancyCorrection) else None
-        self.correction = self._recorded(correction)
+        self.average = self._averaged(correction)
+        """None without `train.ema_decay`."""
+        self.correction = self._recorded(self.average or correction)
 
     def _new_correction(self) -> Correction:
         chosen = chosen_correction(self._config)
@@ -127,6 +130,10 @@ class StageUpdate:
             return PlainUpdate()
         name, options = chosen
         return build_stage_correction(name, options=options, delay=self._delay, mismatch=self._mismatch)
+
+    def _averaged(self, correction: Correction) -> AveragedWeights | None:
+        decay = self._config.train.ema_decay
+        return None if decay is None else AveragedWeights(correction, decay=decay)
 
     def _recorded(self, correction: Correction) -> Correction:
         return RecordedUpdates(correction) if self._config.train.diagnostics else correction
@@ -157,7 +164,8 @@ class StageUpdate:
             return UpdateState(optimizer=[], correction={}, closed=not custom)
         weights = self._weights
         master = weights.master.parameters
-        optimizer, correction = self._new_optimizer(), self._recorded(self._new_correction())
+        optimizer, correction = self._new_optimizer(), self._new_correction()
+        correction = self._recorded(self._averaged(correction) or correction)
         with self._made_up_gradients(), torch.no_grad():
             for _ in range(min(updates, STEPS_TO_FULL_STATE)):
                 correction.update(

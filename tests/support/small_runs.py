@@ -56,6 +56,7 @@ def small_config(
     recompute: str = "none",
     compile: bool = False,
     shard_head: bool = False,
+    ema_decay: float | None = None,
 ) -> RunConfig:
     return RunConfig(
         schedule=ScheduleConfig(
@@ -82,6 +83,7 @@ def small_config(
             precision=precision,
             recompute=recompute,
             compile=compile,
+            ema_decay=ema_decay,
         ),
         seed=seed,
     )

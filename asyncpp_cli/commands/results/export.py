@@ -21,7 +21,11 @@ def export(
         ),
     ] = ExportFormat.HF,
     which: Annotated[
-        Weights, typer.Option("--weights", help="master: used for evaluation; working: used by the pipeline.")
+        Weights,
+        typer.Option(
+            "--weights",
+            help="master: used for evaluation; ema: their average; working: used by the pipeline.",
+        ),
     ] = Weights.MASTER,
     step: Annotated[
         int | None, typer.Option(metavar="N", help="Checkpoint of step N instead of the newest.")

@@ -227,9 +227,16 @@ class CellResult:
 
     def set_pairs(self, of_set: str) -> Pairs | None:
         """`gap_pairs` of a validation set."""
+        return self._pairs(of_set=of_set)
+
+    def average_pairs(self) -> Pairs | None:
+        """`gap_pairs` of the averages of the weights."""
+        return self._pairs(averaged=True)
+
+    def _pairs(self, **asked: Any) -> Pairs | None:
         if self.baseline is None:
             return None
-        own, base = (losses_by_seed(cell.completed, of_set=of_set) for cell in (self, self.baseline))
+        own, base = (losses_by_seed(cell.completed, **asked) for cell in (self, self.baseline))
         return pairs(own, base) if own and base else None
 
     def scores(self, task: str) -> list[Score]:

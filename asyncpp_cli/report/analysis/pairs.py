@@ -11,17 +11,21 @@ from asyncpp_cli.report.analysis.statistics import Interval, paired, spread, wel
 from asyncpp_cli.report.load.run import RunResult
 
 
-def losses_by_seed(runs: Sequence[RunResult], *, of_set: str | None = None) -> dict[Any, float]:
+def losses_by_seed(
+    runs: Sequence[RunResult], *, of_set: str | None = None, averaged: bool = False
+) -> dict[Any, float]:
     """The last validation loss of each seed; the mean of several runs with one seed.
 
     Args:
         runs: of an arm.
         of_set: name of a validation set; None: the headline.
+        averaged: whether it is that of the average of the weights.
     """
+    field = "val_loss_ema" if averaged else "val_loss"
     losses: dict[Any, list[float]] = {}
     for run in runs:
         measured = run.measurement if of_set is None else run.measurement.sets.get(of_set)
-        seed, loss = run.value("seed"), None if measured is None else measured.val_loss
+        seed, loss = run.value("seed"), getattr(measured, field, None)
         if seed is not None and loss is not None:
             losses.setdefault(seed, []).append(loss)
     return {seed: fmean(values) for seed, values in losses.items()}

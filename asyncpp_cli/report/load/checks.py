@@ -60,9 +60,10 @@ def _losses(metrics: Metrics) -> str:
     for row in metrics.others:
         if row["kind"] != "eval":
             continue
-        for loss in (row["val_loss"], *(measured["val_loss"] for measured in row.get("sets", {}).values())):
-            if float(loss) < 0:
-                return f"the validation loss of step {row['step']} is {loss}; losses are >= 0"
+        for measured in (row, *row.get("sets", {}).values()):
+            for loss in (measured["val_loss"], measured.get("val_loss_ema", 0.0)):
+                if float(loss) < 0:
+                    return f"the validation loss of step {row['step']} is {loss}; losses are >= 0"
     return ""
 
 

@@ -20,6 +20,8 @@ class SetLoss:
     """Nats per token."""
     val_loss_error: float | None
     bits_per_byte: float | None
+    val_loss_ema: float | None = None
+    """Of the average of the weights (`train.ema_decay`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ class Evaluation:
     """Nats per token."""
     val_loss_error: float | None = None
     """Standard error of `val_loss`."""
+    val_loss_ema: float | None = None
+    """Of the average of the weights, if the run has one (`train.ema_decay`)."""
     sets: Mapping[str, SetLoss] = field(default_factory=dict)
     """By validation set, if there are several (`data.validation`)."""
 
@@ -50,6 +54,8 @@ class Measurement:
     """Nats per token, of the last evaluation."""
     val_loss_error: float | None = None
     """Its standard error, from the losses of the evaluation's micro-batches."""
+    val_loss_ema: float | None = None
+    """The loss of the average of the weights there."""
     bits_per_byte: float | None = None
     """The same loss in bits per byte of text."""
     unigram_bits_per_byte: float | None = None
@@ -134,6 +140,7 @@ def measure(metrics: Metrics) -> Measurement:
         evaluations=evaluations,
         val_loss=val_loss,
         val_loss_error=evaluations[-1].val_loss_error if evaluations else None,
+        val_loss_ema=evaluations[-1].val_loss_ema if evaluations else None,
         bits_per_byte=_bits_per_byte(val_loss, _from_row(start, "bytes_per_token")),
         unigram_bits_per_byte=_from_row(start, "unigram_bits_per_byte"),
         tokens_per_second=_tokens_per_second(segments),
@@ -171,6 +178,7 @@ def _evaluation(row: MetricsRow, start: MetricsRow | None) -> Evaluation:
             bits_per_byte=_bits_per_byte(
                 float(loss["val_loss"]), _from_row(described.get(name), "bytes_per_token")
             ),
+            val_loss_ema=_from_row(loss, "val_loss_ema"),
         )
         for name, loss in row.get("sets", {}).items()
     }
@@ -180,6 +188,7 @@ def _evaluation(row: MetricsRow, start: MetricsRow | None) -> Evaluation:
         seconds=float(row["seconds"]),
         val_loss=float(row["val_loss"]),
         val_loss_error=_from_row(row, "val_loss_error"),
+        val_loss_ema=_from_row(row, "val_loss_ema"),
         sets=sets,
     )
 

@@ -5,7 +5,7 @@ A number that no run's `Measurement` has yet is computed in `report.load.measure
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -88,6 +88,8 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
             "perplexity", "perplexity", attrgetter("perplexity"), form="{:.2f}", show_std=True, drop_order=4
         ),
         _gap_column(cells),
+        averaged("val_loss_ema", "EMA\nval loss", form="{:.3f}", show_std=True, drop_order=24),
+        _pairs_column("gap_ema", "EMA\ngap", CellResult.average_pairs, drop_order=25),
         *_set_columns(cells),
         *_score_columns(cells),
         Column(
@@ -237,6 +239,15 @@ def _gap_text(pairs: Pairs | None) -> str:
     return f"{gap} (n {len(pairs.seeds)})" if pairs.unpaired else gap
 
 
+def _pairs_column(
+    key: str, title: str, compared: Callable[[CellResult], Pairs | None], **options: Any
+) -> Column:
+    """A gap over seeds, with its interval."""
+    fields: dict[str, Value] = {"": lambda cell: getattr(compared(cell), "mean", None)}
+    fields |= interval_fields(lambda cell: getattr(compared(cell), "interval", None))
+    return Column(key=key, title=title, fields=fields, text=lambda cell: _gap_text(compared(cell)), **options)
+
+
 def _set_columns(cells: Sequence[CellResult]) -> list[Column]:
     """Loss, bits per byte and gap of each validation set, where there are several."""
     headlines = {cell.value("data.headline") for cell in cells}
@@ -256,17 +267,11 @@ def _columns_of_set(name: str, *, title: str) -> list[Column]:
 
         return averaged(f"{name}.{field}", title and heading and f"{title}\n{heading}", value, **options)
 
-    fields: dict[str, Value] = {"": lambda cell: getattr(cell.set_pairs(name), "mean", None)}
-    fields |= interval_fields(lambda cell: getattr(cell.set_pairs(name), "interval", None))
-    gap = Column(
-        key=f"{name}.gap",
-        title=title and f"{title}\ngap",
-        fields=fields,
-        text=lambda cell: _gap_text(cell.set_pairs(name)),
-    )
+    gap = _pairs_column(f"{name}.gap", title and f"{title}\ngap", lambda cell: cell.set_pairs(name))
     return [
         averaged_over_seeds("val_loss", "val loss", form="{:.3f}", show_std=True),
         averaged_over_seeds("val_loss_error", form="{:.3f}"),
+        averaged_over_seeds("val_loss_ema", form="{:.3f}"),
         averaged_over_seeds("bits_per_byte", "bits/byte", form="{:.3f}", drop_order=22),
         gap,
     ]

@@ -39,6 +39,9 @@ def test_an_older_checkpoint_and_working_weights_can_be_asked_for(run: Run, tmp_
     assert "no checkpoint of step 1; there are those of 2" in refusal(
         "export", run.folder, "--out", tmp_path / "x", "--step", "1"
     )
+    assert "the run keeps no average of its weights (train.ema_decay: null)" in refusal(
+        "export", run.folder, "--out", tmp_path / "x", "--weights", "ema"
+    )
     assert not (tmp_path / "x").exists()
 
 

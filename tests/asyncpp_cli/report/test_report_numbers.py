@@ -76,6 +76,27 @@ def test_json_numbers_are_those_of_the_raw_metrics(quickstart: ExperimentFolder)
         assert (cell["status"], cell["n"]) == ("completed", 2)
 
 
+def test_averages_of_weights_have_a_loss_and_a_gap_of_their_own(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "experiment")
+    for schedule, losses in (("1f1b", (2.0, 2.25)), ("2bw", (2.5, 3.25))):
+        for seed, loss in enumerate(losses):
+            rows = [
+                {**row, "val_loss_ema": loss} if row["kind"] == "eval" else row
+                for row in metrics(delay=int(schedule == "2bw"))
+            ]
+            experiment.add(settings(schedule, "adamw", seed=seed, **{"train.ema_decay": 0.9}), rows=rows)
+    sync, delayed = cells_of(experiment.folder)
+    assert (sync["val_loss_ema"], delayed["val_loss_ema"]) == (2.125, 2.875)
+    assert (sync["gap_ema"], delayed["gap_ema"], delayed["gap"]) == (None, 0.75, 0.0)
+    assert delayed["gap_ema_low"] < 0.75 < delayed["gap_ema_high"]
+    assert "EMA" in to_text(report_of(experiment.folder))
+    experiment.add(
+        settings("2bw", "muon"),
+        rows=[{**row, "val_loss_ema": -1.0} if row["kind"] == "eval" else row for row in metrics(delay=1)],
+    )
+    assert "the validation loss of step 2 is -1.0" in cells_of(experiment.folder)[-1]["reason"]
+
+
 def test_error_feedback_is_a_number_and_so_a_column_of_one_type(tmp_path: Path) -> None:
     experiment = ExperimentFolder(tmp_path / "experiment")
     for coefficient in (0.0, 1.0, 0.5):
