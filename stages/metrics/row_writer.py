@@ -146,8 +146,14 @@ class Rows:
         step: int,
         seconds: float,
     ) -> None:
-        """Write the loss of each validation set after `step` steps, nats per token, and `average`: that of the
-        average of the weights."""
+        """Write the loss of each validation set after `step` steps, nats per token.
+
+        Args:
+            losses: of the weights.
+            average: of their average, if the run has one.
+            step: number of steps done.
+            seconds: of training.
+        """
         fields = {
             name: rows.loss_fields(loss, None if average is None else average[name])
             for name, loss in losses.items()

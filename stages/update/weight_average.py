@@ -3,8 +3,8 @@
     a_t = (1 - d) / (1 - d^t) * sum over k = 1..t of d^(t - k) w_k
 
 w_k are the weights that are evaluated after the k-th update that is applied. The sum of the factors is 1, as
-in Adam's estimates of moments (arXiv 1412.6980, section 3): the initial weights have no share in it. With d_t =
-d (1 - d^(t - 1)) / (1 - d^t) that is a_t = d_t a_(t - 1) + (1 - d_t) w_t.
+in Adam's estimates of moments (arXiv 1412.6980, section 3): the initial weights have no share in it. With
+d_t = d (1 - d^(t - 1)) / (1 - d^t) that is a_t = d_t a_(t - 1) + (1 - d_t) w_t.
 """
 
 from __future__ import annotations
