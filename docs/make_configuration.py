@@ -37,7 +37,7 @@ how to write them. `asyncpp optimizers show NAME` and `asyncpp schedule list` sh
 optimizer or a schedule takes.
 
 A key without a default is required; a model size (`model: nano`) sets all of `model`. Settings in `site`
-may differ from machine to machine. All others are part of the run's id, except `data.path` and
+may differ from machine to machine. All others are part of the run's id, except the paths of data and of
 `model.init`, which count by their content. `null` means unset.
 
 This page is generated from `stages/config.py` by `make docs`.

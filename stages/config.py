@@ -190,7 +190,12 @@ class DataConfig:
     path: str | None = None
     """A folder that `asyncpp data prepare` wrote; token shards of llm.c, modded-nanogpt or nanoGPT (a .bin
     file or a folder of them) or of Megatron-LM (the .bin beside its .idx); or a text file or a folder of
-    them, read as bytes. null: the text of the Python standard library."""
+    them, read as bytes. null: the text of the Python standard library, or `sources`."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """A mixture in place of `path`: `{wiki: PATH, code: PATH}`. Each sequence is of one source, drawn in
+    proportion to `weights` (docs/data.md). Paths as `path`."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of `sources`, above 0, in any unit: `{wiki: 3, code: 1}`. A source without one has 1."""
     sha256: str | None = None
     """SHA-256 of the data and its split. `sweep` writes it; a run refuses other data."""
     context: int = key(128, low=1, high=10**7)
@@ -212,6 +217,13 @@ class DataConfig:
     end_of_document: int | None = key(None, low=0, high=2**31 - 1)
     """With `document_mask`: the token that ends a document, if the data does not record it; only prepared
     data does."""
+
+
+def trained_paths(data: DataConfig) -> dict[str, str]:
+    """Paths of the data that is trained on, by key; none for the text of the Python standard library."""
+    if data.sources:
+        return {f"data.sources.{name}": path for name, path in data.sources.items()}
+    return {} if data.path is None else {"data.path": data.path}
 
 
 @dataclass

@@ -16,12 +16,14 @@ from stages.compile_rule import compile_refusal
 from stages.config import (
     CORRECTION_NAMES,
     OWN_SPLIT,
+    DataConfig,
     ModelConfig,
     RunConfig,
     TrainConfig,
     correction_options,
     declared_options,
     optimizer_options,
+    trained_paths,
 )
 from stages.data.dataset import (
     BYTE_VALUES,
@@ -30,6 +32,7 @@ from stages.data.dataset import (
     recorded_end_of_document,
     tokenizer_of,
     vocabulary,
+    where_of,
 )
 from stages.limits import ConfigError as ConfigError
 from stages.limits import check_limits
@@ -298,9 +301,11 @@ def check_data(config: RunConfig, seen: dict[tuple[Any, ...], int | DataError]) 
         ConfigError: see `check`.
     """
     data = config.data
+    _check_sources(data)
     _check_validation_sets(config)
     sets = (tuple(sorted(data.validation.items())), tuple(sorted(data.validation_sha256.items())))
-    key = (data.path, data.sha256, data.context, data.validation_share, *sets)
+    sources = tuple(sorted(data.sources.items()))
+    key = (data.path, sources, data.sha256, data.context, data.validation_share, *sets)
     if key not in seen:
         try:
             seen[key] = vocabulary(data)
@@ -310,32 +315,60 @@ def check_data(config: RunConfig, seen: dict[tuple[Any, ...], int | DataError]) 
     if isinstance(needed, DataError):
         raise ConfigError(needed.key, str(needed))
     if config.model.vocab_size < needed:
-        what = f"the data in {data.path}" if needed != BYTE_VALUES else "text read as bytes"
+        what = f"the data in {where_of(data)}" if needed != BYTE_VALUES else "text read as bytes"
         raise ConfigError(
             "model.vocab_size",
             f"is {config.model.vocab_size}, {what} needs {needed} or more",
         )
 
 
+_SET_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
+
+
+def _check_sources(data: DataConfig) -> None:
+    if data.sources and data.path is not None:
+        raise ConfigError("data.path", "does not go with data.sources; accepted with it: null")
+    for name in data.weights:
+        if name not in data.sources:
+            raise ConfigError(f"data.weights.{name}", f"data.sources has no {name}")
+    tokenizers: dict[str, str] = {}
+    for name, path in data.sources.items():
+        key = f"data.sources.{name}"
+        if not _SET_NAME.fullmatch(name):
+            raise ConfigError(
+                key, "accepted as a name: up to 40 letters, digits and underscores, a letter first"
+            )
+        try:
+            tokenizer = tokenizer_of(path)
+        except (DataError, RuntimeError) as error:
+            raise ConfigError(key, str(error)) from error
+        if tokenizer is not None:
+            tokenizers[tokenizer] = path
+        if len(tokenizers) > 1:
+            raise ConfigError(key, f"{path} was made with another tokenizer than {min(tokenizers.values())}")
+
+
 def _check_validation_sets(config: RunConfig) -> None:
     data, train = config.data, config.train
+    trained = trained_paths(data)
     for name, path in data.validation.items():
         key = f"data.validation.{name}"
-        if name == OWN_SPLIT or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,39}", name):
+        if name == OWN_SPLIT or not _SET_NAME.fullmatch(name):
             raise ConfigError(
                 key,
                 "accepted as a name: up to 40 letters, digits and underscores, a letter first; not "
                 f"{OWN_SPLIT}, the data's own split",
             )
         try:
-            tokenizers = {tokenizer_of(data.path), tokenizer_of(path)} - {None}
+            tokenizers = {tokenizer_of(each) for each in (path, *(trained.values() or (None,)))} - {None}
             whole = not is_prepared(Path(path).expanduser())
         except (DataError, RuntimeError) as error:
             raise ConfigError(key, str(error)) from error
         if len(tokenizers) > 1:
             raise ConfigError(key, f"{path} was made with another tokenizer than the data that is trained on")
-        if whole and data.path is not None and Path(path).resolve() == Path(data.path).resolve():
-            raise ConfigError(key, f"{path} is trained on (data.path); accepted: data that is not")
+        for of_training, other in trained.items() if whole else ():
+            if Path(path).resolve() == Path(other).resolve():
+                raise ConfigError(key, f"{path} is trained on ({of_training}); accepted: data that is not")
     if extra := sorted(data.validation_sha256.keys() - data.validation.keys()):
         raise ConfigError(f"data.validation_sha256.{extra[0]}", f"data.validation has no {extra[0]}")
     _one_of("data.headline", data.headline, (OWN_SPLIT, *data.validation))
@@ -363,14 +396,14 @@ def _check_document_mask(config: RunConfig) -> None:
     if recorded is not None and data.end_of_document is not None:
         raise ConfigError(
             "data.end_of_document",
-            f"is {data.end_of_document}, and {data.path} records its own, {recorded}; accepted with it: null",
+            f"is {data.end_of_document}, and {where_of(data)} records its own, {recorded}; accepted with it: "
+            "null",
         )
     if recorded is None and data.end_of_document is None:
         raise ConfigError(
             "data.document_mask",
-            f"{data.path or 'the text of the Python standard library'} does not record which token ends a "
-            "document; accepted: false, or true with data.end_of_document, or with data from "
-            "`asyncpp data prepare`",
+            f"{where_of(data)} does not record which token ends a document; accepted: false, or true with "
+            "data.end_of_document, or with data from `asyncpp data prepare`",
         )
     if data.end_of_document is not None and data.end_of_document >= config.model.vocab_size:
         raise ConfigError(

@@ -12,6 +12,7 @@ from asyncpp_cli.experiment.settings import config_hash, copy_of
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.lineage import DIGITS
 from asyncpp_cli.runs.run_folder import Run
+from stages.config import DataConfig, trained_paths
 
 
 def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> list[ResolvedCell]:
@@ -27,7 +28,7 @@ def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> li
     matched: list[ResolvedCell] = []
     for resolved in cells:
         match = None
-        if resolved.cell.id not in by_id and resolved.config.data.path is not None:
+        if resolved.cell.id not in by_id and trained_paths(resolved.config.data):
             match = by_digest.get(config_hash(resolved.config)[:DIGITS])
             if match is not None and _axes_without_path(match) != _axes_without_path(resolved.cell):
                 match = None
@@ -54,18 +55,17 @@ def check_same_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None
         for resolved in cells
         if resolved.cell.id not in ids or not existing.run(resolved.cell.id).config_file.exists()
     ]
-    for path, share in dict.fromkeys(
-        (resolved.config.data.path, resolved.config.data.validation_share) for resolved in missing
-    ):
-        same_data = [
-            resolved
-            for resolved in cells
-            if resolved.cell.id in ids
-            and (resolved.config.data.path, resolved.config.data.validation_share) == (path, share)
-        ]
+    for key, data in {_data_key(resolved): resolved.config.data for resolved in missing}.items():
+        same_data = [resolved for resolved in cells if resolved.cell.id in ids and _data_key(resolved) == key]
         known = _recorded_sha256(existing.run(resolved.cell.id) for resolved in same_data)
         if known is not None and find_corpus(same_data[0].config.data).sha256 != known:
-            raise _changed(path, existing)
+            raise _changed(data, existing)
+
+
+def _data_key(resolved: ResolvedCell) -> tuple[object, ...]:
+    """What the hash of a cell's data depends on, but for the content."""
+    data = resolved.config.data
+    return (*trained_paths(data).items(), data.validation_share)
 
 
 def _recorded_sha256(runs: Iterable[Run]) -> str | None:
@@ -101,7 +101,8 @@ def record_locations(cells: Sequence[ResolvedCell], existing: Experiment) -> Non
 
 
 def _axes_without_path(cell: Cell) -> dict[str, object]:
-    return {key: value for key, value in cell.axes.items() if key != "data.path"}
+    of_paths = ("data.path", "data.sources.")
+    return {key: value for key, value in cell.axes.items() if not key.startswith(of_paths)}
 
 
 def _refuse_changed_data(cells: Sequence[ResolvedCell], existing: Experiment) -> None:
@@ -122,16 +123,17 @@ def _refuse_changed_data(cells: Sequence[ResolvedCell], existing: Experiment) ->
             new, known = resolved.config.data, config.data.validation_sha256
             other = [name for name, sha256 in new.validation_sha256.items() if known.get(name) != sha256]
             same = new.sha256 == config.data.sha256
-            raise _changed(new.validation[other[0]] if same and other else new.path, existing)
+            raise _changed(DataConfig(path=new.validation[other[0]]) if same and other else new, existing)
 
 
-def _changed(path: str | None, existing: Experiment) -> UserError:
-    if path is None:
+def _changed(data: DataConfig, existing: Experiment) -> UserError:
+    if not trained_paths(data):
         return UserError(
             "the text of the Python standard library differs from that of the runs of "
             f"{existing.folder} (another Python?); name another folder"
         )
+    where = ", ".join(trained_paths(data).values())
     return UserError(
-        f"the data in {path} has changed since the runs of {existing.folder} were made; restore it, or name "
+        f"the data in {where} has changed since the runs of {existing.folder} were made; restore it, or name "
         "another folder"
     )

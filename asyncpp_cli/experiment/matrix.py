@@ -28,7 +28,7 @@ from asyncpp_cli.experiment.shipped import recommended_settings, template_names
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
 from asyncpp_cli.runs.lineage import DIGITS
-from stages.config import RunConfig
+from stages.config import RunConfig, trained_paths
 
 MOST_CELLS = 100_000
 """Cells of a template at most; more are taken for a mistake."""
@@ -181,6 +181,11 @@ def _configs(template: Template) -> Iterator[tuple[RunConfig, Settings]]:
         if config.data.path is not None:
             # A job may start in another working folder.
             config.data.path = str(Path(config.data.path).expanduser().absolute())
+        sources = config.data.sources
+        config.data.sources = {
+            name: str(Path(path).expanduser().absolute()) for name, path in sources.items()
+        }
+        config.data.weights = dict.fromkeys(sources, 1.0) | config.data.weights
         config.data.validation = {
             name: str(Path(path).expanduser().absolute()) for name, path in config.data.validation.items()
         }
@@ -205,20 +210,21 @@ def _pin_initial_weights(config: RunConfig, template: Template) -> None:
 
 def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, ...], str]) -> None:
     """Put the checksum of the data into the configuration; `checksums` caches those computed."""
-    from stages.data.dataset import DataError, find_corpus, find_validation_set
+    from stages.data.dataset import DataError, find_corpus, find_validation_set, where_of
 
     data = config.data
     if not 0 < data.validation_share < 1:
         return  # `check_cells` reports it
-    key = (data.path, data.validation_share)
+    key = (*trained_paths(data).items(), data.validation_share)
     try:
         if key not in checksums:
             checksums[key] = find_corpus(data).sha256
     except DataError as error:
-        raise UserError(f"{template.source}: data.path: {error}") from error
+        raise UserError(f"{template.source}: {error.key}: {error}") from error
     if data.sha256 not in (None, checksums[key]):
-        source = data.path or "the Python standard library"
-        raise UserError(f"{template.source}: data.sha256: {source} holds other data ({checksums[key]})")
+        raise UserError(
+            f"{template.source}: data.sha256: {where_of(data)} holds other data ({checksums[key]})"
+        )
     data.sha256 = checksums[key]
     given, data.validation_sha256 = data.validation_sha256, {}
     for name, path in data.validation.items():
@@ -258,7 +264,7 @@ def _fit_vocabulary(config: RunConfig, needed: dict[tuple[Any, ...], int]) -> No
     from stages.data.dataset import DataError, vocabulary
 
     data = config.data
-    key = (data.path, data.validation_share, data.context, *data.validation.values())
+    key = (*trained_paths(data).items(), data.validation_share, data.context, *data.validation.values())
     if key not in needed:
         try:
             needed[key] = vocabulary(data)

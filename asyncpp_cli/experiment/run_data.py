@@ -6,6 +6,7 @@ EXPERIMENT/data.json   new paths of data that has moved since config.yaml was wr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_bytes
@@ -14,7 +15,7 @@ from asyncpp_cli.experiment.settings import assign, config_hash
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.files import Owner
-from stages.config import DataConfig, RunConfig
+from stages.config import DataConfig, RunConfig, trained_paths
 from stages.records import FileRecord, encoded, read_record
 
 LOCATIONS = "data.json"
@@ -43,8 +44,8 @@ def config_to_train(run: Run) -> RunConfig:
 
 def paths_of(data: DataConfig) -> dict[str, str]:
     """The paths of data and validation sets in a configuration, by key."""
-    paths = {f"data.validation.{name}": path for name, path in data.validation.items()}
-    return paths if data.path is None else {"data.path": data.path} | paths
+    sets = {f"data.validation.{name}": path for name, path in data.validation.items()}
+    return trained_paths(data) | sets
 
 
 def owners_of(run: Run) -> list[Owner]:
@@ -79,6 +80,8 @@ def set_locations(experiment: Path, moved: dict[str, str]) -> None:
 def move_data(experiment: Experiment, path: Path) -> int:
     """Record `path` as the new place of the experiment's data, if it is the same data.
 
+    Of a mixture's sources the others must be where they are known to be.
+
     Returns:
         The number of runs that use it.
 
@@ -90,6 +93,8 @@ def move_data(experiment: Experiment, path: Path) -> int:
     new = str(path.expanduser().absolute())
     # By path, share held out (None: a validation set) and hash.
     by_data: dict[tuple[str, float | None, str | None], set[str]] = {}
+    # By sources, share held out and hash.
+    by_mixture: dict[tuple[tuple[tuple[str, str], ...], float, str | None], set[str]] = {}
     for run in experiment.runs:
         try:
             data = run.config().data
@@ -102,6 +107,9 @@ def move_data(experiment: Experiment, path: Path) -> int:
             named.insert(0, (data.path, data.validation_share, data.sha256))
         for each in named:
             by_data.setdefault(each, set()).add(run.id)
+        if data.sources:
+            mixture = tuple(data.sources.items()), data.validation_share, data.sha256
+            by_mixture.setdefault(mixture, set()).add(run.id)
     moved: dict[str, str] = {}
     matching: set[str] = set()
     sha256 = ""
@@ -116,6 +124,17 @@ def move_data(experiment: Experiment, path: Path) -> int:
         if sha256 == known:
             moved[old] = new
             matching |= runs
+    present = locations(experiment.folder)
+    for (sources, held_out, known), runs in by_mixture.items():
+        now = {name: present.get(old, old) for name, old in sources}
+        for name, old in sources:
+            # Fails where another source is the one that has moved.
+            with suppress(DataError):
+                moved_one = DataConfig(sources=now | {name: new}, validation_share=held_out)
+                sha256 = find_corpus(moved_one).sha256
+                if sha256 == known:
+                    moved[old] = new
+                    matching |= runs
     if not moved:
         raise UserError(
             f"{path} holds other data than the runs of {experiment.folder} are made for"

@@ -21,7 +21,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from stages.config import RunConfig
+from stages.config import RunConfig, trained_paths
 
 
 class SettingError(Exception):
@@ -41,6 +41,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 
 OPEN_KEYS: Mapping[str, str] = {
     "optimizer.options": "option",
+    "data.sources": "source",
+    "data.weights": "weight",
     "data.validation": "set",
     "data.validation_sha256": "hash",
 }
@@ -127,7 +129,12 @@ def typed(key: str, value: Any) -> Any:
         return [int(item) if isinstance(item, float) and item.is_integer() else item for item in value]
     if isinstance(value, list | Mapping):
         raise SettingError(key, f"takes one value, not {_printed(value)}")
-    if key.startswith("data.validation") and _is_open(key):
+    if key.startswith("data.weights") and _is_open(key):
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            # 3.0 is 3, so that the two have one identity.
+            return None if value is None else _finite(key, value)
+        raise SettingError(key, f"must be a number or null, not {_printed(value)}")
+    if key.startswith(("data.sources", "data.validation")) and _is_open(key):
         if value is None or (isinstance(value, str) and value):
             return value
         raise SettingError(key, f"must be text or null, not {_printed(value)}")
@@ -138,6 +145,16 @@ def typed(key: str, value: Any) -> Any:
             return value
         raise SettingError(key, f"must be a number, text, true, false or null, not {_printed(value)}")
     return _typed_scalar(key, value)
+
+
+def _finite(key: str, value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise SettingError(key, f"must be a finite number, not {_printed(value)}")
+    return number
 
 
 @functools.lru_cache(maxsize=100_000, typed=True)  # typed: True, 1 and 1.0 are equal, but differ in type
@@ -302,10 +319,10 @@ def identity(config: RunConfig) -> dict[str, Any]:
     kept. The standard library's text is left out, so that ids do not depend on the version of Python.
     """
     defaults = RunConfig()
-    data_key = (
-        "data.sha256" if config.data.path is not None and config.data.sha256 is not None else "data.path"
-    )
-    excluded = {"model.init", "data.path", "data.sha256"} - {data_key}
+    has_hash = bool(trained_paths(config.data)) and config.data.sha256 is not None
+    excluded = {"model.init", "data.path" if has_hash else "data.sha256"}
+    if has_hash:
+        excluded |= trained_paths(config.data).keys()
     excluded |= {f"data.validation.{name}" for name in config.data.validation_sha256}
     return {
         key: _HASHED_AS[key].get(value, value) if key in _HASHED_AS else value

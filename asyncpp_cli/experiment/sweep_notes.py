@@ -9,7 +9,8 @@ from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import paths_of
 from optimizers import CORRECTIONS
 from schedules import analyze
-from stages.data.dataset import find_corpus, is_prepared
+from stages.config import trained_paths
+from stages.data.dataset import find_corpus, is_prepared, where_of
 from stages.data.prepared import few_documents, read_prepared
 from stages.data.shards import count
 from stages.pipeline.segments import segment_program
@@ -44,17 +45,17 @@ def _small_validation(cells: Sequence[ResolvedCell]) -> list[str]:
 
 def _overlapping_evaluations(cells: Sequence[ResolvedCell]) -> list[str]:
     overlapping: dict[str, None] = {}
-    lengths: dict[tuple[str | None, float], int] = {}
+    lengths: dict[tuple[object, ...], int] = {}
     for config in (resolved.config for resolved in cells):
         if config.train.eval_tokens is not None:
             continue  # reads without overlap
-        key = (config.data.path, config.data.validation_share)
+        key = (*trained_paths(config.data).values(), config.data.validation_share)
         if key not in lengths:
             lengths[key] = count(find_corpus(config.data).validation)
         sequences = config.train.eval_microbatches * config.train.microbatch_size
         drawn = sequences * config.data.context
         if drawn > lengths[key]:
-            where = config.data.path or "the Python standard library"
+            where = where_of(config.data)
             overlapping[
                 f"the validation split of {where} has {lengths[key]:,} tokens, and an evaluation reads "
                 f"{drawn:,} ({sequences} sequences of {config.data.context}), so they overlap; "

@@ -15,7 +15,7 @@ from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.config import RunConfig
-from stages.data.dataset import is_prepared
+from stages.data.dataset import is_prepared, tokenizer_folder
 from stages.data.foreign_formats import find_shards
 from stages.data.prepared import read_prepared
 from stages.data.shards import DataError
@@ -67,8 +67,9 @@ def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
     None if documents have no end, as in plain text, or the data is not available. The tokenizer of another
     project's token shards is unknown.
     """
-    path = None if config.data.path is None else Path(config.data.path)
+    path = None
     try:
+        path = tokenizer_folder(config.data)
         prepared = read_prepared(path) if path is not None and is_prepared(path) else None
         foreign = prepared is None and path is not None and bool(find_shards(path))
         if path is not None and not path.exists():

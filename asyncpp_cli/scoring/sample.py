@@ -10,7 +10,7 @@ from asyncpp_cli.experiment.run_data import config_to_train, owners_of
 from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.files import CheckpointError
 from stages.config import DataConfig
-from stages.data.dataset import is_prepared
+from stages.data.dataset import is_prepared, tokenizer_folder
 from stages.data.foreign_formats import find_shards
 from stages.data.prepared import read_prepared
 from stages.data.shards import DataError
@@ -80,7 +80,7 @@ def _tokenizer(data: DataConfig) -> Tokenizer:
         DataError: the data cannot be read.
         UserError: it is not known.
     """
-    path = None if data.path is None else Path(data.path)
+    path = tokenizer_folder(data)
     if path is not None and not path.exists():
         raise UserError(f"{path} does not exist, so its tokenizer is not known; name it: --tokenizer PATH")
     if path is not None and is_prepared(path):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from stages.config import RunConfig
+from stages.config import RunConfig, trained_paths
 from stages.records import Meta
 
 _REFERENCE = {
@@ -129,7 +129,7 @@ def mounts_of(container: Container, experiment: Path, config: RunConfig) -> list
     Raises:
         ContainerError: a path of the run cannot be mounted.
     """
-    paths = (config.data.path, *config.data.validation.values(), config.model.init)
+    paths = (*trained_paths(config.data).values(), *config.data.validation.values(), config.model.init)
     read = [_folder_of(path) for path in paths if path is not None]
     return mounts_with(container, [(experiment, "rw"), *((path, "ro") for path in read)])
 

@@ -26,9 +26,10 @@ def whole_sequences(batch: int, context: int, *, device: torch.device) -> Docume
 class Batches:
     """Tokens and targets of each micro-batch of a run.
 
-    Sequences are windows of `context + 1` tokens at random positions of the training tokens. The positions of
-    a step are drawn for all data ranks at once, from a counter-based generator (Philox) keyed by (seed,
-    step), and each rank takes its rows.
+    Sequences are windows of `context + 1` tokens at random positions of the training tokens; of a mixture, at
+    random positions of a source that is drawn with its share as probability. The positions of a step are
+    drawn for all data ranks at once, from a counter-based generator (Philox) keyed by (seed, step), and each
+    rank takes its rows.
 
     Args:
         config: of the run.
@@ -55,6 +56,7 @@ class Batches:
         self._data_rank = data_rank
         self._data_ranks = data_ranks
         self._train = Tokens(corpus.train)
+        self._sources = corpus.sources
         held_out = {OWN_SPLIT: corpus.validation, **{name: each.shards for name, each in corpus.sets.items()}}
         self._validation = {name: Tokens(shards) for name, shards in held_out.items()}
         self.evaluated = {
@@ -99,10 +101,24 @@ class Batches:
         step, within = divmod(microbatch, self._microbatches)
         if self._starts[0] != step:
             generator = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 0, step]))
-            last_start = len(self._train) - self._context - 1
             shape = (self._data_ranks, self._microbatches, self._size)
-            self._starts = (step, generator.integers(0, last_start + 1, size=shape))
+            if self._sources:
+                self._starts = (step, self._mixed_starts(generator, shape))
+            else:
+                self._starts = (step, generator.integers(0, len(self._train) - self._context, size=shape))
         starts: np.ndarray = self._starts[1][self._data_rank, within]
+        return starts
+
+    def _mixed_starts(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        ends = np.cumsum([source.share for source in self._sources])
+        # The last of the ends may be rounded below 1.
+        chosen = np.searchsorted(ends[:-1], generator.random(shape), side="right")
+        starts = np.empty(shape, dtype=np.int64)
+        first = 0
+        for number, source in enumerate(self._sources):
+            here = first + generator.integers(0, source.tokens - self._context, size=shape)
+            starts = np.where(chosen == number, here, starts)
+            first += source.tokens
         return starts
 
     def rehearse(self) -> None:

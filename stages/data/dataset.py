@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stages.config import OWN_SPLIT, DataConfig
+from stages.config import OWN_SPLIT, DataConfig, trained_paths
+from stages.config_keys import LARGEST
 from stages.data.foreign_formats import find_shards, held_out_files, read_shard, read_shards
 from stages.data.integrity import check_shards, checksums_of
 from stages.data.prepared import MANIFEST, UNFINISHED, Prepared, read_prepared
@@ -21,6 +23,7 @@ __all__ = [
     "Corpus",
     "DataError",
     "HeldOut",
+    "Source",
     "cache_folder",
     "find_corpus",
     "find_validation_set",
@@ -43,6 +46,17 @@ class HeldOut:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """A part of a mixture (`data.sources`)."""
+
+    name: str
+    share: float
+    """Of the sequences that are trained on, 0..1."""
+    tokens: int
+    """Of its train split."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Corpus:
     """The token shards of a data set and its statistics."""
 
@@ -58,6 +72,8 @@ class Corpus:
     """Further validation sets, by name."""
     end_of_document: int | None = None
     """Token that ends each document; None if it is not known."""
+    sources: tuple[Source, ...] = ()
+    """Of a mixture, in the order in which `train` and `validation` have their splits."""
 
     def held_out(self, name: str) -> HeldOut:
         """A validation set; `OWN_SPLIT` names that of the corpus itself."""
@@ -82,7 +98,9 @@ def find_corpus(config: DataConfig, *, cache: Path | None = None, spare: Path | 
     Raises:
         DataError: there is no data, or it is damaged.
     """
-    where = _where(config)
+    if config.sources:
+        return _mixture(config, cache=cache, spare=spare)
+    where = where_of(config)
     try:
         return _open(config, cache=cache or cache_folder(), spare=spare)
     except OSError as error:
@@ -97,20 +115,31 @@ def prepare(config: DataConfig, *, cache: Path | None = None, spare: Path | None
             a sequence.
     """
     corpus = find_corpus(config, cache=cache, spare=spare)
-    where = _where(config)
+    where = where_of(config)
     _check_sha256(where, corpus.sha256, wanted=config.sha256)
-    _check_length(f"the train split of {where}", corpus.train, config)
-    _check_length(f"the validation split of {where}", corpus.validation, config)
+    if not corpus.sources:
+        _check_length(f"the train split of {where}", count(corpus.train), config)
+    for source in corpus.sources:
+        with _named(f"data.sources.{source.name}"):
+            _check_length(f"the train split of {config.sources[source.name]}", source.tokens, config)
+    _check_length(f"the validation split of {where}", count(corpus.validation), config)
     sets = {}
     for name, path in config.validation.items():
-        try:
+        with _named(f"data.validation.{name}"):
             sets[name] = held_out = find_validation_set(path, cache=cache, spare=spare)
             _check_sha256(path, held_out.sha256, wanted=config.validation_sha256.get(name))
-            _check_length(path, held_out.shards, config)
-        except DataError as error:
-            error.key = f"data.validation.{name}"
-            raise
+            _check_length(path, count(held_out.shards), config)
     return replace(corpus, sets=sets)
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Within this context, what is wrong with data is said of this key."""
+    try:
+        yield
+    except DataError as error:
+        error.key = key
+        raise
 
 
 def _check_sha256(where: str, sha256: str, *, wanted: str | None) -> None:
@@ -122,8 +151,8 @@ def _check_sha256(where: str, sha256: str, *, wanted: str | None) -> None:
         )
 
 
-def _check_length(where: str, shards: Sequence[Shard], config: DataConfig) -> None:
-    if (tokens := count(shards)) < config.context + 1:
+def _check_length(where: str, tokens: int, config: DataConfig) -> None:
+    if tokens < config.context + 1:
         raise DataError(f"{where} has {tokens} tokens, one sequence needs {config.context + 1}")
 
 
@@ -175,7 +204,13 @@ def vocabulary(config: DataConfig, *, cache: Path | None = None) -> int:
     """
     cache = cache or cache_folder()
     corpus = prepare(config, cache=cache)
-    needed = [_vocabulary(_path(config), [*corpus.train, *corpus.validation], cache=cache)]
+    needed = []
+    if not corpus.sources:
+        needed.append(_vocabulary(_path(config), [*corpus.train, *corpus.validation], cache=cache))
+    for name, source in _sources(config).items():
+        with _named(f"data.sources.{name}"):
+            alone = find_corpus(source, cache=cache)
+            needed.append(_vocabulary(_path(source), [*alone.train, *alone.validation], cache=cache))
     for name, held_out in corpus.sets.items():
         path = _path(DataConfig(path=config.validation[name]))
         needed.append(_vocabulary(path, held_out.shards, cache=cache))
@@ -193,13 +228,20 @@ def _vocabulary(path: Path | None, shards: Sequence[Shard], *, cache: Path | Non
 
 
 def recorded_end_of_document(config: DataConfig) -> int | None:
-    """The token that ends a document, as the data records it; only prepared data does.
+    """The token that ends a document, as the data, or a source of it, records it; only prepared data does.
 
     Raises:
         DataError: see `find_corpus`.
     """
-    path = _path(config)
-    return read_prepared(path).end_of_document if path is not None and is_prepared(path) else None
+    folders = [_path(DataConfig(path=path)) for path in trained_paths(config).values()]
+    recorded = (read_prepared(folder).end_of_document for folder in folders if folder and is_prepared(folder))
+    return next(recorded, None)
+
+
+def tokenizer_folder(config: DataConfig) -> Path | None:
+    """Where to look for the tokenizer: the data, or of a mixture a source that records one, if any does."""
+    folders = [Path(path) for path in trained_paths(config).values()]
+    return next(filter(is_prepared, folders), folders[0] if folders else None)
 
 
 def is_prepared(path: Path) -> bool:
@@ -227,8 +269,9 @@ def cache_folder() -> Path | None:
         return None
 
 
-def _where(config: DataConfig) -> str:
-    return config.path or "the Python standard library"
+def where_of(config: DataConfig) -> str:
+    """The data that is trained on, as messages name it."""
+    return ", ".join(trained_paths(config).values()) or "the Python standard library"
 
 
 def _path(config: DataConfig) -> Path | None:
@@ -238,6 +281,47 @@ def _path(config: DataConfig) -> Path | None:
         return Path(config.path).expanduser()
     except RuntimeError as error:
         raise DataError(f"{config.path} does not exist ({error})") from error
+
+
+def _sources(config: DataConfig) -> dict[str, DataConfig]:
+    """For each source of a mixture, in the order of their names, the data that is it alone."""
+    alone = replace(config, sources={}, weights={})
+    return {name: replace(alone, path=path) for name, path in sorted(config.sources.items())}
+
+
+def _mixture(config: DataConfig, *, cache: Path | None, spare: Path | None) -> Corpus:
+    """The splits of all sources, one after the other."""
+    corpora = {}
+    for name, source in _sources(config).items():
+        with _named(f"data.sources.{name}"):
+            corpora[name] = find_corpus(source, cache=cache, spare=spare)
+    weights = {name: config.weights.get(name, 1.0) for name in corpora}
+    for name, weight in weights.items():
+        if not 0 < weight <= LARGEST:
+            with _named(f"data.weights.{name}"):
+                raise DataError(f"is {weight:g}; accepted: above 0, at most {LARGEST:g}")
+    ends = {corpus.end_of_document for corpus in corpora.values()} - {None}
+    if len(ends) > 1:
+        raise DataError(f"{where_of(config)} end documents with different tokens")
+    held_out = [(corpus.bytes_per_token, count(corpus.validation)) for corpus in corpora.values()]
+    text_bytes = [None if each is None else each * tokens for each, tokens in held_out]
+    tokens = sum(tokens for _, tokens in held_out)
+    known = [each for each in text_bytes if each is not None]
+    digest = hashlib.sha256()
+    for name, corpus in corpora.items():
+        digest.update(f"{name}:{corpus.sha256}\n".encode())
+    return Corpus(
+        train=tuple(shard for corpus in corpora.values() for shard in corpus.train),
+        validation=tuple(shard for corpus in corpora.values() for shard in corpus.validation),
+        bytes_per_token=sum(known) / tokens if tokens and len(known) == len(held_out) else None,
+        unigram_bits_per_byte=None,
+        sha256=digest.hexdigest(),
+        end_of_document=next(iter(ends), None),
+        sources=tuple(
+            Source(name=name, share=weights[name] / sum(weights.values()), tokens=count(corpus.train))
+            for name, corpus in corpora.items()
+        ),
+    )
 
 
 def _open(config: DataConfig, *, cache: Path | None, spare: Path | None) -> Corpus:

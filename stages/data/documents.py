@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from stages.config import DataConfig
-from stages.data.dataset import Corpus, find_corpus
+from stages.data.dataset import Corpus, Source, find_corpus
 from stages.data.shards import Tokens
 
 if TYPE_CHECKING:
@@ -55,18 +55,23 @@ def attention_share(corpus: Corpus, *, context: int) -> float | None:
     """Share of the causal attention within sequences of `context` training tokens that is within documents,
     0..1; None if no token is known to end a document.
 
-    The mean over up to 1,024 windows, spread evenly over the tokens.
+    The mean over up to 1,024 windows, spread evenly over the tokens; of a mixture, over as many of each
+    source, by its share.
     """
     if corpus.end_of_document is None:
         return None
     tokens = Tokens(corpus.train)
     count = max(1, min(MOST_WINDOWS, MOST_TOKENS // context))
-    attended = 0
-    for start in np.linspace(0, len(tokens) - context, count, dtype=np.int64):
-        window = tokens.rows(np.array([start]), length=context)
-        positions, _ = documents_in(window, end_of_document=corpus.end_of_document)
-        attended += int(positions.sum()) + context
-    return attended / (count * context * (context + 1) / 2)
+    share, first = 0.0, 0
+    for source in corpus.sources or (Source(name="", share=1.0, tokens=len(tokens)),):
+        attended = 0
+        for start in np.linspace(first, first + source.tokens - context, count, dtype=np.int64):
+            window = tokens.rows(np.array([start]), length=context)
+            positions, _ = documents_in(window, end_of_document=corpus.end_of_document)
+            attended += int(positions.sum()) + context
+        share += source.share * (attended / (count * context * (context + 1) / 2))
+        first += source.tokens
+    return share
 
 
 def computed_share(config: DataConfig) -> float:
@@ -77,11 +82,25 @@ def computed_share(config: DataConfig) -> float:
     """
     if not config.document_mask:
         return 1.0
-    return _share(config.path, config.end_of_document, config.validation_share, config.context)
+    mixture = tuple(config.sources.items()), tuple(config.weights.items())
+    return _share(config.path, *mixture, config.end_of_document, config.validation_share, config.context)
 
 
 @lru_cache
-def _share(path: str | None, end_of_document: int | None, validation_share: float, context: int) -> float:
-    config = DataConfig(path=path, end_of_document=end_of_document, validation_share=validation_share)
+def _share(
+    path: str | None,
+    sources: tuple[tuple[str, str], ...],
+    weights: tuple[tuple[str, float], ...],
+    end_of_document: int | None,
+    validation_share: float,
+    context: int,
+) -> float:
+    config = DataConfig(
+        path=path,
+        sources=dict(sources),
+        weights=dict(weights),
+        end_of_document=end_of_document,
+        validation_share=validation_share,
+    )
     share = attention_share(find_corpus(config), context=context)
     return 1.0 if share is None else share

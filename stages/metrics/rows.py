@@ -73,10 +73,17 @@ def start_row(
         "bytes_per_token": corpus.held_out(config.data.headline).bytes_per_token,
         "unigram_bits_per_byte": corpus.held_out(config.data.headline).unigram_bits_per_byte,
         "corpus_sha256": corpus.sha256,
+        **_sources(corpus),
         **_validation_sets(config, corpus),
         **_attention(config, corpus),
         "code_sha256": {section: code_sha256(files) for section, files in own_code(config).items()},
     }
+
+
+def _sources(corpus: Corpus) -> Row:
+    """The shares of a mixture."""
+    described = {each.name: {"share": each.share, "tokens": each.tokens} for each in corpus.sources}
+    return {"sources": described} if described else {}
 
 
 def _validation_sets(config: RunConfig, corpus: Corpus) -> Row:

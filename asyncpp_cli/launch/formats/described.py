@@ -28,7 +28,9 @@ class DescribedRun:
     folder: str
     """Absolute path, the same on all machines."""
     data: str | None
-    """Absolute path of the data; None: the text that comes with Python."""
+    """Absolute path of the data; None: the text that comes with Python, or a mixture."""
+    sources: tuple[str, ...]
+    """Those of a mixture's sources."""
     shape: JobShape
     memory: str | None
     """Memory per node in sbatch's notation (`64G`); None if the site does not tell."""
@@ -72,6 +74,7 @@ def _described(run_id: str, folder: str, config: RunConfig, site: Site, *, repla
         id=run_id,
         folder=folder,
         data=config.data.path,
+        sources=tuple(config.data.sources.values()),
         shape=shape,
         memory=site.memory,
         time=None if site.scheduler == LOCAL else site.time,
@@ -113,7 +116,7 @@ def claims_of(site: Site, runs: Sequence[DescribedRun], *, accepted_by: str) -> 
         )
     volumes = [mount.split(":") for mount in site.container.mounts]
     for run in runs:
-        for path in filter(None, (run.folder, run.data)):
+        for path in filter(None, (run.folder, run.data, *run.sources)):
             if not any(PurePosixPath(path).is_relative_to(volume[1]) for volume in volumes):
                 raise UserError(
                     f"{site.file}: container.mounts: none holds {path}; accepted: CLAIM:/folder, where "

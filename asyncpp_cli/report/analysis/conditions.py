@@ -82,6 +82,7 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     if shares := [share for share in known["attention_share"] if isinstance(share, float)]:
         masked = " or ".join(f"{1 - share:.0%}" for share in shares[:_MOST_VALUES])
         lines.append(f"Attention within documents: {masked} of causal attention is masked")
+    lines += _source_lines(cells)
     lines += _evaluation_lines(cells)
     if True in known["replayed"]:
         lines.append(
@@ -103,6 +104,22 @@ def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     if any(start is not None and start.get("bytes_per_token", 1) is None for start in starts):
         lines.append("Runs on token shards of unknown bytes per token have no bits per byte.")
     return lines
+
+
+def _source_lines(cells: Sequence[CellResult]) -> list[str]:
+    """The shares of mixtures."""
+    mixtures: dict[str, None] = {}
+    for start in (run.measurement.start or {} for cell in cells for run in cell.runs):
+        shares = [
+            f"{name} {described['share']:.3g} ({described['tokens']:,} tokens)"
+            for name, described in start.get("sources", {}).items()
+        ]
+        if shares:
+            mixtures[", ".join(shares)] = None
+    texts = list(mixtures)
+    if len(texts) > _MOST_VALUES:
+        texts = [*texts[:_MOST_VALUES], f"{len(texts) - _MOST_VALUES} others"]
+    return [f"Shares of the sources in sequences: {'; or '.join(texts)}"] if texts else []
 
 
 def _evaluation_lines(cells: Sequence[CellResult]) -> list[str]:
