@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -12,8 +13,10 @@ from stages.comm.topology import connect_in_process
 from stages.config import RunConfig
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
+from stages.model.head_rows import split_name
 from stages.pipeline.build import build_ranks
 from stages.pipeline.flat_buffers import GradientBuffer
+from stages.pipeline.initial_broadcast import broadcast_initial_weights
 from stages.pipeline.replay import drive
 from stages.pipeline.segments import segment_program
 from stages.pipeline.weight_versions import Replica, WeightVersions
@@ -42,20 +45,39 @@ class KeepGradient:
     def apply(
         self, gradient: GradientBuffer, *, version: int, step: int, clip_by: float | None, finite: bool
     ) -> UpdateResult:
-        views = (view.clone() for view in gradient.views)
-        self.kept = dict(zip(self._weights.names, views, strict=True))
+        weights = self._weights
+        # With several data ranks the sum of each member is on the one that owns it.
+        whole = len(weights.owned) == len(weights.member_names)
+        names, views = (
+            (weights.names, gradient.views) if whole else (weights.master.names, gradient.owned_views)
+        )
+        self.kept = {name: view.clone() for name, view in zip(names, views, strict=True)}
         biases = self._weights.newest().biases
         with self._weights.overwriting_oldest(version=version, biases=biases) as replica:
             torch._foreach_copy_(list(replica), list(self._weights.master.parameters))
         return UpdateResult(lr=0.0, grad_norm=None, skipped=False)
 
 
+def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same with the rows of the head together, if it is in shards."""
+    rows = {}
+    whole = {}
+    for name, tensor in tensors.items():
+        _, held = split_name(name)
+        if held is None:
+            whole[name] = tensor
+        else:
+            assert len(held) == len(tensor)
+            rows[held.start] = tensor
+    return whole | ({"head.weight": torch.cat([rows[start] for start in sorted(rows)])} if rows else {})
+
+
 def first_gradient(config: RunConfig) -> dict[str, Tensor]:
-    """The gradient of the run's first step, gathered by the pipeline."""
+    """The gradient of the run's first step, gathered by the pipeline and summed over its data ranks."""
     program = segment_program(config, first_step=0, steps=1)
     ranks = build_ranks(
         config,
-        connections=connect_in_process(rank_of_stage=program.rank_of_stage, data_ranks=1),
+        connections=connect_in_process(rank_of_stage=program.rank_of_stage, data_ranks=config.parallel.data),
         corpus=prepare(config.data),
         device=torch.device("cpu"),
         on_step=lambda result: None,
@@ -67,5 +89,6 @@ def first_gradient(config: RunConfig) -> dict[str, Tensor]:
             keeper = KeepGradient(state.weights)
             keepers.append(keeper)
             rank.stages[stage] = replace(state, update=keeper)
+    broadcast_initial_weights(ranks, in_process=True)
     drive([rank.executor.run(program) for rank in ranks])
     return {name: gradient for keeper in keepers for name, gradient in keeper.kept.items()}

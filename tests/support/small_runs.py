@@ -100,6 +100,15 @@ def with_experts(config: RunConfig, **changed: Any) -> RunConfig:
     return replace(config, model=replace(config.model, **settings))
 
 
+def with_mup(config: RunConfig) -> RunConfig:
+    """The same run under mup, four times as wide as its base and twice as deep; initial matrices are so large
+    that no gradient is tiny."""
+    model = config.model
+    base = {"base_width": model.width // 4, "base_layers": model.layers // 2, "base_head_dim": 2}
+    base |= {"init_std": 0.5}
+    return replace(config, model=replace(model, parametrization="mup", **base))
+
+
 class Rows:
     """A recorder that keeps rows in memory."""
 

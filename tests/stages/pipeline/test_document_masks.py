@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.first_gradient import first_gradient
+from support.first_gradient import first_gradient, joined
 from support.single_process import batches, whole_model
-from support.small_runs import Rows, in_processes, small_config, with_documents, with_experts
+from support.small_runs import Rows, in_processes, small_config, with_documents, with_experts, with_mup
 from support.training_cases import measured, of_writers, within_blocks
 from torch import Tensor
 
 from schedules import FAMILY
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config import RunConfig, eval_microbatches
 from stages.data.dataset import prepare
 from stages.data.shards import Tokens
 from stages.trainer import replay, train
@@ -41,7 +42,10 @@ def config_of(schedule: str, text: Path, *, family: str = "llama", **changed: An
     config = with_documents(small_config(schedule, text=text, **settings | changed))
     if family == "experts":
         return with_experts(config, shared_experts=1, dense_layers=1)
-    config.model.family = family
+    if family == "mup":
+        return with_mup(config)
+    config.model.tied = family == "tied"
+    config.model.family = "llama" if config.model.tied else family
     return config
 
 
@@ -65,9 +69,11 @@ def alone(config: RunConfig, windows: Tensor) -> tuple[Tensor, dict[str, Tensor]
     return loss.detach(), dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
-def windows_of(config: RunConfig, microbatches: range) -> Tensor:
-    data = batches(config)
-    pairs = [(data.tokens(number), data.targets(number)) for number in microbatches]
+def windows_of(config: RunConfig, *, steps: int) -> Tensor:
+    """All sequences of the first steps, over all data ranks."""
+    microbatches = config.schedule.microbatches * config.parallel.data
+    data = batches(replace(config, schedule=replace(config.schedule, microbatches=microbatches)))
+    pairs = [(data.tokens(number), data.targets(number)) for number in range(steps * microbatches)]
     return torch.cat([torch.cat((tokens, targets[:, -1:]), dim=1) for tokens, targets in pairs])
 
 
@@ -80,6 +86,13 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("2bw", "llama", {"stages": 3, "cut": within_blocks(layers=4, stages=3)}),
     ("zero-bubble", "experts", {"stages": 3, "cut": within_blocks(layers=4, stages=3)}),
     ("1f1b", "llama", {"stages": 3, "cut": [2, 2, 0]}),
+    ("2bw-v", "tied", {}),
+    ("1f1b", "tied", {"stages": 1}),
+    ("zero-bubble", "mup", {}),
+    ("2bw", "mup", {"shard_head": True, "microbatches": 4}),
+    ("2bw", "llama", {"data": 2}),
+    ("2bw-v", "tied", {"data": 2}),
+    ("1f1b", "mup", {"data": 2}),
 ]
 
 
@@ -89,28 +102,40 @@ def test_the_gradient_is_that_of_each_document_alone(
 ) -> None:
     """Of the first step, at the initial weights, under whatever delay."""
     config = config_of(schedule, text, family=family, **changed)
-    _, expected = alone(config, windows_of(config, range(config.schedule.microbatches)))
-    gradient = first_gradient(config)
+    _, expected = alone(config, windows_of(config, steps=1))
+    gradient = joined(first_gradient(config))
     assert gradient.keys() == expected.keys()
     for name, wanted in expected.items():
         assert wanted.abs().max() > 1e-6, name
         torch.testing.assert_close(gradient[name], wanted, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "2bw"])
+@pytest.mark.parametrize(
+    ("schedule", "family", "data"),
+    [("1f1b", "llama", 1), ("2bw", "llama", 2), ("2bw-v", "tied", 2), ("2bw", "mup", 1)],
+)
 def test_losses_in_training_and_validation_are_those_of_each_document_alone(
-    schedule: str, text: Path
+    schedule: str, family: str, data: int, text: Path, tmp_path: Path
 ) -> None:
-    config = config_of(schedule, text, steps=1, lr=1e-12)
-    result = replay(config, recorder=Rows())
-    loss, _ = alone(config, windows_of(config, range(config.schedule.microbatches)))
+    """Also of a further validation set, whose documents are shorter."""
+    config = config_of(schedule, text, family=family, data=data, steps=1, lr=1e-12)
+    (tmp_path / "set.txt").write_text("it is of no use to be at an end so we go on " * 4)
+    config.data.validation = {"short": str(tmp_path / "set.txt")}
+    result = replay(config, recorder=(rows := Rows()))
+    loss, _ = alone(config, windows_of(config, steps=1))
     assert result.train_losses == pytest.approx([float(loss)], rel=1e-10)
-    split = Tokens(prepare(config.data).validation)
-    sequences = config.train.eval_microbatches * config.train.microbatch_size
-    starts = np.linspace(0, len(split) - config.data.context - 1, sequences, dtype=np.int64)
-    held_out = torch.from_numpy(split.rows(starts, length=config.data.context + 1))
-    # The step has moved the weights by its learning rate of 1e-12.
-    assert result.val_losses == pytest.approx([float(alone(config, held_out)[0])], rel=1e-10)
+    corpus = prepare(config.data)
+    [row] = rows.of_kind("eval")
+    for name in ("data", "short"):
+        split = Tokens(corpus.held_out(name).shards)
+        count = eval_microbatches(config, name, tokens=len(split))
+        starts = np.linspace(
+            0, len(split) - config.data.context - 1, count * config.train.microbatch_size, dtype=np.int64
+        )
+        held_out = torch.from_numpy(split.rows(starts, length=config.data.context + 1))
+        # The step has moved the weights by its learning rate of 1e-12.
+        assert row["sets"][name]["val_loss"] == pytest.approx(float(alone(config, held_out)[0]), rel=1e-10)
+    assert result.val_losses == [row["sets"]["data"]["val_loss"]]
 
 
 def test_positions_begin_at_zero_in_each_document(text: Path) -> None:

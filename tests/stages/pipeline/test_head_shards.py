@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.first_gradient import first_gradient
+from support.first_gradient import first_gradient, joined
 from support.resumed import go_back, replay_twice, saving
 from support.single_process import batches, delayed_training, step_gradient, whole_model
-from support.small_runs import Rows, in_processes, small_config, with_experts
+from support.small_runs import Rows, in_processes, small_config, with_experts, with_mup
 from support.training_cases import measured, of_writers
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
-from stages.model.head_rows import shard_rows, split_name
+from stages.model.head_rows import shard_rows
 from stages.model.head_shard import HeadShard, ShardPass
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check
@@ -45,22 +44,10 @@ def sharded(schedule: str, *, family: str = "llama", vocab_size: int = 259, **op
     config.model.vocab_size = vocab_size
     if family == "experts":
         return with_experts(config, shared_experts=1, dense_layers=1)
+    if family == "mup":
+        return with_mup(config)
     config.model.family = family
     return config
-
-
-def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same with the rows of the head together."""
-    rows = {}
-    whole = {}
-    for name, tensor in tensors.items():
-        _, held = split_name(name)
-        if held is None:
-            whole[name] = tensor
-        else:
-            assert len(held) == len(tensor)
-            rows[held.start] = tensor
-    return whole | {"head.weight": torch.cat([rows[start] for start in sorted(rows)])}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +59,8 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ("1f1b", 3, "experts"),
         ("zb-v", 4, "experts"),
         ("v-half", 3, "qwen3"),
+        ("1f1b", 3, "mup"),
+        ("zb-v", 2, "mup"),
     ],
 )
 def test_gradients_are_those_of_a_single_process(schedule: str, stages: int, family: str, text: Path) -> None:
@@ -86,20 +75,23 @@ def test_gradients_are_those_of_a_single_process(schedule: str, stages: int, fam
 
 
 @pytest.mark.parametrize(
-    ("schedule", "stages", "optimizer", "coefficient"),
+    ("schedule", "stages", "optimizer", "coefficient", "family"),
     [
-        ("1f1b", 3, "adamw", 0.0),
-        ("zb-v", 2, "muon", 0.0),
-        ("2bw", 3, "muon", 1.0),
-        ("2bw", 4, "lion", 0.0),
-        ("2bw-v", 3, "adamw", 0.0),
+        ("1f1b", 3, "adamw", 0.0, "llama"),
+        ("zb-v", 2, "muon", 0.0, "llama"),
+        ("2bw", 3, "muon", 1.0, "llama"),
+        ("2bw", 4, "lion", 0.0, "llama"),
+        ("2bw-v", 3, "adamw", 0.0, "llama"),
+        ("2bw", 3, "muon", 1.0, "mup"),
+        ("1f1b", 2, "adamw", 0.0, "mup"),
     ],
 )
 def test_a_run_is_the_recurrence_written_out_on_one_process(
-    schedule: str, stages: int, optimizer: str, coefficient: float, text: Path
+    schedule: str, stages: int, optimizer: str, coefficient: float, family: str, text: Path
 ) -> None:
     config = sharded(
         schedule,
+        family=family,
         text=text,
         stages=stages,
         microbatches=6,
