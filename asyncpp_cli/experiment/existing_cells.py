@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import locations, paths_of, set_locations
@@ -33,6 +35,11 @@ def with_existing_ids(cells: Sequence[ResolvedCell], existing: Experiment) -> li
             if match is not None and _axes_without_path(match) != _axes_without_path(resolved.cell):
                 match = None
         matched.append(resolved if match is None else replace(resolved, cell=match))
+    renamed = {old.cell.id: new.cell.id for old, new in zip(cells, matched, strict=True)}
+    matched = [
+        replace(new, cell=structs.replace(new.cell, loss_of=renamed.get(old.cell.loss_of or "")))
+        for old, new in zip(cells, matched, strict=True)
+    ]
     _refuse_changed_data(matched, existing)
     return matched
 

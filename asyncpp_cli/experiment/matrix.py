@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.settings import (
@@ -25,6 +27,7 @@ from asyncpp_cli.experiment.settings import (
     unset_keys,
 )
 from asyncpp_cli.experiment.shipped import recommended_settings, template_names
+from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
 from asyncpp_cli.runs.experiment_folder import Cell
 from asyncpp_cli.runs.lineage import DIGITS
@@ -57,9 +60,7 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
         UserError: a key or value is not accepted, a setting is missing, two cells are the same run, or no
             cell is left.
     """
-    other_axes = [key for key in _axis_keys(template) if key not in ALWAYS_AXES]
-    cells: list[ResolvedCell] = []
-    seen: set[str] = set()
+    configs: list[RunConfig] = []
     checksums: dict[tuple[Any, ...], str] = {}
     code: dict[tuple[Any, ...], dict[str, str]] = {}
     needed: dict[tuple[Any, ...], int] = {}
@@ -75,16 +76,35 @@ def expand(template: Template, *, pinned: bool = True) -> list[ResolvedCell]:
             _pin_code(config, template, code)
             if "model.vocab_size" not in settings and config.model.init is None:
                 _fit_vocabulary(config, needed)
-        axes = {key: axis_value(get(config, SHORTHANDS.get(key, key))) for key in (*ALWAYS_AXES, *other_axes)}
-        digest = config_hash(config)
-        cell = Cell(id=run_id(axes, digest), axes=axes)
-        if digest in seen:
-            raise UserError(f"{template.source}: two cells of the matrix are the same run ({describe(axes)})")
-        seen.add(digest)
-        cells.append(ResolvedCell(cell, config))
+        configs.append(config)
+    givers: list[int | None] = [None] * len(configs)
+    if template.speed_steps is not None:
+        givers = loss_givers(configs, steps=template.speed_steps, source=template.source)
+    axes = (*ALWAYS_AXES, *(key for key in _axis_keys(template) if key not in ALWAYS_AXES))
+    cells: dict[str, ResolvedCell] = {}
+    for config, giver in zip(configs, givers, strict=True):
+        if giver is None:
+            resolved = ResolvedCell(_cell(config, axes), config)
+        else:
+            shortened = copy_of(config)
+            assign(shortened, {"train.steps": template.speed_steps})
+            loss_of = _cell(configs[giver], axes).id
+            resolved = ResolvedCell(structs.replace(_cell(shortened, axes), loss_of=loss_of), shortened)
+        digest = config_hash(resolved.config)
+        if digest in cells and giver is not None:
+            continue  # the speed of an arm of several lengths
+        if digest in cells:
+            same = describe(resolved.cell.axes)
+            raise UserError(f"{template.source}: two cells of the matrix are the same run ({same})")
+        cells[digest] = resolved
     if not cells:
         raise UserError(f"{template.source}: the matrix has no cell left (exclude removes all of them)")
-    return cells
+    return list(cells.values())
+
+
+def _cell(config: RunConfig, axes: Sequence[str]) -> Cell:
+    values = {key: axis_value(get(config, SHORTHANDS.get(key, key))) for key in axes}
+    return Cell(id=run_id(values, config_hash(config)), axes=values)
 
 
 def axis_value(value: Any) -> Any:

@@ -18,7 +18,25 @@ from stages.pipeline.segments import segment_program
 
 def notes(cells: Sequence[ResolvedCell]) -> list[str]:
     """Notes on checked cells, one line each."""
-    return [*_small_validation(cells), *_overlapping_evaluations(cells), *_ineffective_corrections(cells)]
+    return [
+        *_speed_runs(cells),
+        *_small_validation(cells),
+        *_overlapping_evaluations(cells),
+        *_ineffective_corrections(cells),
+    ]
+
+
+def _speed_runs(cells: Sequence[ResolvedCell]) -> list[str]:
+    """The cells that `speed_steps` shortened, by the schedule whose loss is theirs, too."""
+    name_of = {resolved.cell.id: resolved.config.schedule.name for resolved in cells}
+    short: dict[tuple[str, int], dict[str, None]] = {}
+    for config, giver in ((resolved.config, resolved.cell.loss_of) for resolved in cells):
+        if giver is not None:
+            short.setdefault((name_of[giver], config.train.steps), {})[config.schedule.name] = None
+    return [
+        f"{', '.join(names)}: {steps:,} steps for the speed alone (speed_steps); the loss is that of {giver}"
+        for (giver, steps), names in short.items()
+    ]
 
 
 def _ineffective_corrections(cells: Sequence[ResolvedCell]) -> list[str]:

@@ -26,7 +26,10 @@ SHORTHANDS = {
 """Keys that a section's name alone stands for; `model` also sets its whole section, from a model template."""
 
 _LONG_FORMS = {dotted: shorthand for shorthand, dotted in SHORTHANDS.items()}
-_OWN_KEYS = ("name", "description", "matrix", "zip", "include", "exclude", "overrides")
+_OWN_KEYS = ("name", "description", "matrix", "zip", "include", "exclude", "overrides", "speed_steps")
+
+_FEWEST_SPEED_STEPS = 10
+"""Fewer say little about a speed."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class Template:
     exclude: list[dict[str, Any]]
     """Conditions of cells to remove from the product."""
     overrides: list[Override]
+    speed_steps: int | None
+    """Steps of synchronous cells whose loss another cell gives (`speed_runs`); None: all cells train to their
+    end."""
 
 
 def canonical(key: str) -> str:
@@ -109,6 +115,7 @@ def _read(content: dict[str, Any], *, file: Path) -> Template:
         include=_list_of(_settings, content.get("include"), where=f"{where}: include"),
         exclude=_list_of(_condition, content.get("exclude"), where=f"{where}: exclude"),
         overrides=_list_of(_override, content.get("overrides"), where=f"{where}: overrides"),
+        speed_steps=_speed_steps(content.get("speed_steps"), where=f"{where}: speed_steps"),
     )
     _refuse_duplicate_axes(template)
     return template
@@ -128,6 +135,12 @@ def _text(value: Any, *, where: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"{where} must be text, not {value!r}")
     return value
+
+
+def _speed_steps(value: Any, *, where: str) -> int | None:
+    if value is None or (type(value) is int and value >= _FEWEST_SPEED_STEPS):
+        return value
+    raise UserError(f"{where} must be a whole number from {_FEWEST_SPEED_STEPS} on, or null, not {value!r}")
 
 
 def _list_of(read: Any, entries: Any, *, where: str) -> list[Any]:
@@ -246,6 +259,8 @@ def _content(template: Template) -> dict[str, Any]:
     """The template as the mapping that a template file holds."""
     content = asdict(template)
     del content["source"], content["folder"]
+    if template.speed_steps is None:
+        del content["speed_steps"]
     content |= content.pop("base")
     content["overrides"] = [
         {"when": override["when"], "set": override["set"]} if override["when"] else {"set": override["set"]}

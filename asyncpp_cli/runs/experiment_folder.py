@@ -42,6 +42,8 @@ class Cell(Record, frozen=True, kw_only=True):
     axes: dict[str, str | int | float | bool | None]
     config_sha256: str = ""
     """SHA-256 of config.yaml's bytes as it was written; empty if unknown."""
+    loss_of: RunId | None = None
+    """Of a run for its speed alone (`experiment.speed_runs`): the run whose loss is its own, too."""
 
 
 class _Description(FileRecord, frozen=True, kw_only=True):

@@ -44,6 +44,8 @@ def planned(question: Question) -> Planned:
         raise UserError("nothing to tune over; accepted: --over KEY=RANGE, as in optimizer.lr=1e-4:1e-1:log")
     tried = points(overs, samples=question.samples, search_seed=question.search_seed)
     template = template_with_points(load(question.template, question.changes), tried)
+    if template.speed_steps is not None:
+        raise UserError(f"{template.source}: speed_steps: a candidate needs its loss; accepted: null")
     cells = expand(template)
     check_cells(template, cells)
     return Planned(template=template, cells=cells, plan=plan_of(question, cells, tried))

@@ -139,6 +139,7 @@ class ExperimentFolder:
         axes: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         timeline: Mapping[str, Any] | None = None,
+        loss_of: str | None = None,
     ) -> Run:
         """Add a run with these settings and rows; its state is completed by default."""
         default_axes = {
@@ -148,7 +149,8 @@ class ExperimentFolder:
             "model": run_settings["model.name"],
             "seed": run_settings["seed"],
         }
-        self.cells.append(Cell(id=run_id or f"run-{len(self.cells)}", axes=default_axes | dict(axes or {})))
+        axes = default_axes | dict(axes or {})
+        self.cells.append(Cell(id=run_id or f"run-{len(self.cells)}", axes=axes, loss_of=loss_of))
         experiment = Experiment(
             folder=self.folder, name=self.name, template="trial.yaml", cells=tuple(self.cells)
         )
@@ -236,11 +238,14 @@ def run(
     state = further.pop("state", "completed")
     speed = further.pop("speed", 1000.0)
     axes = further.pop("axes", {})
+    loss_of = further.pop("loss_of", None)
+    own_id = further.pop("id", None)
     config = settings(schedule, optimizer, *args, **further)
     return RunResult(
-        id=f"{schedule}-{config['seed']}",
+        id=own_id or f"{schedule}-{config['seed']}",
         axes=axes,
         config=config,
         state=state,
+        loss_of=loss_of,
         measurement=Measurement(val_loss=loss, tokens_per_second=speed),
     )

@@ -118,7 +118,8 @@ def _record(resolved: ResolvedCell, cost: Expected) -> dict[str, Any]:
     """A cell for programs; null where an estimate is not known."""
     hours = {name: _hours([resolved], [cost], name)[0] for name in _HOURS}
     estimates = {"memory_gb": cost.memory_gb, "step_seconds": cost.step_seconds, **hours}
-    return {"id": resolved.cell.id, "axes": resolved.cell.axes, **estimates}
+    cell = resolved.cell
+    return {"id": cell.id, "axes": cell.axes, "loss_of": cell.loss_of, **estimates}
 
 
 def _say_cost(swept: Sweep) -> None:

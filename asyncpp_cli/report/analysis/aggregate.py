@@ -46,6 +46,8 @@ def aggregate_best(
     chosen = (*best_over, *tuned)
     cells = [replace(cell, chosen=chosen) for cell in cells]
     cells, lacking = linked(cells, ignoring=chosen)
+    cell_of = {run.id: cell for cell in cells for run in cell.runs}
+    cells = [replace(cell, loss_of=cell_of.get(cell.runs[0].loss_of or "")) for cell in cells]
     return cells, [*notes, *lacking], choices
 
 

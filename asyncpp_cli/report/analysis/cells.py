@@ -56,6 +56,8 @@ class CellResult:
     """The synchronous counterpart, which differs in schedule and correction alone; None for itself."""
     fastest: CellResult | None = None
     """The synchronous cell of these settings with the most tokens per second; None for itself."""
+    loss_of: CellResult | None = None
+    """For a cell run for its speed alone: the cell whose loss is its own, too, if it is in the report."""
     uncorrected: CellResult | None = None
     """The cell that differs only in having no correction; None for itself."""
 
@@ -74,6 +76,11 @@ class CellResult:
     def value(self, key: str) -> Any:
         """The value of a configuration key or axis; None if unknown."""
         return next((run for run in self.runs if run.config is not None), self.runs[0]).value(key)
+
+    @property
+    def speed_only(self) -> bool:
+        """Whether its runs are too short for a loss of their own (`speed_steps` of a template)."""
+        return all(run.loss_of is not None for run in self.runs)
 
     @property
     def corrected(self) -> bool:
@@ -346,9 +353,9 @@ class CellResult:
 
     @cached_property
     def reached(self) -> TargetReached | None:
-        """When the target was reached; None without a target or a completed run."""
+        """When the target was reached; None without a target, a completed run or a loss."""
         done = self.completed
-        if self.target is None or not done:
+        if self.target is None or not done or self.speed_only:
             return None
         first = [run.measurement.first_at(self.target) for run in done]
         known = [evaluation for evaluation in first if evaluation is not None]

@@ -52,6 +52,8 @@ def conditions(runs: Iterable[RunResult]) -> dict[str, list[Any]]:
 def conditions_lines(cells: Sequence[CellResult]) -> list[str]:
     """The conditions of a report as lines of text, with all values where runs differ."""
     known = conditions(run for cell in cells for run in cell.runs)
+    trained = [run for cell in cells for run in cell.runs if run.loss_of is None]
+    known["steps"] = conditions(trained)["steps"]
 
     def values(name: str) -> str:
         texts = [_readable(value) for value in known[name]]

@@ -30,8 +30,9 @@ def summary_lines(cells: Sequence[CellResult]) -> list[str]:
     """The results of the delayed cells in sentences; empty without a synchronous counterpart."""
     delayed = [cell for cell in cells if cell.baseline is not None and not cell.synchronous]
     if not delayed:
-        return _slowest_sentences(cells)
+        return [*_shared_losses(cells), *_slowest_sentences(cells)]
     return [
+        *_shared_losses(cells),
         *_loss_sentences(delayed),
         *_speed_sentences(delayed),
         *_slowest_sentences(cells),
@@ -40,6 +41,25 @@ def summary_lines(cells: Sequence[CellResult]) -> list[str]:
         *_unpaired(cells, delayed),
         *_certainty(cells, delayed),
         *_caveats(delayed),
+    ]
+
+
+def _shared_losses(cells: Sequence[CellResult]) -> list[str]:
+    """The synchronous schedules that ran for their speed alone, and whose loss is theirs, too."""
+    steps_of: dict[str, dict[str, set[int]]] = {}
+    for cell in cells:
+        if cell.speed_only:
+            giver = cell.loss_of.schedule if cell.loss_of is not None else "a schedule that is not here"
+            by_schedule = steps_of.setdefault(giver, {})
+            by_schedule.setdefault(cell.schedule, set()).add(int(cell.value("train.steps") or 0))
+    return [
+        f"Loss of {giver}; "
+        + "; ".join(
+            f"{schedule} ran {' or '.join(f'{count:,}' for count in sorted(steps))} steps for its speed"
+            for schedule, steps in by_schedule.items()
+        )
+        + ": synchronous layouts with the same numbers."
+        for giver, by_schedule in steps_of.items()
     ]
 
 

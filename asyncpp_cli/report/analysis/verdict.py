@@ -69,9 +69,11 @@ class Verdict:
     reason: str | None = None
     """What is missing for an answer; None if nothing is."""
     lengths: tuple[CellResult, ...] = ()
-    """The cells of the delayed arm."""
+    """The cells of the delayed arm that have a loss."""
+    timed: tuple[CellResult, ...] = ()
+    """The cells that give its speed: of a synchronous arm of another batch, its fastest."""
     synchronous_lengths: tuple[CellResult, ...] = ()
-    """The cells of the synchronous arm, of all its schedules."""
+    """The cells of the synchronous arm, of all its schedules, that have a loss."""
 
     @property
     def time(self) -> float | None:
@@ -180,10 +182,11 @@ def verdicts(cells: Sequence[CellResult]) -> list[Verdict]:
     that is another. All have the same model, data and number of ranks. The lengths of an arm are cells that
     differ in `train.steps` (and the intervals of evaluations and checkpoints) alone.
     """
-    known = [cell for cell in cells if cell.config and cell.losses]
+    known = [cell for cell in cells if cell.config and (cell.losses or cell.speed_only)]
     found = []
     for group in _grouped(known, _comparable):
-        synchronous = _grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
+        arms = _grouped([cell for cell in group if cell.synchronous], _synchronous_arm)
+        synchronous = [arm for arm in arms if any(cell.losses for cell in arm)]
         delayed = _grouped([cell for cell in group if not cell.synchronous], _delayed_arm)
         batches = {_batch(arm[0]) for arm in delayed}
         for arm in delayed:
@@ -258,8 +261,9 @@ def _settings(cell: CellResult, included: Callable[[str], bool]) -> Hashable:
 
 def _best(arms: Sequence[Sequence[CellResult]]) -> Sequence[CellResult]:
     """The arm with the lowest mean loss, of those with the greatest length."""
-    tokens = max(_tokens(cell) for arm in arms for cell in arm)
-    longest = [[cell for cell in arm if _tokens(cell) == tokens] for arm in arms]
+    with_loss = [[cell for cell in arm if cell.losses] for arm in arms]
+    tokens = max(_tokens(cell) for arm in with_loss for cell in arm)
+    longest = [[cell for cell in arm if _tokens(cell) == tokens] for arm in with_loss]
     ends = {place: min(map(_mean, ends)) for place, ends in enumerate(longest) if ends}
     return arms[min(ends, key=lambda place: ends[place])]
 
@@ -268,16 +272,27 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
     from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
 
     delayed: dict[int, dict[Any, float]] = {}
-    for cell in arm:
+    with_loss = [cell for cell in arm if cell.losses]
+    for cell in with_loss:
         # The layouts of a synchronous arm share their losses: a seed of any will do.
         delayed.setdefault(_tokens(cell), {}).update(cell.losses)
-    longest = max(arm, key=_tokens)
+    longest = max(with_loss, key=_tokens)
     name = arm_names([longest])[0]
     fastest = _fastest(baseline)
+    quickest = _fastest(arm) if longest.synchronous else None
+    timed = list(arm) if quickest is None else [quickest]
     reason = None
     # The longest synchronous runs whose loss the delayed ones bracket.
-    by_length = sorted(baseline, key=lambda cell: (_tokens(cell), len(cell.losses)), reverse=True)
-    arms: dict[str, Any] = {"lengths": tuple(arm), "synchronous_lengths": tuple(baseline)}
+    by_length = sorted(
+        (cell for cell in baseline if cell.losses),
+        key=lambda cell: (_tokens(cell), len(cell.losses)),
+        reverse=True,
+    )
+    arms: dict[str, Any] = {
+        "lengths": tuple(with_loss),
+        "timed": tuple(timed),
+        "synchronous_lengths": tuple(by_length),
+    }
     if unequal := _unequal(by_length):
         return Verdict(
             delayed=longest,
@@ -293,7 +308,7 @@ def _verdict(arm: Sequence[CellResult], baseline: Sequence[CellResult]) -> Verdi
         except NoRatioError as error:
             reason = reason or str(error)
             continue
-        speed = _speed(arm, fastest)
+        speed = _speed(timed, fastest)
         return Verdict(
             delayed=longest,
             delayed_name=name,
@@ -353,11 +368,11 @@ def time_by_loss(verdict: Verdict) -> dict[str, list[tuple[float, list[float]]]]
     The time is that of all tokens at the arm's mean speed; of the synchronous arm, of its fastest schedule.
     Empty without speeds.
     """
-    if verdict.fastest is None or not _speeds(verdict.lengths):
+    if verdict.fastest is None or not _speeds(verdict.timed):
         return {}
     found: dict[str, list[tuple[float, list[float]]]] = {}
     for name, cells, timed in (
-        (verdict.delayed_name, verdict.lengths, verdict.lengths),
+        (verdict.delayed_name, verdict.lengths, verdict.timed),
         (_named(verdict.synchronous), verdict.synchronous_lengths, [verdict.fastest]),
     ):
         speed = fmean(_speeds(timed).values())

@@ -12,7 +12,7 @@ from typing import Any
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.settings import config_hash, items
 from asyncpp_cli.report.load.checks import fault
-from asyncpp_cli.report.load.measure import Measurement, measure
+from asyncpp_cli.report.load.measure import Measurement, measure, without_losses
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
 from asyncpp_cli.report.load.predict import predicted_bubble
 from asyncpp_cli.report.load.run import RunResult
@@ -73,7 +73,14 @@ class Loader:
         return loaded
 
     def _read(self, cell: Cell, run: Run, queue: SlurmQueue) -> RunResult:
-        plain = RunResult(id=cell.id, axes=cell.axes, config=None, state="missing", folder=run.folder)
+        plain = RunResult(
+            id=cell.id,
+            axes=cell.axes,
+            config=None,
+            state="missing",
+            folder=run.folder,
+            loss_of=cell.loss_of,
+        )
         if not run.folder.is_dir():
             return replace(plain, reason=f"{run.folder} is gone")
         config: Mapping[str, Any] | None = None
@@ -95,6 +102,8 @@ class Loader:
             if problem:
                 return replace(plain, config=config, state="damaged", reason=problem)
             measurement = measure(metrics)
+            if cell.loss_of is not None:
+                measurement = without_losses(measurement)
         except (DamagedError, OSError) as error:
             return replace(plain, config=config, state="damaged", reason=str(error))
         except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -110,7 +119,7 @@ class Loader:
             progress=status.step / status.steps if status.attempt and status.steps else None,
             restarts=_restarts(status, measurement),
             measurement=measurement,
-            steps=metrics.steps if self._keep_steps else None,
+            steps=metrics.steps if self._keep_steps and cell.loss_of is None else None,
             bubble_predicted=predicted_bubble(run_config),
             cost=cost_of_run(run, status),
             notes=tuple(notes_of(run)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asyncpp_cli.report.load.diagnostics import DiagnosticsSummary, summary
@@ -166,6 +166,20 @@ def measure(metrics: Metrics) -> Measurement:
         diagnosed=summary(diagnostics),
         # By step, as evaluations.
         pauses=len({row["step"] for row in by_kind.get("pause", [])}),
+    )
+
+
+def without_losses(measurement: Measurement) -> Measurement:
+    """The numbers of a run for its speed alone, whose loss is that of another run."""
+    return replace(
+        measurement,
+        evaluations=(),
+        val_loss=None,
+        val_loss_error=None,
+        val_loss_ema=None,
+        bits_per_byte=None,
+        diagnostics=(),
+        diagnosed=None,
     )
 
 

@@ -61,6 +61,8 @@ class RunResult:
     """What people noted (`asyncpp note`), oldest first."""
     scores: tuple[Score, ...] = ()
     """Of its checkpoints, by step (`asyncpp evaluate`)."""
+    loss_of: str | None = None
+    """Of a run for its speed alone: the run whose loss is its own, too. It has no losses itself."""
     lineage: Lineage | None = None
     """The run that it continues; None for a run from the beginning."""
     problems: tuple[str, ...] = ()

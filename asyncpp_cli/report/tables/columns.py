@@ -80,7 +80,8 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("progress"),
         single("reason", value=lambda cell: "; ".join(cell.reasons) or None),
         single("n", "n", text=runs_text, always=True, move_order=8),
-        averaged("val_loss", "val loss\nnats/tok.", form="{:.3f}", show_std=True, always=True),
+        _loss_column(),
+        single("loss_of", value=lambda cell: cell.loss_of.schedule if cell.loss_of else None),
         averaged("val_loss_error", form="{:.3f}"),
         averaged("bits_per_byte", "bits/\nbyte", form="{:.3f}", drop_order=16),
         single("unigram_bits_per_byte", "unigram\nbits/byte", form="{:.3f}", move_order=3, drop_order=11),
@@ -307,6 +308,18 @@ def _columns_of_score(task: str, metric: str, *, title: str) -> list[Column]:
         averaged(f"{key}.error", "", error, form="{:.3f}"),
         *steps,
     ]
+
+
+def _loss_column() -> Column:
+    """The loss; of a cell run for its speed alone, the schedule whose loss is its own, too."""
+    column = averaged("val_loss", "val loss\nnats/tok.", form="{:.3f}", show_std=True, always=True)
+
+    def text(cell: CellResult) -> str:
+        if not cell.speed_only:
+            return column.text(cell)
+        return f"as {cell.loss_of.schedule}" if cell.loss_of is not None else NOTHING
+
+    return replace(column, text=text)
 
 
 def _speed_column() -> Column:

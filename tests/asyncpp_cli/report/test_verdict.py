@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from support.command_line import asyncpp, succeeded
-from support.report_experiment import quickstart_folder, run
+from support.report_experiment import (
+    ExperimentFolder,
+    cells_of,
+    metrics,
+    quickstart_folder,
+    run,
+    settings,
+)
 
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.decision import best_layouts
@@ -22,7 +31,14 @@ from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio
 from asyncpp_cli.report.analysis.transfer import Target, transfers
-from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, verdict_lines, verdicts
+from asyncpp_cli.report.analysis.verdict import (
+    DOES_NOT_PAY,
+    PAYS,
+    UNDECIDED,
+    time_by_loss,
+    verdict_lines,
+    verdicts,
+)
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.runs.lineage import Lineage
 from schedules import is_synchronous
@@ -236,6 +252,68 @@ def test_a_schedule_run_for_its_speed_gives_the_time_and_not_the_loss() -> None:
     assert (verdict.synchronous.schedule, verdict.fastest.schedule) == ("1f1b", "zb-v")
     assert verdict.speed is not None
     assert verdict.speed.ratio == pytest.approx(1500 / 1250, rel=0.01)
+
+
+def test_a_run_for_its_speed_alone_has_no_loss_in_any_format(tmp_path: Path) -> None:
+    experiment = ExperimentFolder(tmp_path / "e")
+    for seed in (0, 1):
+        whole = experiment.add(settings("1f1b", "muon", 0.0, seed), rows=metrics())
+        experiment.add(
+            settings("zb-v", "muon", 0.0, seed, **{"train.steps": 2}),
+            rows=metrics(val_losses=[9.87], steady=[(9000, 2.0)], busy=[(0.9, 0.9)], evaluated=[2], stages=4),
+            loss_of=whole.id,
+        )
+        delayed = [(4000, 2.0), (4000, 2.0)]
+        experiment.add(settings("2bw", "muon", 0.0, seed), rows=metrics(steady=delayed, delay=1))
+    by_schedule = {cell["schedule"]: cell for cell in cells_of(experiment.folder)}
+    short = by_schedule["zb-v"]
+    assert (short["val_loss"], short["bits_per_byte"], short["loss_of"]) == (None, None, "1f1b")
+    assert short["tokens_per_second"] == 4500
+    assert by_schedule["2bw"]["fastest_synchronous"] == "zb-v"
+    assert (by_schedule["2bw"]["baseline"], by_schedule["1f1b"]["loss_of"]) == ("1f1b", None)
+
+    for output in ("table", "markdown", "latex", "csv", "json"):
+        written = succeeded("report", experiment.folder, "--format", output).output
+        assert "9.87" not in written
+    table = " ".join(succeeded("report", experiment.folder, "--target", "3.5").output.split())
+    assert "as 1f1b" in table
+    assert "not reached" not in table
+    assert "Loss of 1f1b; zb-v ran 2 steps for its speed" in table
+    assert " 4 steps; " in table  # the conditions
+    page = tmp_path / "report.html"
+    succeeded("report", experiment.folder, "--format", "html", "--out", page)
+    assert "9.87" not in re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page.read_text(), flags=re.DOTALL)
+    steps = pl.read_parquet(page.with_name("report.steps.parquet"))
+    assert set(steps["run"].cast(pl.String)) == {"run-0", "run-2", "run-3", "run-5"}
+
+
+def test_a_larger_synchronous_batch_is_timed_at_its_fastest_schedule() -> None:
+    """The others of that batch, which ran for their speed, count neither in its loss nor as its lengths."""
+    runs = [
+        run(schedule, id=f"{schedule}-{m}-{seed}", loss=loss, speed=speed, loss_of=giver, **further)
+        for seed in (0, 1)
+        for m, lengths, speeds in ((2, (1200,), (1000.0, 1250.0)), (4, (450, 750), (1400.0, 2500.0)))
+        for length in (*lengths, 100)
+        for schedule, speed in zip(("1f1b", "zb-v"), speeds, strict=True)
+        if (schedule == "zb-v") == (length == 100)
+        for further in ({"train.steps": length, "schedule.microbatches": m, "seed": seed},)
+        for giver in (f"1f1b-{m}-{seed}" if schedule == "zb-v" else None,)
+        for loss in (None if giver else curve(length * m / 2) + 1e-3 * seed,)
+    ]
+    runs += [
+        run("2bw", seed=seed, loss=curve(length) + 1e-3 * seed, speed=1500.0, **{"train.steps": length})
+        for seed in (0, 1)
+        for length in (900, 1500)
+    ]
+    averaged = aggregate_best(
+        runs, keys=["train.steps", "schedule.microbatches"], best_over=(), tuned=(), target=None
+    )[0]
+    larger = next(verdict for verdict in verdicts(averaged) if verdict.delayed.synchronous)
+    assert larger.speed is not None
+    assert larger.speed.ratio == pytest.approx(2500 / 1250)
+    assert [cell.schedule for cell in larger.lengths] == ["1f1b", "1f1b"]
+    hours = time_by_loss(larger)[larger.delayed_name]
+    assert all(math.isfinite(loss) for _, losses in hours for loss in losses)
 
 
 def test_replayed_runs_have_no_time() -> None:
