@@ -306,6 +306,12 @@ def _columns_of_score(task: str, metric: str, *, title: str) -> list[Column]:
     return [
         averaged(key, heading, over_seeds, form="{:.3f}", show_std=True, drop_order=23),
         averaged(f"{key}.error", "", error, form="{:.3f}"),
+        _pairs_column(
+            f"{key}.gap",
+            title and f"{title}\ngap",
+            lambda cell: cell.score_pairs(task, metric),
+            drop_order=26,
+        ),
         *steps,
     ]
 
