@@ -215,8 +215,9 @@ class _Part:
                 peak[0]["temporary"] += watch.temporaries.get("update", 0) if peak[1] != "update" else 0
             last = program.final_versions[-1]
             with watch.during("evaluation", leaves="other"):
-                drive([self._evaluation(built, version=last)])
-                built.connection.links.finish()
+                for averaged in (False, True)[: 1 + (self._config.train.ema_decay is not None)]:
+                    drive([self._evaluation(built, version=last, averaged=averaged)])
+                    built.connection.links.finish()
             with watch.during("checkpoint", leaves="other"):
                 self._save(built)
             if watch.peak_total > peak[2]:
@@ -277,7 +278,7 @@ class _Part:
             # A first step makes the state; what is a temporary shows in later ones.
             self._watch.temporaries.pop("update", None)
 
-    def _evaluation(self, built: Rank, *, version: int) -> Iterator[None]:
+    def _evaluation(self, built: Rank, *, version: int, averaged: bool) -> Iterator[None]:
         return cast(
             Iterator[None],
             evaluate(
@@ -289,6 +290,7 @@ class _Part:
                 version=version,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: None,
+                averaged=averaged,
             ),
         )
 

@@ -59,6 +59,7 @@ def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
         ("2bw-v", {"split": True}),
         ("paci-v", {"clip": "stage", "data": 2}),
         ("zero-bubble", {}),
+        ("2bw", {"ema_decay": 0.9, "data": 2}),
         ("2bw", {"documents": True}),
         ("zero-bubble", {"documents": True, "precision": "float32", "recompute": "selective"}),
     ],
@@ -74,6 +75,7 @@ def test_nothing_is_found_in_any_rank(schedule: str, settings: dict[str, Any]) -
         assert all(
             found.peak[kind] for kind in ("weights", "master", "gradients", "optimizer", "activations")
         )
+        assert bool(found.peak["correction"]) == ("ema_decay" in settings)
         assert found.flops["F"] > 0
         assert found.flops["evaluation"] > 0
         assert any(finding.phase == "checkpoint" for finding in found.findings)
@@ -274,6 +276,7 @@ def test_memory_at_real_size_is_the_plan_s(
     config = base_of(model, [*changes, "schedule.microbatches=8"]).config
     config.train.steps = 20
     config.train.compile = False
+    config.train.ema_decay = 0.999 if model == "7b" else None
     config.schedule.split = schedule == "2bw-v"
     config.parallel.cut = cut
     [compared] = rehearse(config, device="cuda", ranks=[rank])
