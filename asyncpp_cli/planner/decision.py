@@ -145,9 +145,7 @@ def best_layouts(
 
     missing = {KINDS[0]} if all(map(schedules.is_synchronous, names)) else set(KINDS[:2])
     configs = layouts(base, gpus=gpus, tokens_per_step=tokens_per_step, names=names)
-    for layout in best_first(configs, costs=costs, limit_gb=limit_gb, wanted=wanted):
-        if layout.exceeds(limit_gb):
-            break
+    for layout in best_first(configs, costs=costs, limit_gb=limit_gb, wanted=wanted, fitting_only=True):
         if wanted(layout.config):
             best[_kind(layout.delay)] = layout
         if missing <= best.keys():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from math import inf
+from operator import lt
 from typing import Any, Protocol
 
 import schedules
@@ -161,7 +162,7 @@ def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> E
     own = _own_cut(config)
     if limit_gb is None:
         return _with_cut(config, own, costs)
-    if _most_blocks(config, limit_gb * GB) < config.model.layers:
+    if sum(most_blocks(config, limit_gb=limit_gb)) < config.model.layers:
         return None
     best = None if _exceeds(config, _memory(config, own), limit_gb) else _with_cut(config, own, costs)
     too_large = False
@@ -181,22 +182,26 @@ def _own_cut(config: RunConfig) -> list[float]:
     return [cut.size for cut in cut_of(config)]
 
 
-def _most_blocks(config: RunConfig, limit: float) -> float:
-    """An upper bound of the blocks that ranks of `limit` bytes hold together: of their weights, gradients and
-    activations alone, which are as many times those of a block."""
+def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
+    """For each rank an upper bound of the blocks that it holds in `limit_gb`: of their weights, gradients and
+    activations alone, which are as many times those of a block.
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
     run, size = represented(Shape.of(config)), sizes(config)
     spec = describe(config.model)
     count = min(block.parameter_count for block in spec.blocks)
     whole, half = _of_a_block(_Settings(config))
-    blocks = 0.0
+    most = []
     for rank, moments in enumerate(run.course.moments):
         stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
         versions = min(run.course.versions[stage] for stage in stages)
         activations = max(
             min(wholes * whole + halves * half for wholes, halves in moment.counts) for moment in moments
         )
-        blocks += limit / (versions * count * size.replica + count * size.master + activations)
-    return blocks
+        most.append(limit_gb * GB / (versions * count * size.replica + count * size.master + activations))
+    return most
 
 
 def _exceeds(config: RunConfig, memory: Sequence[Mapping[str, float]], limit_gb: float) -> bool:
@@ -211,8 +216,15 @@ def _exceeds(config: RunConfig, memory: Sequence[Mapping[str, float]], limit_gb:
     return max(sizes) > limit_gb * GB or (exceeds(messages_at_most(shape)) and exceeds(messages(shape)))
 
 
-def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None = None) -> float:
-    """A lower bound of the seconds of a step of a schedule of the family, for any cut the planner tries.
+def least_seconds(
+    config: RunConfig,
+    costs: CostModel,
+    *,
+    in_flight: int | None = None,
+    most_blocks: Sequence[float] | None = None,
+) -> float:
+    """A lower bound of the seconds of a step of a schedule of the family, for any cut the planner tries;
+    infinite where none has so few blocks in each rank.
 
     A rank performs all micro-batches of blocks, at least one in each of its stages; the first may have a half
     less or more, and the last of all none. In a synchronous schedule with whole backwards it does so between
@@ -225,14 +237,17 @@ def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None 
         costs: of the model's parts.
         in_flight: the most micro-batches whose first backward has not begun, in the first stage; None: take
             the schedule's `lead`, if it has one.
+        most_blocks: of each rank, as the function of that name has them; None: any number.
     """
     parts, ranks = costs.parts(config), config.parallel.stages
     microbatches, layers = config.schedule.microbatches, config.model.layers
     embedding, head = _least_work(parts.embedding), _least_work(parts.head)
-    blocks, halves = (
-        [_least_work(part) + _recomputing(config, part) for part in of_kind]
-        for of_kind in (parts.blocks, parts.halves)
-    )
+    # Most of them are one and the same.
+    kinds = {id(part): part for part in (*parts.blocks, *parts.halves)}
+    work = {kind: _least_work(part) + _recomputing(config, part) for kind, part in kinds.items()}
+    blocks, halves = ([work[id(part)] for part in of_kind] for of_kind in (parts.blocks, parts.halves))
+    # Of a stage that begins with a block's first half, and of one that begins within a block.
+    first_halves = min(halves[::2]), min(halves[1::2])
     block, half, chunks = min(blocks), min(halves), schedule_facts(config).stages // ranks
     schedule = schedules.find(config.schedule.name)
     split, in_a_v = _traits(schedule.name)
@@ -250,6 +265,14 @@ def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None 
     # Halves of blocks that a rank has at least.
     least = [2 * chunks - 1 - min(2, 2 * chunks - 1) * (rank == head_rank) for rank in range(ranks)]
 
+    # The halves of a stage are blocks' worth, but for one.
+    allowed = [2 * layers] * ranks
+    if most_blocks is not None:
+        allowed = [min(2 * layers, 2 * int(blocks) + chunks) for blocks in most_blocks]
+
+    if sum(allowed) < 2 * layers or any(map(lt, allowed, least)):
+        return inf
+
     def most(seconds: float, of_block: float, of_half: float) -> int:
         """Halves that a rank can have, from the seconds that are left for them and those of each."""
         whole, rest = divmod(seconds, of_block)
@@ -263,7 +286,7 @@ def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None 
             # A rank's first stage has as many halves as its others, but for two.
             reducing = left - of_embedding * (rank == 0) + of_block * (chunks > 1)
             unhidden = microbatches * block + of_block / chunks, microbatches * half + of_half / chunks
-            count = min(count, most(reducing, *unhidden))
+            count = min(count, most(reducing, *unhidden), allowed[rank])
             if count < least[rank]:
                 return False
             count = min(count, 2 * layers - total - sum(least[rank + 1 :]))
@@ -273,6 +296,37 @@ def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None 
                 before += (rank == 0) * embedding + of_stage // 2 * block + of_stage % 2 * half + message
         return total >= 2 * layers
 
+    def enough_within(seconds: float) -> bool:
+        """`enough` for one stage per rank that nothing fills: a stage begins where the one before ends."""
+        pair = min(block, sum(first_halves))
+
+        def counts(left: float, reducing: float) -> list[int]:
+            """Halves of a stage, by whether it begins within a block."""
+            return [
+                min(
+                    most(left, microbatches * pair, microbatches * own),
+                    most(reducing, microbatches * pair + of_block, microbatches * own + of_half),
+                )
+                for own in first_halves
+            ]
+
+        reach = {0: 0}  # the most halves so far, by whether the next stage begins within a block
+        alike = counts(seconds, seconds)
+        for rank in range(ranks):
+            of_rank = alike
+            if rank in (0, head_rank):
+                left = seconds - microbatches * ((rank == 0) * embedding + (rank == head_rank) * head)
+                of_rank = counts(left, left - of_embedding * (rank == 0))
+            further: dict[int, int] = {}
+            for within, total in reach.items():
+                count = min(of_rank[within], allowed[rank])
+                for held in range(max(least[rank], count - 1), count + 1):
+                    ends = (total + held) % 2
+                    further[ends] = max(further.get(ends, 0), total + held)
+            reach = further
+        return max(reach.values(), default=0) >= 2 * layers
+
+    is_enough = enough_within if chunks == 1 and not fills else enough
     low = microbatches * (embedding + sum(blocks) + head) / ranks
     if in_flight is None and schedule.lead is not None:
         options = {"ahead": config.schedule.ahead, "split": config.schedule.split}
@@ -281,13 +335,16 @@ def least_seconds(config: RunConfig, costs: CostModel, *, in_flight: int | None 
         turns = -(-microbatches // in_flight) if schedule.synchronous else microbatches / in_flight
         low = max(low, turns * trip)
     high = low
-    while not enough(high * _ROUNDED):
+    while not is_enough(high * _ROUNDED):
         low, high = high, 1.5 * high
     while high > 1.002 * low:
         middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    # What is extrapolated from a few rounds can be less than a rank's work.
-    return low * (0.98 if schedule.synchronous and chunks > 1 and not in_a_v else 1.0)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    # What is extrapolated from a few rounds can be less than a rank's work, as can a mean over steps of fewer
+    # micro-batches than ranks whose stages update on their own.
+    if schedule.synchronous and chunks > 1 and not in_a_v:
+        return 0.98 * low
+    return (0.97 if schedule.default_interval is not None and microbatches < ranks else 1.0) * low
 
 
 def in_flight(config: RunConfig) -> int:
@@ -566,7 +623,7 @@ def _memory(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:
 
 def _rank_memory(parts: Mapping[int, Mapping[str, float]], run: Represented, rank: int) -> dict[str, float]:
     """Bytes of a rank by kind, from the parts of its stages, ascending, as `_parts` has them."""
-    fullest = dict.fromkeys(("activations", "recomputed", "temporary"), 0.0)
+    fullest, most = dict.fromkeys(("activations", "recomputed", "temporary"), 0.0), (0.0, 0.0, 0.0)
     beside = 0.0
     if any(run.buffers[stage] > 1 for stage in parts):
         # Updates run beside the actions, one at a time, on a stream with memory of its own.
@@ -579,7 +636,10 @@ def _rank_memory(parts: Mapping[int, Mapping[str, float]], run: Represented, ran
         recomputed = parts[stage]["recomputed"] if op is Op.BACKWARD else 0.0
         within = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}[op]
         temporary = beside if op is Op.UPDATE and beside else parts[stage][within] + beside
-        if activations + recomputed + temporary > sum(fullest.values()):
+        # Of equal ones always the same: moments come in any order.
+        held = activations + recomputed + temporary, activations, recomputed
+        if held > most:
+            most = held
             fullest = {"activations": activations, "recomputed": recomputed, "temporary": temporary}
     kinds = {kind: sum(of_stage[kind] for of_stage in parts.values()) for kind in _LASTING}
     return kinds | fullest | {"allocator": allocator_bytes(sum(fullest.values()))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
+from math import inf
 
 import schedules
 from asyncpp_cli.errors import UserError
@@ -14,6 +15,7 @@ from asyncpp_cli.planner.estimate import (
     fitting,
     in_flight,
     least_seconds,
+    most_blocks,
     own_estimate,
 )
 from asyncpp_cli.planner.layouts import layouts
@@ -56,6 +58,7 @@ def best_first(
     costs: CostModel,
     limit_gb: float,
     wanted: Callable[[RunConfig], bool] = lambda config: True,
+    fitting_only: bool = False,
 ) -> Iterator[Estimate]:
     """Estimates of those layouts that are possible, in the order of `ranked`.
 
@@ -67,17 +70,21 @@ def best_first(
         costs: of the model's parts.
         limit_gb: memory of a GPU, 10^9 bytes.
         wanted: asked just before a layout is estimated, which is left out if it is not wanted.
+        fitting_only: end before the first layout that does not fit.
     """
     # Keys begin with: whether the layout exceeds the memory; seconds, at least; delay; memory; number.
     queue: list[tuple[bool, float, int, _Memory, int]] = []
     known: dict[int, Estimate] = {}
-    built: set[int] = set()
+    # Of those whose program was built: a bound of any cut, also of one that does not fit.
+    built: dict[int, float] = {}
     numbered = list(configs)
     for number, config in enumerate(numbered):
         queue.append((False, _MARGIN * least_seconds(config, costs), -1, _Memory(), number))
     heapq.heapify(queue)
     while queue:
         exceeds, least, _, _, number = heapq.heappop(queue)
+        if exceeds and fitting_only:
+            return
         if number in known:
             yield known.pop(number)
             continue
@@ -86,9 +93,13 @@ def best_first(
             if number not in built:
                 if not _possible(config) or not wanted(config):
                     continue
-                built.add(number)
-                later = max(least, _MARGIN * least_seconds(config, costs, in_flight=in_flight(config)))
-                heapq.heappush(queue, (False, later, -1, _Memory(), number))
+                built[number] = least
+                held = most_blocks(config, limit_gb=limit_gb)
+                later = _MARGIN * least_seconds(config, costs, in_flight=in_flight(config), most_blocks=held)
+                if sum(held) < config.model.layers or later == inf:
+                    heapq.heappush(queue, (True, least, -1, _Memory(), number))
+                    continue
+                heapq.heappush(queue, (False, max(least, later), -1, _Memory(), number))
                 continue
             if not exceeds and not wanted(config):
                 continue
@@ -96,7 +107,7 @@ def best_first(
         except schedules.ScheduleError:
             continue
         if layout is None:
-            heapq.heappush(queue, (True, least, -1, _Memory(), number))
+            heapq.heappush(queue, (True, built[number], -1, _Memory(), number))
             continue
         known[number] = layout
         key = (layout.exceeds(limit_gb), layout.step.seconds, layout.delay, _Memory(layout), number)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -119,7 +120,7 @@ class PartSpec:
         }
         return PartSpec(**sums, passing=most)
 
-    @property
+    @cached_property
     def parameter_count(self) -> int:
         return sum(parameter.size for parameter in self.parameters)
 

@@ -28,6 +28,8 @@ from asyncpp_cli.planner.estimate import (
     fitting,
     in_flight,
     least_seconds,
+    most_blocks,
+    own_estimate,
 )
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
@@ -169,6 +171,9 @@ def test_the_first_layouts_are_those_of_all_sorted(
         under_way = in_flight(one.config)
         assert 0.99 * least_seconds(one.config, COSTS) < one.step.seconds
         assert 0.99 * least_seconds(one.config, COSTS, in_flight=under_way) < one.step.seconds
+        if one.memory_gb <= limit:
+            held = most_blocks(one.config, limit_gb=limit)
+            assert 0.99 * least_seconds(one.config, COSTS, most_blocks=held) < one.step.seconds
     estimated = 0
 
     def counted(*arguments: Any, **options: Any) -> Estimate | None:
@@ -527,3 +532,17 @@ def test_a_limit_between_the_memory_without_and_with_messages_counts_them() -> N
     assert fullest["messages"]
     assert not planned_for.exceeds(planned_for.memory_gb)
     assert planned_for.exceeds(planned_for.memory_gb - 0.5 * fullest["messages"] / 1e9)
+
+
+def test_a_bound_knows_the_halves_of_blocks_and_what_ranks_can_hold() -> None:
+    """Of 44 blocks on 32 ranks most have three halves, and some of them two MLPs."""
+    base = base_of("10b", []).config
+    config = layout(base, "2bw", stages=32, data=2, microbatches=64, size=1, recompute="none")
+    attention, mlp = (half.forward + half.backward for half in COSTS.parts(config).halves[:2])
+    assert mlp > 1.1 * attention
+    assert 64 * (attention + 2 * mlp) * 0.995 < least_seconds(config, COSTS)
+    assert least_seconds(config, COSTS) < own_estimate(config, COSTS).step.seconds
+    # 28 halves in the first ranks leave 60 to the last four.
+    held = [0.4] * 28 + [44.0] * 4
+    assert least_seconds(config, COSTS, most_blocks=held) > 64 * 7 * (attention + mlp)
+    assert least_seconds(config, COSTS, most_blocks=[0.4] * 32) == inf
