@@ -169,6 +169,8 @@ class _Order:
         """The newest version that all stages have written."""
         self.heap: list[tuple[float, int, int]] = []
         self.stamps = [0] * ranks
+        self.next: list[tuple[float, int, Op]] = [(0.0, _NEXT, Op.FORWARD)] * ranks
+        """What each rank does next: when, how urgent, and the op."""
 
     def run(self) -> list[list[Action]]:
         """By rank, its actions in order."""
@@ -223,12 +225,11 @@ class _Order:
         """Put the rank's next action into the heap, in place of what it was to do next."""
         self.stamps[rank] += 1
         if choices := self._choices(rank):
-            heapq.heappush(self.heap, (min(choices)[0], rank, self.stamps[rank]))
+            self.next[rank] = min(choices)
+            heapq.heappush(self.heap, (self.next[rank][0], rank, self.stamps[rank]))
 
     def _perform(self, rank: int) -> None:
-        choices = self._choices(rank)
-        start = min(choices)[0]
-        _, op = min((urgency, op) for at, urgency, op in choices if at == start)
+        start, _, op = self.next[rank]
         changed = {rank}
         if op is Op.HEAD:
             changed |= self._perform_head(rank, start)

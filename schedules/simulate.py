@@ -217,11 +217,16 @@ def measured_steps(program: Program) -> tuple[int, int]:
     Raises:
         ValueError: The segment is too short (see `steps_to_measure`).
     """
-    fill = -(-max(program.loss_stage + 1, _lead(program)) // program.microbatches)
+    fill = fill_steps(program)
     first, last = fill, program.steps - 1 - fill
     if last <= first:
         raise ValueError(f"{program.steps} steps are too few to measure: {2 * fill + 2} are needed")
     return first, last
+
+
+def fill_steps(program: Program) -> int:
+    """Steps in which the pipeline fills."""
+    return -(-max(program.loss_stage + 1, _lead(program)) // program.microbatches)
 
 
 def _lead(program: Program) -> int:

@@ -58,7 +58,7 @@ def check_schedule(config: RunConfig) -> None:
             "accepted with it: stage, none",
         )
     if config.parallel.shard_head:
-        _check_shard_head(config)
+        check_shard_head(config)
     if config.parallel.shard_gradients:
         _check_shard_gradients(config)
     if config.model.tied:
@@ -82,7 +82,12 @@ def _check_cut(cut: list[float], model: ModelConfig, *, stages: int) -> None:
         )
 
 
-def _check_shard_head(config: RunConfig) -> None:
+def check_shard_head(config: RunConfig) -> None:
+    """Check `parallel.shard_head` against the run's other settings.
+
+    Raises:
+        ConfigError: it is not accepted with one of them.
+    """
     key, model = "parallel.shard_head", config.model
     if model.factory is not None:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from schedules import options_taken
@@ -18,6 +19,7 @@ from stages.model.partition import (
     cut_over_ranks,
     stage_cost,
     stage_cuts,
+    with_head_shards,
 )
 from stages.pipeline.segments import schedule_facts
 
@@ -35,6 +37,10 @@ class Balance(NamedTuple):
     """The same where a stage may begin and end within a block, and the last may have the head alone."""
     cut: list[float]
     """The latter cut, as in `parallel.cut`."""
+    sharded: float | None
+    """The same with the head in shards on all ranks; None: it shares its matrix with the embedding."""
+    sharded_cut: list[float] | None
+    """The latter cut."""
 
 
 def balances(config: RunConfig) -> Iterator[Balance]:
@@ -44,14 +50,36 @@ def balances(config: RunConfig) -> Iterator[Balance]:
         if stages <= config.model.layers:
             whole = cut_model(config.model, stages=stages, context=context)
             within = cut_model(config.model, stages=stages, context=context, within_blocks=True)
+            sharded = sharded_cut = None
+            if not config.model.tied:
+                cuts = cut_model(
+                    config.model, stages=stages, context=context, within_blocks=True, has_head=False
+                )
+                in_a_line = replace(
+                    config,
+                    parallel=replace(config.parallel, stages=stages),
+                    schedule=replace(config.schedule, name="2bw", chunks=1),
+                )
+                sharded = efficiency(config, with_head_shards(in_a_line, cuts))
+                sharded_cut = [cut.size for cut in cuts]
             yield Balance(
-                stages, efficiency(config, whole), efficiency(config, within), [cut.size for cut in within]
+                stages,
+                efficiency(config, whole),
+                efficiency(config, within),
+                [cut.size for cut in within],
+                sharded,
+                sharded_cut,
             )
 
 
 def efficiency(config: RunConfig, cuts: list[StageCut]) -> float:
-    """Mean multiply-adds of a stage over those of the largest, in 0..1."""
-    loads = _loads(config, cuts)
+    """Mean multiply-adds of a rank with one stage, and perhaps a shard of the head, over those of the
+    largest, in 0..1."""
+    loads = _loads(config, [cut for cut in cuts if cut.head_rows is None])
+    spec, context = describe(config.model), config.data.context
+    for rank, shard in enumerate(cut for cut in cuts if cut.head_rows is not None):
+        share = len(shard.head_rows or ()) / config.model.vocab_size
+        loads[rank] += round(share * spec.head.forward_multiply_adds(context=context))
     return sum(loads) / len(loads) / max(loads)
 
 

@@ -111,7 +111,7 @@ def device_of(site: Site) -> dict[str, Any]:
 
 def _expected(source: str, resolved: ResolvedCell, profiles: Sequence[Measured]) -> Expected:
     config = resolved.config
-    if config.model.factory is not None or config.parallel.shard_head:
+    if config.model.factory is not None:
         return Expected(None, None)
     profile = next((profile for profile in profiles if profile.is_for(config)), None)
     costs: CostModel = profile or Roofline(find_device(config.site.gpu or "h100", key=f"{source}: site.gpu"))

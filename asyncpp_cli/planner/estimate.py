@@ -21,8 +21,9 @@ from asyncpp_cli.planner.peak_memory import (
 )
 from asyncpp_cli.planner.representative import Represented, Shape, messages, messages_at_most, represented
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
-from asyncpp_cli.planner.step_time import StageTimes, StepTime, simulated_step, step_time
+from asyncpp_cli.planner.step_time import StageTimes, StepTime, sharded_step, simulated_step, step_time
 from schedules import Op
+from schedules.messages import Kind, channels_between_ranks
 from schedules.simulate import steps_to_measure
 from stages.config import RunConfig, tokens_per_step
 from stages.memory.estimate import (
@@ -38,6 +39,7 @@ from stages.model.families.catalogue import describe
 from stages.model.partition import (
     RankWork,
     StageCut,
+    cut_model,
     cut_of,
     cut_over_ranks,
     first_alike,
@@ -45,6 +47,7 @@ from stages.model.partition import (
     stage_cost,
     stage_cuts,
     stage_parameters,
+    with_head_shards,
 )
 from stages.model.spec import Parameter
 from stages.pipeline.segments import schedule_costs, schedule_facts, segment_program, sync_steps
@@ -166,7 +169,7 @@ def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> E
         return None
     best = None if _exceeds(config, _memory(config, own), limit_gb) else _with_cut(config, own, costs)
     too_large = False
-    for fitted in () if config.parallel.cut is not None else _fitting_cuts(config, costs, limit_gb=limit_gb):
+    for fitted in () if config.parallel.cut is not None else _other_cuts(config, costs, limit_gb=limit_gb):
         if fitted == own or (best is not None and fitted == list(best.cut)):
             continue
         changed = _with_cut(config, fitted, costs)
@@ -179,7 +182,26 @@ def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> E
 
 
 def _own_cut(config: RunConfig) -> list[float]:
-    return [cut.size for cut in cut_of(config)]
+    return [cut.size for cut in cut_of(config) if cut.head_rows is None]
+
+
+def layout_cuts(config: RunConfig, sizes: Sequence[float]) -> list[StageCut]:
+    """The stages of a cut as in `parallel.cut`, with shards of the head behind them where there are any."""
+    cuts = stage_cuts(sizes)
+    if not config.parallel.shard_head:
+        return cuts
+    return with_head_shards(config, cuts)
+
+
+def _other_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> Iterator[list[float]]:
+    """Cuts besides the run's own that may fit, or be faster."""
+    if not config.parallel.shard_head:
+        yield from _fitting_cuts(config, costs, limit_gb=limit_gb)
+    elif (stages := schedule_facts(config).stages) == config.parallel.stages:
+        # Shards of the head even out what stages of about equal work differ by.
+        context = config.data.context
+        within = cut_model(config.model, stages=stages, context=context, within_blocks=True, has_head=False)
+        yield [cut.size for cut in within]
 
 
 def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
@@ -197,8 +219,10 @@ def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
     for rank, moments in enumerate(run.course.moments):
         stages = [stage for stage, holder in enumerate(run.rank_of_stage) if holder == rank]
         versions = min(run.course.versions[stage] for stage in stages)
+        shards = config.parallel.shard_head
         activations = max(
-            min(wholes * whole + halves * half for wholes, halves in moment.counts) for moment in moments
+            min(wholes * whole + halves * half for wholes, halves in moment.counts[: len(stages) - shards])
+            for moment in moments
         )
         most.append(limit_gb * GB / (versions * count * size.replica + count * size.master + activations))
     return most
@@ -206,14 +230,20 @@ def most_blocks(config: RunConfig, *, limit_gb: float) -> list[float]:
 
 def _exceeds(config: RunConfig, memory: Sequence[Mapping[str, float]], limit_gb: float) -> bool:
     """Whether a rank with this memory, messages left out, has more in all."""
-    sizes, shape, message = [sum(kinds.values()) for kinds in memory], Shape.of(config), message_bytes(config)
+    sizes, of_messages = [sum(kinds.values()) for kinds in memory], (Shape.of(config), _message_sizes(config))
 
-    def exceeds(counts: Sequence[int]) -> bool:
-        held = (size + count * message for size, count in zip(sizes, counts, strict=True))
-        return any(size > limit_gb * GB for size in held)
+    def exceeds(held: Sequence[int]) -> bool:
+        return any(size + more > limit_gb * GB for size, more in zip(sizes, held, strict=True))
 
     # Messages are counted where that decides.
-    return max(sizes) > limit_gb * GB or (exceeds(messages_at_most(shape)) and exceeds(messages(shape)))
+    return max(sizes) > limit_gb * GB or (
+        exceeds(messages_at_most(*of_messages)) and exceeds(messages(*of_messages))
+    )
+
+
+def _message_sizes(config: RunConfig) -> tuple[int, ...]:
+    """Bytes of a message of each kind."""
+    return tuple(message_bytes(config, kind) for kind in Kind)
 
 
 def least_seconds(
@@ -253,14 +283,18 @@ def least_seconds(
     split, in_a_v = _traits(schedule.name)
     split |= config.schedule.split
     head_rank = 0 if in_a_v else ranks - 1
+    shards = config.parallel.shard_head
     hidden = in_a_v and not schedule.synchronous
     of_embedding, of_half, of_block = (0.0,) * 3 if hidden else _least_reductions(config, costs)
     message = 2 * costs.message(config) * (ranks > 1)
     trip = message * chunks * (ranks - 1) + sum(map(_recomputing, [config] * layers, parts.blocks))
     trip += sum(
         part.forward + (part.input_half if split else part.backward)
-        for part in (parts.embedding, *parts.blocks, parts.head)
+        for part in (parts.embedding, *parts.blocks, *([] if shards else [parts.head]))
     )
+    if shards:
+        # The slowest of them has no fewer rows than the mean, and waits for two messages.
+        trip += _shard_share(parts.head, 1 / ranks)[0] + message
     fills = schedule.synchronous and not split and not in_a_v
     # Halves of blocks that a rank has at least.
     least = [2 * chunks - 1 - min(2, 2 * chunks - 1) * (rank == head_rank) for rank in range(ranks)]
@@ -281,7 +315,9 @@ def least_seconds(
     def enough(seconds: float) -> bool:
         total, before = 0, 0.0
         for rank in range(ranks):
-            left = seconds - microbatches * ((rank == 0) * embedding + (rank == head_rank) * head)
+            # A shard can be as small as its rank has no room for more.
+            of_head = 0.0 if shards else (rank == head_rank) * head
+            left = seconds - microbatches * ((rank == 0) * embedding + of_head)
             count = most(left - before, microbatches * block, microbatches * half)
             # A rank's first stage has as many halves as its others, but for two.
             reducing = left - of_embedding * (rank == 0) + of_block * (chunks > 1)
@@ -330,7 +366,7 @@ def least_seconds(
     low = microbatches * (embedding + sum(blocks) + head) / ranks
     if in_flight is None and schedule.lead is not None:
         options = {"ahead": config.schedule.ahead, "split": config.schedule.split}
-        in_flight = 1 + schedule.lead(ranks=ranks, **options, costs=schedule_costs(config))
+        in_flight = 1 + shards + schedule.lead(ranks=ranks, **options, costs=schedule_costs(config))
     if in_flight is not None:
         turns = -(-microbatches // in_flight) if schedule.synchronous else microbatches / in_flight
         low = max(low, turns * trip)
@@ -393,10 +429,15 @@ def _traits(name: str) -> tuple[bool, bool]:
 def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
     """Shares of the step, in 0..1: waiting for slower stages (`imbalance`), for messages and reductions
     (`network`), and else (`bubble`); and recomputation (`memory`)."""
-    times = stage_times(layout.config, stage_cuts(layout.cut), costs)
-    unlinked = replace(times, message=0.0, reduction=(0.0,) * len(layout.cut))
-    kinds: dict[str, Any] = {name: times for name, times in vars(unlinked).items() if name != "message"}
-    equal: dict[str, Any] = {name: (sum(times) / len(times),) * len(times) for name, times in kinds.items()}
+    times = stage_times(layout.config, layout_cuts(layout.config, layout.cut), costs)
+    unlinked = replace(times, message=0.0, reduction=(0.0,) * len(times.reduction))
+    of_head, stages = ("head", "head_weight"), len(layout.cut)
+    kinds: dict[str, Any] = {
+        name: times for name, times in vars(unlinked).items() if name not in ("message", *of_head)
+    }
+    equal: dict[str, Any] = {
+        name: (*(sum(times[:stages]) / stages,) * stages, *times[stages:]) for name, times in kinds.items()
+    }
     seconds = layout.step.seconds
     alone = _step_time(layout.config, unlinked).seconds
     even = _step_time(layout.config, replace(unlinked, **equal)).seconds
@@ -414,7 +455,7 @@ def _with_cut(config: RunConfig, sizes: Sequence[float], costs: CostModel) -> Es
         config=copy_of(config),
         cut=tuple(sizes),
         rank_of_stage=run.rank_of_stage,
-        step=_step_time(config, stage_times(config, stage_cuts(sizes), costs)),
+        step=_step_time(config, stage_times(config, layout_cuts(config, sizes), costs)),
         delay=run.delay,
     )
 
@@ -439,6 +480,8 @@ def _step_time(config: RunConfig, times: StageTimes) -> StepTime:
 
 def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
     schedule, stages = config.schedule, len(times.forward)
+    if config.parallel.shard_head:
+        return sharded_step(config, times)
     if not _has_closed_form(schedule.name):
         steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches)
         program = segment_program(config, first_step=sync_steps(config), steps=steps + schedule.delay)
@@ -509,12 +552,12 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
             }
             rank = rank_of_stage[first]
             held = sum(_rank_memory(kept, run, rank).values())
-            return held + held_messages[rank] * message <= limit_gb * GB
+            return held + held_messages[rank] <= limit_gb * GB
 
         return fits
 
-    shape, message = Shape.of(config), message_bytes(config)
-    fits_with_any, fits_without = fitting_with(messages_at_most(shape)), fitting_with([0] * ranks)
+    of_messages = Shape.of(config), _message_sizes(config)
+    fits_with_any, fits_without = fitting_with(messages_at_most(*of_messages)), fitting_with([0] * ranks)
 
     def found(*, step: int, may_be_empty: bool = False) -> Sequence[int] | None:
         def certain(cut: Sequence[int]) -> bool:
@@ -539,7 +582,7 @@ def _fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float) -> It
         cut = search(fits=fits_without)
         if cut is None or certain(cut):
             return cut
-        return search(fits=fitting_with(messages(shape)))
+        return search(fits=fitting_with(messages(*of_messages)))
 
     whole = found(step=2)
     if whole is not None:
@@ -602,10 +645,10 @@ def _alike(config: RunConfig, *, dense: bool) -> RunConfig:
 
 def planned_memory(config: RunConfig, sizes: Sequence[float] | None = None) -> list[dict[str, int]]:
     """Bytes of each rank by kind, as in `Estimate.memory`; `sizes`: of the stages, if not the run's own."""
-    counts, message = messages(Shape.of(config)), message_bytes(config)
+    held = messages(Shape.of(config), _message_sizes(config))
     return [
-        kinds | {"messages": count * message}
-        for kinds, count in zip(_memory(config, sizes or _own_cut(config)), counts, strict=True)
+        kinds | {"messages": of_rank}
+        for kinds, of_rank in zip(_memory(config, sizes or _own_cut(config)), held, strict=True)
     ]
 
 
@@ -672,7 +715,7 @@ def _parts(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:
 def _alike_cuts(config: RunConfig, sizes: Sequence[float]) -> list[StageCut]:
     """For each stage, one with as many halves of each kind and the same ends of the model: without experts
     the one that begins as early as it can, so that it is the same in many layouts."""
-    cuts = first_alike(config.model, stage_cuts(sizes))
+    cuts = first_alike(config.model, layout_cuts(config, sizes))
     if config.model.experts:
         return cuts
     return [
@@ -743,8 +786,13 @@ def _of_an_action(settings: _Settings, cut: StageCut) -> dict[str, int]:
 
 
 def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -> int:
-    links = {pair for pair in pairwise(rank_of_stage) if rank in pair and pair[0] != pair[1]}
-    return communicator_bytes(neighbours=len(links), stages=config.parallel.stages, data=config.parallel.data)
+    if config.parallel.shard_head:
+        shards = config.parallel.stages
+        channels = channels_between_ranks(rank_of_stage, head_shards=shards)
+        neighbours = sum(rank in (sender, receiver) for sender, receiver, _ in channels) // 2
+    else:
+        neighbours = len({pair for pair in pairwise(rank_of_stage) if rank in pair and pair[0] != pair[1]})
+    return communicator_bytes(neighbours=neighbours, stages=config.parallel.stages, data=config.parallel.data)
 
 
 def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> StageTimes:
@@ -756,12 +804,16 @@ def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> St
     weight_half: list[float] = []
     update: list[float] = []
     reduction: list[float] = []
+    head: list[float] = []
+    head_weight: list[float] = []
     times: dict[StageCut, tuple[float, ...]] = {}
     for cut in first_alike(config.model, cuts):
         if cut not in times:
             times[cut] = _times_of(config, cut, parts, costs)
         for of_stages, seconds in zip(
-            (forward, backward, input_half, weight_half, update, reduction), times[cut], strict=True
+            (forward, backward, input_half, weight_half, update, reduction, head, head_weight),
+            times[cut],
+            strict=True,
         ):
             of_stages.append(seconds)
     return StageTimes(
@@ -771,14 +823,15 @@ def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> St
         weight_half=tuple(weight_half),
         update=tuple(update),
         reduction=tuple(reduction),
+        head=tuple(head) if config.parallel.shard_head else (),
+        head_weight=tuple(head_weight) if config.parallel.shard_head else (),
         message=costs.message(config),
     )
 
 
-def _times_of(
-    config: RunConfig, cut: StageCut, parts: ModelTimes, costs: CostModel
-) -> tuple[float, float, float, float, float, float]:
-    """Forward, backward, its halves, update and reduction of a stage, seconds."""
+def _times_of(config: RunConfig, cut: StageCut, parts: ModelTimes, costs: CostModel) -> tuple[float, ...]:
+    """Forward, backward, its halves, update and reduction of a stage, and of a shard of the head its two
+    actions, seconds."""
     blocks = [parts.piece(halves) for halves in cut.pieces]
     contents = blocks + [parts.embedding] * cut.has_embedding + [parts.head] * cut.has_head
     recomputed = sum(_recomputing(config, block) for block in blocks)
@@ -791,7 +844,25 @@ def _times_of(
         sum(part.weight_half for part in contents),
         costs.update(config, owned[0]),
         costs.reduction(config, sum(parameter.size for parameter in parameters)),
+        *_shard_times(config, cut, parts.head),
     )
+
+
+def _shard_times(config: RunConfig, cut: StageCut, head: PartTimes) -> tuple[float, float]:
+    """Of a shard of the head: the logits with the gradient of its input, and the gradient of its weights;
+    (0, 0) for other stages."""
+    if cut.head_rows is None:
+        return 0.0, 0.0
+    return _shard_share(head, len(cut.head_rows) / config.model.vocab_size)
+
+
+def _shard_share(head: PartTimes, share: float) -> tuple[float, float]:
+    """The two actions of a shard with this share of the head's rows, seconds.
+
+    Where the whole head is computed in chunks, its forward has all three products.
+    """
+    weights = head.weight_half or _whole(head) / 3
+    return (_whole(head) - weights) * share, weights * share
 
 
 def _recomputing(config: RunConfig, block: PartTimes) -> float:

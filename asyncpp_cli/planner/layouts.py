@@ -9,8 +9,13 @@ from typing import NamedTuple
 import schedules
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.settings import copy_of
+from asyncpp_cli.planner.balance import efficiency
+from asyncpp_cli.planner.estimate import WORTH_A_CUT
 from schedules.library.v_block import EVEN_COSTS
 from stages.config import RunConfig
+from stages.limits import ConfigError
+from stages.model.partition import cut_model
+from stages.schedule_validation import check_shard_head
 
 CONSIDERED = (
     "1f1b",
@@ -28,6 +33,8 @@ CONSIDERED = (
 `pipedream-unstashed` is `paci` with an update after every backward."""
 CHUNKS = (2, 4)
 """Stages per rank to try, where a schedule takes several (with one it is `1f1b`)."""
+SHARDED_STAGES = 16
+"""Most stages that shards of the head are considered for: their programs take long to build."""
 FURTHER_AHEAD = 2
 """Value of `schedule.ahead` to try besides 1, where a schedule has it: running ahead hides messages."""
 RECOMPUTE = ("none", "selective", "full")
@@ -43,6 +50,7 @@ class Variant(NamedTuple):
     chunks: int = 1
     ahead: int = 1
     split: bool = False
+    shard_head: bool = False
 
 
 def layouts(
@@ -64,6 +72,7 @@ def layouts(
         sequences, remainder = divmod(tokens_per_step, base.data.context * (gpus // stages))
         if remainder or not sequences:
             continue
+        gains_by_shards = _gains_by_shards(base, stages=stages)
         for size in (2**power for power in range(LARGEST_MICROBATCH.bit_length())):
             if sequences % size:
                 break
@@ -73,6 +82,7 @@ def layouts(
                 data=gpus // stages,
                 layers=base.model.layers,
                 microbatches=sequences // size,
+                shard_head=gains_by_shards,
             )
             for variant in variants:
                 for recompute in RECOMPUTE:
@@ -88,6 +98,7 @@ def layouts(
                         chunks=variant.chunks,
                         ahead=variant.ahead,
                         split=variant.split,
+                        shard_head=variant.shard_head,
                     )
     if empty:
         raise UserError(
@@ -97,10 +108,23 @@ def layouts(
         )
 
 
+def _gains_by_shards(base: RunConfig, *, stages: int) -> bool:
+    """Whether the run may have its head in shards, and no cut makes its stages as even."""
+    if stages > SHARDED_STAGES:
+        return False
+    try:
+        check_shard_head(replace(base, parallel=replace(base.parallel, stages=stages)))
+    except ConfigError:
+        return False
+    cuts = cut_model(base.model, stages=stages, context=base.data.context, within_blocks=True)
+    return efficiency(base, cuts) < 1 - WORTH_A_CUT
+
+
 def _variants(
-    names: Collection[str], *, stages: int, data: int, layers: int, microbatches: int
+    names: Collection[str], *, stages: int, data: int, layers: int, microbatches: int, shard_head: bool
 ) -> Iterator[Variant]:
-    """Chunks as `layers` blocks allow, and ahead as the smallest delay allows."""
+    """Chunks as `layers` blocks allow, and ahead as the smallest delay allows; `shard_head`: whether shards
+    of the head are considered, too."""
     if stages == 1:
         yield from [Variant(name) for name in names if schedules.is_synchronous(name)][:1]
         # Without a pipeline a delay hides the all-reduce alone.
@@ -119,9 +143,13 @@ def _variants(
                     )
                     for ahead in (1, FURTHER_AHEAD)
                 ]
-                yield Variant(name, chunks, 1, split)
+                aheads = [1]
                 if "ahead" in schedule.options and delays[0] == delays[1]:
-                    yield Variant(name, chunks, FURTHER_AHEAD, split)
+                    aheads.append(FURTHER_AHEAD)
+                for ahead in aheads:
+                    yield Variant(name, chunks, ahead, split)
+                    if shard_head and schedule.can_shard_head:
+                        yield Variant(name, chunks, ahead, split, shard_head=True)
 
 
 def _delays_all_together(name: str) -> bool:
@@ -142,6 +170,7 @@ def layout(
     chunks: int = 1,
     ahead: int = 1,
     split: bool = False,
+    shard_head: bool = False,
 ) -> RunConfig:
     """`base` in this layout, with the settings that its schedule requires."""
     config = copy_of(base)
@@ -159,11 +188,12 @@ def layout(
             ahead=ahead,
             split=split,
             costs=base.schedule.costs or EVEN_COSTS,
+            shard_head=shard_head,
         ),
         split=split,
         update_interval=None,
     )
-    config.parallel = replace(base.parallel, stages=stages, data=data, cut=None)
+    config.parallel = replace(base.parallel, stages=stages, data=data, cut=None, shard_head=shard_head)
     config.train = replace(
         base.train,
         microbatch_size=size,

@@ -9,6 +9,7 @@ from optimizers.state_size import step_values
 from stages.config import RunConfig, optimizer_options
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
 from stages.model.families.catalogue import describe
+from stages.model.head_chunks import shard_chunk
 from stages.model.partition import StageCut, stage_parameters
 from stages.model.spec import ModelPart, Parameter
 from stages.model.stacks import is_stack
@@ -18,6 +19,8 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
     """Temporaries of a backward: gradients of activations and of the largest parameter."""
     spec, size = describe(config.model), sizes(config)
     tokens = config.train.microbatch_size * config.data.context
+    if cut.head_rows is not None:
+        return _shard_values(config, cut.head_rows) * size.wide + _gradient_bytes(config, cut)
     whole_head = cut.has_head and head_chunk_rows(config) is None
     blocks = [spec.piece(halves) for halves in cut.pieces]
     parts = blocks + [spec.head] * whole_head
@@ -26,18 +29,30 @@ def backward_bytes(config: RunConfig, cut: StageCut) -> int:
         # A compiled block hands out the factors of its matrices' gradients all at once.
         of_token += [block.deferred for block in blocks]
     passing = tokens * max((size.of(values) for values in of_token), default=0)
+    if cut.has_norm:
+        # The sum of the shards' terms, and a term of one of them.
+        passing = max(passing, 2 * tokens * config.model.width * size.wide)
     return passing + _gradient_bytes(config, cut)
 
 
 def forward_bytes(config: RunConfig, cut: StageCut) -> int:
     """Temporaries of a forward beyond those of a backward's kind: two copies of a chunk's logits, where the
     head is computed in chunks. A CPU also copies their gradient for its product."""
+    size = sizes(config)
+    if cut.head_rows is not None:
+        copied = size.replica if size.replica != size.wide else 0
+        return _shard_values(config, cut.head_rows) * (size.wide + copied)
     rows = head_chunk_rows(config) if cut.has_head else None
     if rows is None:
         return 0
-    size = sizes(config)
     copied = 0 if size.fused or size.replica == size.wide else size.replica
     return rows * config.model.vocab_size * (2 * size.wide + copied)
+
+
+def _shard_values(config: RunConfig, rows: range) -> int:
+    """Logits that a shard of the head computes at once."""
+    chunk = shard_chunk(rows=len(rows), wide=sizes(config).wide, on_gpu=config.site.device != "cpu")
+    return min(chunk, config.train.microbatch_size * config.data.context) * len(rows)
 
 
 def _gradient_bytes(config: RunConfig, cut: StageCut) -> int:

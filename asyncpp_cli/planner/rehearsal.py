@@ -42,7 +42,7 @@ class ComparedRank:
     @property
     def flops(self) -> float:
         """Of the program's actions."""
-        return sum(self.found.flops[phase] for phase in ("F", "B", "I", "W"))
+        return sum(self.found.flops[phase] for phase in ("F", "B", "I", "W", "S", "T"))
 
     @property
     def difference(self) -> float | None:
@@ -115,7 +115,7 @@ def rehearse(config: RunConfig, *, device: str, ranks: Sequence[int] | None = No
     config = replace(config, site=replace(config.site, device=device))
     rank_of_stage = segment_program(config, first_step=sync_steps(config), steps=1).rank_of_stage
     # What is not planned for is rehearsed alone.
-    own = config.model.factory is not None or config.parallel.shard_head
+    own = config.model.factory is not None
     memory = None if own else planned_memory(config)
     for rank in range(config.parallel.stages) if ranks is None else ranks:
         stages = [stage for stage, holder in enumerate(rank_of_stage) if holder == rank]
@@ -143,5 +143,9 @@ def _flops(config: RunConfig, stages: Sequence[int]) -> float:
     spec, cuts = describe(config.model), cut_of(config)
     parts = [spec.halves[half] for stage in stages for half in cuts[stage].halves]
     parts += [spec.head for stage in stages if cuts[stage].has_head]
-    tokens = config.train.microbatch_size * config.data.context
-    return tokens * sum(part.training_flops(context=config.data.context) for part in parts)
+    tokens, context = config.train.microbatch_size * config.data.context, config.data.context
+    shards = sum(len(cuts[stage].head_rows or ()) for stage in stages) / config.model.vocab_size
+    return tokens * (
+        sum(part.training_flops(context=context) for part in parts)
+        + shards * spec.head.training_flops(context=context)
+    )

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
+from operator import mul
 from typing import NamedTuple
 
 import schedules
 from schedules import analyze
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
+from schedules.messages import Kind, channels_between_ranks
 from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
 from stages.pipeline.gradient_buffers import gradient_buffers
 from stages.pipeline.segments import schedule_costs, schedule_facts
 from stages.schedule_validation import tied_problem
+
+Sizes = tuple[int, ...]
+"""Of each kind of message, in the order of `Kind`."""
 
 
 class Shape(NamedTuple):
@@ -29,6 +34,7 @@ class Shape(NamedTuple):
     costs: tuple[int, ...]
     chunks: int
     update_interval: int | None
+    shard_head: bool
     several_data_ranks: bool
     on_gpu: bool
 
@@ -38,7 +44,9 @@ class Shape(NamedTuple):
         microbatches, interval = schedule.microbatches, schedule.update_interval or 1
         options = schedules.options_taken(schedule.name)
         ahead = schedule.ahead if "ahead" in options else 1
-        enough = 2 * ahead * stages
+        shard_head = config.parallel.shard_head
+        # With shards of the head stages run one forward further ahead.
+        enough = 2 * ahead * stages + shard_head * stages
         member = schedules.FAMILY.get(schedule.name)
         if member is not None and member.bounded_activations and microbatches > enough:
             # More micro-batches change neither peak memory nor delay.
@@ -57,6 +65,7 @@ class Shape(NamedTuple):
             schedule_costs(config),
             schedule.chunks,
             schedule.update_interval,
+            shard_head,
             config.parallel.data > 1,
             config.site.device != "cpu",
         )
@@ -98,40 +107,58 @@ def represented(shape: Shape) -> Represented:
     )
 
 
-def messages(shape: Shape) -> tuple[int, ...]:
-    """The most messages that each rank holds at once.
+def messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
+    """The most bytes of messages that each rank holds at once.
+
+    Args:
+        shape: of the run.
+        sizes: bytes of a message of each kind, in the order of `Kind`.
 
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
     # A program is the same for every number of data ranks, on any device.
-    return _messages(shape._replace(several_data_ranks=False, on_gpu=False))
+    alone = shape._replace(several_data_ranks=False, on_gpu=False)
+    if shape.shard_head:
+        return _messages(alone, sizes)
+    # All have the same size: the count serves every model.
+    return tuple(sizes[0] * count for count in _messages(alone, (1,) * len(Kind)))
 
 
-@lru_cache(maxsize=4096)
-def messages_at_most(shape: Shape) -> tuple[int, ...]:
+def messages_at_most(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     """An upper bound of `messages`, which takes less time."""
-    run = represented(shape)
-    bounds = []
-    for rank in range(max(run.rank_of_stage) + 1):
-        channels, local = set(), 0
-        for stage, pair in enumerate(pairwise(run.rank_of_stage)):
-            if pair == (rank, rank):
-                # Micro-batches that a stage has passed on, and not got back, wait on one side or the other.
-                local += max(wholes for wholes, _ in run.course.in_flight[stage])
-            elif rank in pair:
-                forwards = pair[0] == rank
-                channels |= {(sum(pair) - rank, forwards, True), (sum(pair) - rank, not forwards, False)}
-        sends = sum(sends for _, sends, _ in channels)
-        bounds.append((run.in_flight + 1) * sends + (POSTED_AHEAD + 1) * (len(channels) - sends) + local)
-    return tuple(bounds)
+    return tuple(sum(map(mul, counts, sizes)) for counts in _counts_at_most(shape))
 
 
 @lru_cache(maxsize=4096)
-def _messages(shape: Shape) -> tuple[int, ...]:
+def _counts_at_most(shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """For each rank, an upper bound of the messages of each kind, in the order of `Kind`."""
+    run, shards = represented(shape), shape.stages * shape.shard_head
+    counts = [dict.fromkeys(Kind, 0) for _ in range(shape.stages)]
+    for sender, receiver, kind in channels_between_ranks(run.rank_of_stage, head_shards=shards):
+        counts[sender][kind] += run.in_flight + 1
+        counts[receiver][kind] += POSTED_AHEAD + 1
+    blocks = run.rank_of_stage[: len(run.rank_of_stage) - shards]
+    for stage, (rank, following) in enumerate(pairwise(blocks)):
+        if rank == following:
+            # Micro-batches that a stage has passed on, and not got back, wait on one side or the other.
+            counts[rank][Kind.ACTIVATIONS] += max(wholes for wholes, _ in run.course.in_flight[stage])
+    if shards:
+        # Likewise between the last stage and the shard of its rank.
+        last, own = len(blocks) - 1, len(blocks) + blocks[-1]
+        counts[blocks[-1]][Kind.PART] += max(wholes for wholes, _ in run.course.in_flight[last])
+        counts[blocks[-1]][Kind.SUMS] += max(halves for _, halves in run.course.in_flight[own])
+    return tuple(tuple(of_rank.values()) for of_rank in counts)
+
+
+@lru_cache(maxsize=4096)
+def _messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     program = _program(shape)
     in_flight = represented(shape).in_flight
-    return tuple(most_messages(program, common_step=program.updates_together, in_flight=in_flight))
+    weights = dict(zip(Kind, sizes, strict=True))
+    return tuple(
+        most_messages(program, common_step=program.updates_together, in_flight=in_flight, weights=weights)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -145,7 +172,8 @@ def _analysed(shape: Shape) -> tuple[int, Course, int, bool]:
 
 @lru_cache(maxsize=16)
 def _program(shape: Shape) -> schedules.Program:
-    steps = max(3, -(-2 * shape.ahead * shape.stages // shape.microbatches) + 1)
+    lead = shape.ahead * shape.stages + shape.shard_head
+    steps = max(3, -(-2 * lead // shape.microbatches) + 1)
     if shape.name in schedules.FAMILY and schedules.is_synchronous(shape.name):
         steps = 1
     return schedules.build(
@@ -159,4 +187,5 @@ def _program(shape: Shape) -> schedules.Program:
         costs=shape.costs,
         chunks=shape.chunks,
         update_interval=shape.update_interval,
+        shard_head=shape.shard_head,
     )

@@ -13,13 +13,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import schedules
 from schedules.costs import Costs
-from schedules.simulate import simulate, throughput
+from schedules.simulate import fill_steps, simulate, throughput
+from stages.config import RunConfig
+from stages.pipeline.segments import schedule_costs
 
 ROUNDS_SIMULATED = 4
 """Rounds of an interleaved step to simulate; further rounds take equally long."""
+SHARDED_ROUNDS = 5
+"""Rounds of a step with shards of the head to simulate, each of one micro-batch per rank."""
+HIDDEN_ROUNDS = 8
+"""Further ones at most for a reduction that they hide; a longer one takes as large a share of a shorter step,
+which is up to some per cent too slow."""
 STEPS_MEASURED = 12
 """Steps of an unflushed pipeline to average over: long and short ones may alternate."""
 
@@ -38,6 +46,11 @@ class StageTimes:
     """Reduce-scatter of gradients and all-gather of weights over the data ranks."""
     message: float
     """A message between stages, from the end of the action that sends it to its arrival."""
+    head: tuple[float, ...] = ()
+    """Of shards of the head: the logits and the gradient of its input; 0 for other stages. Empty if the head
+    is in the last stage."""
+    head_weight: tuple[float, ...] = ()
+    """Likewise, the gradient of its weights."""
 
     def whole(self, *, split: bool) -> tuple[float, ...]:
         """Forward and backward of a micro-batch, the backward whole or split."""
@@ -243,14 +256,94 @@ def simulated_step(program: schedules.Program, times: StageTimes) -> StepTime:
     return StepTime(seconds=measured.step_time, bubble=measured.bubble)
 
 
+def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
+    """The steady state of a schedule whose head is in shards, by simulation; of many micro-batches, those
+    beyond a few rounds in proportion.
+
+    Args:
+        config: of the run.
+        times: of its stages, shards of the head among them.
+    """
+    ranks, microbatches = config.parallel.stages, config.schedule.microbatches
+    schedule = config.schedule
+    chunks = schedule.chunks if "chunks" in schedules.options_taken(schedule.name) else 1
+    short = _two_steps(schedule.name, ranks=ranks, microbatches=4 * ranks, chunks=chunks)
+    split = schedule.split or short.split_backward
+    of_microbatch = sum((*times.whole(split=split), *times.head, *times.head_weight)) / ranks
+    # Reductions are hidden behind a step, which must not be shorter for that.
+    hidden = math.ceil(max(times.reduction) / of_microbatch / ranks)
+    simulated, rounds = microbatches, SHARDED_ROUNDS * schedule.ahead + min(hidden, HIDDEN_ROUNDS)
+    if microbatches > rounds * ranks:
+        # The same rest of the round, as ranks may differ.
+        simulated = (rounds - 1) * ranks + microbatches % ranks
+    if simulated == microbatches:
+        seconds = _simulated_seconds(config, times, microbatches=simulated)
+    elif hidden <= HIDDEN_ROUNDS or schedules.is_synchronous(schedule.name):
+        seconds, fewer = (
+            _simulated_seconds(config, times, microbatches=count) for count in (simulated, simulated - ranks)
+        )
+        seconds += (microbatches - simulated) / ranks * (seconds - fewer)
+    else:
+        share = simulated / microbatches
+        update, reduction = (
+            tuple(share * time for time in of_stages) for of_stages in (times.update, times.reduction)
+        )
+        shorter = replace(times, update=update, reduction=reduction)
+        seconds = _simulated_seconds(config, shorter, microbatches=simulated) / share
+    busy = microbatches * of_microbatch + sum(times.update) / ranks
+    return StepTime(seconds=seconds, bubble=max(0.0, 1 - busy / seconds))
+
+
+def _simulated_seconds(config: RunConfig, times: StageTimes, *, microbatches: int) -> float:
+    program = _sharded_program(_sharded_key(config, microbatches=microbatches))
+    return throughput(simulate(program, _costs(times))).step_time
+
+
+class _ShardedKey(NamedTuple):
+    name: str
+    stages: int
+    microbatches: int
+    ahead: int
+    delay: int | None
+    chunks: int
+    split: bool
+    costs: tuple[int, ...]
+
+
+def _sharded_key(config: RunConfig, *, microbatches: int) -> _ShardedKey:
+    schedule, options = config.schedule, schedules.options_taken(config.schedule.name)
+    return _ShardedKey(
+        schedule.name,
+        config.parallel.stages,
+        microbatches,
+        schedule.ahead if "ahead" in options else 1,
+        schedule.delay if "delay" in options else None,
+        schedule.chunks,
+        schedule.split,
+        schedule_costs(config),
+    )
+
+
+@lru_cache(maxsize=64)
+def _sharded_program(key: _ShardedKey) -> schedules.Program:
+    steps, needed = 0, 3
+    while steps < needed:
+        steps = needed
+        program = schedules.build(**key._asdict(), steps=steps, shard_head=True)
+        fill = fill_steps(program)
+        # Where several steps are in the pipeline, long and short ones may alternate.
+        needed = 2 * fill + 1 + (2 if fill == 1 else STEPS_MEASURED)
+    return program
+
+
 def _costs(times: StageTimes) -> Costs:
     return Costs(
         forward=times.forward,
         backward=times.backward,
         input_half=times.input_half,
         weight_half=times.weight_half,
-        head=(),
-        head_weight=(),
+        head=times.head,
+        head_weight=times.head_weight,
         update=times.update,
         reduction=times.reduction,
         norm=None,

@@ -14,6 +14,8 @@ from optimizers.corrections.catalogue import correction_named
 from optimizers.options import Value
 from optimizers.state_size import state_values
 from schedules import Analysis, Program, analyze
+from schedules.messages import Kind
+from stages.comm.message_widths import message_width
 from stages.config import ModelConfig, RunConfig, chosen_correction, optimizer_options
 from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, rank_moments
 from stages.model.activations import INDEX_BYTES, CheapPart, Values
@@ -318,6 +320,8 @@ def _corrections(config: RunConfig, mismatch: int) -> int:
     return further + correction_named(name).values_kept(options, mismatch=mismatch)
 
 
-def message_bytes(config: RunConfig) -> int:
+def message_bytes(config: RunConfig, kind: Kind = Kind.ACTIVATIONS) -> int:
     """Bytes that one stage sends another for one micro-batch."""
-    return _tokens(config) * config.model.width * sizes(config).replica
+    size = sizes(config)
+    per_wide = size.wide // size.replica
+    return _tokens(config) * message_width(kind, width=config.model.width, per_wide=per_wide) * size.replica

@@ -7,6 +7,8 @@ these names, and can be read with other shards, or with none.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
 
 ALIGNED = 64
@@ -15,13 +17,26 @@ _MANY = 16
 _ROWS = re.compile(r"\[(\d{1,9}):(\d{1,9})\]")
 
 
-def shard_rows(vocabulary: int, *, shards: int) -> list[range]:
-    """The rows of each shard, in order: about equally many, none empty where there are as many rows."""
-    unit = ALIGNED if vocabulary >= _MANY * ALIGNED * shards else 1
-    units = -(-vocabulary // unit)
-    each, more = divmod(units, shards)
-    ends = accumulate(((each + (shard < more)) * unit for shard in range(shards)), initial=0)
-    return [range(first, min(end, vocabulary)) for first, end in pairwise(ends)]
+@lru_cache(maxsize=1024)
+def shard_rows(vocabulary: int, *, row: int, others: tuple[int, ...]) -> tuple[range, ...]:
+    """The rows of each rank's shard, in order, such that ranks compute about equally much; none is empty
+    where there are as many rows.
+
+    Args:
+        vocabulary: rows of the whole matrix.
+        row: cost of a row.
+        others: of each rank, the cost of what it has besides its shard.
+    """
+    unit = ALIGNED if vocabulary >= _MANY * ALIGNED * len(others) else 1
+    held = [1] * len(others)
+    least = [(cost + unit * row, rank) for rank, cost in enumerate(others)]
+    heapify(least)
+    for _ in range(-(-vocabulary // unit) - len(others)):
+        cost, rank = least[0]
+        held[rank] += 1
+        heapreplace(least, (cost + unit * row, rank))
+    ends = accumulate((unit * units for units in held), initial=0)
+    return tuple(range(first, min(end, vocabulary)) for first, end in pairwise(ends))
 
 
 def rows_name(name: str, rows: range) -> str:

@@ -94,18 +94,28 @@ def cut_of(config: RunConfig) -> list[StageCut]:
         cuts = cut_model_over_ranks(
             model, rank_of_stage=facts.placement, context=context, has_head=not shards
         )
-    return with_head_shards(model, cuts, shards=config.parallel.stages) if shards else cuts
+    return with_head_shards(config, cuts) if shards else cuts
 
 
-def with_head_shards(model: ModelConfig, cuts: Sequence[StageCut], *, shards: int) -> list[StageCut]:
-    """`cuts` with the head in shards, which are stages of their own behind all others."""
+def with_head_shards(config: RunConfig, cuts: Sequence[StageCut]) -> list[StageCut]:
+    """`cuts` of a run with the head in shards, which are stages of their own behind all others: one on each
+    rank, and smaller on those whose blocks cost more."""
     *others, last = cuts
+    ranks, placement = config.parallel.stages, schedule_facts(config).placement
+    spec, context = describe(config.model), config.data.context
+    costs = [half.forward_multiply_adds(context=context) for half in spec.halves]
+    of_ranks = [0] * ranks
+    for stage, cut in enumerate(cuts):
+        rank = stage % ranks if placement is None else placement[stage]
+        of_ranks[rank] += sum(costs[half] for half in cut.halves)
+    vocabulary = config.model.vocab_size
+    row = spec.head.forward_multiply_adds(context=context) // vocabulary
     return [
         *others,
         replace(last, has_head=False, has_norm=True),
         *(
             StageCut(halves=range(0), has_embedding=False, has_head=False, head_rows=rows)
-            for rows in shard_rows(model.vocab_size, shards=shards)
+            for rows in shard_rows(vocabulary, row=row, others=tuple(of_ranks))
         ),
     ]
 

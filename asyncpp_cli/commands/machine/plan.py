@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncpp_cli.planner.base_config import Base
     from asyncpp_cli.planner.decision import Best
     from asyncpp_cli.planner.estimate import CostModel, Estimate
-    from stages.config import ScheduleConfig
+    from stages.config import RunConfig
 
 
 @contextmanager
@@ -165,10 +165,6 @@ def plan(
         raise UserError(
             f"{what}: model.factory: the costs of a user's own model are unknown; train it to measure them"
         )
-    if base.config.parallel.shard_head:
-        raise UserError(
-            f"{what}: parallel.shard_head: shards of the head are not planned for; accepted: without it"
-        )
     if as_balance:
         _show_balance(base, as_json=as_json)
         return
@@ -263,13 +259,20 @@ def _show_balance(base: Base, *, as_json: bool) -> None:
         print()
         return
     show_table(
-        ["stages", "whole blocks", "within blocks", "parallel.cut"],
+        ["stages", "whole blocks", "within blocks", "parallel.cut", "head in shards", "parallel.cut then"],
         [
-            [str(each.stages), f"{each.whole:.3f}", f"{each.within:.3f}", ", ".join(map(str, each.cut))]
+            [
+                str(each.stages),
+                f"{each.whole:.3f}",
+                f"{each.within:.3f}",
+                ", ".join(map(str, each.cut)),
+                "-" if each.sharded is None else f"{each.sharded:.3f}",
+                ", ".join(map(str, each.sharded_cut or ())),
+            ]
             for each in found
         ],
         title=f"{base.config.model.name}, sequences of {base.config.data.context} tokens: mean multiply-adds "
-        "of a stage over those of the largest",
+        "of a rank over those of the largest",
     )
 
 
@@ -408,7 +411,7 @@ def _show_map(
 
 def _short(layout: Estimate) -> str:
     parallel = layout.config.parallel
-    return f"{_named(layout.config.schedule)} {parallel.stages} x {parallel.data}"
+    return f"{_named(layout.config)} {parallel.stages} x {parallel.data}"
 
 
 def _limit(best: Best) -> str:
@@ -464,6 +467,7 @@ def _record(
         "chunks": config.schedule.chunks,
         "ahead": config.schedule.ahead,
         "split": config.schedule.split,
+        "shard_head": config.parallel.shard_head,
         "times_of": source,
         "cut": list(estimate.cut),
         "rank_of_stage": list(estimate.rank_of_stage),
@@ -471,12 +475,14 @@ def _record(
     }
 
 
-def _named(schedule: ScheduleConfig) -> str:
+def _named(config: RunConfig) -> str:
     import schedules
 
+    schedule = config.schedule
     takes_chunks = "chunks" in schedules.options_taken(schedule.name)
     name = f"{schedule.name} x {schedule.chunks}" if takes_chunks and schedule.chunks > 1 else schedule.name
-    return name + ", split" * schedule.split + f", ahead {schedule.ahead}" * (schedule.ahead > 1)
+    name += ", split" * schedule.split + f", ahead {schedule.ahead}" * (schedule.ahead > 1)
+    return name + ", head in shards" * config.parallel.shard_head
 
 
 def _show(
@@ -518,7 +524,7 @@ def _show(
         least, most = (form.format(bound(estimate.rank_gb) / size) for bound in (min, max))
         fits = estimate.memory_gb <= limit_gb
         row = [
-            _named(config.schedule),
+            _named(config),
             str(config.parallel.stages),
             str(config.parallel.data),
             f"{config.schedule.microbatches} x {config.train.microbatch_size}",
@@ -543,8 +549,10 @@ def _show(
             "alone are left out (--json has them)."
         )
     best = shown[0]
-    if not best.own_cut:
-        say(f"The first needs parallel.cut: {list(best.cut)}")
+    needed = ["parallel.shard_head: true"] * best.config.parallel.shard_head
+    needed += [] if best.own_cut else [f"parallel.cut: {list(best.cut)}"]
+    if needed:
+        say(f"The first needs {' and '.join(needed)}")
     print()
     context = ", beside CUDA's context" if kind == "GPU" else ""
     limit = f" (limit {limit_gb:.1f} GB{context})" if math.isfinite(limit_gb) else ""
@@ -556,7 +564,8 @@ def _show(
                 str(rank),
                 " + ".join(
                     str(blocks)
-                    for blocks, holder in zip(best.cut, best.rank_of_stage, strict=True)
+                    # Shards of the head are stages without blocks, behind the others.
+                    for blocks, holder in zip(best.cut, best.rank_of_stage, strict=False)
                     if holder == rank
                 ),
                 form.format(total / size),
@@ -582,7 +591,7 @@ def _different(estimates: Iterator[Estimate], *, rows: int) -> tuple[list[Estima
     for estimate in estimates:
         config = estimate.config
         layout = (
-            _named(config.schedule),
+            _named(config),
             config.parallel.stages,
             config.parallel.data,
             config.train.recompute,

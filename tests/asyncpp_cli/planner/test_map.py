@@ -13,13 +13,12 @@ from support.command_line import asyncpp, succeeded
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, decision_map
 from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.estimate import stage_times
+from asyncpp_cli.planner.estimate import layout_cuts, stage_times
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.planner.step_time import simulated_step
 from schedules.simulate import steps_to_measure
-from stages.model.partition import stage_cuts
 from stages.pipeline.segments import segment_program
 
 COSTS = Roofline(find_device("h100", key=""))
@@ -44,7 +43,7 @@ def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, lim
 
 def simulated(best: Best) -> float:
     config = best.layout.config
-    times = stage_times(config, stage_cuts(best.layout.cut), COSTS)
+    times = stage_times(config, layout_cuts(config, best.layout.cut), COSTS)
     steps = steps_to_measure(
         stages=len(best.layout.cut), microbatches=config.schedule.microbatches, ahead=config.schedule.ahead
     )

@@ -35,11 +35,12 @@ from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.representative import Shape, messages, messages_at_most
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes, Roofline
-from schedules import ScheduleError, is_synchronous
+from schedules import ScheduleError, find, is_synchronous
+from schedules.messages import Kind
 from stages.config import RunConfig, tokens_per_step
 from stages.memory.estimate import course_of, stage_memory
 from stages.model.families.catalogue import describe
-from stages.model.partition import stage_cuts
+from stages.model.partition import stage_cuts, with_head_shards
 from stages.model.spec import Parameter, PartSpec
 from stages.pipeline.segments import segment_program
 from stages.schedule_validation import check_schedule
@@ -119,9 +120,11 @@ def test_the_v_is_listed_with_its_options_and_recomputation(ten_billion: list[di
     assert options == {(s, a, r) for s in (False, True) for a in (1, 2) for r in RECOMPUTE}
     assert {(one["stages"], len(one["cut"])) for one in of_v} == {(p, 2 * p) for p in (2, 4, 8, 16)}
     for one in of_v:
-        assert one["rank_of_stage"] == [*range(one["stages"]), *reversed(range(one["stages"]))]
+        ranks = [*range(one["stages"])]
+        assert one["rank_of_stage"] == [*ranks, *reversed(ranks), *ranks * one["shard_head"]]
     shown = asyncpp("plan", "10b", "--gpus", "64", "--schedule", "2bw-v", "--rows", "40")
     assert "2bw-v, split, ahead 2" in shown.output
+    assert "2bw-v, split, ahead 2, head in shards" in shown.output
 
 
 def test_a_v_that_does_not_fit_gets_a_cut_whose_ranks_do() -> None:
@@ -387,12 +390,20 @@ def test_a_stage_of_the_largest_model_has_as_many_parameters_as_is_planned(
 
     from stages.model.decoder import Stage
 
-    model = base_of("10b", []).config.model
-    best = next(one for one in ten_billion if one["schedule"] == "1f1b" and one["fits"])
-    for cut, memory in zip(stage_cuts(best["cut"]), best["memory"], strict=True):  # one stage per rank
-        with torch.device("meta"):
-            module = Stage(model, cut, context=4096)
-        assert memory["weights"] == 2 * sum(parameter.numel() for parameter in module.parameters())
+    config = base_of("10b", []).config
+    model = config.model
+    of_1f1b = [one for one in ten_billion if one["schedule"] == "1f1b" and one["fits"]]
+    for shard_head in (False, True):
+        best = next(one for one in of_1f1b if one["shard_head"] == shard_head)
+        cuts, parameters = stage_cuts(best["cut"]), [0] * best["stages"]
+        if shard_head:
+            config.parallel.stages = best["stages"]
+            cuts = with_head_shards(config, cuts)
+        for cut, rank in zip(cuts, best["rank_of_stage"], strict=True):
+            with torch.device("meta"):
+                module = Stage(model, cut, context=4096)
+            parameters[rank] += sum(parameter.numel() for parameter in module.parameters())
+        assert [memory["weights"] for memory in best["memory"]] == [2 * count for count in parameters]
 
 
 @pytest.mark.slow
@@ -517,11 +528,14 @@ def test_a_rank_holds_no_more_messages_than_their_bound(name: str, microbatches:
         sizes = {"stages": stages, "data": 1, "size": 1, "recompute": "none"}
         chunks = 2 if name == "interleaved-1f1b" else 1
         shape = Shape.of(layout(base, name, microbatches=microbatches, chunks=chunks, **sizes))
-        try:
-            counted = messages(shape)
-        except ScheduleError:
-            continue
-        assert all(count <= most for count, most in zip(counted, messages_at_most(shape), strict=True))
+        sharded = shape._replace(shard_head=find(name).can_shard_head)
+        for one, sizes_of_kinds in ((shape, (7,) * len(Kind)), (sharded, (3, 3, 3, 8, 1))):
+            try:
+                counted = messages(one, sizes_of_kinds)
+            except ScheduleError:
+                continue
+            most = messages_at_most(one, sizes_of_kinds)
+            assert all(held <= bound for held, bound in zip(counted, most, strict=True))
 
 
 def test_a_limit_between_the_memory_without_and_with_messages_counts_them() -> None:

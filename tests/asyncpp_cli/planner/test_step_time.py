@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 import schedules
+from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.estimate import own_estimate, stage_times
+from asyncpp_cli.planner.layouts import layout
+from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.planner.step_time import StageTimes, simulated_step, step_time
 from schedules.simulate import steps_to_measure
+from stages.model.partition import cut_of
+from stages.pipeline.segments import segment_program
 
 
 def times(*, stages: int, uneven: bool, message: float, update: float, reduction: float = 0.0) -> StageTimes:
@@ -106,3 +114,29 @@ def test_more_updates_per_step_take_more_time() -> None:
         step_time("pipedream", given, microbatches=8, update_interval=interval).seconds for interval in (1, 8)
     )
     assert often - once == pytest.approx(7 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("1f1b", {}),
+        ("zb-v", {}),
+        ("2bw", {}),
+        ("2bw", {"ahead": 2}),
+        ("2bw-v", {}),
+        ("2bw-v", {"split": True, "ahead": 2}),
+    ],
+)
+@pytest.mark.parametrize(("microbatches", "data"), [(4, 2), (48, 2), (48, 64)])
+def test_shards_of_the_head_take_as_long_as_in_the_simulator(
+    name: str, options: dict[str, bool | int], microbatches: int, data: int
+) -> None:
+    base, costs = base_of("7b", []).config, Roofline(find_device("h100", key=""))
+    costs = replace(costs, device=replace(costs.device, network_gbs=costs.device.network_gbs / (data // 2)))
+    sizes = {"stages": 4, "data": data, "size": 1, "recompute": "none"}
+    config = layout(base, name, microbatches=microbatches, shard_head=True, **sizes, **options)
+    program = segment_program(config, first_step=0, steps=14)
+    played = simulated_step(program, stage_times(config, cut_of(config), costs))
+    planned = own_estimate(config, costs).step
+    assert planned.seconds == pytest.approx(played.seconds, rel=0.01)
+    assert planned.bubble == pytest.approx(played.bubble, abs=0.01)

@@ -34,6 +34,8 @@ def cases(text: Path) -> list[RunConfig]:
         {"schedule": "2bw", "cut": [1.5, 2.5], "recompute": "full"},
         {"schedule": "2bw-v", "split": True, "precision": "bfloat16"},
         {"schedule": "paci-v", "clip": "stage", "ahead": 2},
+        {"schedule": "2bw", "shard_head": True},
+        {"schedule": "2bw-v", "shard_head": True, "precision": "bfloat16", "layers": 6},
     ]
     configs = [small_config(text=text, microbatches=6, steps=4, eval_interval=9, **one) for one in many]
     return configs + [with_experts(config, **mixture) for config in configs[2:5]]
@@ -103,6 +105,13 @@ def test_room_for_reductions_is_what_processes_hold(text: Path) -> None:
         ("2bw-v", 2, 3, {"split": True, "precision": "bfloat16", "ema_decay": 0.9}),
         ("2bw-v", 3, 8, {"split": True, "ahead": 2, "layers": 6}),
         ("dualpipe-v", 2, 9, {"precision": "bfloat16"}),
+        ("1f1b", 4, 16, {"layers": 6, "shard_head": True}),
+        ("2bw", 4, 20, {"shard_head": True, "precision": "bfloat16", "recompute": "full"}),
+        ("2bw", 3, 12, {"shard_head": True, "ahead": 2, "data": 2}),
+        ("2bw-v", 3, 16, {"shard_head": True, "layers": 8, "data": 2}),
+        ("2bw-v", 2, 8, {"shard_head": True, "split": True, "precision": "bfloat16"}),
+        ("zb-v", 2, 8, {"shard_head": True}),
+        ("v-half", 2, 9, {"shard_head": True}),
     ],
 )
 def test_memory_of_deeper_and_wider_layouts(

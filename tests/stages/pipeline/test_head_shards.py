@@ -276,15 +276,19 @@ def test_what_cannot_be_sharded_is_refused(changed: dict[str, Any], problem: str
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "shards", "sizes"),
+    ("vocabulary", "others", "sizes"),
     [
-        (259, 4, [65, 65, 65, 64]),
-        (3, 3, [1, 1, 1]),
-        (131072, 8, [16384] * 8),
-        (50257, 4, [12608, 12608, 12544, 12497]),
+        (259, (0, 0, 0, 0), [65, 65, 65, 64]),
+        (3, (0, 9, 0), [1, 1, 1]),
+        (131072, (7,) * 8, [16384] * 8),
+        (50257, (0, 0, 0, 0), [12608, 12608, 12544, 12497]),
+        # A rank that computes 40 rows' worth less gets 40 rows more, one that computes far more a single one.
+        (259, (100, 60, 1000, 100), [73, 113, 1, 72]),
     ],
 )
-def test_shards_have_all_rows_once(vocabulary: int, shards: int, sizes: list[int]) -> None:
-    rows = shard_rows(vocabulary, shards=shards)
+def test_shards_have_all_rows_once_and_even_out_the_ranks(
+    vocabulary: int, others: tuple[int, ...], sizes: list[int]
+) -> None:
+    rows = shard_rows(vocabulary, row=1, others=others)
     assert list(map(len, rows)) == sizes
     assert [row for shard in rows for row in shard] == list(range(vocabulary))
