@@ -284,6 +284,8 @@ def least_seconds(
     split |= config.schedule.split
     head_rank = 0 if in_a_v else ranks - 1
     shards = config.parallel.shard_head
+    # A shard can be as small as its rank has no room for more.
+    whole_head = 0.0 if shards else head
     hidden = in_a_v and not schedule.synchronous
     of_embedding, of_half, of_block = (0.0,) * 3 if hidden else _least_reductions(config, costs)
     message = 2 * costs.message(config) * (ranks > 1)
@@ -315,9 +317,7 @@ def least_seconds(
     def enough(seconds: float) -> bool:
         total, before = 0, 0.0
         for rank in range(ranks):
-            # A shard can be as small as its rank has no room for more.
-            of_head = 0.0 if shards else (rank == head_rank) * head
-            left = seconds - microbatches * ((rank == 0) * embedding + of_head)
+            left = seconds - microbatches * ((rank == 0) * embedding + (rank == head_rank) * whole_head)
             count = most(left - before, microbatches * block, microbatches * half)
             # A rank's first stage has as many halves as its others, but for two.
             reducing = left - of_embedding * (rank == 0) + of_block * (chunks > 1)
@@ -351,7 +351,8 @@ def least_seconds(
         for rank in range(ranks):
             of_rank = alike
             if rank in (0, head_rank):
-                left = seconds - microbatches * ((rank == 0) * embedding + (rank == head_rank) * head)
+                at_ends = (rank == 0) * embedding + (rank == head_rank) * whole_head
+                left = seconds - microbatches * at_ends
                 of_rank = counts(left, left - of_embedding * (rank == 0))
             further: dict[int, int] = {}
             for within, total in reach.items():
