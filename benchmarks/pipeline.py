@@ -3,6 +3,7 @@
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30
     python benchmarks/pipeline.py --ranks 8 --microbatches 8 --forward-ms 30 --ahead-v 2
     python benchmarks/pipeline.py --ranks 4 --microbatches 8 --data 2 --reduce-ms 100
+    python benchmarks/pipeline.py --ranks 8 --microbatches 16 --forward-ms 30 --head-ms 8
 
 Compute is emulated: a stage sleeps a known time, twice as long backward as forward, so that many ranks can be
 measured on few cores. Times are per step in steady state, the median over `--rounds` rounds in which the arms
@@ -14,6 +15,9 @@ cannot hide all of that: `least_lost_by_1f1b` is what it must lose where gradien
 the last micro-batch's backward (`sleeping_stage.left_to_hide`).
 
 With `--ahead-v`, 2bw-v joins: two stages per rank, each half as long.
+
+With `--head-ms`, the last stage has a head, too, of which each half of a backward takes as long as a forward;
+an arm more has it in shards on all ranks.
 """
 
 from __future__ import annotations
@@ -38,11 +42,13 @@ from sleeping_stage import (
     SHAPE,
     EmulatedBatches,
     NoUpdate,
+    SleepingHeadShard,
     SleepingStage,
     SleepingWeights,
     SlowNetwork,
     left_to_hide,
 )
+from torch import nn
 
 from schedules import Program, ScheduleError, build
 from stages.comm.collectives import DistributedGroup
@@ -57,18 +63,22 @@ from stages.update.optimizer_step import StageState
 from stages.update.step_decision import UpdateRules
 from stages.update.update_stream import OneStream
 
+SHARDED = " with shards"
+"""Of an arm's name."""
 STEPS = 8
 """Steps of a timed segment; those between the first update and the last count."""
 
 
 def program_of(options: argparse.Namespace, schedule: str, *, first_step: int) -> Program:
+    name, *sharded = schedule.split(SHARDED)
     return build(
-        schedule,
+        name,
         stages=options.ranks,
         microbatches=options.microbatches,
         steps=STEPS,
         first_step=first_step,
-        ahead={"2bw": options.ahead, "2bw-v": options.ahead_v}.get(schedule, 1),
+        ahead={"2bw": options.ahead, "2bw-v": options.ahead_v}.get(name, 1),
+        shard_head=bool(sharded),
     )
 
 
@@ -77,7 +87,8 @@ def ours(
 ) -> Callable[[], float]:
     """One timed segment of our executor: seconds per step in steady state."""
     step = 0
-    rank_of_stage = program_of(options, schedule, first_step=0).rank_of_stage
+    program = program_of(options, schedule, first_step=0)
+    rank_of_stage = program.rank_of_stage
     connection = connect(
         process,
         rank_of_stage=rank_of_stage,
@@ -85,15 +96,26 @@ def ours(
         shape=SHAPE,
         dtype=torch.float32,
         common_step=True,
+        head_shards=program.head_shards,
     )
     if reduce_ms:
         connection = replace(connection, data=slow_group(process, options, schedule, seconds=reduce_ms / 1e3))
     own = [stage for stage, holder in enumerate(rank_of_stage) if holder == connection.rank]
-    seconds = options.forward_ms / 1e3 / len(own)
+    blocks = [stage for stage in own if stage <= program.loss_stage]
+    seconds, head = options.forward_ms / 1e3 / len(blocks), options.head_ms / 1e3
+
+    def module_of(stage: int) -> nn.Module:
+        if stage > program.loss_stage:
+            return SleepingHeadShard(head / options.ranks, rank=connection.rank)
+        has_head = stage == program.loss_stage and not program.head_shards
+        return SleepingStage(seconds + head * has_head, data=connection.data.size)
+
     executor = RankExecutor(
         rank=connection.rank,
         stages={
-            stage: StageState(weights=SleepingWeights(seconds, data=connection.data), update=NoUpdate())
+            stage: StageState(
+                weights=SleepingWeights(module_of(stage), data=connection.data), update=NoUpdate()
+            )
             for stage in own
         },
         connection=connection,
@@ -136,7 +158,7 @@ def torchs(process: Process, options: argparse.Namespace, *, steps: int) -> Call
     dist.init_process_group("gloo", store=process.store, rank=process.rank, world_size=process.size)  # noqa: TID251
     first, last = process.rank == 0, process.rank == process.size - 1
     count = options.microbatches
-    module = SleepingStage(options.forward_ms / 1e3, data=1)
+    module = SleepingStage((options.forward_ms + options.head_ms * last) / 1e3, data=1)
     activation = torch.zeros(SHAPE, requires_grad=True)
     tokens = torch.zeros((count, *SHAPE[1:]), requires_grad=True)
     targets = torch.zeros((count, SHAPE[1]), dtype=torch.long)
@@ -198,7 +220,7 @@ def measure(rank: int, folder: str, options: argparse.Namespace) -> dict[str, li
 
 
 def schedules(options: argparse.Namespace) -> list[str]:
-    return ["2bw", "1f1b"] + ["2bw-v"] * bool(options.ahead_v)
+    return ["2bw", "1f1b"] + ["2bw-v"] * bool(options.ahead_v) + ["2bw" + SHARDED] * bool(options.head_ms)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -210,7 +232,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         by_round, *_ = [rank.result() for rank in as_completed(ranks)]  # the first failure is raised
     seconds = {arm: statistics.median(times) for arm, times in by_round.items()}
     p, m = options.ranks, options.microbatches
-    compute = 3 * options.forward_ms / 1e3 * m
+    compute = 3 * (options.forward_ms + options.head_ms / p) / 1e3 * m
     busy = {f"busy_{arm.replace(' ', '_')}": compute / of_arm for arm, of_arm in seconds.items()}
     if options.data > 1:
         least = left_to_hide(backward=2 * options.forward_ms / 1e3, reduction=options.reduce_ms / 1e3)
@@ -223,7 +245,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             synchronous / delayed
             for synchronous, delayed in zip(by_round["torch"], by_round["2bw"], strict=True)
         ],
-        "theory_speedup": (m + p - 1) / m,
+        "theory_speedup": None if options.head_ms else (m + p - 1) / m,
     }
 
 
@@ -238,6 +260,7 @@ def main() -> None:
     arguments.add_argument(
         "--forward-ms", type=float, default=30.0, help="a stage's sleep; twice that backward"
     )
+    arguments.add_argument("--head-ms", type=float, default=0.0, help="the head's sleep, beside the stages'")
     arguments.add_argument("--data", type=int, default=1, help="pipelines that add their gradients")
     arguments.add_argument("--reduce-ms", type=float, default=100.0, help="with --data: time of a reduction")
     arguments.add_argument("--rounds", type=int, default=5)

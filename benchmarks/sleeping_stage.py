@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stages.comm.collectives import Group
 from stages.comm.communicator import Communicator, Work
 from stages.model.head_loss import next_token_loss
+from stages.model.head_shard import HeadShard, ShardPass
 from stages.model.moe.routing import Routing
 from stages.update.balance import LoadTally
 from stages.update.gradient_reduction import runs_of
@@ -27,6 +28,10 @@ LAYERS = 8
 """Of a stage with data-parallel peers: its gradients become whole one after another within a backward."""
 ENTRIES = 2**16
 """Weights of a layer that each data rank owns, so that there is something to reduce and spread."""
+
+
+HEAD_ROWS = 8
+"""Of a shard of the head."""
 
 
 class _Sleep(torch.autograd.Function):
@@ -65,7 +70,12 @@ class SleepingStage(nn.Module):
         self.backward_began = 0.0
 
     def forward(
-        self, given: Tensor, routing: Routing | None = None, *, targets: Tensor | None = None
+        self,
+        given: Tensor,
+        routing: Routing | None = None,
+        *,
+        targets: Tensor | None = None,
+        documents: None = None,
     ) -> Tensor:
         out = given.float()
         for layer, weights in enumerate(self.layers):
@@ -73,11 +83,41 @@ class SleepingStage(nn.Module):
         return out if targets is None else next_token_loss(out, targets)
 
 
+class SleepingHeadShard(HeadShard):
+    """A few rows of a head, which sleep as long as many.
+
+    Args:
+        seconds: of a forward of its share of the head.
+        rank: of the pipeline.
+    """
+
+    def __init__(self, seconds: float, *, rank: int) -> None:
+        super().__init__(SHAPE[-1], range(rank * HEAD_ROWS, (rank + 1) * HEAD_ROWS))
+        nn.init.zeros_(self.weight)
+        self.weight.grad = torch.zeros_like(self.weight)
+        self.seconds = seconds
+
+    @property
+    def head(self) -> SleepingHeadShard:
+        """As a stage has it."""
+        return self
+
+    def run(
+        self, hidden: Tensor, targets: Tensor, *, with_gradients: bool = True
+    ) -> tuple[Tensor, ShardPass | None]:
+        time.sleep(2 * self.seconds)
+        return super().run(hidden, targets, with_gradients=with_gradients)
+
+    def gradient_factors(self, kept: ShardPass, sums: Tensor, *, scale: float) -> tuple[Tensor, Tensor]:
+        time.sleep(self.seconds)
+        return super().gradient_factors(kept, sums, scale=scale)
+
+
 class SleepingWeights:
     """In the place of `WeightVersions`: every version is the same sleeping module, and its own replica."""
 
-    def __init__(self, seconds: float, *, data: Group) -> None:
-        self.module = SleepingStage(seconds, data=data.size)
+    def __init__(self, module: nn.Module, *, data: Group) -> None:
+        self.module = module
         self.parameters = list(self.module.parameters())
         sizes = [ENTRIES] * len(self.parameters)
         self.ownership = assign_owners([(size,) for size in sizes], data_ranks=data.size)
