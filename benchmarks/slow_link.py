@@ -165,7 +165,7 @@ def main() -> None:
     arguments.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     # What `pipeline` asks for besides.
-    arguments.set_defaults(ranks=1, data=RANKS, ahead=1, ahead_v=0)
+    arguments.set_defaults(ranks=1, data=RANKS, ahead=1, ahead_v=0, head_ms=0.0)
     options = arguments.parse_args()
     if options.rank is not None:
         print(json.dumps(measure(options)), flush=True)

@@ -304,7 +304,7 @@ def least_seconds(
     # The halves of a stage are blocks' worth, but for one.
     allowed = [2 * layers] * ranks
     if most_blocks is not None:
-        allowed = [min(2 * layers, 2 * int(blocks) + chunks) for blocks in most_blocks]
+        allowed = [min(2 * layers, 2 * int(min(blocks, layers)) + chunks) for blocks in most_blocks]
 
     if sum(allowed) < 2 * layers or any(map(lt, allowed, least)):
         return inf

@@ -129,7 +129,7 @@ def test_what_cannot_be_scored_is_one_line(
     monkeypatch.setattr(evaluation, "find_spec", lambda package: None)
     said = refusal("evaluate", own_run.folder, "--tasks", "arc_easy")
     assert said == "asyncpp: error: evaluate needs the package lm_eval: pip install 'asyncpp[eval]'\n"
-    monkeypatch.setattr(evaluation, "check_harness", lambda: None)
+    monkeypatch.setattr(evaluation, "find_spec", lambda package: package)
     assert "--site local is this machine" in refusal(
         "evaluate", own_run.folder, "--tasks", "arc_easy", "--site", "local"
     )

@@ -33,6 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, Path]:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text.txt").write_text(Path(__file__).read_text())
     config = small_config("2bw", text=folder / "text.txt", steps=STEP, coefficient=1.0)
+    config.train.ema_decay = 0.5
     replay(config, recorder=Rows(), checkpoints=folder / "c")
     return config, folder / "c"
 
