@@ -12,9 +12,9 @@ import csv
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, geometric_mean, median, stdev
 
 from asyncpp_cli.report.analysis.statistics import Spread, paired, welch
 from asyncpp_cli.report.analysis.steps_to_loss import steps_ratio
@@ -560,20 +560,25 @@ def rates_over_width() -> Iterator[str]:
     """Losses by rate, best rates by width, and the best delayed rate over the best synchronous one."""
     rows = rows_of(RATES_OVER_WIDTH)
     grid = sorted({float(row["lr"]) for row in rows})
-    for optimizer in ("muon", "adamw"):
-        best_rates: dict[tuple[str, str], float | None] = {}
-        widths = sorted({row["width"] for row in _of(rows, optimizer=optimizer)}, key=int)
-        for schedule in ("1f1b", "2bw"):
-            for width in widths:
-                of = _of(rows, optimizer=optimizer, schedule=schedule, width=width)
+    for optimizer, parametrization in (("muon", "mup"), ("adamw", "mup"), ("muon", "standard")):
+        arms = _of(rows, optimizer=optimizer, parametrization=parametrization)
+        widths = sorted({row["width"] for row in arms}, key=int)
+        best: dict[tuple[str, str], float | None] = {}
+        for schedule, width in product(("1f1b", "2bw"), widths):
+            found: list[float | None] = []
+            for seed in sorted({row["seed"] for row in arms}):
+                of = _of(arms, schedule=schedule, width=width, seed=seed)
                 losses = {float(row["lr"]): float(row["val_loss"]) for row in of}
-                rate = best_rates[schedule, width] = _vertex(losses)
+                found.append(_vertex(losses))
                 shown = " | ".join(f"{losses[lr]:.3f}" if lr in losses else "" for lr in grid)
-                yield f"| {optimizer} | {schedule} | {width} | {shown} | {_rate(rate)} |"
+                name = f"{optimizer}, {parametrization} | {schedule} | {width} | {seed}"
+                yield f"| {name} | {shown} | {_rate(found[-1])} |"
+            inside = [rate for rate in found if rate is not None]
+            best[schedule, width] = geometric_mean(inside) if len(inside) == len(found) else None
         for width in widths:
-            synchronous, delayed = best_rates["1f1b", width], best_rates["2bw", width]
+            synchronous, delayed = best["1f1b", width], best["2bw", width]
             ratio = "" if synchronous is None or delayed is None else f"{delayed / synchronous:.2f}"
-            yield f"| {optimizer} | {width} | {_rate(synchronous)} | {_rate(delayed)} | {ratio} |"
+            yield f"| {optimizer}, {parametrization} | {width} | {_rate(synchronous)} | {_rate(delayed)} | {ratio} |"
 
 
 def _rate(rate: float | None) -> str:
