@@ -578,7 +578,8 @@ def rates_over_width() -> Iterator[str]:
         for width in widths:
             synchronous, delayed = best["1f1b", width], best["2bw", width]
             ratio = "" if synchronous is None or delayed is None else f"{delayed / synchronous:.2f}"
-            yield f"| {optimizer}, {parametrization} | {width} | {_rate(synchronous)} | {_rate(delayed)} | {ratio} |"
+            rates = f"{_rate(synchronous)} | {_rate(delayed)} | {ratio}"
+            yield f"| {optimizer}, {parametrization} | {width} | {rates} |"
 
 
 def _rate(rate: float | None) -> str:
