@@ -282,6 +282,10 @@ class TrainConfig:
     compile: bool | None = None
     """Compile the blocks with torch.compile. Needs a compiler; the first step takes up to a minute longer.
     null: on a GPU, if the schedule and the machine allow it (docs/memory.md)."""
+    cuda_graphs: bool = False
+    """On a GPU, launch each forward and backward of a stage as one CUDA graph, for small models whose
+    micro-batches are shorter than their launches. Takes memory; no GPU has tried it yet
+    (docs/memory.md#traincuda_graphs)."""
     deterministic: bool = False
     """On a GPU, use only torch kernels that give the same bits every time: they may be slower, and an
     operator without one is an error. A CPU run is deterministic anyway."""

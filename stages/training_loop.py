@@ -178,8 +178,10 @@ class TrainingLoop:
     def _start(self, start: Progress) -> None:
         """Wait for all ranks, connect them, and write the first row."""
         self._doing.begin("starting", kind="start")
-        on_gpus = self._process is not None and self._device.type == "cuda"
-        warmed_up = warm_up_ranks(self._ranks, self._config, device=self._device) if on_gpus else 0.0
+        warms_up = self._process is not None and self._device.type == "cuda"
+        warmed_up = 0.0
+        if warms_up or self._config.train.cuda_graphs:
+            warmed_up = warm_up_ranks(self._ranks, self._config, device=self._device)
         self._seconds = start.seconds
         program = self._program(start.step, 1)
         updates = start.step * program.microbatches // program.update_interval

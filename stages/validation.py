@@ -69,6 +69,7 @@ def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | N
     _check_lr_schedule(config)
     _check_correction(config)
     _check_compile(config)
+    _check_cuda_graphs(config)
     _check_diagnostics(config)
     check_data(config, {} if seen is None else seen)
     _check_document_mask(config)
@@ -264,6 +265,18 @@ def _check_compile(config: RunConfig) -> None:
     refused = compile_refusal(config) if config.train.compile else None
     if refused is not None:
         raise ConfigError("train.compile", refused)
+
+
+def _check_cuda_graphs(config: RunConfig) -> None:
+    refused = {
+        "site.device: cpu, which has none": config.site.device == "cpu",
+        "model.factory, whose code may wait for the device": config.model.factory is not None,
+        "experts, whose rows depend on the tokens": config.model.experts > 0,
+        "data.document_mask, whose documents depend on the tokens": config.data.document_mask,
+    }
+    for what, is_so in refused.items():
+        if config.train.cuda_graphs and is_so:
+            raise ConfigError("train.cuda_graphs", f"does not go with {what}; accepted with it: false")
 
 
 def _check_diagnostics(config: RunConfig) -> None:

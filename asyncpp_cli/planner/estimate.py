@@ -17,6 +17,7 @@ from asyncpp_cli.planner.peak_memory import (
     backward_bytes,
     communicator_bytes,
     forward_bytes,
+    slot_bytes,
     update_bytes,
 )
 from asyncpp_cli.planner.representative import Represented, Shape, messages, messages_at_most, represented
@@ -672,14 +673,19 @@ def _rank_memory(parts: Mapping[int, Mapping[str, float]], run: Represented, ran
     if any(run.buffers[stage] > 1 for stage in parts):
         # Updates run beside the actions, one at a time, on a stream with memory of its own.
         beside = max(of_stage["update"] for of_stage in parts.values())
+    slots = {stage: max(map(sum, run.course.in_flight[stage])) for stage in parts}
+    pools = sum(slots[stage] * of_stage["slot"] for stage, of_stage in parts.items())
     for op, stage, counts in run.course.moments[rank]:
+        if pools:
+            # CUDA graphs keep the memory of every micro-batch in flight, also while there are fewer.
+            counts = tuple((slots[stage], 0) for stage in parts)
         activations = sum(
             wholes * of_stage["whole"] + halves * of_stage["half"]
             for (wholes, halves), of_stage in zip(counts, parts.values(), strict=True)
         )
         recomputed = parts[stage]["recomputed"] if op is Op.BACKWARD else 0.0
         within = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.UPDATE: "update"}[op]
-        temporary = beside if op is Op.UPDATE and beside else parts[stage][within] + beside
+        temporary = pools + (beside if op is Op.UPDATE and beside else parts[stage][within] + beside)
         # Of equal ones always the same: moments come in any order.
         held = activations + recomputed + temporary, activations, recomputed
         if held > most:
@@ -782,6 +788,7 @@ def _of_an_action(settings: _Settings, cut: StageCut) -> dict[str, int]:
         "half": half,
         "forward": forward_bytes(config, cut),
         "backward": backward_bytes(config, cut),
+        "slot": slot_bytes(config, cut),
         "update": max(update_bytes(config, of_rank) for of_rank in owned),
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from optimizers.state_size import step_values
 from stages.config import RunConfig, optimizer_options
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
+from stages.model.activations import INDEX_BYTES
 from stages.model.families.catalogue import describe
 from stages.model.head_chunks import shard_chunk
 from stages.model.partition import StageCut, stage_parameters
@@ -47,6 +48,22 @@ def forward_bytes(config: RunConfig, cut: StageCut) -> int:
         return 0
     copied = 0 if size.fused or size.replica == size.wide else size.replica
     return rows * config.model.vocab_size * (2 * size.wide + copied)
+
+
+def slot_bytes(config: RunConfig, cut: StageCut) -> int:
+    """What CUDA graphs (`stages.pipeline.cuda_graphs`) hold for each micro-batch in flight, beside its
+    activations: the slot's tensors, and temporaries in a pool of its own. 0 without graphs."""
+    if not config.train.cuda_graphs or cut.head_rows is not None:
+        return 0
+    return _slot_tensors(config, cut) + max(forward_bytes(config, cut), backward_bytes(config, cut))
+
+
+def _slot_tensors(config: RunConfig, cut: StageCut) -> int:
+    size, tokens = sizes(config), config.train.microbatch_size * config.data.context
+    activation, ids = tokens * config.model.width * size.replica, tokens * INDEX_BYTES
+    given = ids if cut.has_embedding else 2 * activation
+    returned = ids + 2 * size.wide if cut.has_head else 2 * activation
+    return given + returned
 
 
 def _shard_values(config: RunConfig, rows: range) -> int:

@@ -43,6 +43,7 @@ def conditions(config: RunConfig) -> dict[str, Any]:
         "optimizer": config.optimizer.name,
         "compile": config.train.compile,
         **({"document_mask": True} if config.data.document_mask else {}),
+        **({"cuda_graphs": True} if config.train.cuda_graphs else {}),
     }
 
 

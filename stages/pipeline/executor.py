@@ -11,7 +11,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import launched, updated
@@ -19,10 +18,11 @@ from schedules.messages import Kind, Message, received, sent
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
 from stages.model.head_shard import HeadShard, ShardPass, merge_parts
-from stages.model.split_backward import DeferredGradients, add_matrix, deferring
+from stages.model.split_backward import DeferredGradients, add_matrix
 from stages.pipeline.clock import Clock
+from stages.pipeline.cuda_graphs import GraphedStage, most_in_flight, updates_until_backward
 from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
-from stages.pipeline.stage_graph import InputGradient, graph_input
+from stages.pipeline.stage_pass import Pass, run_stage
 from stages.pipeline.timeline import kept_actions
 from stages.pipeline.weight_versions import Replica
 from stages.update.async_update import RankUpdates
@@ -36,15 +36,11 @@ from stages.update.update_stream import Streams
 class _Saved:
     """State that a forward keeps for its backward."""
 
-    output: GradientEdge
-    """Where the backward begins; the output itself is not kept."""
-    input_gradient: InputGradient
+    passed: Pass
     replica: Replica
     version: int
     writes: int
     """Number of writes to the replica's weights before the forward."""
-    deferred: DeferredGradients | None
-    """Postponed weight gradients, if the backward is split."""
     loads: Sequence[Tensor]
     """Tokens by expert in each block of experts, counted in the forward."""
 
@@ -53,7 +49,7 @@ class _Saved:
 class _Half:
     """State that the input half of a backward keeps for the weight half."""
 
-    deferred: DeferredGradients
+    passed: Pass
     version: int
     loads: Sequence[Tensor]
 
@@ -121,6 +117,9 @@ class RankExecutor:
         self._halves: dict[tuple[int, int], _Half] = {}
         self._heads: dict[tuple[int, int], _Head] = {}
         self._losses: list[Tensor] = []
+        self._graphs: dict[int, GraphedStage] = {}
+        """By stage, where they are captured."""
+        self._updates_between: Mapping[tuple[int, int], int] = {}
 
     def rehearse(self, programs: Sequence[Program]) -> None:
         """Do once what a first step does once, before any receive is posted (`stages.pipeline.warm_up`).
@@ -130,6 +129,27 @@ class RankExecutor:
         """
         self._batches.rehearse()
         self._updates.rehearse(programs)
+
+    def capture(self, programs: Sequence[Program], *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Capture CUDA graphs of the rank's stages, but for shards of the head, after `rehearse`.
+
+        Args:
+            programs: of the run's segments, one of each kind.
+            shape: of an activation, `(batch, context, width)`.
+            dtype: likewise.
+        """
+        for stage, state in self._stages.items():
+            by_program = [program.stage_actions(stage) for program in programs]
+            ops = {action.op for actions in by_program for action in actions}
+            if Op.FORWARD not in ops:
+                continue
+            self._graphs[stage] = GraphedStage(
+                state.weights,
+                slots=max(map(most_in_flight, by_program)),
+                kinds=[False] * (Op.BACKWARD in ops) + [True] * (Op.BACKWARD_INPUT in ops),
+                shape=shape,
+                dtype=dtype,
+            )
 
     def connect(self) -> None:
         """Open every connection to other processes that a segment uses. All ranks call this together, before
@@ -159,6 +179,8 @@ class RankExecutor:
             for action in program.actions[self._rank]
             if action.op is Op.BACKWARD_INPUT
         }
+        if self._graphs:
+            self._updates_between = updates_until_backward(program.actions[self._rank])
         self._links.begin(program)
         self._clock.begin()
         self._updates.begin(program, self.trace)
@@ -208,34 +230,39 @@ class RankExecutor:
         stage, microbatch = action.stage, action.microbatch
         replica = self._stages[stage].weights.replica_of(action.version)
         incoming = received(action, self._program)
-        input_gradient = InputGradient()
-        if incoming:
-            stage_input = graph_input((yield from self._receive(*incoming)), input_gradient)
-        else:
-            stage_input = self._batches.tokens(microbatch)
-        deferred = DeferredGradients() if (stage, microbatch) in self._split else None
         outgoing = sent(action, self._program)
+        loads: list[Tensor] = []
+        given = (yield from self._receive(*incoming)) if incoming else self._batches.tokens(microbatch)
         targets = None if outgoing else self._batches.targets(microbatch)
-        documents = self._batches.documents(microbatch)
-        routing = replica.routing()
-        with deferring(deferred):
-            output = replica.module(stage_input, routing, targets=targets, documents=documents)
+        split = (stage, microbatch) in self._split
+        passed: Pass
+        if stage in self._graphs:
+            output, passed = self._graphs[stage].forward(
+                replica,
+                given,
+                targets=targets,
+                loss_share=self._loss_share,
+                split=split,
+                updates=self._updates_between[stage, microbatch],
+            )
+        else:
+            routing = replica.routing()
+            output, passed = run_stage(
+                replica.module,
+                given,
+                targets=targets,
+                loss_share=self._loss_share,
+                split=split,
+                documents=self._batches.documents(microbatch),
+                routing=routing,
+            )
+            loads = [load.detach() for load in routing.loads.values()]
         for message in outgoing:
-            self._links.send(message, output.detach())
+            self._links.send(message, output)
         if not outgoing:
-            self._losses.append(output.detach())
-            output = output / self._loss_share
+            self._losses.append(output)
         replica.pending_backwards += 1
-        loads = [load.detach() for load in routing.loads.values()]
-        self._saved[stage, microbatch] = _Saved(
-            get_gradient_edge(output),
-            input_gradient,
-            replica,
-            replica.version,
-            replica.writes,
-            deferred,
-            loads,
-        )
+        self._saved[stage, microbatch] = _Saved(passed, replica, replica.version, replica.writes, loads)
         self._count_in_flight()
 
     def _backward(self, action: Action) -> Iterator[None]:
@@ -249,25 +276,24 @@ class RankExecutor:
             raise RuntimeError(f"{action}: its weights were written since the forward")
         gradient = yield from self._output_gradient(action)
         mismatch = saved.replica.version - saved.version
-        whole = self._updates.last_backward(action)
-        watching = nullcontext() if whole is None else whole.watching()
-        with update.at_backward(saved.replica, mismatch=mismatch), watching:
-            torch.autograd.backward(saved.output, gradient)
+        whole = self._updates.last_backward(action) if saved.passed.reports else None
+        with update.at_backward(saved.replica, mismatch=mismatch):
+            saved.passed.backward(gradient, whole=whole)
         for message in sent(action, self._program):
             if message.kind is Kind.GRADIENT:
-                self._links.send(message, saved.input_gradient.take())
+                self._links.send(message, saved.passed.input_gradient())
         saved.replica.pending_backwards -= 1
-        if saved.deferred is None:
+        if not saved.passed.is_split:
             weights.gradient_buffer.count(saved.version, saved.loads)
         else:
-            self._halves[stage, microbatch] = _Half(saved.deferred, saved.version, saved.loads)
+            self._halves[stage, microbatch] = _Half(saved.passed, saved.version, saved.loads)
         self._count_in_flight()
         trace = self.trace.stages[stage]
         trace.mismatch_max = max(trace.mismatch_max, mismatch)
 
     def _backward_weight(self, action: Action) -> None:
         half = self._halves.pop((action.stage, action.microbatch))
-        half.deferred.compute(self._updates.last_backward(action))
+        half.passed.weight_half(self._updates.last_backward(action) if half.passed.reports else None)
         self._stages[action.stage].weights.gradient_buffer.count(half.version, half.loads)
         self._count_in_flight()
 

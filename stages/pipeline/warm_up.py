@@ -31,6 +31,8 @@ def warm_up_ranks(ranks: Sequence[Rank], config: RunConfig, *, device: torch.dev
             for split in [False] * (Op.BACKWARD in ops) + [True] * (Op.BACKWARD_WEIGHT in ops):
                 warm_up(state, config, split=split, device=device)
         rank.executor.rehearse(programs)
+        if config.train.cuda_graphs:
+            rank.executor.capture(programs, shape=activation_shape(config), dtype=dtypes(config).replica)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started

@@ -227,6 +227,20 @@ class WeightVersions:
         """The buffer that backwards accumulate into now."""
         return self.gradients[self._current]
 
+    @property
+    def current_buffer(self) -> int:
+        """Number of the buffer that backwards accumulate into now."""
+        return self._current
+
+    @contextmanager
+    def adding_to(self, buffer: int) -> Iterator[None]:
+        """A block whose backwards accumulate into another buffer."""
+        before, self._current = self._current, buffer
+        self._point_gradients()
+        yield
+        self._current = before
+        self._point_gradients()
+
     def replica_of(self, version: int) -> Replica:
         """The replica that holds `version`.
 

@@ -26,6 +26,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 
 from stages.model import block_runner, document_attention
+from stages.pipeline import cuda_graphs
 from stages.rehearsal.compiled import compile_on
 from stages.rehearsal.watch import CPU, Watch, told
 
@@ -80,6 +81,7 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
         (F, "rms_norm", _norm_of(F.rms_norm)),
         (document_attention, "read_bounds", partial(_whole_sequences, watch)),
         (block_runner, "_compile", compile_on(watch)),
+        (cuda_graphs, "recorder", lambda: _run_again),
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),
         (torch.cuda, "current_stream", _Stream),
@@ -88,6 +90,11 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "get_rng_state", lambda device=None: None),
         (torch.cuda, "set_rng_state", lambda state, device=None: None),
     ]
+
+
+def _run_again(run: Callable[[], None]) -> Callable[[], None]:
+    """In place of a CUDA graph: what it would have captured. Its memory is not kept between replays."""
+    return run
 
 
 def _whole_sequences(watch: Watch, _: Tensor, query: Tensor) -> list[int]:
