@@ -489,6 +489,41 @@ def _correction(row: Row) -> str:
     return row["correction"].replace("-", " ") or "none"
 
 
+MOMENTUM = "momentum-under-delay-2026-11-25"
+
+
+def momentum() -> Iterator[str]:
+    """Losses by rate of each arm, gaps by momentum, and what another momentum than the default changes."""
+    for optimizer, key, default in (("muon", "momentum", "0.95"), ("adamw", "beta1", "0.9")):
+        arms: dict[tuple[str, str], Losses] = {}
+        for row in _of(rows_of(MOMENTUM), optimizer=optimizer):
+            arm = row[key] or default, row["schedule"]
+            arms[arm] = {**arms.get(arm, {}), **_by_seed([row])}
+        chosen = _of(rows_of(f"{MOMENTUM}-choice"), optimizer=optimizer)
+        values = sorted({value for value, _ in arms})
+        gaps = {value: _minus(arms[value, "2bw"], arms[value, "1f1b"]) for value in values}
+        for value, schedule in product(values, ("1f1b", "2bw")):
+            tried: dict[float, list[float]] = {}
+            for row in _of(chosen, schedule=schedule):
+                if (row[key] or default) == value:
+                    tried.setdefault(float(row["lr"]), []).append(float(row["val_loss"] or "inf"))
+            rates = ", ".join(f"{lr:g}: {fmean(of):.3f}" for lr, of in sorted(tried.items()))
+            yield f"| {optimizer} | {value} | {schedule} | {rates} |"
+        for value in values:
+            losses = [fmean(map(fmean, arms[value, schedule].values())) for schedule in ("1f1b", "2bw")]
+            gap = difference(arms[value, "2bw"], arms[value, "1f1b"], comparisons=20)
+            assert gap.seeds == 5
+            line = f"| {optimizer} | {value} | {losses[0]:.4f} | {losses[1]:.4f} "
+            line += f"| {gap}, {gap.verdict(bound=BOUND)} |"
+            for first, second in (
+                (gaps[value], gaps[default]),
+                (arms[value, "2bw"], arms[default, "2bw"]),
+            ):
+                found = difference(first, second, comparisons=20)
+                line += " |" if value == default else f" {found}, {found.verdict(bound=BOUND)} |"
+            yield line
+
+
 SLOW_LINK = "slow-link-2026-11-25"
 
 
@@ -609,6 +644,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{ANNEALING}.md": annealing,
     f"benchmarks/results/{ALL_REDUCE}.md": delayed_all_reduce,
     f"benchmarks/results/{LONGER_DELAYS}.md": longer_delays,
+    f"benchmarks/results/{MOMENTUM}.md": momentum,
     f"benchmarks/results/{SLOW_LINK}.md": slow_link,
     f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
     f"benchmarks/results/{RATES_OVER_WIDTH}.md": rates_over_width,
