@@ -8,6 +8,8 @@ version that an action reads, and by the optimizer step, which writes one:
     0U4       stage 0 applies the gradient gathered since its last update; the result is version 4
     4S5@3     shard 4 of the head: logits of micro-batch 5, and the gradient of its hidden states
     4T5@3     the gradient of that shard's weights
+    4E5@3     shard 4, of a head tied to the embedding: embeds the tokens of micro-batch 5 that are its rows
+    4G5@3     the gradient of its rows from that use
 
 Micro-batches are numbered through the whole run. Sends and receives are not listed: they follow from the
 others.
@@ -32,13 +34,17 @@ class Op(StrEnum):
     BACKWARD_WEIGHT = "W"
     HEAD = "S"
     HEAD_WEIGHT = "T"
+    EMBED = "E"
+    EMBED_WEIGHT = "G"
     LOSS = "L"
     """Takes what shards of the head give, without a backward; in evaluations alone."""
     UPDATE = "U"
 
 
 FORWARDS = (Op.FORWARD, Op.HEAD)
-"""Ops that begin a micro-batch at a stage; like updates, they add to no gradient."""
+"""Ops that begin a micro-batch at a stage."""
+ADDING_NOTHING = (*FORWARDS, Op.EMBED)
+"""Ops that, like updates, add to no gradient."""
 
 NO_MICROBATCH = -1
 """The `microbatch` of an update, which belongs to no single micro-batch."""
@@ -63,7 +69,7 @@ class Action(NamedTuple):
 
 
 _PRINTED = re.compile(
-    r"(?P<stage>\d{1,9})(?:U(?P<written>\d{1,15})|(?P<op>[FBIWST])(?P<microbatch>\d{1,15})@(?P<read>\d{1,15}))"
+    r"(?P<stage>\d{1,9})(?:U(?P<written>\d{1,15})|(?P<op>[FBIWSTEG])(?P<microbatch>\d{1,15})@(?P<read>\d{1,15}))"
 )
 
 
@@ -107,6 +113,8 @@ class Program:
     """For each rank, its actions in order."""
     head_shards: int = 0
     """Number of last stages that are shards of the head, one per rank; 0: the last stage has all of it."""
+    tied_shards: bool = False
+    """Whether these are shards of the embedding, too, which shares its matrix with the head."""
     updates_together: bool = True
     """Whether all stages update once per step, with one gradient norm and one verdict on non-finite
     gradients. If not, each stage updates on its own."""

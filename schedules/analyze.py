@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedules.actions import FORWARDS, Action, Op, Program
+from schedules.actions import ADDING_NOTHING, FORWARDS, Action, Op, Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ def _delays(program: Program, actions: list[Action]) -> tuple[int, int, int]:
     delays: set[int] = set()
     mismatches: set[int] = set()
     for _, op, microbatch, version in actions:
-        if op in FORWARDS:
+        if op in ADDING_NOTHING:
             forwarded_at[microbatch] = version
             # The version that this micro-batch's gradient is applied to: micro-batch i belongs to update
             # i // interval + 1, which `verify` holds every program to.

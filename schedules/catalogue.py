@@ -8,7 +8,7 @@ from typing import Any
 from schedules.actions import Program
 from schedules.custom import custom_function, custom_program, is_custom
 from schedules.errors import ScheduleError
-from schedules.head_shards import FURTHER_AHEAD, with_head_shards
+from schedules.head_shards import FURTHER_AHEAD, NEEDS_FLUSH, with_head_shards
 from schedules.library.controllable_memory import V_HALF, V_MIN
 from schedules.library.dualpipe_v import DUALPIPE_V
 from schedules.library.gpipe import GPIPE
@@ -137,6 +137,7 @@ def build(
     costs: Sequence[int] = EVEN_COSTS,
     update_interval: int | None = None,
     shard_head: bool = False,
+    tied: bool = False,
 ) -> Program:
     """The program of schedule `name` for one segment of a run.
 
@@ -158,6 +159,7 @@ def build(
         update_interval: pipedream, paci, paci-v: backwards after which a stage updates, a divisor of
             `microbatches`; None: 1 for pipedream, `microbatches` for the others.
         shard_head: Whether the head is in shards on all ranks (see `schedules.head_shards`).
+        tied: With `shard_head`, whether these are shards of the embedding, too.
 
     Raises:
         ScheduleError: The schedule cannot be built with these numbers; the message says what would be
@@ -211,6 +213,8 @@ def build(
                 f"step, needs a delay of at least {smallest}, and {delay} is asked for"
             )
         delay = smallest if delay is None else delay
+    if tied and name in FAMILY and not FAMILY[name].synchronous:
+        raise ScheduleError(f"{name}: {NEEDS_FLUSH}")
     interval = _update_interval(name, microbatches=microbatches, asked=update_interval)
     given: dict[str, Any] = {
         "ahead": ahead,
@@ -226,7 +230,7 @@ def build(
     program = (
         custom_program(name, segment, taken) if is_custom(name) else FAMILY[name].program(segment, **taken)
     )
-    return with_head_shards(program) if shard_head else program
+    return with_head_shards(program, tied=tied) if shard_head else program
 
 
 def _update_interval(name: str, *, microbatches: int, asked: int | None) -> int | None:

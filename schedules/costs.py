@@ -42,6 +42,10 @@ class Costs:
     counted."""
     jitter: float
     """Standard deviation of the log-normal factor (mean 1) that each computation's time has."""
+    embed: tuple[float, ...] = ()
+    """E of a shard of a tied head: its look-up; empty: no time."""
+    embed_weight: tuple[float, ...] = ()
+    """Likewise, G: its gradient."""
     seed: int
     """Seeds the jitter. Stage, op and micro-batch decide a factor, so that schedules meet the same ones."""
 
@@ -197,6 +201,8 @@ def durations(program: Program, costs: Costs) -> dict[Op, list[list[float]]]:
         Op.BACKWARD_WEIGHT: costs.weight_half,
         Op.HEAD: costs.head,
         Op.HEAD_WEIGHT: costs.head_weight,
+        Op.EMBED: costs.embed,
+        Op.EMBED_WEIGHT: costs.embed_weight,
     }
     if costs.jitter == 0:
         rows = {time: [time] * count for of_stage in times.values() for time in of_stage}

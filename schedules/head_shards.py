@@ -7,6 +7,11 @@ its backwards than without shards.
 
 The forwards and backwards of a rank keep their order. S and T are put between them where they come when ranks
 perform S as soon as it can start, and T when there is nothing else to do or two of them wait.
+
+Where embedding and head share a matrix, a shard is one of the embedding, too: it embeds the tokens in its
+rows (E), `EMBEDDED_AHEAD` micro-batches before stage 0 needs them, and adds their gradient (G) when it would
+do T. A micro-batch's T comes up to a pipeline's length before its G, and an update applies both. So this
+needs a schedule that flushes: one gradient then gathers both.
 """
 
 from __future__ import annotations
@@ -22,6 +27,12 @@ from schedules.errors import ScheduleError
 
 FURTHER_AHEAD = 1
 """Forwards that stages run further ahead of their backwards than with the whole head in the last stage."""
+EMBEDDED_AHEAD = 2
+"""Micro-batches that shards of the embedding are ahead of the first stage's forwards, at most."""
+NEEDS_FLUSH = (
+    "shards that embedding and head share (model.tied with parallel.shard_head) need a schedule that flushes "
+    "after each step"
+)
 _TIMES = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 """Of a rank's share of the blocks, for the order alone."""
 _HEAD = 1.0
@@ -32,11 +43,12 @@ _FIRST, _NEXT, _LAST = 0, 1, 2
 """Which of the actions that can start at the same time comes first."""
 
 
-def with_head_shards(program: Program) -> Program:
+def with_head_shards(program: Program, *, tied: bool = False) -> Program:
     """`program` with the head in shards; its other stages have the same micro-batches and versions.
 
     Args:
         program: Valid, without shards. All stages update together.
+        tied: Whether the shards are those of the embedding, too.
 
     Raises:
         ScheduleError: Stages update on their own, or a version is not there for one more forward ahead.
@@ -57,13 +69,17 @@ def with_head_shards(program: Program) -> Program:
     ranks = range(program.num_ranks)
     by_step = [_by_step(actions, program) for actions in program.actions]
     flushed = all(_in_order(actions, program) for actions in program.actions)
+    if tied and not flushed:
+        raise ScheduleError(f"{program.schedule}: {NEEDS_FLUSH}")
     if flushed and all(_alike(steps) for steps in by_step):
-        first = _Order(program, [_further_ahead(steps[0]) for steps in by_step]).run()
+        first = _Order(program, [_further_ahead(steps[0]) for steps in by_step], tied=tied).run()
         actions = [[_later(first[rank], steps, program) for steps in range(program.steps)] for rank in ranks]
         orders = [[action for step in steps for action in step] for steps in actions]
     elif flushed:
         orders = _Order(
-            program, [[action for step in steps for action in _further_ahead(step)] for steps in by_step]
+            program,
+            [[action for step in steps for action in _further_ahead(step)] for steps in by_step],
+            tied=tied,
         ).run()
     else:
         orders = _Order(program, [_further_ahead(actions) for actions in program.actions]).run()
@@ -71,6 +87,7 @@ def with_head_shards(program: Program) -> Program:
         program,
         rank_of_stage=(*program.rank_of_stage, *ranks),
         head_shards=program.num_ranks,
+        tied_shards=tied,
         actions=tuple(map(tuple, orders)),
     )
 
@@ -142,9 +159,10 @@ class _Order:
     Args:
         program: Without shards.
         actions: By rank, in order: its forwards, backwards and updates.
+        tied: As in `with_head_shards`.
     """
 
-    def __init__(self, program: Program, actions: Sequence[Sequence[Action]]) -> None:
+    def __init__(self, program: Program, actions: Sequence[Sequence[Action]], *, tied: bool = False) -> None:
         ranks, stages = program.num_ranks, program.num_stages
         self.program = program
         self.actions = actions
@@ -162,6 +180,14 @@ class _Order:
         self.heads: list[deque[tuple[float, int]]] = [deque() for _ in range(ranks)]
         self.weights: list[deque[int]] = [deque() for _ in range(ranks)]
         self.sums_at: list[dict[int, float]] = [{} for _ in range(ranks)]
+        # By rank: G to come, in order, and when they can start; E to come, of all that stage 0 forwards.
+        self.spreads: list[deque[tuple[float, int]]] = [deque() for _ in range(ranks)]
+        forwards = [action for action in actions[program.rank_of_stage[0]] if action[:2] == (0, Op.FORWARD)]
+        self.lookups: list[deque[Action]] = [deque(forwards if tied else ()) for _ in range(ranks)]
+        self.tied, self.all_lookups, self.forwarded = tied, len(forwards), 0
+        self.embedded: dict[int, list[float]] = {}
+        self.gathered: list[dict[int, int]] = [{} for _ in range(ranks)]
+        """By rank and step: T, and G, performed so far."""
         self.read: dict[int, int] = {}
         """Version that the forward of the last stage has read, by micro-batch."""
         self.written = [program.initial_versions[-1]] * (stages + ranks)
@@ -181,7 +207,8 @@ class _Order:
             if stamp == self.stamps[rank]:
                 self._perform(rank)
         for rank, actions in enumerate(self.actions):
-            if self.position[rank] < len(actions) or self.heads[rank] or self.weights[rank]:
+            left = (self.heads[rank], self.weights[rank], self.spreads[rank], self.lookups[rank])
+            if self.position[rank] < len(actions) or any(left):
                 raise ScheduleError(
                     f"{self.program.schedule}: shards of the head need one more micro-batch in flight, and "
                     f"{actions[min(self.position[rank], len(actions) - 1)]} cannot be performed then"
@@ -201,11 +228,23 @@ class _Order:
             at, microbatch = self.heads[rank][0]
             if self.read[microbatch] <= self.complete:
                 choices.append((max(now, at), _FIRST, Op.HEAD))
+        if self.lookups[rank]:
+            place = self.all_lookups - len(self.lookups[rank])
+            if place < self.forwarded + EMBEDDED_AHEAD and self.lookups[rank][0].version <= self.complete:
+                choices.append((now, _FIRST, Op.EMBED))
+        if self.spreads[rank]:
+            at, microbatch = self.spreads[rank][0]
+            if (
+                not self._completes(rank, microbatch)
+                or microbatch // self.program.microbatches <= self.complete
+            ):
+                urgent = len(self.spreads[rank]) > 1 or (action is not None and action.op is Op.UPDATE)
+                choices.append((max(now, at), _FIRST if urgent else _LAST, Op.EMBED_WEIGHT))
         if self.weights[rank]:
             microbatch = self.weights[rank][0]
             at = self.sums_at[rank].get(microbatch)
-            step, last = divmod(microbatch, self.program.microbatches)
-            if at is not None and (last < self.program.microbatches - 1 or step <= self.complete):
+            step = microbatch // self.program.microbatches
+            if at is not None and (not self._completes(rank, microbatch) or step <= self.complete):
                 urgent = len(self.weights[rank]) > 1 or (action is not None and action.op is Op.UPDATE)
                 choices.append((max(now, at), _FIRST if urgent else _LAST, Op.HEAD_WEIGHT))
         return choices
@@ -216,7 +255,7 @@ class _Order:
         if version - (op is Op.UPDATE) > self.complete:
             return None
         if op is Op.FORWARD:
-            return self.activations_at[stage].get(microbatch) if stage else 0.0
+            return self.activations_at[stage].get(microbatch) if stage or self.tied else 0.0
         if op is Op.UPDATE or op is Op.BACKWARD_WEIGHT:
             return 0.0
         return self.gradient_at[stage].get(microbatch)
@@ -235,6 +274,13 @@ class _Order:
             changed |= self._perform_head(rank, start)
         elif op is Op.HEAD_WEIGHT:
             changed |= self._perform_head_weight(rank, start)
+        elif op is Op.EMBED:
+            changed |= self._perform_embed(rank, start)
+        elif op is Op.EMBED_WEIGHT:
+            self.clock[rank] = start
+            _, microbatch = self.spreads[rank].popleft()
+            self._add(rank, Op.EMBED_WEIGHT, microbatch)
+            changed |= self._gather(rank, microbatch)
         else:
             changed |= self._perform_next(rank, start)
         for other in changed:
@@ -258,8 +304,31 @@ class _Order:
         microbatch = self.weights[rank].popleft()
         self._add(rank, Op.HEAD_WEIGHT, microbatch)
         self.clock[rank] = start + self.head_weight
-        step, last = divmod(microbatch, self.program.microbatches)
-        if last < self.program.microbatches - 1:
+        return self._gather(rank, microbatch)
+
+    def _perform_embed(self, rank: int, start: float) -> set[int]:
+        _, _, microbatch, version = self.lookups[rank].popleft()
+        self.orders[rank].append(Action(self.program.num_stages + rank, Op.EMBED, microbatch, version))
+        self.clock[rank] = start
+        first = self.program.rank_of_stage[0]
+        arrivals = self.embedded.setdefault(microbatch, [])
+        arrivals.append(self._arrival(rank, first))
+        if len(arrivals) < self.program.num_ranks:
+            return set()
+        self.activations_at[0][microbatch] = max(self.embedded.pop(microbatch))
+        return {first}
+
+    def _completes(self, rank: int, microbatch: int) -> bool:
+        """Whether the next T or G of the rank's shard, that of `microbatch`, completes a step's gradient."""
+        parts = self.gathered[rank].get(microbatch // self.program.microbatches, 0) + 1
+        return parts == self.program.microbatches * (1 + self.tied)
+
+    def _gather(self, rank: int, microbatch: int) -> set[int]:
+        """Count a T or G; the update follows the last of a step."""
+        step = microbatch // self.program.microbatches
+        completes = self._completes(rank, microbatch)
+        self.gathered[rank][step] = self.gathered[rank].get(step, 0) + 1
+        if not completes:
             return set()
         stage = self.program.num_stages + rank
         self.orders[rank].append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
@@ -274,7 +343,10 @@ class _Order:
             return self._write(stage, version)
         self.clock[rank] = start + self.times[op]
         rank_of_stage, last = self.program.rank_of_stage, self.program.loss_stage
-        changed = set()
+        changed: set[int] = set()
+        if op is Op.FORWARD and stage == 0 and self.tied:
+            self.forwarded += 1
+            changed.update(range(self.program.num_ranks))
         if op is Op.FORWARD and stage < last:
             changed.add(rank_of_stage[stage + 1])
             self.activations_at[stage + 1][microbatch] = self._arrival(rank, rank_of_stage[stage + 1])
@@ -287,6 +359,10 @@ class _Order:
             if stage == last:
                 for other, sums_at in enumerate(self.sums_at):
                     sums_at[microbatch] = self._arrival(rank, other)
+                changed.update(range(self.program.num_ranks))
+            if not stage and self.tied:
+                for other, spreads in enumerate(self.spreads):
+                    spreads.append((self._arrival(rank, other), microbatch))
                 changed.update(range(self.program.num_ranks))
             if stage:
                 changed.add(rank_of_stage[stage - 1])

@@ -1,4 +1,4 @@
-"""Messages between stages. Programs do not list them: they follow from F, B, I, S and T, and only here.
+"""Messages between stages. Programs do not list them: they follow from F, B, I, S, T, E and G, and only here.
 
 A forward needs the activations of the stage before it and gives its own to the stage after it; a backward (or
 the input half of a split one) needs the gradient of the stage after it and gives its own to the stage before
@@ -6,7 +6,9 @@ it. The weight half needs no message.
 
 Where the head is in shards, the last stage before them gives its hidden states to every shard, and its
 backward needs a part of their gradient and of the softmax's sums from every shard. It gives the sums over the
-whole vocabulary back: the gradient of a shard's weights needs them.
+whole vocabulary back: the gradient of a shard's weights needs them. Where these are shards of the embedding,
+too, stage 0 needs the embedded tokens of every shard, which add up, and its backward gives every shard the
+gradient of the sum.
 
 A channel is a directed pair of stages and a kind of message. The verifier checks that the messages of a
 channel are received in the order in which they are sent.
@@ -34,6 +36,10 @@ class Kind(StrEnum):
     """Of the input's gradient, and of the softmax's sums: from a shard."""
     SUMS = "softmax sums"
     """Over the whole vocabulary: to a shard."""
+    EMBEDDED = "embedded tokens"
+    """Those in a shard's rows, and zeros for the others: to stage 0."""
+    OF_EMBEDDED = "gradient of the embedded tokens"
+    """To a shard."""
 
 
 class Channel(NamedTuple):
@@ -70,11 +76,11 @@ MessagesByPair = dict[tuple[int, int], list[Message]]
 
 def channel_ends(program: Program) -> Mapping[tuple[int, Op], Ends]:
     """The channels of every stage and op of `program` but updates."""
-    return _channel_ends(program.num_stages, program.head_shards)
+    return _channel_ends(program.num_stages, program.head_shards, program.tied_shards)
 
 
 @lru_cache(maxsize=64)
-def _channel_ends(num_stages: int, head_shards: int) -> Mapping[tuple[int, Op], Ends]:
+def _channel_ends(num_stages: int, head_shards: int, tied_shards: bool) -> Mapping[tuple[int, Op], Ends]:
     last = num_stages - head_shards - 1
     ends: dict[tuple[int, Op], Ends] = {}
     hidden, parts, sums = (
@@ -84,11 +90,19 @@ def _channel_ends(num_stages: int, head_shards: int) -> Mapping[tuple[int, Op], 
         )
         for kind in (Kind.HIDDEN, Kind.PART, Kind.SUMS)
     )
+    embedded, of_embedded = (
+        tuple(
+            Channel(shard, 0, kind) if kind is Kind.EMBEDDED else Channel(0, shard, kind)
+            for shard in range(last + 1, num_stages)
+            if tied_shards
+        )
+        for kind in (Kind.EMBEDDED, Kind.OF_EMBEDDED)
+    )
     for stage in range(last + 1):
-        before = (Channel(stage - 1, stage, Kind.ACTIVATIONS),) if stage > 0 else ()
+        before = (Channel(stage - 1, stage, Kind.ACTIVATIONS),) if stage > 0 else embedded
         after = (Channel(stage, stage + 1, Kind.ACTIVATIONS),) if stage < last else hidden
         from_after = (Channel(stage + 1, stage, Kind.GRADIENT),) if stage < last else parts
-        to_before = (Channel(stage, stage - 1, Kind.GRADIENT),) if stage > 0 else ()
+        to_before = (Channel(stage, stage - 1, Kind.GRADIENT),) if stage > 0 else of_embedded
         to_shards = sums if stage == last else ()
         ends[stage, Op.FORWARD] = Ends(before, after)
         ends[stage, Op.BACKWARD] = ends[stage, Op.BACKWARD_INPUT] = Ends(from_after, to_before + to_shards)
@@ -97,6 +111,9 @@ def _channel_ends(num_stages: int, head_shards: int) -> Mapping[tuple[int, Op], 
     for shard, given, part, whole in zip(range(last + 1, num_stages), hidden, parts, sums, strict=True):
         ends[shard, Op.HEAD] = Ends((given,), (part,))
         ends[shard, Op.HEAD_WEIGHT] = Ends((whole,), ())
+    for given, back in zip(embedded, of_embedded, strict=True):
+        ends[given.source, Op.EMBED] = Ends((), (given,))
+        ends[given.source, Op.EMBED_WEIGHT] = Ends((back,), ())
     for stage in range(num_stages):
         ends[stage, Op.UPDATE] = Ends((), ())
     return ends
@@ -120,10 +137,10 @@ def is_local(message: Message | Channel, program: Program) -> bool:
 
 
 def channels_between_ranks(
-    rank_of_stage: Sequence[int], *, head_shards: int = 0
+    rank_of_stage: Sequence[int], *, head_shards: int = 0, tied_shards: bool = False
 ) -> set[tuple[int, int, Kind]]:
     """Sending rank, receiving rank and kind of all messages between ranks; arguments as in `Program`."""
-    ends = _channel_ends(len(rank_of_stage), head_shards).values()
+    ends = _channel_ends(len(rank_of_stage), head_shards, tied_shards).values()
     of_ranks = (
         (rank_of_stage[source], rank_of_stage[destination], kind)
         for source, destination, kind in chain.from_iterable(sends for _, sends in ends)
@@ -160,7 +177,7 @@ def _with_neighbours(program: Program, rank: int) -> set[int]:
     pairs = (
         (sender, receiver)
         for sender, receiver, _ in channels_between_ranks(
-            program.rank_of_stage, head_shards=program.head_shards
+            program.rank_of_stage, head_shards=program.head_shards, tied_shards=program.tied_shards
         )
     )
     return {rank}.union(*(pair for pair in pairs if rank in pair))

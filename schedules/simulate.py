@@ -61,10 +61,14 @@ class _Simulation:
         # For a shard of the head, those of the hidden states and of the softmax's sums.
         self.activations_at = [[-1.0] * count for _ in range(stages)]
         self.gradient_at = [[-1.0] * count for _ in range(stages)]
-        self.activations_at[0] = [0.0] * count
+        self.of_embedded_at = [[-1.0] * count for _ in range(stages if program.tied_shards else 0)]
+        if not program.tied_shards:
+            self.activations_at[0] = [0.0] * count
         if not program.head_shards:
             self.gradient_at[-1] = [0.0] * count
+        # Of what a stage needs from all shards, what has been sent so far.
         self.parts_at: list[list[float]] = [[] for _ in range(count if program.head_shards else 0)]
+        self.embedded_at: list[list[float]] = [[] for _ in range(count if program.tied_shards else 0)]
         self.latencies = {Kind.HIDDEN: costs.hidden_latency, Kind.PART: costs.part_latency}
         self.sends = {key: ends.sends for key, ends in channel_ends(program).items()}
         self.channel_free = {channel: 0.0 for channels in self.sends.values() for channel in channels}
@@ -114,6 +118,17 @@ class _Simulation:
             elif op is weight_half:
                 start = now
                 now = start + weight_time[stage][index]
+            elif op is Op.EMBED:
+                start = now
+                now = start + (self.durations[op][stage][index] if self.costs.embed else 0.0)
+                for channel in sends[stage, op]:
+                    self._send(channel, index, now)
+            elif op is Op.EMBED_WEIGHT:
+                arrived = self.of_embedded_at[stage][index]
+                if arrived < 0:
+                    break
+                start = now if now >= arrived else arrived
+                now = start + (self.durations[op][stage][index] if self.costs.embed_weight else 0.0)
             else:
                 arrived = self.gradient_at[stage][index]
                 if arrived < 0:
@@ -139,13 +154,16 @@ class _Simulation:
                 arrival = self.channel_free[channel] = max(now, self.channel_free[channel]) + transfer
             arrival += self.latencies.get(kind, self.costs.latency)
             self._wake(receiver)
-        if kind is Kind.PART:
-            parts = self.parts_at[index]
+        if kind is Kind.OF_EMBEDDED:
+            self.of_embedded_at[channel.destination][index] = arrival
+            return
+        if kind is Kind.PART or kind is Kind.EMBEDDED:
+            parts = (self.parts_at if kind is Kind.PART else self.embedded_at)[index]
             parts.append(arrival)
             if len(parts) < self.program.head_shards:
                 return
             arrival = max(parts)
-        forward = kind is Kind.ACTIVATIONS or kind is Kind.HIDDEN
+        forward = kind in (Kind.ACTIVATIONS, Kind.HIDDEN, Kind.EMBEDDED)
         (self.activations_at if forward else self.gradient_at)[channel.destination][index] = arrival
 
     def _wake(self, rank: int) -> None:

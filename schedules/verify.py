@@ -2,7 +2,8 @@
 
 - Every stage belongs to one rank, and forwards and backwards (whole, or both halves) every micro-batch
   exactly once, in that order. A shard of the head has S and T of each; all shards read the version that the
-  forward of the stage before them reads.
+  forward of the stage before them reads. One of a tied head has E and G of each, too, at the version that
+  stage 0 reads, and both parts of its gradient go to the same update.
 - Every version is written once and in order, by an update of the right micro-batches, and read only while it
   is there. A backward reads its forward's version (stashed) or the newest one (unstashed).
 - At the end nothing is in flight, no gradient is left over, and the versions that the next segment starts
@@ -140,12 +141,14 @@ def _shard_problems(program: Program) -> Iterator[str]:
 
 
 _OPS_OF_SHARDS = (Op.HEAD, Op.HEAD_WEIGHT, Op.UPDATE)
+_OPS_OF_TIED_SHARDS = (*_OPS_OF_SHARDS, Op.EMBED, Op.EMBED_WEIGHT)
 _OPS_OF_BLOCKS = (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.UPDATE)
 
 
 def _place_problems(program: Program) -> Iterator[_Problem]:
     first, end = _microbatch_range(program)
     update = Op.UPDATE
+    of_shards = _OPS_OF_TIED_SHARDS if program.tied_shards else _OPS_OF_SHARDS
     for rank, actions in enumerate(program.actions):
         for place, action in enumerate(actions):
             stage, op, microbatch, _ = action
@@ -154,7 +157,7 @@ def _place_problems(program: Program) -> Iterator[_Problem]:
             elif program.rank_of_stage[stage] != rank:
                 kind = "actions of other ranks' stages"
                 problem = f"stage {stage} is on rank {program.rank_of_stage[stage]}"
-            elif op not in (_OPS_OF_SHARDS if stage > program.loss_stage else _OPS_OF_BLOCKS):
+            elif op not in (of_shards if stage > program.loss_stage else _OPS_OF_BLOCKS):
                 kind = "actions of another kind of stage"
                 problem = f"stage {stage} is {'a' if stage > program.loss_stage else 'no'} shard of the head"
             elif op is not update and not first <= microbatch < end:
@@ -183,7 +186,11 @@ class _StageState:
     """Version that each micro-batch's forward read."""
     input_halves: set[int] = field(default_factory=set)
     gathered: set[int] = field(default_factory=set)
-    """Micro-batches whose backward is complete."""
+    """Micro-batches whose backward is complete, at a shard of the head but for its use as embedding."""
+    embedded: dict[int, int] = field(default_factory=dict)
+    """At a shard of a tied head: version that each look-up read."""
+    added: set[int] = field(default_factory=set)
+    """Likewise, micro-batches whose gradient of the embedding is added."""
     since_update: list[int] = field(default_factory=list)
 
 
@@ -192,29 +199,31 @@ def _problems_of_stages(program: Program) -> Iterator[_Problem]:
     for stage, actions in enumerate(by_stage):
         yield from _stage_problems(program, stage, actions)
     for stage in range(program.loss_stage + 1, program.num_stages):
-        yield from _shard_version_problems(program, by_stage[program.loss_stage], by_stage[stage])
+        last, actions = program.loss_stage, by_stage[stage]
+        yield from _shard_version_problems(Op.HEAD, last, by_stage[last], actions)
+        if program.tied_shards:
+            yield from _shard_version_problems(Op.EMBED, 0, by_stage[0], actions)
 
 
 def _shard_version_problems(
-    program: Program, before: list[Action], actions: list[Action]
+    op: Op, stage: int, of_stage: list[Action], actions: list[Action]
 ) -> Iterator[_Problem]:
-    """Where a shard reads another version than the stage before the head."""
-    read = {action.microbatch: action.version for action in before if action.op is Op.FORWARD}
+    """Where a shard's `op` reads another version than the forward of `stage`, next to it."""
+    read = {action.microbatch: action.version for action in of_stage if action.op is Op.FORWARD}
     for action in actions:
-        if action.op is Op.HEAD and action.version != (
-            version := read.get(action.microbatch, action.version)
-        ):
+        if action.op is op and action.version != (version := read.get(action.microbatch, action.version)):
             yield _Problem(
-                kind=f"shards of the head read another version than stage {program.loss_stage}",
+                kind=f"shards of the head read another version than stage {stage}",
                 where=("stage", action.stage),
                 first=str(action),
-                sentence=f"{action} must read version {version}, as stage {program.loss_stage} does",
+                sentence=f"{action} must read version {version}, as stage {stage} does",
             )
 
 
 def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iterator[_Problem]:
     forward, backward, input_half, update = Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.UPDATE
     head = Op.HEAD  # a forward with the input half of the backward
+    is_tied = program.tied_shards and stage > program.loss_stage
     first, end = _microbatch_range(program)
     initial, interval = program.initial_versions, program.update_interval
     state = _StageState(newest=initial[-1])
@@ -230,6 +239,13 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
     for action in actions:
         _, op, microbatch, version = action
         if op is update:
+            if is_tied and (halves := state.gathered ^ state.added):
+                yield problem(
+                    "updates come between the two parts of a tied gradient",
+                    action,
+                    f"{action} comes between the two parts of the gradient of micro-batches "
+                    f"{_listed(sorted(halves))}",
+                )
             for kind, sentence in _update_problems(action, state, interval):
                 yield problem(kind, action, sentence)
             state.newest = version
@@ -247,6 +263,24 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
                 action,
                 f"{action} reads version {version}; stage {stage} starts with {_listed(initial)} only",
             )
+        if op is Op.EMBED:
+            if microbatch in state.embedded:
+                sentence = f"{action}: stage {stage} embeds micro-batch {microbatch} twice"
+                yield problem("micro-batches are embedded twice", action, sentence)
+            state.embedded[microbatch] = version
+            continue
+        if op is Op.EMBED_WEIGHT:
+            if state.embedded.get(microbatch) != version or microbatch in state.added:
+                yield problem(
+                    "gradients of the embedding without a look-up of their own",
+                    action,
+                    f"{action}: there is no look-up {stage}E{microbatch}@{version} before it, or its "
+                    "gradient was added before",
+                )
+            state.added.add(microbatch)
+            if microbatch in state.gathered:
+                state.since_update.append(microbatch)
+            continue
         if op is forward or op is head:
             if microbatch in state.forwards:
                 yield problem(
@@ -285,7 +319,16 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
                 f"{action}: there is no input half {stage}I{microbatch} before this weight half",
             )
         state.gathered.add(microbatch)
-        state.since_update.append(microbatch)
+        if not is_tied or microbatch in state.added:
+            state.since_update.append(microbatch)
+    if is_tied and (missing_ones := set(range(first, end)) - state.added):
+        yield problem(
+            "gradients of the embedding are missing",
+            f"micro-batch {min(missing_ones)} of stage {stage}",
+            f"stage {stage} never adds the gradient of the embedding of micro-batches "
+            f"{_listed(sorted(missing_ones))}",
+            count=len(missing_ones),
+        )
     unfinished = [] if state.gathered == state.forwards.keys() else state.forwards.keys() - state.gathered
     for half, what, count, missing in (
         (

@@ -126,7 +126,8 @@ class ModelConfig:
     """Number of tokens in the vocabulary."""
     tied: bool = False
     """The head multiplies with the embedding's matrix and has none of its own. Needs both on one rank: one
-    stage alone, or a schedule in a V (`2bw-v`, `zb-v`, `v-half`, `v-min`, `dualpipe-v`)."""
+    stage alone, or a schedule in a V (`2bw-v`, `zb-v`, `v-half`, `v-min`, `dualpipe-v`); or
+    `parallel.shard_head` under a schedule that flushes."""
     rope_base: float = key(10000.0, low=1, high=1e15)
     """Base of the rotary frequencies."""
     norm_eps: float = key(1e-5, above=0, high=1.0)
@@ -238,7 +239,8 @@ class ParallelConfig:
     `data` processes."""
     shard_head: bool = key(False)
     """The head's matrix in shards on all pipeline ranks, which compute the loss together: ranks are equally
-    fast, for one more micro-batch in flight (docs/parallel.md)."""
+    fast, for one more micro-batch in flight (docs/parallel.md). With `model.tied` the embedding is in the
+    same shards."""
     shard_gradients: bool = key(False)
     """2bw and others that gather the next step's gradient while they apply the last: data ranks keep only
     their part of the one that is applied. Same numbers; backwards then wait for the reduction

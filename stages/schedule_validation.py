@@ -10,7 +10,13 @@ from stages.config import ModelConfig, RunConfig
 from stages.limits import ConfigError
 from stages.model.head_chunks import has_terms
 from stages.pipeline.gradient_buffers import gradient_buffers
-from stages.pipeline.segments import schedule_costs, schedule_facts, segment_program, sync_steps
+from stages.pipeline.segments import (
+    has_tied_shards,
+    schedule_costs,
+    schedule_facts,
+    segment_program,
+    sync_steps,
+)
 
 MOST_SLOTS = 100_000
 """Upper bound of stages times micro-batches in a step, the size of a step's program."""
@@ -33,6 +39,12 @@ def check_schedule(config: RunConfig) -> None:
     else:
         _check_size(config, schedule_facts(config).stages)
         _check_delay(config)
+    if has_tied_shards(config) and not schedule_facts(config).synchronous:
+        raise ConfigError(
+            "parallel.shard_head",
+            f"makes shards that embedding and head share under model.tied, and needs a schedule that flushes "
+            f"after each step for that, unlike {name}; accepted with it: false",
+        )
     try:
         segment_program(config, first_step=0, steps=1)
     except schedules.ScheduleError as error:
@@ -61,7 +73,7 @@ def check_schedule(config: RunConfig) -> None:
         check_shard_head(config)
     if config.parallel.shard_gradients:
         _check_shard_gradients(config)
-    if config.model.tied:
+    if config.model.tied and not config.parallel.shard_head:
         for first_step in {0, sync_steps(config)}:
             problem = tied_problem(segment_program(config, first_step=first_step, steps=TIED_STEPS))
             if problem is not None:
@@ -94,11 +106,6 @@ def check_shard_head(config: RunConfig) -> None:
             key,
             "needs a head that the program knows, and model.factory makes its own; accepted with it: false",
         )
-    if model.tied:
-        raise ConfigError(
-            key,
-            "shards the head's own matrix, and with model.tied it has none; accepted with it: false",
-        )
     if model.vocab_size < config.parallel.stages:
         raise ConfigError(
             key,
@@ -119,7 +126,7 @@ def check_shard_head(config: RunConfig) -> None:
         raise ConfigError(
             key, "makes stages of the head's shards, and train.clip is stage; accepted with it: false"
         )
-    if not method_named(config.optimizer.name).rule("head").elementwise:
+    if not method_named(config.optimizer.name).rule("embedding" if model.tied else "head").elementwise:
         raise ConfigError(
             key,
             f"needs an optimizer that updates rows of the head alone, unlike {config.optimizer.name}; "

@@ -80,6 +80,7 @@ def train(
             process,
             rank_of_stage=program.rank_of_stage,
             head_shards=program.head_shards,
+            tied_shards=program.tied_shards,
             data_ranks=config.parallel.data,
             shape=activation_shape(config),
             dtype=dtypes(config).replica,

@@ -72,7 +72,7 @@ class TrainingLoop:
         self._device = device
         self._process = process
         self._rank_of_stage = program.rank_of_stage
-        self._head_shards = program.head_shards
+        self._head_shards, self._tied_shards = program.head_shards, program.tied_shards
         self._corpus = prepare(config.data, spare=text_folder)
         doing.begin("building the model", kind="building")
         self._ranks = build_ranks(
@@ -278,6 +278,7 @@ class TrainingLoop:
                 batches=rank.batches,
                 rank_of_stage=self._rank_of_stage,
                 head_shards=self._head_shards,
+                tied_shards=self._tied_shards,
                 version=step,
                 dtype=dtypes(self._config).replica,
                 on_action=lambda: self._doing.begin("evaluating"),

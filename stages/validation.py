@@ -40,7 +40,7 @@ from stages.model.families.catalogue import FAMILIES
 from stages.model.moe.validation import check_experts
 from stages.model.spec import head_dim
 from stages.own_code import check_code
-from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
+from stages.pipeline.segments import has_tied_shards, schedule_facts, segment_program, sync_steps
 from stages.schedule_validation import check_schedule
 from stages.update.lr_schedule import DECAY_SHARE, SCHEDULES
 
@@ -273,6 +273,7 @@ def _check_cuda_graphs(config: RunConfig) -> None:
         "model.factory, whose code may wait for the device": config.model.factory is not None,
         "experts, whose rows depend on the tokens": config.model.experts > 0,
         "data.document_mask, whose documents depend on the tokens": config.data.document_mask,
+        "model.tied with parallel.shard_head, not tried with them": has_tied_shards(config),
     }
     for what, is_so in refused.items():
         if config.train.cuda_graphs and is_so:

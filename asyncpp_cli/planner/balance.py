@@ -37,9 +37,9 @@ class Balance(NamedTuple):
     """The same where a stage may begin and end within a block, and the last may have the head alone."""
     cut: list[float]
     """The latter cut, as in `parallel.cut`."""
-    sharded: float | None
-    """The same with the head in shards on all ranks; None: it shares its matrix with the embedding."""
-    sharded_cut: list[float] | None
+    sharded: float
+    """The same with the head in shards on all ranks."""
+    sharded_cut: list[float]
     """The latter cut."""
 
 
@@ -50,18 +50,14 @@ def balances(config: RunConfig) -> Iterator[Balance]:
         if stages <= config.model.layers:
             whole = cut_model(config.model, stages=stages, context=context)
             within = cut_model(config.model, stages=stages, context=context, within_blocks=True)
-            sharded = sharded_cut = None
-            if not config.model.tied:
-                cuts = cut_model(
-                    config.model, stages=stages, context=context, within_blocks=True, has_head=False
-                )
-                in_a_line = replace(
-                    config,
-                    parallel=replace(config.parallel, stages=stages),
-                    schedule=replace(config.schedule, name="2bw", chunks=1),
-                )
-                sharded = efficiency(config, with_head_shards(in_a_line, cuts))
-                sharded_cut = [cut.size for cut in cuts]
+            cuts = cut_model(config.model, stages=stages, context=context, within_blocks=True, has_head=False)
+            in_a_line = replace(
+                config,
+                parallel=replace(config.parallel, stages=stages),
+                schedule=replace(config.schedule, name="1f1b", chunks=1),
+            )
+            sharded = efficiency(config, with_head_shards(in_a_line, cuts))
+            sharded_cut = [cut.size for cut in cuts]
             yield Balance(
                 stages,
                 efficiency(config, whole),

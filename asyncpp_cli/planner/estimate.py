@@ -51,7 +51,13 @@ from stages.model.partition import (
     with_head_shards,
 )
 from stages.model.spec import Parameter
-from stages.pipeline.segments import schedule_costs, schedule_facts, segment_program, sync_steps
+from stages.pipeline.segments import (
+    has_tied_shards,
+    schedule_costs,
+    schedule_facts,
+    segment_program,
+    sync_steps,
+)
 from stages.update.reduction_rounds import ROUND_BYTES, UNDER_WAY
 
 GB = 1e9
@@ -272,7 +278,8 @@ def least_seconds(
     """
     parts, ranks = costs.parts(config), config.parallel.stages
     microbatches, layers = config.schedule.microbatches, config.model.layers
-    embedding, head = _least_work(parts.embedding), _least_work(parts.head)
+    tied_shards = has_tied_shards(config)
+    embedding, head = 0.0 if tied_shards else _least_work(parts.embedding), _least_work(parts.head)
     # Most of them are one and the same.
     kinds = {id(part): part for part in (*parts.blocks, *parts.halves)}
     work = {kind: _least_work(part) + _recomputing(config, part) for kind, part in kinds.items()}
@@ -289,11 +296,16 @@ def least_seconds(
     whole_head = 0.0 if shards else head
     hidden = in_a_v and not schedule.synchronous
     of_embedding, of_half, of_block = (0.0,) * 3 if hidden else _least_reductions(config, costs)
+    of_embedding *= not tied_shards
     message = 2 * costs.message(config) * (ranks > 1)
     trip = message * chunks * (ranks - 1) + sum(map(_recomputing, [config] * layers, parts.blocks))
     trip += sum(
         part.forward + (part.input_half if split else part.backward)
-        for part in (parts.embedding, *parts.blocks, *([] if shards else [parts.head]))
+        for part in (
+            *([] if tied_shards else [parts.embedding]),
+            *parts.blocks,
+            *([] if shards else [parts.head]),
+        )
     )
     if shards:
         # The slowest of them has no fewer rows than the mean, and waits for two messages.
@@ -433,7 +445,7 @@ def losses(layout: Estimate, costs: CostModel) -> dict[str, float]:
     (`network`), and else (`bubble`); and recomputation (`memory`)."""
     times = stage_times(layout.config, layout_cuts(layout.config, layout.cut), costs)
     unlinked = replace(times, message=0.0, reduction=(0.0,) * len(times.reduction))
-    of_head, stages = ("head", "head_weight"), len(layout.cut)
+    of_head, stages = ("head", "head_weight", "embed", "embed_weight"), len(layout.cut)
     kinds: dict[str, Any] = {
         name: times for name, times in vars(unlinked).items() if name not in ("message", *of_head)
     }
@@ -796,7 +808,8 @@ def _of_an_action(settings: _Settings, cut: StageCut) -> dict[str, int]:
 def _communicators(config: RunConfig, rank: int, rank_of_stage: Sequence[int]) -> int:
     if config.parallel.shard_head:
         shards = config.parallel.stages
-        channels = channels_between_ranks(rank_of_stage, head_shards=shards)
+        tied_shards = has_tied_shards(config)
+        channels = channels_between_ranks(rank_of_stage, head_shards=shards, tied_shards=tied_shards)
         neighbours = sum(rank in (sender, receiver) for sender, receiver, _ in channels) // 2
     else:
         neighbours = len({pair for pair in pairwise(rank_of_stage) if rank in pair and pair[0] != pair[1]})
@@ -814,6 +827,8 @@ def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> St
     reduction: list[float] = []
     head: list[float] = []
     head_weight: list[float] = []
+    # A look-up writes as much whatever rows a shard has.
+    tied_shards = [cut.head_rows is not None for cut in cuts] if has_tied_shards(config) else []
     times: dict[StageCut, tuple[float, ...]] = {}
     for cut in first_alike(config.model, cuts):
         if cut not in times:
@@ -833,6 +848,8 @@ def stage_times(config: RunConfig, cuts: list[StageCut], costs: CostModel) -> St
         reduction=tuple(reduction),
         head=tuple(head) if config.parallel.shard_head else (),
         head_weight=tuple(head_weight) if config.parallel.shard_head else (),
+        embed=tuple(parts.embedding.forward * is_shard for is_shard in tied_shards),
+        embed_weight=tuple(parts.embedding.backward * is_shard for is_shard in tied_shards),
         message=costs.message(config),
     )
 
@@ -841,7 +858,11 @@ def _times_of(config: RunConfig, cut: StageCut, parts: ModelTimes, costs: CostMo
     """Forward, backward, its halves, update and reduction of a stage, and of a shard of the head its two
     actions, seconds."""
     blocks = [parts.piece(halves) for halves in cut.pieces]
-    contents = blocks + [parts.embedding] * cut.has_embedding + [parts.head] * cut.has_head
+    contents = (
+        blocks
+        + [parts.embedding] * (cut.has_embedding and cut.head_rows is None)
+        + [parts.head] * cut.has_head
+    )
     recomputed = sum(_recomputing(config, block) for block in blocks)
     parameters = stage_parameters(config.model, cut)
     owned = owned_members(parameters, data_ranks=config.parallel.data)

@@ -83,6 +83,7 @@ def layouts(
                 layers=base.model.layers,
                 microbatches=sequences // size,
                 shard_head=gains_by_shards,
+                tied=base.model.tied,
             )
             for variant in variants:
                 for recompute in RECOMPUTE:
@@ -116,15 +117,25 @@ def _gains_by_shards(base: RunConfig, *, stages: int) -> bool:
         check_shard_head(replace(base, parallel=replace(base.parallel, stages=stages)))
     except ConfigError:
         return False
+    if base.model.tied:
+        # Without shards few schedules can have it, and these have both ends of the model on one rank.
+        return True
     cuts = cut_model(base.model, stages=stages, context=base.data.context, within_blocks=True)
     return efficiency(base, cuts) < 1 - WORTH_A_CUT
 
 
 def _variants(
-    names: Collection[str], *, stages: int, data: int, layers: int, microbatches: int, shard_head: bool
+    names: Collection[str],
+    *,
+    stages: int,
+    data: int,
+    layers: int,
+    microbatches: int,
+    shard_head: bool,
+    tied: bool,
 ) -> Iterator[Variant]:
     """Chunks as `layers` blocks allow, and ahead as the smallest delay allows; `shard_head`: whether shards
-    of the head are considered, too."""
+    of the head are considered, too; `tied`: whether the embedding has its matrix."""
     if stages == 1:
         yield from [Variant(name) for name in names if schedules.is_synchronous(name)][:1]
         # Without a pipeline a delay hides the all-reduce alone.
@@ -148,7 +159,7 @@ def _variants(
                     aheads.append(FURTHER_AHEAD)
                 for ahead in aheads:
                     yield Variant(name, chunks, ahead, split)
-                    if shard_head and schedule.can_shard_head:
+                    if shard_head and schedule.can_shard_head and (schedule.synchronous or not tied):
                         yield Variant(name, chunks, ahead, split, shard_head=True)
 
 

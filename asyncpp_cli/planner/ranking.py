@@ -47,7 +47,7 @@ def ranked(
     if first is None and base.model.tied:
         raise UserError(
             f"model.tied: no layout of {', '.join(names)} has embedding and head on one rank; accepted: "
-            f"false, or --schedule {can_tie()[0]}"
+            f"false, or --schedule {can_tie()[0]}, or one that flushes, such as 1f1b, with shards of both"
         )
     return iter(()) if first is None else chain([first], estimates)
 
@@ -132,4 +132,4 @@ class _Memory:
 
 
 def _possible(config: RunConfig) -> bool:
-    return not config.model.tied or represented(Shape.of(config)).can_tie
+    return not config.model.tied or config.parallel.shard_head or represented(Shape.of(config)).can_tie

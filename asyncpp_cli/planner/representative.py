@@ -11,11 +11,12 @@ import schedules
 from schedules import analyze
 from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
+from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
 from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
 from stages.pipeline.gradient_buffers import gradient_buffers
-from stages.pipeline.segments import schedule_costs, schedule_facts
+from stages.pipeline.segments import has_tied_shards, schedule_costs, schedule_facts
 from stages.schedule_validation import tied_problem
 
 Sizes = tuple[int, ...]
@@ -35,6 +36,7 @@ class Shape(NamedTuple):
     chunks: int
     update_interval: int | None
     shard_head: bool
+    tied_shards: bool
     several_data_ranks: bool
     on_gpu: bool
 
@@ -66,6 +68,7 @@ class Shape(NamedTuple):
             schedule.chunks,
             schedule.update_interval,
             shard_head,
+            has_tied_shards(config),
             config.parallel.data > 1,
             config.site.device != "cpu",
         )
@@ -135,7 +138,9 @@ def _counts_at_most(shape: Shape) -> tuple[tuple[int, ...], ...]:
     """For each rank, an upper bound of the messages of each kind, in the order of `Kind`."""
     run, shards = represented(shape), shape.stages * shape.shard_head
     counts = [dict.fromkeys(Kind, 0) for _ in range(shape.stages)]
-    for sender, receiver, kind in channels_between_ranks(run.rank_of_stage, head_shards=shards):
+    for sender, receiver, kind in channels_between_ranks(
+        run.rank_of_stage, head_shards=shards, tied_shards=shape.tied_shards
+    ):
         counts[sender][kind] += run.in_flight + 1
         counts[receiver][kind] += POSTED_AHEAD + 1
     blocks = run.rank_of_stage[: len(run.rank_of_stage) - shards]
@@ -148,6 +153,11 @@ def _counts_at_most(shape: Shape) -> tuple[tuple[int, ...], ...]:
         last, own = len(blocks) - 1, len(blocks) + blocks[-1]
         counts[blocks[-1]][Kind.PART] += max(wholes for wholes, _ in run.course.in_flight[last])
         counts[blocks[-1]][Kind.SUMS] += max(halves for _, halves in run.course.in_flight[own])
+    if shape.tied_shards:
+        # Between the first stage and the shard of its rank: look-ups are as much ahead, and gradients wait
+        # for no more than two actions.
+        counts[blocks[0]][Kind.EMBEDDED] += EMBEDDED_AHEAD + 1
+        counts[blocks[0]][Kind.OF_EMBEDDED] += EMBEDDED_AHEAD + 1
     return tuple(tuple(of_rank.values()) for of_rank in counts)
 
 
@@ -188,4 +198,5 @@ def _program(shape: Shape) -> schedules.Program:
         chunks=shape.chunks,
         update_interval=shape.update_interval,
         shard_head=shape.shard_head,
+        tied=shape.tied_shards,
     )

@@ -51,6 +51,10 @@ class StageTimes:
     is in the last stage."""
     head_weight: tuple[float, ...] = ()
     """Likewise, the gradient of its weights."""
+    embed: tuple[float, ...] = ()
+    """Of shards that embedding and head share: a look-up; 0 for other stages. Empty if there are none."""
+    embed_weight: tuple[float, ...] = ()
+    """Likewise, its gradient."""
 
     def whole(self, *, split: bool) -> tuple[float, ...]:
         """Forward and backward of a micro-batch, the backward whole or split."""
@@ -269,7 +273,8 @@ def sharded_step(config: RunConfig, times: StageTimes) -> StepTime:
     chunks = schedule.chunks if "chunks" in schedules.options_taken(schedule.name) else 1
     short = _two_steps(schedule.name, ranks=ranks, microbatches=4 * ranks, chunks=chunks)
     split = schedule.split or short.split_backward
-    of_microbatch = sum((*times.whole(split=split), *times.head, *times.head_weight)) / ranks
+    of_shards = (*times.head, *times.head_weight, *times.embed, *times.embed_weight)
+    of_microbatch = sum((*times.whole(split=split), *of_shards)) / ranks
     # Reductions are hidden behind a step, which must not be shorter for that.
     hidden = math.ceil(max(times.reduction) / of_microbatch / ranks)
     simulated, rounds = microbatches, SHARDED_ROUNDS * schedule.ahead + min(hidden, HIDDEN_ROUNDS)
@@ -308,6 +313,7 @@ class _ShardedKey(NamedTuple):
     chunks: int
     split: bool
     costs: tuple[int, ...]
+    tied: bool
 
 
 def _sharded_key(config: RunConfig, *, microbatches: int) -> _ShardedKey:
@@ -321,6 +327,7 @@ def _sharded_key(config: RunConfig, *, microbatches: int) -> _ShardedKey:
         schedule.chunks,
         schedule.split,
         schedule_costs(config),
+        config.model.tied,
     )
 
 
@@ -344,6 +351,8 @@ def _costs(times: StageTimes) -> Costs:
         weight_half=times.weight_half,
         head=times.head,
         head_weight=times.head_weight,
+        embed=times.embed,
+        embed_weight=times.embed_weight,
         update=times.update,
         reduction=times.reduction,
         norm=None,

@@ -16,6 +16,8 @@ _KINDS = {
     Op.BACKWARD_WEIGHT: "backward, weight half",
     Op.HEAD: "shard of the head",
     Op.HEAD_WEIGHT: "shard of the head, weight half",
+    Op.EMBED: "shard of the embedding",
+    Op.EMBED_WEIGHT: "shard of the embedding, its gradient",
     Op.UPDATE: "update",
 }
 

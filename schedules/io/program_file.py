@@ -34,7 +34,7 @@ _KEYS = (
     "initial_versions",
     "final_versions",
 )
-_OPTIONAL_KEYS = ("updates_together", "head_shards")
+_OPTIONAL_KEYS = ("updates_together", "head_shards", "tied_shards")
 _RANK_LINE = re.compile(r"rank +(\d{1,9})")
 
 
@@ -55,6 +55,8 @@ def to_text(program: Program) -> str:
         lines.append("updates_together: 0")
     if program.head_shards:
         lines.append(f"head_shards: {program.head_shards}")
+    if program.tied_shards:
+        lines.append("tied_shards: 1")
     for rank, actions in enumerate(program.actions):
         lines.append(f"rank {rank}: {' '.join(str(action) for action in actions)}")
     return "\n".join(lines) + "\n"
@@ -117,6 +119,7 @@ def from_text(text: str, *, file: str) -> Program:
         final_versions=_numbers(header, "final_versions"),
         actions=tuple(ranks),
         head_shards=_number(header, "head_shards") if "head_shards" in header else 0,
+        tied_shards="tied_shards" in header and bool(_number(header, "tied_shards")),
         updates_together=together,
     )
 

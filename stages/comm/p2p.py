@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import NamedTuple, Protocol
 
@@ -34,6 +34,8 @@ _MADE_BY = {
     Kind.HIDDEN: "F",
     Kind.PART: "S",
     Kind.SUMS: "B",
+    Kind.EMBEDDED: "E",
+    Kind.OF_EMBEDDED: "B",
 }
 """The op that sends a message."""
 
@@ -129,6 +131,7 @@ class DistributedLinks:
         members: the processes of the pipeline's ranks, ascending, this one among them.
         rank_of_stage: the rank that performs each stage.
         head_shards: see `Program`.
+        tied_shards: likewise.
         shape: of every activation and activation gradient.
         dtype: of all messages.
         common_step: whether all stages update together.
@@ -144,6 +147,7 @@ class DistributedLinks:
         members: Sequence[int],
         rank_of_stage: Sequence[int],
         head_shards: int = 0,
+        tied_shards: bool = False,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         common_step: bool,
@@ -151,7 +155,7 @@ class DistributedLinks:
         self._device = process.device
         self._rank = members.index(process.rank)
         self._rank_of_stage = rank_of_stage
-        self._head_shards = head_shards
+        self._head_shards, self._tied_shards = head_shards, tied_shards
         per_wide = torch.promote_types(dtype, torch.float32).itemsize // dtype.itemsize
         self._shapes = {
             kind: (*shape[:-1], message_width(kind, width=shape[-1], per_wide=per_wide)) for kind in Kind
@@ -180,11 +184,12 @@ class DistributedLinks:
     def _channels(self) -> Iterator[tuple[_Channel, str, int, int]]:
         """This rank's channels with name, sender and receiver, in the same order on all ranks."""
         ranks, blocks = self._rank_of_stage, len(self._rank_of_stage) - self._head_shards
-        crossing = channels_between_ranks(ranks, head_shards=self._head_shards)
+        crossing = channels_between_ranks(ranks, head_shards=self._head_shards, tied_shards=self._tied_shards)
         edges = list(dict.fromkeys((min(edge), max(edge)) for edge in pairwise(ranks[:blocks])))
         # The two ends of an edge wait for each other. Every second edge comes first, so they connect in
-        # parallel. Those between the last stage and the shards of the head come after all.
-        star = [(min(edge), max(edge)) for edge in ((ranks[blocks - 1], shard) for shard in ranks[blocks:])]
+        # parallel. Those between the last stage, or the first, and the shards of the head come after all.
+        centres = (ranks[blocks - 1], ranks[0]) if self._tied_shards else (ranks[blocks - 1],)
+        star = [(min(edge), max(edge)) for edge in product(centres, ranks[blocks:])]
         for lower, upper in dict.fromkeys(edges[::2] + edges[1::2] + star):
             if self._rank not in (lower, upper):
                 continue

@@ -40,6 +40,7 @@ def connect(
     *,
     rank_of_stage: Sequence[int],
     head_shards: int = 0,
+    tied_shards: bool = False,
     data_ranks: int,
     shape: tuple[int, ...],
     dtype: torch.dtype,
@@ -51,6 +52,7 @@ def connect(
         process: this one.
         rank_of_stage: the rank of a pipeline that performs each stage.
         head_shards: see `Program`.
+        tied_shards: likewise.
         data_ranks: number of pipelines.
         shape: of every activation and activation gradient.
         dtype: of all messages.
@@ -81,6 +83,7 @@ def connect(
             members=members,
             rank_of_stage=rank_of_stage,
             head_shards=head_shards,
+            tied_shards=tied_shards,
             shape=shape,
             dtype=dtype,
             common_step=common_step,

@@ -227,7 +227,7 @@ def microbatch_activations(config: RunConfig, cut: StageCut) -> tuple[int, int]:
     spec, size = describe(config.model), sizes(config)
     activation = config.model.width * size.replica
     blocks = [spec.piece(halves) for halves in cut.pieces]
-    kept = INDEX_BYTES if cut.has_embedding else 0
+    kept = INDEX_BYTES if cut.has_embedding and cut.head_rows is None else 0
     if config.train.recompute == "full":
         kept += len(blocks) * activation
     elif config.train.recompute == "selective":

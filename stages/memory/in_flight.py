@@ -7,7 +7,7 @@ from operator import ge
 from typing import NamedTuple
 
 from schedules import Op, Program
-from schedules.actions import FORWARDS
+from schedules.actions import ADDING_NOTHING
 
 
 def in_flight_counts(program: Program) -> list[set[tuple[int, int]]]:
@@ -58,7 +58,7 @@ def rank_moments(program: Program) -> list[frozenset[Moment]]:
                 continue
             now[stage] = after(op, *now[stage])
             counts = tuple(now.values())
-            if op in FORWARDS:
+            if op in ADDING_NOTHING:
                 seen.add((forward, stage, counts))
                 for updated in updating:
                     seen.add((update, updated, counts))

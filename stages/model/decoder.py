@@ -64,14 +64,19 @@ class Stage(nn.Module):
     The first stage takes token ids `(batch, context)`; later ones take activations `(batch, context, width)`.
     The last stage returns logits `(batch, context, vocab_size)`; earlier ones return activations. A stage may
     begin or end between a block's attention and its MLP. A shard of the head takes what the last stage with
-    blocks returns, and returns its part of the loss (`stages.model.head_shard`).
+    blocks returns, and returns its part of the loss (`stages.model.head_shard`). One of a tied head also
+    takes token ids, without targets, and returns those in its rows embedded.
     """
 
     def __init__(self, config: ModelConfig, cut: StageCut, *, context: int) -> None:
         super().__init__()
         self.config = config
         self.context = context
-        self.embedding = Embedding(config.vocab_size, config.width) if cut.has_embedding else None
+        self.embedding: Embedding | HeadShard | None = None
+        if cut.head_rows is not None and cut.has_embedding:
+            self.embedding = HeadShard(config.width, cut.head_rows)
+        elif cut.has_embedding:
+            self.embedding = Embedding(config.vocab_size, config.width)
         self.blocks = nn.ModuleDict(
             {
                 str(block): make_block(
@@ -91,9 +96,11 @@ class Stage(nn.Module):
         self.head: Linear | HeadShard | None = None
         if cut.has_head:
             self.head = Linear(config.width, config.vocab_size)
+        elif isinstance(self.embedding, HeadShard):
+            self.head = self.embedding
         elif cut.head_rows is not None:
             self.head = HeadShard(config.width, cut.head_rows)
-        if self.head is not None and config.tied:
+        if isinstance(self.head, Linear) and config.tied:
             # Of another stage where this one has no embedding: `stages.pipeline.tied_head` puts it in place.
             self.head.register_parameter("weight", None)
         self._tie()
@@ -113,7 +120,7 @@ class Stage(nn.Module):
         self.rotation = rotary_table(self.config, context=self.context).to(device=device, dtype=wide)
 
     def _tie(self) -> None:
-        if self.config.tied and isinstance(self.head, Linear) and self.embedding is not None:
+        if self.config.tied and isinstance(self.head, Linear) and isinstance(self.embedding, Embedding):
             self.head.weight = self.embedding.weight
 
     def forward(
@@ -134,17 +141,16 @@ class Stage(nn.Module):
                 token; None: it returns the logits.
             documents: of the micro-batch, within which attention stays; None: within the sequences.
         """
-        if self.embedding is not None:
+        if isinstance(self.head, HeadShard):
+            part: Tensor = self.head.embed(x) if targets is None else self.head(x, targets)
+            return part
+        if isinstance(self.embedding, Embedding):
             x = self.embedding(x)
         place = self.place(documents)
         for index in self.blocks:
             x = self.apply_block(index, x, routing, place, run=self.run_block)
         if self.norm is not None:
             x = self.norm(x)
-        if isinstance(self.head, HeadShard):
-            assert targets is not None, "a shard has no logits of its own to return"
-            part: Tensor = self.head(x, targets)
-            return part
         if self.head is not None:
             cap = self.config.logit_softcap
             if targets is None:

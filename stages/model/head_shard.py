@@ -8,6 +8,9 @@ softmax within the shard, e_k the logarithm of their sum of exponentials and G_k
   sum_k (exp(e_k - e) A_k - B_k) / tokens;
 - the gradient of W_k is (exp(e_k - e) P_k - G_k)^T X / tokens: it needs e of all shards, and can wait (T).
 
+Where the head is tied to the embedding, a shard is one of the embedding's matrix, too: `embed` (E) and
+`leave_embedded` (G).
+
 Logits, softmax and sums are computed in at least float32, a few rows of tokens at a time.
 """
 
@@ -22,6 +25,8 @@ from torch import Tensor, nn
 
 from stages.model.head_chunks import shard_chunk
 from stages.model.head_rows import rows_name
+from stages.model.split_backward import DeferredGradients
+from stages.model.weight_gradient import add_rows
 
 
 class ShardPass(NamedTuple):
@@ -70,6 +75,25 @@ class HeadShard(nn.Module):
     def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """The shard's part of the loss, as `run` gives it, without gradients."""
         return self.run(hidden, targets, with_gradients=False)[0]
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """E: the rows of the tokens `(batch, context)` that are in the shard, zeros for the others. The
+        sum over all shards is exact.
+        """
+        local, inside = self._local(tokens)
+        return F.embedding(local, self.weight).mul_(inside[..., None])
+
+    def leave_embedded(self, gradients: DeferredGradients, tokens: Tensor, gradient: Tensor) -> None:
+        """G: leave the gradient of the rows as an embedding to `gradients`.
+
+        Args:
+            gradients: computes it.
+            tokens: of `embed`.
+            gradient: of the sum over the shards, `(batch, context, width)`.
+        """
+        local, inside = self._local(tokens.flatten())
+        gradients.leave(self.weight, add_rows, gradient.flatten(0, -2) * inside[:, None], local)
 
     @torch.no_grad()
     def run(

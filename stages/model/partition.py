@@ -32,7 +32,8 @@ class StageCut:
     has_norm: bool = False
     """The norm before the head, without the head: that is in shards."""
     head_rows: range | None = None
-    """Rows of the head's matrix, of a shard of it, which has nothing else."""
+    """Rows of the head's matrix, of a shard of it, which has nothing else. With `has_embedding` that is the
+    embedding's matrix, too."""
 
     @property
     def blocks(self) -> range:
@@ -62,12 +63,12 @@ def stage_parameters(config: ModelConfig, cut: StageCut) -> tuple[Parameter, ...
 @lru_cache(maxsize=256)  # a planner asks for the same stage again and again
 def _stage_parameters(settings: tuple[Any, ...], cut: StageCut) -> tuple[Parameter, ...]:
     spec = describe(ModelConfig(*settings))
-    *norm, matrix = spec.head.parameters
     if cut.head_rows is not None:
+        matrix = spec.tied or spec.head.parameters[-1]
         name = rows_name(matrix.name, cut.head_rows)
         return (matrix._replace(name=name, shape=(len(cut.head_rows), *matrix.shape[1:])),)
     held = spec.parameters(cut.halves, embedding=cut.has_embedding, head=cut.has_head)
-    return (*held, *norm) if cut.has_norm else tuple(held)
+    return (*held, *spec.norm.parameters) if cut.has_norm else tuple(held)
 
 
 @lru_cache(maxsize=256)  # a planner asks for the same stage again and again
@@ -99,8 +100,10 @@ def cut_of(config: RunConfig) -> list[StageCut]:
 
 def with_head_shards(config: RunConfig, cuts: Sequence[StageCut]) -> list[StageCut]:
     """`cuts` of a run with the head in shards, which are stages of their own behind all others: one on each
-    rank, and smaller on those whose blocks cost more."""
-    *others, last = cuts
+    rank, and smaller on those whose blocks cost more. A tied model has its embedding there, too."""
+    tied = config.model.tied
+    first, *others = cuts
+    *before, last = [replace(first, has_embedding=not tied), *others]
     ranks, placement = config.parallel.stages, schedule_facts(config).placement
     spec, context = describe(config.model), config.data.context
     costs = [half.forward_multiply_adds(context=context) for half in spec.halves]
@@ -111,10 +114,10 @@ def with_head_shards(config: RunConfig, cuts: Sequence[StageCut]) -> list[StageC
     vocabulary = config.model.vocab_size
     row = spec.head.forward_multiply_adds(context=context) // vocabulary
     return [
-        *others,
+        *before,
         replace(last, has_head=False, has_norm=True),
         *(
-            StageCut(halves=range(0), has_embedding=False, has_head=False, head_rows=rows)
+            StageCut(halves=range(0), has_embedding=tied, has_head=False, head_rows=rows)
             for rows in shard_rows(vocabulary, row=row, others=tuple(of_ranks))
         ),
     ]

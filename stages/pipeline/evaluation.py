@@ -16,7 +16,7 @@ from stages.comm.collectives import Exchange
 from stages.comm.p2p import Links
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
-from stages.model.head_shard import merge_parts
+from stages.model.head_shard import HeadShard, merge_parts
 from stages.pipeline.flat_buffers import members_of
 from stages.update.optimizer_step import StageState
 
@@ -33,6 +33,7 @@ def forward_program(
     *,
     rank_of_stage: tuple[int, ...],
     head_shards: int = 0,
+    tied_shards: bool = False,
     microbatches: int,
     version: int,
     data_rank: int,
@@ -41,19 +42,22 @@ def forward_program(
     """The program that sends every `data_ranks`-th of `microbatches` micro-batches forward through all
     stages.
 
-    Shards of the head follow as many micro-batches later as there are stages before them, so that no rank
-    waits.
+    Shards of the head follow as many micro-batches later as there are stages before them, and those of the
+    embedding come as much earlier, so that no rank waits.
     """
     blocks = len(rank_of_stage) - head_shards
     own = range(data_rank, microbatches, data_ranks)
 
     def actions(rank: int) -> Iterator[Action]:
         stages = [stage for stage, holder in enumerate(rank_of_stage) if holder == rank]
-        for place in range(len(own) + (blocks + 1) * (head_shards > 0)):
+        for place in range(-blocks * tied_shards, len(own) + (blocks + 1) * (head_shards > 0)):
             for stage in stages:
-                op, behind = (Op.FORWARD, 0) if stage < blocks else (Op.HEAD, blocks)
-                if place - behind in range(len(own)):
-                    yield Action(stage, op, own[place - behind], version)
+                ops = [(Op.FORWARD, 0)] if stage < blocks else [(Op.HEAD, blocks)]
+                if stage >= blocks and tied_shards:
+                    ops.append((Op.EMBED, -blocks))
+                for op, behind in ops:
+                    if place - behind in range(len(own)):
+                        yield Action(stage, op, own[place - behind], version)
             if head_shards and blocks - 1 in stages and place - blocks - 1 in range(len(own)):
                 yield Action(blocks - 1, Op.LOSS, own[place - blocks - 1], version)
 
@@ -65,6 +69,7 @@ def forward_program(
         first_step=0,
         rank_of_stage=rank_of_stage,
         head_shards=head_shards,
+        tied_shards=tied_shards,
         initial_versions=(version,),
         final_versions=(version,),
         actions=tuple(tuple(actions(rank)) for rank in range(max(rank_of_stage) + 1)),
@@ -79,6 +84,7 @@ def evaluate(
     batches: Batches,
     rank_of_stage: tuple[int, ...],
     head_shards: int,
+    tied_shards: bool = False,
     version: int,
     dtype: torch.dtype,
     on_action: Callable[[], None],
@@ -92,6 +98,7 @@ def evaluate(
         batches: source of tokens and targets. The data ranks share the micro-batches of its validation sets.
         rank_of_stage: see `Program`.
         head_shards: see `Program`.
+        tied_shards: likewise.
         version: of the evaluated weights.
         dtype: of the computation.
         on_action: called when an action begins.
@@ -106,6 +113,7 @@ def evaluate(
     program = forward_program(
         rank_of_stage=rank_of_stage,
         head_shards=head_shards,
+        tied_shards=tied_shards,
         microbatches=len(read),
         version=version,
         data_rank=data.rank,
@@ -132,7 +140,10 @@ def evaluate(
             loss = merge_parts(incoming, scale=1.0).loss
             losses[action.microbatch] = loss.double()
             continue
-        [given] = incoming or [tokens]
+        # Embedded tokens of several shards, of which all but one are 0 for each token, add up.
+        given, *others = incoming or [tokens]
+        for other in others:
+            given = given + other
         # The replica's module has the right type; its own weights are not used.
         module = stages[action.stage].weights.replicas[0].module
         routing = stages[action.stage].weights.newest().routing()
@@ -140,7 +151,9 @@ def evaluate(
         documents = batches.validation_documents(index, count=batches.evaluated[name], name=name)
         has_loss = action.op is Op.HEAD or not outgoing
         asked = {"targets": targets if has_loss else None, "documents": documents}
-        output = functional_call(module, weights[action.stage], (given, routing), asked)
+        # A shard of embedding and head is one module under two names.
+        once = isinstance(module.head, HeadShard)
+        output = functional_call(module, weights[action.stage], (given, routing), asked, tie_weights=not once)
         for message in outgoing:
             links.send(message, output)
         if not outgoing:

@@ -202,6 +202,10 @@ class RankExecutor:
                     yield from self._head(action)
                 elif action.op is Op.HEAD_WEIGHT:
                     yield from self._head_weight(action)
+                elif action.op is Op.EMBED:
+                    self._embed(action)
+                elif action.op is Op.EMBED_WEIGHT:
+                    yield from self._embed_weight(action)
                 elif action.op is Op.BACKWARD or action.op is Op.BACKWARD_INPUT:
                     yield from self._backward(action)
                 else:
@@ -232,7 +236,10 @@ class RankExecutor:
         incoming = received(action, self._program)
         outgoing = sent(action, self._program)
         loads: list[Tensor] = []
-        given = (yield from self._receive(*incoming)) if incoming else self._batches.tokens(microbatch)
+        given = (yield from self._receive(incoming[0])) if incoming else self._batches.tokens(microbatch)
+        for message in incoming[1:]:
+            # Of shards of the embedding: all but one of a token's terms are 0.
+            given += yield from self._receive(message)
         targets = None if outgoing else self._batches.targets(microbatch)
         split = (stage, microbatch) in self._split
         passed: Pass
@@ -279,9 +286,11 @@ class RankExecutor:
         whole = self._updates.last_backward(action) if saved.passed.reports else None
         with update.at_backward(saved.replica, mismatch=mismatch):
             saved.passed.backward(gradient, whole=whole)
-        for message in sent(action, self._program):
-            if message.kind is Kind.GRADIENT:
-                self._links.send(message, saved.passed.input_gradient())
+        onward = [message for message in sent(action, self._program) if message.kind is not Kind.SUMS]
+        if onward:
+            of_input = saved.passed.input_gradient()
+            for message in onward:
+                self._links.send(message, of_input)
         saved.replica.pending_backwards -= 1
         if not saved.passed.is_split:
             weights.gradient_buffer.count(saved.version, saved.loads)
@@ -338,6 +347,21 @@ class RankExecutor:
         gradients.compute(self._updates.last_backward(action))
         self._stages[stage].weights.gradient_buffer.count(head.version, ())
         self._count_in_flight()
+
+    def _embed(self, action: Action) -> None:
+        [outgoing] = sent(action, self._program)
+        shard = self._stages[action.stage].weights.replica_of(action.version).module.head
+        assert isinstance(shard, HeadShard)
+        self._links.send(outgoing, shard.embed(self._batches.tokens(action.microbatch)))
+
+    def _embed_weight(self, action: Action) -> Iterator[None]:
+        [incoming] = received(action, self._program)
+        gradient = yield from self._receive(incoming)
+        shard = self._stages[action.stage].weights.replica_of(action.version).module.head
+        assert isinstance(shard, HeadShard)
+        gradients = DeferredGradients()
+        shard.leave_embedded(gradients, self._batches.tokens(action.microbatch), gradient)
+        gradients.compute(self._updates.last_backward(action))
 
     def _count_in_flight(self) -> None:
         counts = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from schedules import Op, Program
-from schedules.actions import FORWARDS
+from schedules.actions import ADDING_NOTHING
 
 
 def gradient_buffers(programs: Sequence[Program], *, data_ranks: int, on_gpu: bool) -> list[int]:
@@ -33,6 +33,6 @@ def _overlaps(programs: Sequence[Program], stage: int) -> bool:
                 unread = action.version
             elif unread is not None and action.version >= unread:
                 unread = None
-            elif unread is not None and action.op not in FORWARDS:
+            elif unread is not None and action.op not in ADDING_NOTHING:
                 return True
     return False

@@ -78,6 +78,7 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
             steps=steps,
             first_step=first_step,
             shard_head=config.parallel.shard_head,
+            tied=has_tied_shards(config),
         )
     options = schedules.options_taken(schedule.name)
     return _build(
@@ -95,7 +96,13 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
         costs=schedule_costs(config),
         update_interval=schedule.update_interval,
         shard_head=config.parallel.shard_head,
+        tied=has_tied_shards(config),
     )
+
+
+def has_tied_shards(config: RunConfig) -> bool:
+    """Whether shards of the head are shards of the embedding, too."""
+    return config.parallel.shard_head and config.model.tied
 
 
 def schedule_costs(config: RunConfig) -> tuple[int, ...]:

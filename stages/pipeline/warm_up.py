@@ -75,5 +75,8 @@ def _warm_up_shard(state: StageState, shard: HeadShard, config: RunConfig, *, de
     factors, given = shard.gradient_factors(kept, merged.sums, scale=1.0)
     gradients = DeferredGradients()
     add_matrix(gradients, shard.weight, given=given, gradient=factors)
+    if config.model.tied:
+        tokens = torch.zeros(hidden.shape[:2], dtype=torch.long, device=device)
+        shard.leave_embedded(gradients, tokens, shard.embed(tokens))
     gradients.compute()
     state.weights.gradient_buffer.flat.zero_()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from schedules.actions import FORWARDS, Action, Op, Program
+from schedules.actions import ADDING_NOTHING, Action, Op, Program
 from schedules.dependencies import Place, launched, places_to_agree
 from stages.comm.collectives import Exchange, Reduction
 from stages.pipeline.flat_buffers import GradientBuffer
@@ -47,7 +47,7 @@ class _Pending:
 
     def is_needed(self, action: Action) -> bool:
         stages = [gathered.stage for gathered in self.unit]
-        adds_into_it = action.op not in FORWARDS and action.stage in self.sole_buffers
+        adds_into_it = action.op not in ADDING_NOTHING and action.stage in self.sole_buffers
         return adds_into_it or needs_update(action, stages=stages, version=self.unit[0].version)
 
 
@@ -231,7 +231,7 @@ class RankUpdates:
 
     def _free_buffer(self, before: Action) -> Iterator[None]:
         """Wait until the buffer that a backward adds to has been reduced, if it is the only whole one."""
-        if before.op in FORWARDS or before.op is Op.UPDATE or before.stage not in self._sharded:
+        if before.op in ADDING_NOTHING or before.op is Op.UPDATE or before.stage not in self._sharded:
             return
         reduction = self._sharded.pop(before.stage)
         started = self._clock.mark()

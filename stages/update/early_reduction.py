@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from schedules.actions import FORWARDS, Action, Op, Program
+from schedules.actions import ADDING_NOTHING, Action, Op, Program
 
 
 def needs_update(action: Action, *, stages: Collection[int], version: int) -> bool:
@@ -62,7 +62,7 @@ def slack_of(program: Program, rank: int, *, common_step: bool) -> Slack:
             elif all(at >= finished for at, _ in unit.values()):
                 early.update(backward for _, backward in unit.values())
             unit = {}
-        elif action.op not in FORWARDS:
+        elif action.op not in ADDING_NOTHING:
             last[action.stage] = place, action
     return Slack(frozenset(early), any_slack)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from support.schedule_cases import arguments
+from hypothesis import strategies as st
+from support.schedule_cases import arguments, run
 
 from schedules import (
     NAMES,
@@ -19,9 +21,11 @@ from schedules import (
     find_problems,
     parse_action,
     smallest_delay,
+    verify,
 )
 from schedules.catalogue import FAMILY
 from schedules.costs import uniform_costs
+from schedules.deadlock import find_deadlock, sends_in_flight
 from schedules.simulate import simulate, throughput
 
 SHARDED = tuple(name for name in NAMES if FAMILY[name].default_interval is None and name != "looped-bfs")
@@ -96,7 +100,33 @@ def test_the_delay_grows_only_where_one_more_forward_ahead_needs_it(name):
             assert after == max(1, -(-(lead + 1) // microbatches))
 
 
+FLUSHED = tuple(name for name in SHARDED if FAMILY[name].synchronous)
+
+
+@SOME
+@given(
+    arguments(names=FLUSHED, max_stages=6, max_microbatches=12, tied=True), st.integers(1, 30), st.integers()
+)
+def test_shards_of_embedding_and_head_end_and_cost_no_micro_batch_in_flight(asked, room, seed):
+    tied, alone = build(**asked), build(**{**asked, "tied": False})
+    verify(tied)
+    needed = sends_in_flight(tied)
+    ran = run(tied, capacity=needed, chance=random.Random(seed))
+    assert ran.finished
+    assert ran.unread == 0
+    ran = run(tied, capacity=room, chance=random.Random(seed))
+    assert ran.finished == (find_deadlock(tied, channel_capacity=room) is None)
+    assert analyze(tied).activations == analyze(alone).activations
+    assert analyze(tied).versions == analyze(alone).versions
+    ops = (Op.EMBED, Op.EMBED_WEIGHT)
+    for stage in range(tied.num_stages):
+        rest = [action for action in tied.stage_actions(stage) if action.op not in ops]
+        assert sorted(rest) == sorted(alone.stage_actions(stage))
+
+
 def test_what_cannot_have_shards_is_refused():
+    with pytest.raises(ScheduleError, match="2bw: shards that embedding and head share"):
+        build("2bw", stages=2, microbatches=4, steps=1, shard_head=True, tied=True)
     for name in ("pipedream", "paci", "paci-v"):
         with pytest.raises(ScheduleError, match="stages update on their own, and shards of the head"):
             build(name, stages=2, microbatches=4, steps=1, shard_head=True)
@@ -109,8 +139,8 @@ def test_what_cannot_have_shards_is_refused():
 PROGRAM = build("2bw", stages=2, microbatches=2, steps=3, shard_head=True)
 
 
-def changed(old: str, new: str | None) -> Program:
-    """PROGRAM with one action replaced, or left out."""
+def changed(old: str, new: str | None, *, of: Program = PROGRAM) -> Program:
+    """`of` with one action replaced, or left out."""
     actions = [
         tuple(
             replacement
@@ -119,14 +149,25 @@ def changed(old: str, new: str | None) -> Program:
                 [action] if str(action) != old else [] if new is None else [parse_action(new)]
             )
         )
-        for rank in PROGRAM.actions
+        for rank in of.actions
     ]
-    return replace(PROGRAM, actions=tuple(actions))
+    return replace(of, actions=tuple(actions))
+
+
+TIED = build("1f1b", stages=2, microbatches=2, steps=2, shard_head=True, tied=True)
 
 
 @pytest.mark.parametrize(
     ("program", "problem"),
     [
+        (changed("3E2@1", "3E2@0", of=TIED), "3E2@0 must read version 1, as stage 0 does"),
+        (changed("3E2@1", None, of=TIED), "there is no look-up 3E2@1 before it"),
+        (
+            changed("3G3@1", None, of=TIED),
+            "3U2 comes between the two parts of the gradient of",
+        ),
+        (changed("3E2@1", "3E1@1", of=TIED), "stage 3 embeds micro-batch 1 twice"),
+        (replace(TIED, tied_shards=False), "stage 2 is a shard of the head"),
         (changed("3S4@1", "3S4@0"), "3S4@0 must read version 1, as stage 1 does"),
         (changed("3T2@0", None), "stage 3 never performs the weight half of the backward of micro-batch 2"),
         (changed("2S5@1", None), "stage 2 never forwards micro-batch 5"),

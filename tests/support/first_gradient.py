@@ -59,17 +59,19 @@ class KeepGradient:
 
 
 def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same with the rows of the head together, if it is in shards."""
-    rows = {}
+    """The same with the rows of the head, perhaps tied to the embedding, together, if it is in shards."""
+    rows: dict[int, Tensor] = {}
     whole = {}
+    joined_name = "head.weight"
     for name, tensor in tensors.items():
-        _, held = split_name(name)
+        own_name, held = split_name(name)
         if held is None:
             whole[name] = tensor
         else:
             assert len(held) == len(tensor)
             rows[held.start] = tensor
-    return whole | ({"head.weight": torch.cat([rows[start] for start in sorted(rows)])} if rows else {})
+            joined_name = own_name
+    return whole | ({joined_name: torch.cat([rows[start] for start in sorted(rows)])} if rows else {})
 
 
 def first_gradient(config: RunConfig) -> dict[str, Tensor]:

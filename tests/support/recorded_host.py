@@ -147,6 +147,7 @@ def record(config: RunConfig, monkeypatch: pytest.MonkeyPatch, *, uses: bool = F
             process,
             rank_of_stage=program.rank_of_stage,
             head_shards=program.head_shards,
+            tied_shards=program.tied_shards,
             data_ranks=data_ranks,
             shape=activation_shape(config),
             dtype=torch.float32,

@@ -16,7 +16,7 @@ MOST_FORWARDS = 4096
 
 
 @st.composite
-def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4):
+def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4, tied=False):
     """Valid arguments of `build`."""
     name = draw(st.sampled_from(names))
     schedule = FAMILY[name]
@@ -44,7 +44,9 @@ def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4
         "steps": draw(st.integers(1, max(1, min(max_steps, MOST_FORWARDS // forwards)))),
         "first_step": draw(st.integers(0, 5)),
     }
-    if schedule.default_interval is None and name != "looped-bfs":
+    if tied:
+        asked |= {"shard_head": True, "tied": True}
+    elif schedule.default_interval is None and name != "looped-bfs":
         order["shard_head"] = asked["shard_head"] = draw(st.booleans())
     if "delay" in schedule.options:
         asked |= order
@@ -80,6 +82,7 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
     last = program.num_stages - 1
     shards = range(program.num_stages - program.head_shards, program.num_stages)
     last -= len(shards)
+    tied = shards if program.tied_shards else range(0)
     channels: dict[tuple[int, int, str], deque[int]] = defaultdict(deque)
     place = [0] * program.num_ranks
     outbox: list[deque[tuple[tuple[int, int, str], int]]] = [deque() for _ in range(program.num_ranks)]
@@ -107,6 +110,7 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
         given: list[tuple[int, int, str]] = []
         if action.op is Op.FORWARD:
             taken += [(stage - 1, stage, "activations")] * (stage > 0)
+            taken += [(shard, stage, "embedded") for shard in tied if stage == 0]
             given += (
                 [(stage, stage + 1, "activations")]
                 if stage < last
@@ -119,11 +123,16 @@ def run(program: Program, *, capacity: int | None, chance: random.Random) -> Ran
                 else [(shard, stage, "part") for shard in shards]
             )
             given += [(stage, stage - 1, "gradient")] * (stage > 0)
+            given += [(stage, shard, "of embedded") for shard in tied if stage == 0]
             given += [(stage, shard, "sums") for shard in shards if stage == last]
         elif action.op is Op.HEAD:
             taken, given = [(last, stage, "hidden")], [(stage, last, "part")]
         elif action.op is Op.HEAD_WEIGHT:
             taken = [(last, stage, "sums")]
+        elif action.op is Op.EMBED:
+            given = [(stage, 0, "embedded")]
+        elif action.op is Op.EMBED_WEIGHT:
+            taken = [(0, stage, "of embedded")]
         if not all(channels[channel] for channel in taken):
             return False
         for channel in taken:

@@ -56,6 +56,7 @@ def small_config(
     recompute: str = "none",
     compile: bool = False,
     shard_head: bool = False,
+    tied: bool = False,
     ema_decay: float | None = None,
 ) -> RunConfig:
     return RunConfig(
@@ -70,7 +71,7 @@ def small_config(
         ),
         optimizer=OptimizerConfig(name=optimizer, lr=lr),
         error_feedback=ErrorFeedbackConfig(coefficient=coefficient, form=form),
-        model=ModelConfig(name="tiny", layers=layers, width=16, heads=4, kv_heads=2, mlp_width=24),
+        model=ModelConfig(name="tiny", layers=layers, width=16, heads=4, kv_heads=2, mlp_width=24, tied=tied),
         data=DataConfig(path=str(text), context=12),
         parallel=ParallelConfig(stages=stages, cut=cut, data=data, shard_head=shard_head),
         train=TrainConfig(

@@ -266,8 +266,8 @@ def _show_balance(base: Base, *, as_json: bool) -> None:
                 f"{each.whole:.3f}",
                 f"{each.within:.3f}",
                 ", ".join(map(str, each.cut)),
-                "-" if each.sharded is None else f"{each.sharded:.3f}",
-                ", ".join(map(str, each.sharded_cut or ())),
+                f"{each.sharded:.3f}",
+                ", ".join(map(str, each.sharded_cut)),
             ]
             for each in found
         ],

@@ -73,7 +73,8 @@ def test_every_schedule_trains(text: Path) -> None:
 @pytest.mark.parametrize("stages", [2, 3])
 def test_shards_of_the_head_train(stages: int, text: Path) -> None:
     jobs = []
-    for schedule in ("1f1b", "2bw", "2bw-v", "zb-v", "v-half"):
+    tied = [("1f1b", True), ("zb-v", True)]
+    for schedule, is_tied in [*((name, False) for name in ("1f1b", "2bw", "2bw-v", "zb-v", "v-half")), *tied]:
         config = small_config(
             schedule,
             text=text,
@@ -83,6 +84,7 @@ def test_shards_of_the_head_train(stages: int, text: Path) -> None:
             steps=2,
             eval_interval=2,
             shard_head=True,
+            tied=is_tied,
         )
         jobs.append(Job(config, 0))
     check_against_replay(jobs, size=stages)

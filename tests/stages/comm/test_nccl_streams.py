@@ -40,6 +40,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "2bw-v with head shards": {"shard_head": True, "split": True},
     "zb-v with head shards": {"shard_head": True},
     "v-half with head shards": {"shard_head": True},
+    "1f1b with tied shards": {"shard_head": True, "tied": True},
+    "zb-v with tied shards": {"shard_head": True, "tied": True},
 }
 
 

@@ -22,6 +22,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("2bw-v", {"ahead": 2}),
     ("2bw-v", {"split": True}),
     *((name, {"shard_head": True}) for name in ("1f1b", "2bw", "2bw-v", "zb-v", "v-half")),
+    *((name, {"shard_head": True, "tied": True}) for name in ("1f1b", "gpipe", "zb-v", "v-half")),
 ]
 
 
@@ -49,6 +50,7 @@ def counted(program: Program, rank: int) -> int:
         members=range(program.num_ranks),
         rank_of_stage=program.rank_of_stage,
         head_shards=program.head_shards,
+        tied_shards=program.tied_shards,
         shape=(WIDTH,),
         dtype=torch.float32,
         common_step=program.updates_together,

@@ -46,6 +46,9 @@ def sharded(schedule: str, *, family: str = "llama", vocab_size: int = 259, **op
         return with_experts(config, shared_experts=1, dense_layers=1)
     if family == "mup":
         return with_mup(config)
+    if family == "tied":
+        config.model.tied = True
+        return config
     config.model.family = family
     return config
 
@@ -61,6 +64,12 @@ def sharded(schedule: str, *, family: str = "llama", vocab_size: int = 259, **op
         ("v-half", 3, "qwen3"),
         ("1f1b", 3, "mup"),
         ("zb-v", 2, "mup"),
+        *(
+            (schedule, 2 + number % 2, "tied")
+            for number, schedule in enumerate(SCHEDULES)
+            if not schedule.startswith("2bw")
+        ),
+        ("1f1b", 1, "tied"),
     ],
 )
 def test_gradients_are_those_of_a_single_process(schedule: str, stages: int, family: str, text: Path) -> None:
@@ -84,6 +93,8 @@ def test_gradients_are_those_of_a_single_process(schedule: str, stages: int, fam
         ("2bw-v", 3, "adamw", 0.0, "llama"),
         ("2bw", 3, "muon", 1.0, "mup"),
         ("1f1b", 2, "adamw", 0.0, "mup"),
+        ("1f1b", 3, "muon", 0.0, "tied"),
+        ("zb-v", 2, "adamw", 0.0, "tied"),
     ],
 )
 def test_a_run_is_the_recurrence_written_out_on_one_process(
@@ -123,6 +134,11 @@ def test_processes_and_replay_agree_bit_for_bit(text: Path) -> None:
         sharded(schedule, text=text, stages=2, microbatches=4, precision=precision, vocab_size=vocabulary)
         for schedule in SCHEDULES
         for precision, vocabulary in (("float32", 259), ("bfloat16", 301))
+    ] + [
+        sharded(schedule, text=text, stages=2, microbatches=4, precision=precision, family="tied")
+        for schedule in SCHEDULES
+        if not schedule.startswith("2bw")
+        for precision in ("float32", "bfloat16")
     ]
     by_rank = in_processes(run_in_processes, configs, size=2)
     for config, trained in zip(configs, of_writers(by_rank, configs), strict=True):
@@ -159,14 +175,28 @@ def test_a_run_goes_on_to_the_same_bits_with_the_same_shards(
     [((3, True), (2, True)), ((3, True), (2, False)), ((2, False), (3, True))],
     ids=["to fewer shards", "to a whole head", "from a whole head"],
 )
+@pytest.mark.parametrize(("schedule", "family"), [("2bw", "llama"), ("zb-v", "tied")])
 def test_a_run_goes_on_with_other_shards_and_with_none(
-    saved: tuple[int, bool], resumed: tuple[int, bool], text: Path, tmp_path: Path
+    schedule: str,
+    family: str,
+    saved: tuple[int, bool],
+    resumed: tuple[int, bool],
+    text: Path,
+    tmp_path: Path,
 ) -> None:
     """As the run that went on with what saved: losses differ by the order of sums alone, and what is exported
     from the checkpoint is the same."""
 
     def config(stages: int, shard_head: bool) -> RunConfig:
-        run = sharded("2bw", text=text, stages=stages, microbatches=4, precision="float64", coefficient=1.0)
+        run = sharded(
+            schedule,
+            family=family,
+            text=text,
+            stages=stages,
+            microbatches=4,
+            precision="float64",
+            coefficient=1.0 if schedule == "2bw" else 0.0,
+        )
         run.parallel.shard_head = shard_head
         return saving(run)
 
@@ -232,7 +262,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_shards(
         ),
         (
             {"tied": True},
-            "parallel.shard_head: shards the head's own matrix, and with model.tied it has none",
+            "parallel.shard_head: makes shards that embedding and head share under model.tied",
         ),
         (
             {"z_loss": 1e-4},
