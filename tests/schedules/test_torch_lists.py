@@ -361,3 +361,34 @@ def test_activations_in_flight_are_torchs_slots(name, p, m):
         assert slots(stages) == analysis.rank_activations[rank]
         for stage in stages:
             assert slots([stage]) == analysis.activations[stage]
+
+
+@pytest.mark.parametrize(("name", "p", "m"), CASES)
+def test_activations_in_flight_are_lifetimes_in_torchs_lists(name, p, m):
+    """By the definition of torch 2.15's analysis, for any torch: an activation lives from the position of its
+    forward to that of its backward or weight half, both included; actions of a pair have one position."""
+    ours = build(name, stages=p, microbatches=m, steps=1, chunks=1 if name == "1f1b" else 2)
+    if name in TORCHS:
+        lists = getattr(torch_schedules, TORCHS[name])(outlines_of(stages=p, chunks=2), m).pipeline_order
+    else:
+        rows = [row.split(",") for row in to_csv(ours).splitlines()]
+        lists = {rank: map(torch_schedules._Action.from_str, row) for rank, row in enumerate(rows)}
+    analysis = analyze(ours)
+    for rank in range(p):
+        positions = {}
+        for position, action in enumerate(action for action in lists[rank] if action is not None):
+            for part in parts([action]):
+                if str(part.computation_type.value) in "FBIW":
+                    key = part.stage_index, part.microbatch_index
+                    positions.setdefault(key, []).append(position)
+        lives = {key: (min(at), max(at)) for key, at in positions.items()}
+
+        def most(stages, lives=lives):
+            own = [life for (stage, _), life in lives.items() if stage in stages]
+            return max(sum(start <= at <= end for start, end in own) for at, _ in own)
+
+        stages = [stage for stage, holder in enumerate(ours.rank_of_stage) if holder == rank]
+        assert len(lives) == m * len(stages)
+        assert most(stages) == analysis.rank_activations[rank]
+        for stage in stages:
+            assert most([stage]) == analysis.activations[stage]
