@@ -180,7 +180,7 @@ def _analysed(shape: Shape) -> tuple[int, Course, int, bool]:
     return max(analysis.delay_max), course_of([program], [analysis]), sends_in_flight(program), can_tie
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=256)
 def _program(shape: Shape) -> schedules.Program:
     lead = shape.ahead * shape.stages + shape.shard_head
     steps = max(3, -(-2 * lead // shape.microbatches) + 1)

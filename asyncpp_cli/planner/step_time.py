@@ -331,7 +331,7 @@ def _sharded_key(config: RunConfig, *, microbatches: int) -> _ShardedKey:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _sharded_program(key: _ShardedKey) -> schedules.Program:
     steps, needed = 0, 3
     while steps < needed:
@@ -339,7 +339,8 @@ def _sharded_program(key: _ShardedKey) -> schedules.Program:
         program = schedules.build(**key._asdict(), steps=steps, shard_head=True)
         fill = fill_steps(program)
         # Where several steps are in the pipeline, long and short ones may alternate.
-        needed = 2 * fill + 1 + (2 if fill == 1 else STEPS_MEASURED)
+        measured = 1 if schedules.is_synchronous(key.name) else 2 if fill == 1 else STEPS_MEASURED
+        needed = 2 * fill + 1 + measured
     return program
 
 
