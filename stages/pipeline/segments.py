@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import schedules
 from optimizers import check_correction
@@ -67,37 +67,37 @@ def segment_program(config: RunConfig, *, first_step: int, steps: int) -> schedu
     Raises:
         schedules.ScheduleError: the schedule cannot be built with these numbers.
     """
-    schedule, stages = config.schedule, config.parallel.stages
+    return _build(**program_options(config, first_step=first_step, steps=steps))
+
+
+def program_options(config: RunConfig, *, first_step: int, steps: int) -> dict[str, Any]:
+    """The arguments of `schedules.build` for these steps: all that the program depends on."""
+    schedule = config.schedule
+    common = {
+        "stages": config.parallel.stages,
+        "microbatches": schedule.microbatches,
+        "steps": steps,
+        "first_step": first_step,
+        "shard_head": config.parallel.shard_head,
+        "tied": has_tied_shards(config),
+    }
     if first_step < sync_steps(config):
         custom = schedules.is_custom(schedule.name)
         synchronous = SYNCHRONOUS if custom else schedules.find(schedule.name).synchronous_start
-        return _build(
-            synchronous,
-            stages=stages,
-            microbatches=schedule.microbatches,
-            steps=steps,
-            first_step=first_step,
-            shard_head=config.parallel.shard_head,
-            tied=has_tied_shards(config),
-        )
+        return {"name": synchronous, **common}
     options = schedules.options_taken(schedule.name)
-    return _build(
-        schedule.name,
-        stages=stages,
-        microbatches=schedule.microbatches,
-        steps=steps,
-        first_step=first_step,
+    return {
+        "name": schedule.name,
+        **common,
         # Every arm of a matrix may have these two; the schedules that do not take them ignore them.
-        ahead=schedule.ahead if "ahead" in options else 1,
-        delay=schedule.delay if "delay" in options else None,
-        delayed_from=sync_steps(config),
-        chunks=schedule.chunks,
-        split=schedule.split,
-        costs=schedule_costs(config),
-        update_interval=schedule.update_interval,
-        shard_head=config.parallel.shard_head,
-        tied=has_tied_shards(config),
-    )
+        "ahead": schedule.ahead if "ahead" in options else 1,
+        "delay": schedule.delay if "delay" in options else None,
+        "delayed_from": sync_steps(config),
+        "chunks": schedule.chunks,
+        "split": schedule.split,
+        "costs": schedule_costs(config),
+        "update_interval": schedule.update_interval,
+    }
 
 
 def has_tied_shards(config: RunConfig) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from schedules import is_custom
+from functools import lru_cache
+from typing import Any
+
+import schedules
 from schedules.analyze import analyze
 from schedules.costs import uniform_costs
 from schedules.simulate import simulate, steps_to_measure, throughput
 from stages.config import RunConfig
-from stages.pipeline.segments import segment_program, sync_steps
+from stages.pipeline.segments import program_options, sync_steps
 
 MOST_MICROBATCHES = 100_000
 """Limit of simulated forwards over all stages, so that a report stays quick."""
@@ -20,51 +23,42 @@ def predicted_bubble(config: RunConfig) -> float | None:
     None where the schedule cannot be built or is too large, and for a custom schedule: a report
     runs no code that a folder names.
     """
-    if is_custom(config.schedule.name):
-        return None
-    # Many runs share a schedule.
-    key = repr((config.schedule, config.parallel.stages))
-    if key not in _PREDICTED:
-        _PREDICTED[key] = _predict(config)
-    return _PREDICTED[key]
-
-
-_PREDICTED: dict[str, float | None] = {}
-
-
-def _predict(config: RunConfig) -> float | None:
-    stages = config.parallel.stages
-    schedule = config.schedule
-    steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches, ahead=schedule.ahead)
-    if steps * schedule.microbatches * stages > MOST_MICROBATCHES:
-        return None
-    try:
-        program = segment_program(config, first_step=0, steps=steps)
-        return throughput(simulate(program, uniform_costs(program))).bubble
-    except ValueError:
-        return None
+    program = _steady_state(config)
+    return None if program is None else _bubble(program)
 
 
 def predicted_delays(config: RunConfig) -> tuple[int, ...] | None:
     """For each stage, the largest delay of a gradient in updates; None as for `predicted_bubble`."""
-    if is_custom(config.schedule.name):
-        return None
-    key = repr((config.schedule, config.parallel.stages, sync_steps(config)))
-    if key not in _DELAYS:
-        _DELAYS[key] = _delays(config)
-    return _DELAYS[key]
+    program = _steady_state(config)
+    return None if program is None else _delays(program)
 
 
-_DELAYS: dict[str, tuple[int, ...] | None] = {}
+_Options = tuple[tuple[str, Any], ...]
+"""Of a program: many runs share one."""
 
 
-def _delays(config: RunConfig) -> tuple[int, ...] | None:
+def _steady_state(config: RunConfig) -> _Options | None:
+    """The program of the schedule itself, after the steps that are synchronous whatever it is."""
     stages, schedule = config.parallel.stages, config.schedule
     steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches, ahead=schedule.ahead)
     steps += schedule.delay
-    if steps * schedule.microbatches * stages > MOST_MICROBATCHES:
+    if schedules.is_custom(schedule.name) or steps * schedule.microbatches * stages > MOST_MICROBATCHES:
         return None
+    return tuple(program_options(config, first_step=sync_steps(config), steps=steps).items())
+
+
+@lru_cache(maxsize=1024)
+def _bubble(program: _Options) -> float | None:
     try:
-        return analyze(segment_program(config, first_step=sync_steps(config), steps=steps)).delay_max
+        built = schedules.build(**dict(program))
+        return throughput(simulate(built, uniform_costs(built))).bubble
+    except ValueError:
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _delays(program: _Options) -> tuple[int, ...] | None:
+    try:
+        return analyze(schedules.build(**dict(program))).delay_max
     except ValueError:
         return None
