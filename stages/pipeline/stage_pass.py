@@ -89,7 +89,7 @@ def run_stage(
         routing: likewise.
     """
     input_gradient = InputGradient()
-    if module.embedding is None:
+    if given.is_floating_point():
         given = graph_input(given, input_gradient)
     deferred = DeferredGradients() if split else None
     with deferring(deferred):
