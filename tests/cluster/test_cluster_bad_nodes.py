@@ -50,7 +50,7 @@ def test_a_run_without_retries_goes_on_elsewhere(slurm_conf: Path, tmp_path: Pat
     assert excluded_nodes_at(find_site(str(site)), experiment, needed=1) == "n[1-2],n3"
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 def test_a_job_that_slurm_requeues_itself_leaves_the_node_that_failed(
     slurm_conf: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +73,7 @@ def test_a_job_that_slurm_requeues_itself_leaves_the_node_that_failed(
         kill_node(other, job, cluster=cluster, noticed=True)
         wait_for(
             lambda: excluded_from(job.id) == f"n[1-2],{failed}",
-            seconds=150,
+            seconds=400,
             why=lambda: told(experiment.runs),
         )
     finally:
