@@ -524,6 +524,25 @@ def momentum() -> Iterator[str]:
             yield line
 
 
+HEAD_IN_SHARDS = "head-in-shards-2026-11-25"
+
+
+def head_in_shards() -> Iterator[str]:
+    """Tokens per second by seed and their ratio; shares of time that ranks compute."""
+    rows = rows_of(HEAD_IN_SHARDS)
+    ratios = []
+    for seed in sorted({row["seed"] for row in rows}):
+        whole, shards = (
+            float(_of(rows, seed=seed, shard_head=of)[0]["tokens_per_second"]) for of in ("False", "True")
+        )
+        ratios.append(shards / whole)
+        yield f"| {seed} | {whole:,.0f} | {shards:,.0f} | {ratios[-1]:.2f} |"
+    # Of two blocks and one block with a head of three, the slower has four of six parts.
+    yield f"{fmean(ratios):.2f} times as fast, where the multiply-adds promise {4 / 3:.2f}"
+    for row in rows_of(f"{HEAD_IN_SHARDS}-emulated"):
+        yield f"| {row['arm'].removeprefix('busy_').replace('_', ' ')} | {float(row['busy']):.3f} |"
+
+
 SLOW_LINK = "slow-link-2026-11-25"
 
 
@@ -645,6 +664,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{ALL_REDUCE}.md": delayed_all_reduce,
     f"benchmarks/results/{LONGER_DELAYS}.md": longer_delays,
     f"benchmarks/results/{MOMENTUM}.md": momentum,
+    f"benchmarks/results/{HEAD_IN_SHARDS}.md": head_in_shards,
     f"benchmarks/results/{SLOW_LINK}.md": slow_link,
     f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
     f"benchmarks/results/{RATES_OVER_WIDTH}.md": rates_over_width,
