@@ -572,11 +572,40 @@ def _minus(first: Losses, second: Losses) -> Losses:
 
 
 REHEARSED = "rehearsed-ranks-2026-11-24"
+REHEARSED_COMPILED = "rehearsed-compiled-ranks-2026-11-25"
 
 
 def rehearsed_ranks() -> Iterator[str]:
     """Peak memory of each run's ranks and its difference from the plan; what the text says of all of them."""
     rows = rows_of(REHEARSED)
+    yield from _peaks(rows)
+    seconds = [float(row["core_seconds"]) for row in rows]
+    memory = max(int(row["process_bytes"]) for row in rows)
+    yield f"{min(seconds):.0f} to {max(seconds):.0f} s of one core"
+    yield f"the process at most {memory / 1e9:.2f} GB"
+    flops = [float(row["found_flops"]) / float(row["planned_flops"]) for row in rows]
+    yield f"{100 * (min(flops) - 1):.1f} to {100 * (max(flops) - 1):.1f} % more FLOPs"
+    for model, schedule, rank in (("1b-7b-moe", "2bw-v+split", "7"), ("1b-7b-moe", "1f1b", "6")):
+        (row,) = _of(rows, model=model, schedule=schedule, rank=rank)
+        for kind in ("activations", "messages", "other", "temporary"):
+            found, planned = (int(row[f"{of}_{kind}"] or 0) / 1e9 for of in ("found", "planned"))
+            yield f"| {kind} | {found:.3f} | {planned:.3f} | {found - planned:+.3f} |"
+
+
+def rehearsed_compiled_ranks() -> Iterator[str]:
+    """Likewise with compiled blocks, and what makes the largest difference."""
+    rows = rows_of(REHEARSED_COMPILED)
+    yield from _peaks(rows)
+    worst = max(rows, key=lambda row: abs(_beyond_plan(row)))
+    yield f"`{worst['model']}`, `{worst['schedule']}`, rank {worst['rank']}"
+    for kind in ("activations", "temporary", "messages"):
+        found, planned = (int(worst[f"{of}_{kind}"] or 0) / 1e9 for of in ("found", "planned"))
+        yield f"| {kind} | {found:.2f} | {planned:.2f} | {found - planned:+.2f} |"
+    more = [row for row in rows if _beyond_plan(row) > 0]
+    yield f"{len(more)} ranks take more than planned, by at most {100 * max(map(_beyond_plan, rows)):.1f} %"
+
+
+def _peaks(rows: Sequence[Row]) -> Iterator[str]:
     runs = list(dict.fromkeys((row["model"], row["schedule"]) for row in rows))
     for model, schedule in runs:
         ranks = {int(row["rank"]): row for row in _of(rows, model=model, schedule=schedule)}
@@ -590,17 +619,6 @@ def rehearsed_ranks() -> Iterator[str]:
     beyond = [100 * _beyond_plan(row) for row in rows]
     assert not any(int(row["faults"]) or int(row["waits"]) for row in rows)
     yield f"All {len(rows)} ranks are between {min(beyond):+.1f} and {max(beyond):+.1f} % of the plan"
-    seconds = [float(row["core_seconds"]) for row in rows]
-    memory = max(int(row["process_bytes"]) for row in rows)
-    yield f"{min(seconds):.0f} to {max(seconds):.0f} s of one core"
-    yield f"the process at most {memory / 1e9:.2f} GB"
-    flops = [float(row["found_flops"]) / float(row["planned_flops"]) for row in rows]
-    yield f"{100 * (min(flops) - 1):.1f} to {100 * (max(flops) - 1):.1f} % more FLOPs"
-    for model, schedule, rank in (("1b-7b-moe", "2bw-v+split", "7"), ("1b-7b-moe", "1f1b", "6")):
-        (row,) = _of(rows, model=model, schedule=schedule, rank=rank)
-        for kind in ("activations", "messages", "other", "temporary"):
-            found, planned = (int(row[f"{of}_{kind}"] or 0) / 1e9 for of in ("found", "planned"))
-            yield f"| {kind} | {found:.3f} | {planned:.3f} | {found - planned:+.3f} |"
 
 
 def _beyond_plan(row: Row) -> float:
@@ -667,6 +685,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{HEAD_IN_SHARDS}.md": head_in_shards,
     f"benchmarks/results/{SLOW_LINK}.md": slow_link,
     f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
+    f"benchmarks/results/{REHEARSED_COMPILED}.md": rehearsed_compiled_ranks,
     f"benchmarks/results/{RATES_OVER_WIDTH}.md": rates_over_width,
     "docs/optimizers.md": optimizers_document,
 }
