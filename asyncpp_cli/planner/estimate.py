@@ -253,16 +253,6 @@ def _message_sizes(config: RunConfig) -> tuple[int, ...]:
     return tuple(message_bytes(config, kind) for kind in Kind)
 
 
-def mean_seconds(config: RunConfig, costs: CostModel) -> float:
-    """A lower bound of `least_seconds`, which takes less time: the work of the ranks, evenly."""
-    parts = costs.parts(config)
-    kinds = {id(part): part for part in parts.blocks}
-    work = {kind: _least_work(part) + _recomputing(config, part) for kind, part in kinds.items()}
-    blocks = sum(work[id(part)] for part in parts.blocks)
-    total = config.schedule.microbatches * (_least_work(parts.embedding) + blocks + _least_work(parts.head))
-    return _LEAST_SHARE * total / config.parallel.stages
-
-
 def least_seconds(
     config: RunConfig,
     costs: CostModel,
@@ -404,8 +394,7 @@ def least_seconds(
     # micro-batches than ranks whose stages update on their own.
     if schedule.synchronous and chunks > 1 and not in_a_v:
         return 0.98 * low
-    by_themselves = schedule.default_interval is not None and microbatches < ranks
-    return (_LEAST_SHARE if by_themselves else 1.0) * low
+    return (0.97 if schedule.default_interval is not None and microbatches < ranks else 1.0) * low
 
 
 def in_flight(config: RunConfig) -> int:
@@ -439,8 +428,6 @@ def _least_reductions(config: RunConfig, costs: CostModel) -> tuple[float, float
     return of_embedding, of_half, of_block
 
 
-_LEAST_SHARE = 0.97
-"""Of a rank's work that an extrapolated step takes at least."""
 _ROUNDED = 1 + 1e-9
 """Sums of the same times in another order differ by less than this share."""
 

@@ -15,7 +15,6 @@ from asyncpp_cli.planner.estimate import (
     fitting,
     in_flight,
     least_seconds,
-    mean_seconds,
     most_blocks,
     own_estimate,
 )
@@ -76,13 +75,11 @@ def best_first(
     # Keys begin with: whether the layout exceeds the memory; seconds, at least; delay; memory; number.
     queue: list[tuple[bool, float, int, _Memory, int]] = []
     known: dict[int, Estimate] = {}
-    # Bounds of any cut, also of one that does not fit: of those that came first by their work alone, and of
-    # those whose program was built.
-    bounded: dict[int, float] = {}
+    # Of those whose program was built: a bound of any cut, also of one that does not fit.
     built: dict[int, float] = {}
     numbered = list(configs)
     for number, config in enumerate(numbered):
-        queue.append((False, _MARGIN * mean_seconds(config, costs), -1, _Memory(), number))
+        queue.append((False, _MARGIN * least_seconds(config, costs), -1, _Memory(), number))
     heapq.heapify(queue)
     while queue:
         exceeds, least, _, _, number = heapq.heappop(queue)
@@ -92,10 +89,6 @@ def best_first(
             yield known.pop(number)
             continue
         config = numbered[number]
-        if number not in bounded:
-            bounded[number] = _MARGIN * least_seconds(config, costs)
-            heapq.heappush(queue, (False, bounded[number], -1, _Memory(), number))
-            continue
         try:
             if number not in built:
                 if not _possible(config) or not wanted(config):
