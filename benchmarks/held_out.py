@@ -1,10 +1,10 @@
 """Losses of runs by block of the validation text, and differences with the error of the evaluation in them.
 
-    python -m benchmarks.held_out EXPERIMENT... --csv FILE [--step N] [--blocks K]
+    python -m benchmarks.held_out EXPERIMENT... --csv FILE [--step N] [--blocks K] [--tokens T]
 
 Each completed run (with --step: each that has that checkpoint) is one row: its settings, the loss that it
 measured itself at that step, and the loss of the saved evaluation weights on each of K equal parts of
-`TOKENS` validation tokens, the same for all runs. With --blocks 0 only its own loss, as for the choice of a
+T validation tokens, the same for all runs. With --blocks 0 only its own loss, as for the choice of a
 rate.
 
 An arm's seeds share the validation text, so their spread says nothing of the text's chance. The blocks do: a
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stages.config import RunConfig
 
 TOKENS = 2**19
-"""Validation tokens that all blocks have together."""
+"""Validation tokens that all blocks have together, unless --tokens says otherwise."""
 BLOCKS = 16
 _SEQUENCES = 64
 
@@ -180,9 +180,12 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--step", type=int, help="of the checkpoint; default: the last of each run")
     parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"of all blocks; default: {TOKENS:,}")
     given = parser.parse_args()
     rows = [
-        row for folder in given.experiments for row in rows_of(folder, step=given.step, blocks=given.blocks)
+        row
+        for folder in given.experiments
+        for row in rows_of(folder, step=given.step, blocks=given.blocks, tokens=given.tokens)
     ]
     with given.csv.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
