@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,23 +192,6 @@ class Experiment:
         continued = continuations(experiment, select_runs(experiment, runs), changes=keys)
         write_continuations(continued, experiment, out=Path(out))
         return Experiment(out)
-
-    def note(self, run: str, text: str = "", *, tags: Sequence[str] = ()) -> None:
-        """Add a note or tags to a run, as `asyncpp note`.
-
-        Args:
-            run: its id, or the beginning of its id.
-            text: the note.
-            tags: letters, digits, dots, dashes and underscores.
-
-        Raises:
-            UserError: there is no such run, or the note is not accepted; nothing is written.
-        """
-        from asyncpp_cli.runs.experiment_folder import select_runs
-        from asyncpp_cli.runs.notes import add_note
-
-        [chosen] = select_runs(self._read(), [run])
-        add_note(chosen, text, tags=tags)
 
     def remove(self, *runs: str, yes: bool = False) -> None:
         """Remove runs and their cells with all that they have measured, as `asyncpp remove`.

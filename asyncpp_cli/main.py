@@ -28,7 +28,6 @@ from asyncpp_cli.commands.results.status import status
 from asyncpp_cli.commands.runs.cancel import cancel
 from asyncpp_cli.commands.runs.extend import extend
 from asyncpp_cli.commands.runs.launch import launch
-from asyncpp_cli.commands.runs.note import note
 from asyncpp_cli.commands.runs.quickstart import quickstart
 from asyncpp_cli.commands.runs.rehearse import rehearse
 from asyncpp_cli.commands.runs.remove import remove
@@ -106,7 +105,6 @@ for command in (
     report,
     diff,
     extend,
-    note,
     remove,
     export,
     evaluate,

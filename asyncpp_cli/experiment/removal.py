@@ -9,7 +9,6 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.aside import check_idle, check_inside, set_aside
 from asyncpp_cli.experiment.render import experiment_locked
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
-from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
@@ -26,7 +25,6 @@ class Loss:
     size: int
     """Bytes."""
     checkpoints: int
-    notes: int
 
     @property
     def text(self) -> str:
@@ -35,7 +33,6 @@ class Loss:
         kept = f"{self.files} files, {self.size / 1e6:,.1f} MB"
         parts = [self.state, trained, kept]
         parts += [f"{self.checkpoints} checkpoints"] if self.checkpoints else []
-        parts += [f"{self.notes} notes"] if self.notes else []
         return f"{self.run.folder}: {', '.join(parts)}"
 
 
@@ -89,5 +86,4 @@ def _loss(run_status: RunStatus) -> Loss:
         files=len(files),
         size=sum(file.stat().st_size for file in files),
         checkpoints=len(checkpoints),
-        notes=len(notes_of(run)),
     )

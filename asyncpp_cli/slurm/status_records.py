@@ -28,7 +28,6 @@ def status_records(experiment: Experiment, run_statuses: Iterable[RunStatus]) ->
             "error_lines": run_status.error_lines,
         }
         | _cost(run_status)
-        | _notes(run_status)
         | {"continues": _continues(run_status)}
         for run_status in run_statuses
     ]
@@ -42,13 +41,6 @@ def _cost(run_status: RunStatus) -> dict[str, float | None]:
     if cost is None:
         return dict.fromkeys(("gpu_hours", "core_hours", "energy_kwh"))
     return asdict(cost)
-
-
-def _notes(run_status: RunStatus) -> dict[str, list[str]]:
-    from asyncpp_cli.runs.notes import notes_of, tags_of
-
-    notes = notes_of(run_status.run)
-    return {"tags": tags_of(notes), "notes": [note.text for note in notes if note.text]}
 
 
 def _continues(run_status: RunStatus) -> dict[str, Any] | None:

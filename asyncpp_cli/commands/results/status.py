@@ -14,7 +14,6 @@ import typer
 from asyncpp_cli.completion import experiments
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.attempts.cost import Cost, amount, cost_of_run, cost_text, total
-from asyncpp_cli.runs.notes import notes_of, tags_of
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.tables import Fit, printed
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 2.0
 _INTERRUPTED_CODE = 130
 _FIT = Fit(
-    hide=["cost", "tags", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
+    hide=["cost", "nodes", "saved", "attempt", "tokens/s", "last sign", "train loss", "job"],
     below=["reason"],
 )
 
@@ -133,11 +132,6 @@ def _table(
         run_statuses = [run_status for run_status in run_statuses if _failed(run_status)]
     columns = ["run", "state", "step", "saved", "train loss", "tokens/s", "cost", "last sign", "reason"]
     rows = [[each.run.id, *_row(each, costs[each.run.id])] for each in run_statuses]
-    tags = [", ".join(tags_of(notes_of(each.run))) for each in run_statuses]
-    if any(tags):
-        columns.insert(-1, "tags")
-        for row, of_run in zip(rows, tags, strict=True):
-            row.insert(-1, of_run)
     if any(run_status.site for run_status in run_statuses):
         columns[2:2] = ["attempt", "job", "nodes"]
         for row, run_status in zip(rows, run_statuses, strict=True):

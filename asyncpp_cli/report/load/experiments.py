@@ -23,8 +23,6 @@ from asyncpp_cli.runs.attempts.end_row import metrics_problem
 from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, runs_at
-from asyncpp_cli.runs.notes import FILE as NOTES_FILE
-from asyncpp_cli.runs.notes import notes_of
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.scores import FILE as SCORES_FILE
 from asyncpp_cli.runs.scores import scores_of
@@ -122,7 +120,6 @@ class Loader:
             steps=metrics.steps if self._keep_steps and cell.loss_of is None else None,
             bubble_predicted=predicted_bubble(run_config),
             cost=cost_of_run(run, status),
-            notes=tuple(notes_of(run)),
             scores=tuple(scores),
             lineage=lineage,
             problems=(*_problems(run, metrics, status), *refused),
@@ -139,8 +136,7 @@ class Loader:
 def _signature(run: Run) -> object:
     """A value that changes when a file of the run does."""
     files: list[tuple[int, int] | None] = []
-    notes_and_scores = (run.folder / NOTES_FILE, run.folder / SCORES_FILE)
-    for file in (run.config_file, run.status_file, run.metrics_file, *notes_and_scores):
+    for file in (run.config_file, run.status_file, run.metrics_file, run.folder / SCORES_FILE):
         try:
             stat = file.stat()
         except OSError:

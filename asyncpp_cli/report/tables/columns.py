@@ -25,7 +25,6 @@ from asyncpp_cli.report.tables.column import (
     single,
 )
 from asyncpp_cli.report.tables.key_columns import key_columns
-from asyncpp_cli.runs.notes import tags_of
 
 NOT_REACHED = "not reached"
 
@@ -137,15 +136,9 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         _cost_column("core_hours", "core-h", drop_order=-1),
         _cost_column("energy_kwh", "kWh", drop_order=0),
         single("runs", value=lambda cell: [run.id for run in cell.runs]),
-        single("tags", value=lambda cell: tags_of(note for run in cell.runs for note in run.notes)),
-        single("notes", value=_notes),
         single("continues", value=_lineages),
         single("conditions", value=_conditions),
     ]
-
-
-def _notes(cell: CellResult) -> list[str]:
-    return [f"{run.id}: {note.text}" for run in cell.runs for note in run.notes if note.text]
 
 
 def _lineages(cell: CellResult) -> list[str]:

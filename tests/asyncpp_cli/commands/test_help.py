@@ -48,7 +48,6 @@ COMMANDS = [
     ["cancel"],
     ["report"],
     ["diff"],
-    ["note"],
     ["extend"],
     ["remove"],
     ["completion"],

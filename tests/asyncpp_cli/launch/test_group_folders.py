@@ -70,7 +70,7 @@ def test_a_second_user_of_the_group_reads_and_goes_on_as_the_umask_lets(lab: Pat
     check_shared(lab, group_writes=True)
     assert "longer: 1 completed" in anna.run("status", longer).output
     _, his = open_experiment(experiment).runs
-    assert anna.run("note", his.folder, "read").code == 0
+    assert anna.run("logs", his.folder).code == 0
 
 
 def check_shared(lab: Path, *, group_writes: bool) -> None:
