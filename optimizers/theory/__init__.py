@@ -1,1 +1,1 @@
-"""Stability and convergence under delay on small problems."""
+"""Stability of momentum under delay on a quadratic."""

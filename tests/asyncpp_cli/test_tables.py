@@ -137,7 +137,6 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str
         ["schedule", "compare", "1f1b", "zero-bubble", "2bw", *geometry],
         ["schedule", "show", "2bw", *geometry],
         ["theory", "stability"],
-        ["theory", "frontier"],
         ["doctor"],
     ]
     # Those that take seconds run at two widths, and the one that starts two processes with torch at one.

@@ -1,5 +1,4 @@
-"""Momentum as a filter: limit, noise and lag against closed forms and simulation; the frontier against random
-filters."""
+"""Momentum as a filter: limit, noise, lag, settling and variance against closed forms and simulation."""
 
 from __future__ import annotations
 
@@ -7,13 +6,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizers.build import build_optimizer
 from optimizers.theory.filters import Filter, lag, limit, noise, settling, weight_variance
-from optimizers.theory.frontier import NAMED, frontier, most_stable, point, share_of_frontier
 from optimizers.theory.stability import stability_limit
 
 FILTERS = st.builds(
@@ -166,57 +162,6 @@ def test_nothing_settles_from_the_limit_on() -> None:
         settling(Filter(0.9, 1.0, 0.0), delay=1, step=0.0)
 
 
-@pytest.mark.parametrize("delay", [1, 3])
-@pytest.mark.slow
-def test_no_random_filter_beats_the_frontier(delay: int) -> None:
-    """With as much lag and noise, more than a hundredth above the limit found would be another frontier."""
-    random = np.random.default_rng(0)
-    for _ in range(15):
-        beta, weight, coefficient = random.uniform([0.5, 0.7, 0.0], [0.98, 1.0, 2.0])
-        found = point(Filter(beta, weight, coefficient), delay=delay)
-        if found.lag > 0:
-            best = most_stable(delay=delay, within=found.lag, noise_budget=found.noise)
-            assert best is not None
-            assert best.limit > 0.99 * found.limit
-            assert best.noise <= found.noise
-            assert best.lag == pytest.approx(found.lag)
-
-
-def test_what_the_frontier_says_at_delay_one() -> None:
-    """The direction and the weights look ahead alike, by about three quarters of an update."""
-    ((best, quiet),) = frontier(delay=1, lags=[20.0], share=0.9)
-    ahead = (1 - best.filter.weight) * best.filter.beta / (1 - best.filter.beta)
-    assert ahead == pytest.approx(best.filter.coefficient, abs=0.01)
-    assert 0.7 < ahead < 0.8
-    assert 8.0 < best.limit < 8.1
-    assert quiet.limit >= 0.9 * best.limit
-    assert quiet.noise < best.noise
-    shares = {
-        name: share_of_frontier(point(NAMED[name], delay=1), delay=1)
-        for name in ("adamw", "nesterov 0.95, c = 0.5", "nadamw at its start")
-    }
-    assert shares["adamw"] > 0.99
-    assert 0.97 < shares["nesterov 0.95, c = 0.5"] < 1
-    assert shares["nadamw at its start"] < 0.2
-
-
-def test_nadamw_starts_with_half_the_weight() -> None:
-    """What the real optimizer keeps of its weight after one step, and what the table assumes."""
-    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = build_optimizer(
-        {"blocks.0.norm.weight": weight},
-        name="nadamw",
-        lr=1.0,
-        weight_decay=0.0,
-        options={"beta1": 0.99, "beta2": 0.0},
-    )
-    weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    state = optimizer.state[weight]
-    assert float(state["mu_product"]) == pytest.approx(0.99 * (1 - 0.5 * 0.96**0.004))
-    assert NAMED["nadamw at its start"].weight == pytest.approx(float(state["mu_product"]), abs=1e-3)
-
-
 @pytest.mark.parametrize(
     ("beta", "weight", "coefficient", "named"),
     [(1.0, 1.0, 0.0, "beta"), (0.9, 1.1, 0.0, "weight"), (0.9, 1.0, -1.0, "coefficient")],
@@ -228,4 +173,4 @@ def test_bad_filters_are_named(beta: float, weight: float, coefficient: float, n
 
 def test_a_negative_delay_is_refused() -> None:
     with pytest.raises(ValueError, match="delay is -1, accepted: at least 0"):
-        point(NAMED["adamw"], delay=-1)
+        limit(Filter(0.9, 1.0, 0.0), delay=-1)

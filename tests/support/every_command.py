@@ -53,7 +53,6 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         ["schedule", "export", "2bw", "--stages", "2", "--microbatches", "4", "--out", f"{new}.program"],
         ["optimizers", "list"],
         ["theory", "stability"],
-        ["theory", "frontier", "--lags", "2"],
         ["plan", "quickstart"],
         ["sweep", "quickstart", "--list"],
         ["sweep", "quickstart", "--out", new],

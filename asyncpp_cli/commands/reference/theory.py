@@ -1,4 +1,4 @@
-"""`asyncpp theory`: stability and convergence under delay, to compare with runs."""
+"""`asyncpp theory`: stability under delay, to compare with runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.commands.reference.frontier import frontier
 from asyncpp_cli.numbers import finite
 
-app = typer.Typer(no_args_is_help=True, help="Stability and convergence under delay, without a model.")
-app.command("frontier")(frontier)
+app = typer.Typer(no_args_is_help=True, help="Stability under delay, without a model.")
 
 
 class Momentum(StrEnum):
@@ -73,61 +71,4 @@ def stability(
         ["momentum", "beta", "synchronous", f"delay {delay}", f"delay {delay},\nc = 1", "best c"],
         rows,
         title="Largest stable learning rate x curvature on a quadratic",
-    )
-
-
-@app.command("convergence")
-def convergence(
-    delay: Annotated[int, typer.Option(min=1, help="Delay of the delayed arms, in updates.")] = 1,
-    steps: Annotated[str, typer.Option(help="Run lengths T, with commas between.")] = "128,512,2048",
-    as_json: Annotated[bool, typer.Option("--json", help="The norms and rates as JSON.")] = False,
-) -> None:
-    """How fast delayed Muon converges on a small smooth problem, with and without error feedback.
-
-    Runs the real optimizer and correction for T steps of size 0.5 / sqrt(T), and prints the mean nuclear norm
-    of the gradient. It falls like 1 / sqrt(T), a slope of -0.5, where a delay changes the constant and not
-    the rate.
-    """
-    import json
-
-    from asyncpp_cli.console import say, show_table
-    from asyncpp_cli.errors import UserError
-
-    try:
-        lengths = sorted({int(length) for length in steps.split(",")})
-    except ValueError:
-        raise UserError(f"--steps is {steps!r}, accepted: whole numbers with commas between") from None
-    if len(lengths) < 2 or lengths[0] < 1:
-        raise UserError(f"--steps is {steps!r}, accepted: two lengths or more, each at least 1")
-
-    import torch
-
-    from optimizers.theory.convergence import mean_gradient_norm, rate
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the matrices are 16 x 24
-    arms = {
-        "synchronous": (0, 0.0),
-        f"delay {delay}": (delay, 0.0),
-        f"delay {delay} with error feedback": (delay, 1.0),
-    }
-    norms: dict[str, list[float]] = {}
-    for name, (lag, coefficient) in arms.items():
-        say(f"running {name}")
-        norms[name] = [mean_gradient_norm(steps=n, delay=lag, coefficient=coefficient) for n in lengths]
-    torch.set_num_threads(threads)
-    if as_json:
-        results = [
-            {"arm": name, "steps": lengths, "norms": found, "rate": rate(lengths[-2:], found[-2:])}
-            for name, found in norms.items()
-        ]
-        print(json.dumps(results, indent=2))
-        return
-    show_table(
-        ["arm", *(f"T = {length}" for length in lengths), "slope of the last two"],
-        [
-            [name, *(f"{norm:.5f}" for norm in found), f"{rate(lengths[-2:], found[-2:]):.3f}"]
-            for name, found in norms.items()
-        ],
-        title="Mean nuclear norm of the gradient over T steps",
     )

@@ -65,7 +65,6 @@ COMMANDS = [
     ["schedule", "show"],
     ["optimizers"],
     ["theory"],
-    ["theory", "frontier"],
 ]
 
 
