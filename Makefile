@@ -33,7 +33,6 @@ contracts:
 # Regenerates the pages and pictures that the program makes.
 docs:
 	python docs/make_configuration.py
-	python docs/make_performance.py
 	asyncpp schedule draw 1f1b 2bw --stages 4 --microbatches 8 --steps 4 --until 75 --out docs/images/1f1b-vs-2bw.svg
 	asyncpp schedule draw 2bw --stages 2 --microbatches 2 --steps 3 --until 21 --out docs/images/2bw-two-stages.svg
 

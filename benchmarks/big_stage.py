@@ -2,7 +2,6 @@
 
     python benchmarks/big_stage.py --out benchmarks/results
     python benchmarks/big_stage.py --device cpu --model nano --stages 4 --context 64
-    python benchmarks/big_stage.py --parts --model 7b --microbatch-size 2 --out benchmarks/results
 
 The stage is the trainer's own: its replicas, its schedule's actions and its optimizer step, m micro-batches a
 step. Its neighbours are made up and always ready, so nothing waits: what is measured is the stage.
@@ -13,9 +12,6 @@ stage s of p keeps up to p - s micro-batches in flight: --stage chooses how many
 
 Measured memory is the most that torch had allocated on the GPU in a segment, for whatever purpose; on a CPU
 it is the tensors that the stage holds, without what is taken and given back within an action.
-
-With --parts the parts of a block, the optimizer step and the head are measured one by one, next to the times
-that the planner reckons; --out then writes the file that docs/performance.md takes them from (`make docs`).
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from block_parts import print_parts
 from frame import conditions, parser, publish, seconds_of
 from lone_stage import MadeUpNeighbours, MadeUpPipeline
 
@@ -207,8 +202,6 @@ def parsed() -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="compiled blocks; the device's default if not given",
     )
-    arguments.add_argument("--parts", action="store_true", help="the parts of a block instead, one by one")
-    arguments.add_argument("--repeats", type=int, default=10, help="of each part")
     arguments.add_argument("--steps", type=int, default=3, help="of a segment")
     arguments.add_argument(
         "--segments", type=int, default=3, help="measured, after one of warm-up; at least 2"
@@ -231,14 +224,6 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
-    if options.parts:
-        config = config_of(options, "1f1b", recompute="none")
-        # A step's share in a micro-batch depends on their number: that of docs/performance.md.
-        config.schedule.microbatches = options.microbatches or 16
-        if config.model.experts:
-            sys.exit(f"--parts --model {options.model}: accepted: a dense model")
-        print_parts(config, device=torch.device(options.device), repeats=options.repeats, out=options.out)
-        return
     peak = options.peak_tflops
     if peak is None and options.device == "cuda":
         precision = config_of(options, "1f1b", recompute="none").train.precision
