@@ -1,9 +1,8 @@
-"""Builds a report from experiment folders and writes it, once or repeatedly."""
+"""Builds a report from experiment folders and writes it."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,65 +13,35 @@ from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.transfer import DEVICE, Target, Transfer, transfers
 from asyncpp_cli.report.analysis.verdict import verdicts
 from asyncpp_cli.report.formats.terminal import to_table
-from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.report.load.experiments import load
 from asyncpp_cli.report.options import ReportOptions
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.pivot import keys_of
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.tune.result import Tuning, tuning_of
 
-SECONDS_BETWEEN_UPDATES = 3.0
-"""With `--watch`."""
-
-_UNFINISHED = ("running", "pending")
-
 
 def write_report(folders: Sequence[Path], options: ReportOptions) -> None:
-    """Write the report once.
+    """Write the report.
 
     Raises:
         UserError: a folder is not an experiment, or a file cannot be written.
     """
     experiments = [open_experiment(folder) for folder in folders]
-    report = build_report(experiments, options, Loader(keep_steps=options.curves))
+    report = build_report(experiments, options, keep_steps=options.curves)
     _write(options, report)
-
-
-def watch_report(folders: Sequence[Path], options: ReportOptions, *, to_terminal: bool) -> None:
-    """Write the report every few seconds until no run is running or pending, or until Ctrl-C.
-
-    Args:
-        folders: of the experiments.
-        options: of the report.
-        to_terminal: whether standard output is a terminal, which is cleared before each report.
-    """
-    loader = Loader(keep_steps=options.curves)
-    try:
-        while True:
-            # Opened each time: a running experiment may get more cells.
-            experiments = [open_experiment(folder) for folder in folders]
-            report = build_report(experiments, options, loader)
-            if options.out is None and to_terminal:
-                sys.stdout.write("\x1b[2J\x1b[3J\x1b[H")
-            _write(options, report)
-            if not any(run.state in _UNFINISHED for cell in report.cells for run in cell.runs):
-                return
-            sys.stdout.flush()
-            time.sleep(SECONDS_BETWEEN_UPDATES)
-    except KeyboardInterrupt:
-        return
 
 
 def report_of(experiments: Sequence[Experiment], *, keep_steps: bool) -> Report:
     """The report of these experiments without further options."""
-    return build_report(experiments, ReportOptions(), Loader(keep_steps=keep_steps))
+    return build_report(experiments, ReportOptions(), keep_steps=keep_steps)
 
 
-def build_report(experiments: Sequence[Experiment], options: ReportOptions, loader: Loader) -> Report:
+def build_report(experiments: Sequence[Experiment], options: ReportOptions, *, keep_steps: bool) -> Report:
     """The report of these experiments."""
     rows, cols = keys_of(options.rows, option="--rows"), keys_of(options.cols, option="--cols")
     tunings = [tuning for each in experiments if (tuning := tuning_of(each)) is not None]
-    runs, remarks = loader.load(experiments)
+    runs, remarks = load(experiments, keep_steps=keep_steps)
     behind = _left_behind(tunings)
     runs = [run for run in runs if run.id not in behind]
     cells, notes, choices = aggregate_best(

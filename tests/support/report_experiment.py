@@ -14,7 +14,7 @@ from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.formats.records import to_json
-from asyncpp_cli.report.load.experiments import Loader
+from asyncpp_cli.report.load.experiments import load
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import Report
@@ -180,7 +180,7 @@ LOSSES = {
 
 def report_of(folder: Path, *, keep_steps: bool = False, target: float | None = None) -> Report:
     experiment = open_experiment(folder)
-    runs, _ = Loader(keep_steps=keep_steps).load([experiment])
+    runs, _ = load([experiment], keep_steps=keep_steps)
     cells, notes, _ = aggregate_best(runs, target=target)
     return Report(name=experiment.name, cells=cells, notes=notes)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +26,6 @@ def report(
         ),
     ],
     options: ReportOptions,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh while runs go on, until Ctrl-C.")] = False,
 ) -> None:
     """Show loss, gap to synchronous training, and throughput.
 
@@ -38,13 +36,10 @@ def report(
     from asyncpp_cli.threads import need_polars
 
     need_polars()
-    from asyncpp_cli.report.build import watch_report, write_report
+    from asyncpp_cli.report.build import write_report
 
     _check(options)
-    if watch:
-        watch_report(experiments, options, to_terminal=sys.stdout.isatty())
-    else:
-        write_report(experiments, options)
+    write_report(experiments, options)
 
 
 def _check(options: ReportOptions) -> None:

@@ -24,7 +24,6 @@ from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, runs_at
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.scores import FILE as SCORES_FILE
 from asyncpp_cli.runs.scores import scores_of
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.run_status import SlurmQueue
@@ -35,115 +34,87 @@ _THREADS = 4
 """polars releases the interpreter lock while it parses."""
 
 
-class Loader:
-    """Loads experiments, repeatedly while they run: a completed run is read again only if its files change.
+def load(experiments: Iterable[Experiment], *, keep_steps: bool) -> tuple[list[RunResult], list[str]]:
+    """Every run of the experiments, in order, and remarks for the reader.
+
+    A run that is in several experiments counts once: the one that is furthest.
 
     Args:
+        experiments: to load.
         keep_steps: whether to keep the `step` rows of runs, for curves; tables need none of them.
     """
-
-    def __init__(self, *, keep_steps: bool) -> None:
-        self._keep_steps = keep_steps
-        self._known: dict[object, tuple[object, RunResult]] = {}
-        self._configs = Lock()
-
-    def load(self, experiments: Iterable[Experiment]) -> tuple[list[RunResult], list[str]]:
-        """Every run of the experiments, in order, and remarks for the reader.
-
-        A run that is in several experiments counts once: the one that is furthest.
-        """
-        listed = [
-            (cell, experiment.run(cell.id), queue)
-            for experiment, queue in ((experiment, SlurmQueue(experiment)) for experiment in experiments)
-            for cell in experiment.cells
-        ]
-        with ThreadPoolExecutor(_THREADS) as pool:
-            loaded = list(pool.map(lambda entry: self._load(*entry), listed))
-        return _once_each(loaded)
-
-    def _load(self, cell: Cell, run: Run, queue: SlurmQueue) -> RunResult:
-        signature = _signature(run)
-        known = self._known.get(run.folder)
-        if known is not None and known[0] == signature and known[1].state == State.COMPLETED:
-            return known[1]
-        loaded = self._read(cell, run, queue)
-        self._known[run.folder] = signature, loaded
-        return loaded
-
-    def _read(self, cell: Cell, run: Run, queue: SlurmQueue) -> RunResult:
-        plain = RunResult(
-            id=cell.id,
-            axes=cell.axes,
-            config=None,
-            state="missing",
-            folder=run.folder,
-            loss_of=cell.loss_of,
-        )
-        if not run.folder.is_dir():
-            return replace(plain, reason=f"{run.folder} is gone")
-        config: Mapping[str, Any] | None = None
-        try:
-            with self._configs:
-                # All values are checked by one shared object.
-                run_config = run.config()
-            config = dict(items(run_config))
-            if (lineage := run.lineage()) is not None:
-                # Not the same as a run of this configuration from its beginning.
-                config = {**config, "continues": lineage.label}
-            status = _status(run, queue)
-            metrics = read_metrics(run)
-            problem = metrics_problem(run, status)
-            if not problem and (
-                wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None)
-            ):
-                problem = f"{run.metrics_file}: {wrong}"
-            if problem:
-                return replace(plain, config=config, state="damaged", reason=problem)
-            measurement = measure(metrics)
-            if cell.loss_of is not None:
-                measurement = without_losses(measurement)
-        except (DamagedError, OSError) as error:
-            return replace(plain, config=config, state="damaged", reason=str(error))
-        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
-            # Rows are any JSON: a missing or mistyped field shows when it is used.
-            reason = f"{run.metrics_file} has a row of another form ({error!r})"
-            return replace(plain, config=config, state="damaged", reason=reason)
-        scores, refused = scores_of(run, Owner(run=run.id, config_sha256=config_hash(run_config)))
-        loaded = replace(
-            plain,
-            config=config,
-            state=str(status.state),
-            reason=status.reason or None,
-            progress=status.step / status.steps if status.attempt and status.steps else None,
-            restarts=_restarts(status, measurement),
-            measurement=measurement,
-            steps=metrics.steps if self._keep_steps and cell.loss_of is None else None,
-            bubble_predicted=predicted_bubble(run_config),
-            cost=cost_of_run(run, status),
-            scores=tuple(scores),
-            lineage=lineage,
-            problems=(*_problems(run, metrics, status), *refused),
-        )
-        mfu = utilisation(
-            run_config,
-            start=measurement.start,
-            tokens_per_second=measurement.tokens_per_second,
-            ranks=loaded.ranks,
-        )
-        return replace(loaded, utilisation=mfu)
+    # All configurations are checked by one shared object.
+    configs = Lock()
+    listed = [
+        (cell, experiment.run(cell.id), queue)
+        for experiment, queue in ((experiment, SlurmQueue(experiment)) for experiment in experiments)
+        for cell in experiment.cells
+    ]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        loaded = list(pool.map(lambda each: _load(*each, configs=configs, keep_steps=keep_steps), listed))
+    return _once_each(loaded)
 
 
-def _signature(run: Run) -> object:
-    """A value that changes when a file of the run does."""
-    files: list[tuple[int, int] | None] = []
-    for file in (run.config_file, run.status_file, run.metrics_file, run.folder / SCORES_FILE):
-        try:
-            stat = file.stat()
-        except OSError:
-            files.append(None)
-        else:
-            files.append((stat.st_mtime_ns, stat.st_size))
-    return tuple(files)
+def _load(cell: Cell, run: Run, queue: SlurmQueue, *, configs: Lock, keep_steps: bool) -> RunResult:
+    plain = RunResult(
+        id=cell.id,
+        axes=cell.axes,
+        config=None,
+        state="missing",
+        folder=run.folder,
+        loss_of=cell.loss_of,
+    )
+    if not run.folder.is_dir():
+        return replace(plain, reason=f"{run.folder} is gone")
+    config: Mapping[str, Any] | None = None
+    try:
+        with configs:
+            run_config = run.config()
+        config = dict(items(run_config))
+        if (lineage := run.lineage()) is not None:
+            # Not the same as a run of this configuration from its beginning.
+            config = {**config, "continues": lineage.label}
+        status = _status(run, queue)
+        metrics = read_metrics(run)
+        problem = metrics_problem(run, status)
+        if not problem and (
+            wrong := fault(metrics, run_config, state=status.state, from_start=lineage is None)
+        ):
+            problem = f"{run.metrics_file}: {wrong}"
+        if problem:
+            return replace(plain, config=config, state="damaged", reason=problem)
+        measurement = measure(metrics)
+        if cell.loss_of is not None:
+            measurement = without_losses(measurement)
+    except (DamagedError, OSError) as error:
+        return replace(plain, config=config, state="damaged", reason=str(error))
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        # Rows are any JSON: a missing or mistyped field shows when it is used.
+        reason = f"{run.metrics_file} has a row of another form ({error!r})"
+        return replace(plain, config=config, state="damaged", reason=reason)
+    scores, refused = scores_of(run, Owner(run=run.id, config_sha256=config_hash(run_config)))
+    loaded = replace(
+        plain,
+        config=config,
+        state=str(status.state),
+        reason=status.reason or None,
+        progress=status.step / status.steps if status.attempt and status.steps else None,
+        restarts=_restarts(status, measurement),
+        measurement=measurement,
+        steps=metrics.steps if keep_steps and cell.loss_of is None else None,
+        bubble_predicted=predicted_bubble(run_config),
+        cost=cost_of_run(run, status),
+        scores=tuple(scores),
+        lineage=lineage,
+        problems=(*_problems(run, metrics, status), *refused),
+    )
+    mfu = utilisation(
+        run_config,
+        start=measurement.start,
+        tokens_per_second=measurement.tokens_per_second,
+        ranks=loaded.ranks,
+    )
+    return replace(loaded, utilisation=mfu)
 
 
 def _once_each(loaded: Sequence[RunResult]) -> tuple[list[RunResult], list[str]]:
@@ -215,5 +186,5 @@ def load_selection(path: Path) -> Selection:
         UserError: it names none of these.
     """
     experiment, cells = runs_at(path)
-    runs, _ = Loader(keep_steps=False).load([replace(experiment, cells=cells)])
+    runs, _ = load([replace(experiment, cells=cells)], keep_steps=False)
     return Selection(name=str(path), runs=runs)

@@ -151,7 +151,7 @@ def test_columns_left_out_of_a_narrow_table_are_named(folder: Path) -> None:
 @pytest.mark.slow
 def test_experiments_are_taken_together_and_each_run_once(tmp_path: Path) -> None:
     """Seeds of one cell in two folders are averaged; a run that stands in both counts once."""
-    from asyncpp_cli.report.load.experiments import Loader
+    from asyncpp_cli.report.load.experiments import load
 
     folders: list[Experiment] = []
     for name, seeds in (("one", (0, 1)), ("two", (1, 2))):
@@ -163,7 +163,7 @@ def test_experiments_are_taken_together_and_each_run_once(tmp_path: Path) -> Non
                 run_id=f"s{seed}",
             )
         folders.append(open_experiment(experiment.folder))
-    runs, [remark] = Loader(keep_steps=False).load(folders)
+    runs, [remark] = load(folders, keep_steps=False)
     [cell], _ = aggregate(runs)
     assert cell.val_loss is not None
     assert (cell.n, cell.val_loss.mean) == (3, 3.0)
