@@ -7,8 +7,6 @@ trained by replay, in one process.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
 import sys
 import tempfile
@@ -20,19 +18,16 @@ from typing import Any
 from asyncpp_cli.console import say, show_table
 from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.config_file import config_text
-from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.experiment.settings import config_hash, copy_of
 from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.launch.progress import shown_progress
-from asyncpp_cli.planner.cells import expected, time_on_cores
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from asyncpp_cli.tables import Fit
 from stages.config import ModelConfig, RunConfig, TrainConfig
-from stages.model.families.catalogue import describe
 from stages.pipeline.segments import schedule_facts
 from stages.validation import ConfigError, check
 
@@ -43,9 +38,6 @@ STEPS = 4
 
 EXPERTS = 4
 """Maximum for a twin."""
-
-MOST_PARAMETERS = 20_000_000
-"""Of a model whose parts are timed: seconds on one core."""
 
 DATA_RANKS = 2
 """Maximum for a twin; further data ranks do the same as the second."""
@@ -133,45 +125,7 @@ def dry_run(experiment: Experiment, *, replay: bool) -> bool:
         outcomes = _train(distributed, Path(folder), replay=False)
         outcomes |= _train(in_one_process, Path(folder), replay=True)
     _show_outcomes(experiment, cells, outcomes)
-    if any(outcomes.values()):
-        return False
-    _measure_times(experiment)
-    return True
-
-
-def _measure_times(experiment: Experiment) -> None:
-    """Time the parts of small models that train on this machine's processors; say how long all cells take.
-
-    The times stay in the experiment's folder, for `asyncpp sweep` into it.
-    """
-    from asyncpp_cli.planner.measure import measure
-    from asyncpp_cli.planner.profile_costs import Measured, conditions, read_profile
-
-    machine = this_machine()
-    resolved = [ResolvedCell(cell, experiment.run(cell.id).config()) for cell in experiment.cells]
-    measured: list[Measured] = []
-    for cell in resolved:
-        config = cell.config
-        on_cpu = config.site.device == "cpu" or not machine.gpus
-        if not on_cpu or config.model.factory is not None:
-            continue
-        if describe(config.model).parameter_count > MOST_PARAMETERS or any(
-            profile.is_for(config) for profile in measured
-        ):
-            continue
-        key = json.dumps([conditions(config), config.site.threads, config.train.microbatch_size])
-        file = experiment.profiles / f"{hashlib.sha256(key.encode()).hexdigest()[:8]}.json"
-        if not file.is_file():
-            file.parent.mkdir(exist_ok=True)
-            measure(config, file, microbatch_sizes=[], repeats=3)
-        measured.append(read_profile(file))
-    costs = expected(experiment.template, resolved, site={"memory_gb": None}, profiles=measured)
-    hours = [
-        cost.core_hours(cell.config, steps=cell.config.train.steps)
-        for cell, cost in zip(resolved, costs, strict=True)
-    ]
-    if line := time_on_cores(hours):
-        say(line)
+    return not any(outcomes.values())
 
 
 def _show_jobs(experiment: Experiment, cells: list[_DryRunCell], *, replay: bool) -> None:

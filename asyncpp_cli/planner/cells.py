@@ -15,7 +15,7 @@ from asyncpp_cli.planner.layouts import RECOMPUTE
 from asyncpp_cli.planner.profile_costs import Measured
 from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.sites.profile import Site
-from asyncpp_cli.sites.resources import ranks_of, this_machine
+from asyncpp_cli.sites.resources import ranks_of
 from stages.config import RunConfig
 
 
@@ -90,18 +90,6 @@ _WITHOUT_EFFECT = frozenset(
 ) | {"seed"}
 """Learning rate and decay, for example; other options of an optimizer may have one. Of a key that is missing
 here the estimates are only made more often."""
-
-
-def time_on_cores(core_hours: Sequence[float | None]) -> str:
-    """How long cells take on all cores of this machine, in a sentence; empty if that is known of none."""
-    known = [hours for hours in core_hours if hours is not None]
-    if not known:
-        return ""
-    cores = this_machine().cores
-    minutes = 60 * sum(known) / cores
-    of_cells = f" for {len(known)} of {len(core_hours)} cells" if len(known) < len(core_hours) else ""
-    shown = f"{minutes:,.0f} minutes" if minutes >= 1.5 else "a minute"
-    return f"Training takes about {shown} on the {cores} cores of this machine{of_cells}, without starts."
 
 
 def device_of(site: Site) -> dict[str, Any]:

@@ -42,8 +42,7 @@ def sweep_template(
         changes: `KEY=VALUE` for all cells.
         out: the experiment's folder, new or to be extended; None: only check.
         site: site profile whose GPUs every cell must fit; None: any.
-        profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for;
-            those that a dry run left in the folder are taken, too.
+        profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for.
         plan: estimate memory and time of every cell; they are estimated anyway where a check or a cost needs
             them: with a site, a profile, or a cell's `site.memory_gb` or `site.gpu`.
         replace_pending: remove the folder's other cells, if none of their runs has begun.
@@ -58,11 +57,10 @@ def sweep_template(
     loaded = load(template, changes)
     cells = expand(loaded)
     check_cells(loaded, cells)
-    files = [*profiles, *([] if out is None else sorted((out / "profiles").glob("*.json")))]
     on_gpus = [cell.config.site.memory_gb or cell.config.site.gpu for cell in cells]
     costs = None
-    if plan or site is not None or files or any(on_gpus):
-        costs = _expected(loaded.source, cells, site=site, files=files)
+    if plan or site is not None or profiles or any(on_gpus):
+        costs = _expected(loaded.source, cells, site=site, files=profiles)
     rendered = (
         None
         if out is None

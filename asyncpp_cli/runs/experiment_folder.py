@@ -7,7 +7,6 @@ EXPERIMENT/submissions/            what was submitted to SLURM (`slurm.submissio
 EXPERIMENT/bad-nodes/              nodes to exclude (`launch.bad_nodes`)
 EXPERIMENT/tune.json               what is tuned (`tune.plan`)
 EXPERIMENT/cancelled.jsonl         every `asyncpp cancel` (`launch.cancel`)
-EXPERIMENT/profiles/               times of the models' parts (`launch.dry_run`)
 EXPERIMENT/code/                   snapshots of the code that jobs run (`launch.submission.snapshot`)
 EXPERIMENT/runs/ID/                one folder per run (`runs.run_folder`)
 """
@@ -76,11 +75,6 @@ class Experiment:
     def code(self) -> Path:
         """Folder of the code snapshots that jobs run."""
         return self.folder / "code"
-
-    @property
-    def profiles(self) -> Path:
-        """Folder of the times that a dry run measured."""
-        return self.folder / "profiles"
 
     def run(self, cell_id: str) -> Run:
         return Run(self.folder / "runs" / cell_id)

@@ -129,16 +129,12 @@ def _say_cost(swept: Sweep) -> None:
 
     if swept.expected is None:
         return
-    from asyncpp_cli.planner.cells import time_on_cores
-
     for name, unit in _HOURS.items():
         hours = _hours(swept.cells, swept.expected, name)
         known = [each for each in hours if each is not None]
         if known:
             of_cells = f" ({len(known)} of {len(hours)} cells)" if len(known) < len(hours) else ""
             say(f"Expected cost of training: {amount(sum(known))} {unit}ours in all{of_cells}.")
-    if line := time_on_cores(_hours(swept.cells, swept.expected, "core_hours")):
-        say(line)
 
 
 def _hours(cells: Sequence[ResolvedCell], costs: Sequence[Expected], name: str) -> list[float | None]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.command_line import asyncpp, succeeded
-from support.launches import TINY
+from support.command_line import succeeded
 
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
@@ -71,21 +68,3 @@ def test_a_dry_run_trains_each_twin_once_and_leaves_nothing(tmp_path: Path) -> N
     for cell in open_experiment(folder).cells:
         assert cell.id in rehearsed.output
     assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.slow
-def test_a_dry_run_of_small_models_says_how_long_they_take_and_sweep_says_it_again(tmp_path: Path) -> None:
-    folder = tmp_path / "e"
-    changes = [*TINY, "matrix={schedule: [1f1b, 2bw], optimizer: adamw, seed: [0, 1]}", "exclude=[]"]
-    sentence = re.compile(r"^Training takes about (a minute|[\d,]+ minutes) on the \d+ cores", re.MULTILINE)
-    first = asyncpp("sweep", "quickstart", *changes, "--out", folder)
-    assert (first.code, sentence.search(first.errors)) == (0, None)
-    rehearsed = succeeded("launch", folder, "--dry-run", "--replay")
-    assert sentence.search(rehearsed.errors)
-    assert f"Next: asyncpp launch {folder}" in rehearsed.errors
-    # Schedules and seeds share the times.
-    assert len(list((folder / "profiles").iterdir())) == 1
-    again = asyncpp("sweep", "quickstart", *changes, "--out", folder, "--json")
-    assert sentence.search(again.errors)
-    assert all(cell["core_hours"] > 0 for cell in json.loads(again.output))
