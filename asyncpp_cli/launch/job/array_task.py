@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +37,8 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.containers import image_state
 from asyncpp_cli.slurm import client as slurm
-from asyncpp_cli.slurm.client import JobPhase, QueuedJob, SlurmError, phase_of
+from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
 from asyncpp_cli.slurm.run_status import SlurmQueue
-from asyncpp_cli.slurm.submissions import Submission, read_submissions
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 
 _POLL_SECONDS = 0.2
@@ -69,7 +67,6 @@ def run_task(file: str) -> int:
         return _queue_again(experiment, manifest, job, code=RESUMABLE)
     while (code := _attempt(experiment, run, manifest, row, job)) is None:
         pass
-    _hand_over_slot(experiment, manifest, index)
     return code
 
 
@@ -247,19 +244,6 @@ def failures(run: Run, *, submission: str) -> int:
     return count
 
 
-def _hand_over_slot(experiment: Experiment, manifest: ArrayManifest, index: int) -> None:
-    """Hand this job's slot to another array of the launch."""
-    for submission in read_submissions(experiment).all:
-        if submission.name == manifest.submission:
-            try:
-                receiver = hand_over_slot(submission, name=manifest.name, index=index)
-            except SlurmError as error:
-                _say(f"the slot of this job stays empty: {error}")
-            else:
-                if receiver is not None:
-                    _say(f"the slot of this job goes to {receiver}")
-
-
 def _requeue(status: Status, experiment: Experiment, run: Run, manifest: ArrayManifest, job: Job) -> int:
     """Requeue this job; returns the exit code for when it is not requeued, or has not been killed in time."""
     code = RESUMABLE if status.state == State.INTERRUPTED else 1
@@ -405,105 +389,3 @@ def time_limit(job_id: str) -> float | None:
 def first_end_time(job_id: str) -> float | None:
     """End time that SLURM reported when it was first asked; asked when the job starts."""
     return slurm.job_end_time(job_id)
-
-
-_DEPENDENCY = "Dependency"
-"""SLURM's pending reason of an array that waits for another."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArrayLoad:
-    """An array with tasks left."""
-
-    name: str
-    tasks: int
-    """Tasks that have not ended."""
-    at_once: int
-    """Its throttle: tasks that may run at the same time."""
-    follows: bool
-    """It starts when another array has ended."""
-
-
-def receiving_array(
-    own: ArrayLoad, others: Sequence[ArrayLoad], *, follower: ArrayLoad | None
-) -> ArrayLoad | None:
-    """The array that gets the slot of a task that ends; None if its own array needs it, or none does.
-
-    Args:
-        own: the task's own array, without the task.
-        others: other arrays of the launch.
-        follower: the one among them that starts when `own` has ended.
-    """
-    reserved = follower.at_once if follower is not None else 0
-    before, after = (max(min(own.at_once, tasks), reserved) for tasks in (own.tasks + 1, own.tasks))
-    needy = [other for other in others if not other.follows and other.tasks > other.at_once]
-    if after == before or not needy:
-        return None
-    return max(needy, key=lambda other: other.tasks / other.at_once)
-
-
-def hand_over_slot(submission: Submission, *, name: str, index: int) -> str | None:
-    """Hand over the slot of a task that ends for good, by raising another array's throttle.
-
-    SLURM throttles each array by itself: without this, slots of an array with few tasks left stay empty while
-    tasks of another one wait. The total never exceeds the launch's limit: a job hands over only its own slot,
-    and only if neither the rest of its array nor the array that follows it in its lane needs it.
-
-    Args:
-        submission: the task's submission.
-        name: name of the task's array.
-        index: the task's array index.
-
-    Returns:
-        The array that got it; None if none did.
-
-    Raises:
-        SlurmError: SLURM does not answer, or refuses.
-    """
-    if len(submission.arrays) < 2:
-        return None
-    queued = slurm.queued_jobs([array.name for array in submission.arrays])
-    by_array: dict[str, list[QueuedJob]] = {}
-    for (array, other_index), job in sorted(queued.items(), key=lambda item: item[0]):
-        if (array, other_index) != (name, index):
-            by_array.setdefault(array, []).append(job)
-    # Arrays without pending tasks need no slot, and without a limit no array has any.
-    pending = {
-        array: jobs
-        for array, jobs in by_array.items()
-        if array != name and any(_is_pending(job) for job in jobs)
-    }
-    own_job = queued.get((name, index))
-    if not pending or own_job is None or phase_of(own_job.state) is not JobPhase.RUNNING:
-        return None  # a job that does not run may be requeued
-    loads = {array: _load_of(array, jobs) for array, jobs in pending.items()}
-    own = ArrayLoad(
-        name=name, tasks=len(by_array.get(name, [])), at_once=throttle_of(own_job.id), follows=False
-    )
-    follower = next((array.name for array in submission.arrays if array.after == name), "")
-    receiver = receiving_array(own, list(loads.values()), follower=loads.get(follower))
-    if receiver is None:
-        return None
-    array_id = pending[receiver.name][0].id.partition("_")[0]
-    throttle = f"ArrayTaskThrottle={receiver.at_once + 1}"
-    slurm.run_command(["scontrol", "update", f"JobId={array_id}", throttle])
-    return receiver.name
-
-
-def _load_of(name: str, jobs: Sequence[QueuedJob]) -> ArrayLoad:
-    first = next(job for job in jobs if _is_pending(job))
-    follows = all(job.reason == _DEPENDENCY for job in jobs)
-    return ArrayLoad(name=name, tasks=len(jobs), at_once=throttle_of(first.id), follows=follows)
-
-
-def _is_pending(job: QueuedJob) -> bool:
-    return phase_of(job.state) is JobPhase.PENDING
-
-
-def throttle_of(job_id: str) -> int:
-    """Throttle of a job's array: the number of its tasks that may run at the same time.
-
-    Raises:
-        SlurmError: SLURM does not say.
-    """
-    return slurm.shown_number(job_id, "ArrayTaskThrottle")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch import bad_nodes
 from asyncpp_cli.launch.job import array_task
-from asyncpp_cli.launch.job.array_task import ArrayLoad, receiving_array
 from asyncpp_cli.launch.submission.arrays import (
     ArrayManifest,
     JobShape,
@@ -59,44 +57,6 @@ def test_arrays_take_about_as_many_rounds() -> None:
     assert throttles([3, 5], at_once=None) == throttles([3, 5], at_once=100) == [Throttle(3), Throttle(5)]
     six = throttles([40, 10, 10, 10, 5, 5], at_once=2)
     assert six == [Throttle(1), Throttle(1), Throttle(1, 1), Throttle(1, 2), Throttle(1, 3), Throttle(1, 4)]
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 20), st.integers(0))
-def test_places_are_passed_on_and_never_more_run_than_was_said(
-    sizes: list[int], at_once: int, seed: int
-) -> None:
-    """Runs take any time, and are put back into the queue now and then."""
-    chance = random.Random(seed)
-    planned = throttles(sizes, at_once=at_once)
-    bound = [turn.at_once for turn in planned]
-    left, running = list(sizes), [0] * len(sizes)
-    while any(left):
-        for index, turn in enumerate(planned):
-            if turn.after is None or not left[turn.after]:
-                running[index] = min(left[index], bound[index])
-        assert sum(running) <= at_once
-        if all(turn.after is None for turn in planned):
-            # No place stays empty while a run waits.
-            assert sum(running) == min(at_once, sum(left))
-        ending = chance.choice([index for index in range(len(sizes)) if running[index]])
-        running[ending] -= 1
-        if chance.randrange(5) == 0:
-            continue  # queued again
-        left[ending] -= 1
-        arrays = [
-            ArrayLoad(
-                name=str(index),
-                tasks=left[index],
-                at_once=bound[index],
-                follows=turn.after is not None and left[turn.after] + (turn.after == ending) > 0,
-            )
-            for index, turn in enumerate(planned)
-        ]
-        follower = next((arrays[i] for i, turn in enumerate(planned) if turn.after == ending), None)
-        others = [array for index, array in enumerate(arrays) if index != ending and array.tasks]
-        found = receiving_array(arrays[ending], others, follower=follower)
-        if found is not None:
-            bound[int(found.name)] += 1
 
 
 DECIDED = {
