@@ -8,7 +8,7 @@ from typing import Any
 from schedules.actions import Program
 from schedules.custom import custom_function, custom_program, is_custom
 from schedules.errors import ScheduleError
-from schedules.head_shards import FURTHER_AHEAD, NEEDS_FLUSH, with_head_shards
+from schedules.head_shards import FURTHER_AHEAD, with_head_shards
 from schedules.library.controllable_memory import V_HALF, V_MIN
 from schedules.library.dualpipe_v import DUALPIPE_V
 from schedules.library.gpipe import GPIPE
@@ -213,8 +213,6 @@ def build(
                 f"step, needs a delay of at least {smallest}, and {delay} is asked for"
             )
         delay = smallest if delay is None else delay
-    if tied and name in FAMILY and not FAMILY[name].synchronous:
-        raise ScheduleError(f"{name}: {NEEDS_FLUSH}")
     interval = _update_interval(name, microbatches=microbatches, asked=update_interval)
     given: dict[str, Any] = {
         "ahead": ahead,

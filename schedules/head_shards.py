@@ -10,8 +10,8 @@ perform S as soon as it can start, and T when there is nothing else to do or two
 
 Where embedding and head share a matrix, a shard is one of the embedding, too: it embeds the tokens in its
 rows (E), `EMBEDDED_AHEAD` micro-batches before stage 0 needs them, and adds their gradient (G) when it would
-do T. A micro-batch's T comes up to a pipeline's length before its G, and an update applies both. So this
-needs a schedule that flushes: one gradient then gathers both.
+do T. A micro-batch's T comes up to a pipeline's length before its G, and an update applies both. So where
+nothing flushes, T of the next step begin before an update; those of the step after it wait for the update.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ FURTHER_AHEAD = 1
 """Forwards that stages run further ahead of their backwards than with the whole head in the last stage."""
 EMBEDDED_AHEAD = 2
 """Micro-batches that shards of the embedding are ahead of the first stage's forwards, at most."""
-NEEDS_FLUSH = (
-    "shards that embedding and head share (model.tied with parallel.shard_head) need a schedule that flushes "
-    "after each step"
-)
 _TIMES = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0, Op.BACKWARD_INPUT: 1.0, Op.BACKWARD_WEIGHT: 1.0}
 """Of a rank's share of the blocks, for the order alone."""
 _HEAD = 1.0
@@ -69,8 +65,6 @@ def with_head_shards(program: Program, *, tied: bool = False) -> Program:
     ranks = range(program.num_ranks)
     by_step = [_by_step(actions, program) for actions in program.actions]
     flushed = all(_in_order(actions, program) for actions in program.actions)
-    if tied and not flushed:
-        raise ScheduleError(f"{program.schedule}: {NEEDS_FLUSH}")
     if flushed and all(_alike(steps) for steps in by_step):
         first = _Order(program, [_further_ahead(steps[0]) for steps in by_step], tied=tied).run()
         actions = [[_later(first[rank], steps, program) for steps in range(program.steps)] for rank in ranks]
@@ -82,7 +76,7 @@ def with_head_shards(program: Program, *, tied: bool = False) -> Program:
             tied=tied,
         ).run()
     else:
-        orders = _Order(program, [_further_ahead(actions) for actions in program.actions]).run()
+        orders = _Order(program, [_further_ahead(actions) for actions in program.actions], tied=tied).run()
     return replace(
         program,
         rank_of_stage=(*program.rank_of_stage, *ranks),
@@ -234,18 +228,28 @@ class _Order:
                 choices.append((now, _FIRST, Op.EMBED))
         if self.spreads[rank]:
             at, microbatch = self.spreads[rank][0]
-            if (
-                not self._completes(rank, microbatch)
-                or microbatch // self.program.microbatches <= self.complete
-            ):
-                urgent = len(self.spreads[rank]) > 1 or (action is not None and action.op is Op.UPDATE)
+            step = microbatch // self.program.microbatches
+            completes = self._completes(rank, microbatch)
+            if step <= (self.complete if completes else self._written_by(rank)):
+                urgent = (
+                    len(self.spreads[rank]) > 1
+                    or completes
+                    or (action is not None and action.op is Op.UPDATE)
+                )
                 choices.append((max(now, at), _FIRST if urgent else _LAST, Op.EMBED_WEIGHT))
         if self.weights[rank]:
             microbatch = self.weights[rank][0]
             at = self.sums_at[rank].get(microbatch)
             step = microbatch // self.program.microbatches
-            if at is not None and (not self._completes(rank, microbatch) or step <= self.complete):
+            completes = self._completes(rank, microbatch)
+            if completes:
+                can_add = step <= self.complete
+            else:
+                can_add = not self.tied or step <= self._written_by(rank) + 1
+            if at is not None and can_add:
                 urgent = len(self.weights[rank]) > 1 or (action is not None and action.op is Op.UPDATE)
+                # What completes a tied gradient is late: the next look-ups wait for the update.
+                urgent |= self.tied and completes
                 choices.append((max(now, at), _FIRST if urgent else _LAST, Op.HEAD_WEIGHT))
         return choices
 
@@ -317,6 +321,10 @@ class _Order:
             return set()
         self.activations_at[0][microbatch] = max(self.embedded.pop(microbatch))
         return {first}
+
+    def _written_by(self, rank: int) -> int:
+        """Version that the shard has written last: the number of the step that its gradient is of."""
+        return self.written[self.program.num_stages + rank]
 
     def _completes(self, rank: int, microbatch: int) -> bool:
         """Whether the next T or G of the rank's shard, that of `microbatch`, completes a step's gradient."""

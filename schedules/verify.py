@@ -239,7 +239,8 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
     for action in actions:
         _, op, microbatch, version = action
         if op is update:
-            if is_tied and (halves := state.gathered ^ state.added):
+            due = version * interval
+            if is_tied and (halves := {half for half in state.gathered ^ state.added if half < due}):
                 yield problem(
                     "updates come between the two parts of a tied gradient",
                     action,
@@ -276,6 +277,12 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
                     action,
                     f"{action}: there is no look-up {stage}E{microbatch}@{version} before it, or its "
                     "gradient was added before",
+                )
+            if microbatch // interval > state.newest:
+                yield problem(
+                    "gradients of the embedding are added to those of an earlier step",
+                    action,
+                    f"{action} adds to the gradient of update {state.newest + 1}, which is not its own",
                 )
             state.added.add(microbatch)
             if microbatch in state.gathered:
@@ -319,6 +326,13 @@ def _stage_problems(program: Program, stage: int, actions: list[Action]) -> Iter
                 f"{action}: there is no input half {stage}I{microbatch} before this weight half",
             )
         state.gathered.add(microbatch)
+        if is_tied and microbatch // interval > state.newest + 1:
+            yield problem(
+                "gradients of a tied head are gathered more than one update ahead",
+                action,
+                f"{action} belongs to update {microbatch // interval + 1}, and the newest version of stage "
+                f"{stage} is {state.newest}: there are gradients of two updates at a time",
+            )
         if not is_tied or microbatch in state.added:
             state.since_update.append(microbatch)
     if is_tied and (missing_ones := set(range(first, end)) - state.added):

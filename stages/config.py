@@ -127,7 +127,7 @@ class ModelConfig:
     tied: bool = False
     """The head multiplies with the embedding's matrix and has none of its own. Needs both on one rank: one
     stage alone, or a schedule in a V (`2bw-v`, `zb-v`, `v-half`, `v-min`, `dualpipe-v`); or
-    `parallel.shard_head` under a schedule that flushes."""
+    `parallel.shard_head`."""
     rope_base: float = key(10000.0, low=1, high=1e15)
     """Base of the rotary frequencies."""
     norm_eps: float = key(1e-5, above=0, high=1.0)

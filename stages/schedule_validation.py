@@ -39,12 +39,6 @@ def check_schedule(config: RunConfig) -> None:
     else:
         _check_size(config, schedule_facts(config).stages)
         _check_delay(config)
-    if has_tied_shards(config) and not schedule_facts(config).synchronous:
-        raise ConfigError(
-            "parallel.shard_head",
-            f"makes shards that embedding and head share under model.tied, and needs a schedule that flushes "
-            f"after each step for that, unlike {name}; accepted with it: false",
-        )
     try:
         segment_program(config, first_step=0, steps=1)
     except schedules.ScheduleError as error:
@@ -138,6 +132,12 @@ def _check_shard_gradients(config: RunConfig) -> None:
     key, data = "parallel.shard_gradients", config.parallel.data
     if data == 1:
         raise ConfigError(key, "shards over data ranks, and parallel.data is 1; accepted with it: false")
+    if has_tied_shards(config) and not schedule_facts(config).synchronous:
+        raise ConfigError(
+            key,
+            "keeps one whole gradient, and shards that embedding and head share (model.tied, "
+            "parallel.shard_head) gather those of two steps at once; accepted with them: false",
+        )
     steps = 2 + config.schedule.delay
     program = segment_program(config, first_step=sync_steps(config), steps=steps)
     if max(gradient_buffers([program], data_ranks=data, on_gpu=False)) == 1:

@@ -83,7 +83,6 @@ def layouts(
                 layers=base.model.layers,
                 microbatches=sequences // size,
                 shard_head=gains_by_shards,
-                tied=base.model.tied,
             )
             for variant in variants:
                 for recompute in RECOMPUTE:
@@ -132,10 +131,9 @@ def _variants(
     layers: int,
     microbatches: int,
     shard_head: bool,
-    tied: bool,
 ) -> Iterator[Variant]:
     """Chunks as `layers` blocks allow, and ahead as the smallest delay allows; `shard_head`: whether shards
-    of the head are considered, too; `tied`: whether the embedding has its matrix."""
+    of the head are considered, too."""
     if stages == 1:
         yield from [Variant(name) for name in names if schedules.is_synchronous(name)][:1]
         # Without a pipeline a delay hides the all-reduce alone.
@@ -159,7 +157,7 @@ def _variants(
                     aheads.append(FURTHER_AHEAD)
                 for ahead in aheads:
                     yield Variant(name, chunks, ahead, split)
-                    if shard_head and schedule.can_shard_head and (schedule.synchronous or not tied):
+                    if shard_head and schedule.can_shard_head:
                         yield Variant(name, chunks, ahead, split, shard_head=True)
 
 

@@ -47,7 +47,7 @@ def ranked(
     if first is None and base.model.tied:
         raise UserError(
             f"model.tied: no layout of {', '.join(names)} has embedding and head on one rank; accepted: "
-            f"false, or --schedule {can_tie()[0]}, or one that flushes, such as 1f1b, with shards of both"
+            f"false, or --schedule {can_tie()[0]}, or one with shards of both, such as 2bw"
         )
     return iter(()) if first is None else chain([first], estimates)
 

@@ -117,6 +117,8 @@ class RankExecutor:
         self._halves: dict[tuple[int, int], _Half] = {}
         self._heads: dict[tuple[int, int], _Head] = {}
         self._losses: list[Tensor] = []
+        self._step: dict[int, int] = {}
+        """By stage, the step that its current gradient buffer is of."""
         self._graphs: dict[int, GraphedStage] = {}
         """By stage, where they are captured."""
         self._updates_between: Mapping[tuple[int, int], int] = {}
@@ -181,6 +183,7 @@ class RankExecutor:
         }
         if self._graphs:
             self._updates_between = updates_until_backward(program.actions[self._rank])
+        self._step = dict.fromkeys(self._stages, program.first_step)
         self._links.begin(program)
         self._clock.begin()
         self._updates.begin(program, self.trace)
@@ -344,8 +347,12 @@ class RankExecutor:
         factors, hidden = head.shard.gradient_factors(head.kept, sums, scale=1 / self._loss_share)
         gradients = DeferredGradients()
         add_matrix(gradients, head.shard.weight, given=hidden, gradient=factors)
-        gradients.compute(self._updates.last_backward(action))
-        self._stages[stage].weights.gradient_buffer.count(head.version, ())
+        weights = self._stages[stage].weights
+        # A tied shard's update comes after the first T of the next step.
+        ahead = action.microbatch // self._program.update_interval - self._step[stage]
+        with weights.adding_ahead() if ahead else nullcontext():
+            gradients.compute(self._updates.last_backward(action))
+            weights.gradient_buffer.count(head.version, ())
         self._count_in_flight()
 
     def _embed(self, action: Action) -> None:
@@ -374,6 +381,7 @@ class RankExecutor:
     def _begin_update(self, action: Action) -> None:
         stage = action.stage
         gradient = self._stages[stage].take_gradient()
+        self._step[stage] = action.version
         # Counted from the versions that forwards have read, not from the program.
         self.trace.stages[stage].note_delays([action.version - 1 - read for read in gradient.versions])
         losses: list[Tensor] = []

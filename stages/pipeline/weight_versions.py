@@ -8,7 +8,7 @@ overwritten too early.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 import torch
@@ -240,6 +240,18 @@ class WeightVersions:
         yield
         self._current = before
         self._point_gradients()
+
+    def adding_ahead(self) -> AbstractContextManager[None]:
+        """A block whose backwards accumulate into the gradient of the update after the next.
+
+        Raises:
+            RuntimeError: there is one buffer only.
+        """
+        if len(self.gradients) == 1:
+            raise RuntimeError(
+                "the program gathers gradients of two updates at once, and there is one buffer"
+            )
+        return self.adding_to((self._current + 1) % len(self.gradients))
 
     def replica_of(self, version: int) -> Replica:
         """The replica that holds `version`.

@@ -43,11 +43,15 @@ class _Pending:
     phases: Generator[Exchange[Any], None, None]
     sole_buffers: frozenset[int]
     """Stages of the unit whose next backward adds into the gradient that the update reads and clears."""
+    ahead: int
+    """First micro-batch of the update after the next. Where its gradient of a tied head's shard begins before
+    the next update, it is added into the buffer that this update reads and clears."""
     awaited: Exchange[Any] | None = None
 
     def is_needed(self, action: Action) -> bool:
         stages = [gathered.stage for gathered in self.unit]
         adds_into_it = action.op not in ADDING_NOTHING and action.stage in self.sole_buffers
+        adds_into_it |= action.op is Op.HEAD_WEIGHT and action.microbatch >= self.ahead
         return adds_into_it or needs_update(action, stages=stages, version=self.unit[0].version)
 
 
@@ -146,7 +150,7 @@ class RankUpdates:
         """Prepare for a segment; its measurements go to `trace`."""
         # Without shards all of it comes before the update itself.
         self._places = places_to_agree(program, self._pipeline.rank) if program.head_shards else {}
-        self._place = launched(0)
+        self._place, self._interval = launched(0), program.update_interval
         self._trace = trace
         slack = slack_of(program, self._pipeline.rank, common_step=self._rules.common_step)
         self._begin_early = slack.early if self._data.size > 1 else frozenset[Action]()
@@ -191,6 +195,7 @@ class RankUpdates:
             sole_buffers=frozenset(
                 stage for stage in stages if len(self._stages[stage].weights.gradients) == 1
             ),
+            ahead=(unit[0].version + 1) * self._interval,
         )
         self._resume(self._pending)
         self._resume_without_waiting()

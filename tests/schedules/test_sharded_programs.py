@@ -100,12 +100,9 @@ def test_the_delay_grows_only_where_one_more_forward_ahead_needs_it(name):
             assert after == max(1, -(-(lead + 1) // microbatches))
 
 
-FLUSHED = tuple(name for name in SHARDED if FAMILY[name].synchronous)
-
-
 @SOME
 @given(
-    arguments(names=FLUSHED, max_stages=6, max_microbatches=12, tied=True), st.integers(1, 30), st.integers()
+    arguments(names=SHARDED, max_stages=6, max_microbatches=12, tied=True), st.integers(1, 30), st.integers()
 )
 def test_shards_of_embedding_and_head_end_and_cost_stages_no_micro_batch_in_flight(asked, room, seed):
     """The shard itself may do a T after the next S, where it did it before: one more, for that long."""
@@ -122,7 +119,9 @@ def test_shards_of_embedding_and_head_end_and_cost_stages_no_micro_batch_in_flig
     assert with_embedding.activations[:blocks] == without.activations[:blocks]
     assert with_embedding.rank_activations == without.rank_activations
     for shard in range(blocks, tied.num_stages):
-        assert with_embedding.activations[shard] <= without.activations[shard] + 1
+        # Fewer micro-batches a step than a pipeline is long: T of the step after the next wait for an update.
+        short = not FAMILY[asked["name"]].synchronous and asked["microbatches"] <= asked["stages"]
+        assert with_embedding.activations[shard] <= without.activations[shard] + 1 + short
     assert with_embedding.versions == without.versions
     ops = (Op.EMBED, Op.EMBED_WEIGHT)
     for stage in range(tied.num_stages):
@@ -131,8 +130,6 @@ def test_shards_of_embedding_and_head_end_and_cost_stages_no_micro_batch_in_flig
 
 
 def test_what_cannot_have_shards_is_refused():
-    with pytest.raises(ScheduleError, match="2bw: shards that embedding and head share"):
-        build("2bw", stages=2, microbatches=4, steps=1, shard_head=True, tied=True)
     for name in ("pipedream", "paci", "paci-v"):
         with pytest.raises(ScheduleError, match="stages update on their own, and shards of the head"):
             build(name, stages=2, microbatches=4, steps=1, shard_head=True)
@@ -160,7 +157,19 @@ def changed(old: str, new: str | None, *, of: Program = PROGRAM) -> Program:
     return replace(of, actions=tuple(actions))
 
 
+def moved(action: str, *, before: str, of: Program) -> Program:
+    """`of` with one action of a rank earlier or later."""
+    actions = []
+    for rank in of.actions:
+        rest = [one for one in rank if str(one) != action]
+        if len(rest) < len(rank):
+            rest.insert([str(one) for one in rest].index(before), parse_action(action))
+        actions.append(tuple(rest))
+    return replace(of, actions=tuple(actions))
+
+
 TIED = build("1f1b", stages=2, microbatches=2, steps=2, shard_head=True, tied=True)
+UNFLUSHED = build("2bw", stages=4, microbatches=4, steps=3, shard_head=True, tied=True)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +182,8 @@ TIED = build("1f1b", stages=2, microbatches=2, steps=2, shard_head=True, tied=Tr
             "3U2 comes between the two parts of the gradient of",
         ),
         (changed("3E2@1", "3E1@1", of=TIED), "stage 3 embeds micro-batch 1 twice"),
+        (moved("4G4@0", before="4U1", of=UNFLUSHED), "4G4@0 adds to the gradient of update 1, which is not"),
+        (moved("4U1", before="4U2", of=UNFLUSHED), "4T8@1 belongs to update 3, and the newest version"),
         (replace(TIED, tied_shards=False), "stage 2 is a shard of the head"),
         (changed("3S4@1", "3S4@0"), "3S4@0 must read version 1, as stage 1 does"),
         (changed("3T2@0", None), "stage 3 never performs the weight half of the backward of micro-batch 2"),

@@ -45,6 +45,7 @@ def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4
         "first_step": draw(st.integers(0, 5)),
     }
     if tied:
+        order["shard_head"] = True
         asked |= {"shard_head": True, "tied": True}
     elif schedule.default_interval is None and name != "looped-bfs":
         order["shard_head"] = asked["shard_head"] = draw(st.booleans())

@@ -529,7 +529,7 @@ def test_a_rank_holds_no_more_messages_than_their_bound(name: str, microbatches:
         chunks = 2 if name == "interleaved-1f1b" else 1
         shape = Shape.of(layout(base, name, microbatches=microbatches, chunks=chunks, **sizes))
         sharded = shape._replace(shard_head=find(name).can_shard_head)
-        both = sharded._replace(tied_shards=sharded.shard_head and find(name).synchronous)
+        both = sharded._replace(tied_shards=sharded.shard_head)
         of_shards = (3, 3, 3, 8, 1, 3, 3)
         for one, sizes_of_kinds in ((shape, (7,) * len(Kind)), (sharded, of_shards), (both, of_shards)):
             try:

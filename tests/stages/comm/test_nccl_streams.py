@@ -42,6 +42,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "v-half with head shards": {"shard_head": True},
     "1f1b with tied shards": {"shard_head": True, "tied": True},
     "zb-v with tied shards": {"shard_head": True, "tied": True},
+    "2bw with tied shards": {"shard_head": True, "tied": True},
+    "2bw-v with tied shards": {"shard_head": True, "tied": True, "split": True},
 }
 
 

@@ -22,7 +22,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("2bw-v", {"ahead": 2}),
     ("2bw-v", {"split": True}),
     *((name, {"shard_head": True}) for name in ("1f1b", "2bw", "2bw-v", "zb-v", "v-half")),
-    *((name, {"shard_head": True, "tied": True}) for name in ("1f1b", "gpipe", "zb-v", "v-half")),
+    *((name, {"shard_head": True, "tied": True}) for name in ("1f1b", "gpipe", "2bw", "2bw-v", "zb-v")),
 ]
 
 

@@ -36,6 +36,7 @@ def cases(text: Path) -> list[RunConfig]:
         {"schedule": "paci-v", "clip": "stage", "ahead": 2},
         {"schedule": "2bw", "shard_head": True},
         {"schedule": "1f1b", "shard_head": True, "tied": True},
+        {"schedule": "2bw", "shard_head": True, "tied": True},
         {"schedule": "2bw-v", "shard_head": True, "precision": "bfloat16", "layers": 6},
     ]
     configs = [small_config(text=text, microbatches=6, steps=4, eval_interval=9, **one) for one in many]
@@ -114,6 +115,9 @@ def test_room_for_reductions_is_what_processes_hold(text: Path) -> None:
         ("zb-v", 2, 8, {"shard_head": True}),
         ("1f1b", 4, 16, {"shard_head": True, "tied": True, "precision": "bfloat16"}),
         ("zb-v", 3, 12, {"layers": 6, "shard_head": True, "tied": True, "data": 2}),
+        ("2bw", 4, 4, {"shard_head": True, "tied": True}),
+        ("2bw", 1, 6, {"shard_head": True, "tied": True}),
+        ("2bw-v", 3, 16, {"shard_head": True, "tied": True, "layers": 8, "data": 2}),
         ("v-half", 2, 9, {"shard_head": True}),
     ],
 )

@@ -59,7 +59,7 @@ def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
         ("2bw-v", {"split": True}),
         ("paci-v", {"clip": "stage", "data": 2}),
         ("zero-bubble", {}),
-        ("1f1b", {"shard_head": True, "tied": True}),
+        ("2bw", {"shard_head": True, "tied": True}),
         ("2bw", {"ema_decay": 0.9, "data": 2}),
         ("2bw", {"documents": True}),
         ("zero-bubble", {"documents": True, "precision": "float32", "recompute": "selective"}),
