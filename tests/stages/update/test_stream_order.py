@@ -90,6 +90,31 @@ def test_so_is_a_model_with_experts(text: Path, monkeypatch: pytest.MonkeyPatch)
         assert digest == weights_of(config)
 
 
+@pytest.mark.parametrize(("schedule", "stages_", "microbatches"), [("2bw", 3, 1), ("2bw-v", 2, 2)])
+@pytest.mark.usefixtures("buffers")
+def test_a_tied_shard_that_gathers_ahead_waits_for_the_update_of_that_buffer(
+    schedule: str, stages_: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With so few micro-batches T of the step after the next may follow an update before a look-up reads it."""
+    config = small_config(
+        schedule,
+        text=text,
+        stages=stages_,
+        microbatches=microbatches,
+        delay=-(-stages_ // microbatches) + (schedule == "2bw-v"),
+        layers=2 * stages_,
+        steps=8,
+        eval_interval=8,
+        shard_head=True,
+        tied=True,
+    )
+    for events in record(config, monkeypatch, uses=True).events:
+        assert unordered(events) == []
+    events, digest = record_replay(config, monkeypatch, late=LATE)
+    assert unordered(events) == []
+    assert digest == weights_of(config)
+
+
 def test_a_stream_for_each_rank_of_a_replay_would_be_found(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
