@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from asyncpp_cli.atomic_files import read_json, write_json, write_text
+from asyncpp_cli.console import say
 from asyncpp_cli.data.documents import documents, is_held_out
 from asyncpp_cli.data.manifest import manifest
 from asyncpp_cli.data.parts import InputPart, part_size, parts
@@ -36,6 +38,8 @@ from stages.data.dataset import cache_folder
 from stages.data.integrity import ShardFacts, cache_facts
 from stages.data.prepared import FORMAT, MANIFEST, UNFINISHED, Prepared, read_prepared
 from stages.data.shards import dtype_for
+
+_SECONDS_BETWEEN_LINES = 15.0
 
 TOKENIZER = "tokenizer.json"
 PLAN = "plan.json"
@@ -58,19 +62,23 @@ class PrepareOrder:
     workers: int
 
 
-class PrepareProgress(Protocol):
-    """Receives the progress of a preparation."""
+class PrepareProgress:
+    """Says on standard error, every few seconds, how far a preparation is."""
 
-    def say(self, message: str) -> None: ...
-
-    def begin(self, size: int) -> None:
-        """Start; `size` bytes of input will be read."""
+    def __init__(self, size: int) -> None:
+        self._size, self._read, self._tokens = size, 0, 0
+        self._last = time.monotonic()
 
     def done(self, read: int, tokens: int) -> None:
         """A part of `read` bytes of input was finished and produced `tokens` tokens."""
+        self._read += read
+        self._tokens += tokens
+        if time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = time.monotonic()
+            say(f"{self._read / max(1, self._size):.0%} of the input read, {self._tokens:,} tokens")
 
 
-def prepare_data(order: PrepareOrder, progress: PrepareProgress) -> tuple[Prepared, bool]:
+def prepare_data(order: PrepareOrder) -> tuple[Prepared, bool]:
     """Prepare the data, or the parts that are missing.
 
     Returns:
@@ -82,7 +90,7 @@ def prepare_data(order: PrepareOrder, progress: PrepareProgress) -> tuple[Prepar
     """
     _check_folder(order.out)
     started_plan = _started_plan(order.out)
-    tokenizer = _tokenizer(order, progress, started_plan=started_plan)
+    tokenizer = _tokenizer(order, started_plan=started_plan)
     settings = ShardSettings(
         tokenizer=order.tokenizer if train_size(order.tokenizer) is not None else tokenizer.name,
         tokenizer_sha256=sha256_of(tokenizer),
@@ -105,8 +113,7 @@ def prepare_data(order: PrepareOrder, progress: PrepareProgress) -> tuple[Prepar
     if tokenizer.text is not None:
         write_text(order.out / TOKENIZER, tokenizer.text)
     write_json(order.out / UNFINISHED / PLAN, plan)
-    progress.begin(sum(source.size for source in order.sources))
-    records = sorted(_records(order, settings, tokenizer, progress), key=lambda record: record.number)
+    records = sorted(_records(order, settings, tokenizer), key=lambda record: record.number)
     content = manifest(records, tokenizer=tokenizer, file=TOKENIZER, plan=plan)
     write_text(order.out / MANIFEST, json.dumps(content, indent=1) + "\n")
     prepared = read_prepared(order.out)
@@ -148,9 +155,7 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     return f"with {key} = {old.get(key)!r}, not {new.get(key)!r}"
 
 
-def _tokenizer(
-    order: PrepareOrder, progress: PrepareProgress, *, started_plan: dict[str, Any] | None
-) -> Tokenizer:
+def _tokenizer(order: PrepareOrder, *, started_plan: dict[str, Any] | None) -> Tokenizer:
     size = train_size(order.tokenizer)
     if size is None:
         return read_tokenizer(order.tokenizer, end=order.end)
@@ -158,7 +163,7 @@ def _tokenizer(
     planned = (started_plan or {}).get("settings", {}).get("tokenizer")
     if planned == order.tokenizer and kept.is_file():
         return read_tokenizer(str(kept), end=order.end)
-    progress.say(f"training a BPE of {size} tokens")
+    say(f"training a BPE of {size} tokens")
     return train_tokenizer(_training_text(order), size=size)
 
 
@@ -176,10 +181,9 @@ def _training_text(order: PrepareOrder) -> Iterator[bytes]:
                 break
 
 
-def _records(
-    order: PrepareOrder, settings: ShardSettings, tokenizer: Tokenizer, progress: PrepareProgress
-) -> Iterator[PartRecord]:
+def _records(order: PrepareOrder, settings: ShardSettings, tokenizer: Tokenizer) -> Iterator[PartRecord]:
     """The records of all parts, in order of completion."""
+    progress = PrepareProgress(sum(source.size for source in order.sources))
     width = np.dtype(dtype_for(tokenizer.vocab_size)).itemsize
     existing: list[PartRecord] = []
 

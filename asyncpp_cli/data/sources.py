@@ -120,46 +120,14 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 UNPACK_MEMORY = 1 << 27
-"""Most bytes that unpacking may allocate; files that need more are refused. The defaults of `zstd` and `xz`
-need less."""
+"""Most bytes that unpacking Zstandard may allocate; files that need more are refused. `zstd` needs less by
+default."""
 _PACKED = 1 << 10
 """Bytes of a Zstandard file unpacked at once; they hold at most 32 MiB of text."""
 
 
 class _UnpackError(Exception):
     pass
-
-
-class _Xz:
-    """Reads concatenated xz streams; unlike `lzma.open`, with a bound on memory."""
-
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
-        self._stream = lzma.LZMADecompressor(memlimit=UNPACK_MEMORY)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def read(self, size: int) -> bytes:
-        """At most `size` bytes of text; empty at the end."""
-        while True:
-            if self._stream.eof:
-                # Streams may be padded with zeros.
-                packed = self._stream.unused_data
-                while not (rest := packed.lstrip(b"\0")) and (packed := self._raw.read(1 << 16)):
-                    pass
-                if not rest:
-                    return b""
-                self._stream = lzma.LZMADecompressor(memlimit=UNPACK_MEMORY)
-            elif self._stream.needs_input and not (rest := self._raw.read(1 << 16)):
-                raise EOFError("the file ends in the middle of a stream")
-            elif not self._stream.needs_input:
-                rest = b""
-            if text := self._stream.decompress(rest, size):
-                return text
 
 
 class _Zstandard:
@@ -200,4 +168,4 @@ class _Zstandard:
         return b"".join(blocks)
 
 
-_UNPACK: dict[str, Any] = {".gz": gzip.open, ".xz": _Xz, ".bz2": bz2.open, ".zst": _Zstandard}
+_UNPACK: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _Zstandard}

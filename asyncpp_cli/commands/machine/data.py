@@ -54,7 +54,6 @@ def prepare(
     """
     from asyncpp_cli.console import say
     from asyncpp_cli.data.prepare import PrepareOrder, prepare_data
-    from asyncpp_cli.data.progress import shown_progress
     from asyncpp_cli.data.sources import find_sources
     from asyncpp_cli.sites.resources import this_machine
     from stages.data.prepared import few_documents
@@ -77,8 +76,7 @@ def prepare(
         workers=workers or this_machine().cores,
     )
     try:
-        with shown_progress() as progress:
-            prepared, written = prepare_data(order, progress)
+        prepared, written = prepare_data(order)
     except KeyboardInterrupt:
         say(f"interrupted; finished parts are kept in {out}, and the same command resumes")
         raise typer.Exit(130) from None

@@ -51,7 +51,7 @@ def status(
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.launch.bad_nodes import exclusion_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
-    from asyncpp_cli.slurm.run_status import SlurmQueue, short_job_notes
+    from asyncpp_cli.slurm.run_status import SlurmQueue
     from asyncpp_cli.slurm.status_records import status_records
 
     experiment = open_experiment(folder)
@@ -70,7 +70,7 @@ def status(
         return
     title, columns, rows = _table(experiment, run_statuses, cells=cells, failed=failed)
     show_table(columns, rows, title=title, fit=_FIT)
-    for note in [*exclusion_notes(experiment), *short_job_notes(run_statuses)]:
+    for note in exclusion_notes(experiment):
         say(note)
     if queue.no_answer:
         say(_no_answer(queue))

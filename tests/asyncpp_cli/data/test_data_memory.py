@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import lzma
 import tracemalloc
 from pathlib import Path
 
 import pytest
 import zstandard
 from support.command_line import asyncpp
-from support.texts import prepared, write_tokenizer, written_tokens
+from support.texts import prepared, write_tokenizer
 
 from asyncpp_cli.data import documents, parts, sources
 
@@ -67,26 +66,12 @@ def test_a_little_zstandard_is_not_unpacked_into_much_at_once(tmp_path: Path) ->
     assert max(sizes) <= 33 * MIB
 
 
-@pytest.mark.parametrize(
-    ("name", "packed"),
-    [("x.txt.zst", zstandard.compress(b"text" * MIB)), ("x.txt.xz", lzma.compress(b"text" * 99))],
-)
 def test_data_that_unpacks_to_too_much_memory_is_refused(
-    name: str, packed: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "UNPACK_MEMORY", 1 << 17)
-    (tmp_path / name).write_bytes(packed)
-    assert f"{name} cannot be read" in refused(tmp_path / name)
-
-
-def test_streams_of_xz_follow_each_other_with_padding(tmp_path: Path) -> None:
-    one, two = (lzma.compress(text * 5) for text in (b"first half ", b"second half "))
-    (tmp_path / "x.txt.xz").write_bytes(one + bytes(8) + two + bytes(4))
-    prepared(tmp_path / "x.txt.xz", "--tokenizer", "bytes", out=tmp_path / "out")
-    tokens = written_tokens(tmp_path / "out")
-    assert (
-        bytes([*tokens["train"], *tokens["validation"]]) == b"first half " * 5 + b"second half " * 5 + b"\0"
-    )
+    (tmp_path / "x.txt.zst").write_bytes(zstandard.compress(b"text" * MIB))
+    assert "x.txt.zst cannot be read" in refused(tmp_path / "x.txt.zst")
 
 
 def test_a_document_of_json_is_cut_where_a_text_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

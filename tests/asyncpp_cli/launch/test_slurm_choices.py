@@ -25,7 +25,7 @@ from asyncpp_cli.launch.submission.arrays import (
 from asyncpp_cli.launch.submission.sbatch import profile_keys
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Job
-from asyncpp_cli.runs.attempts.settle import end_rank, override_outcome, settle
+from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -33,8 +33,6 @@ from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.profile import find_site
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, phase_of
-from asyncpp_cli.slurm.run_status import RunStatus, short_job_notes
-from stages.checkpoint.files import folder_of
 from stages.liveness.stop_signal import RESUMABLE
 
 
@@ -97,31 +95,6 @@ POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/
 )
 def test_the_keys_that_may_be_the_cause(message: str, keys: str) -> None:
     assert profile_keys(f"sbatch: {message}") == keys
-
-
-@pytest.mark.parametrize(
-    ("cause", "saved", "words"),
-    [
-        (Cause.TIME_LIMIT, 4, "saves about 2 steps per job of mine, and needs about 498 more jobs"),
-        (Cause.TIME_LIMIT, 0, "saves about 0 steps per job of mine, and will not end so"),
-        (Cause.TIME_LIMIT, 400, ""),
-        (Cause.STOPPED, 4, ""),
-    ],
-)
-def test_runs_that_save_few_steps_per_job_are_named(
-    tmp_path: Path, cause: Cause, saved: int, words: str
-) -> None:
-    run = Run(tmp_path / "runs" / "a")
-    run.folder.mkdir(parents=True)
-    for _ in range(2):
-        attempt = claimed(run, processes=1, replay=True, steps=1000)
-        settle(run, none_to_come=True, all_over=True)
-        override_outcome(attempt, state=State.INTERRUPTED, cause=cause, reason="")
-    if saved:
-        folder_of(run.checkpoints, saved).mkdir(parents=True)
-    notes = short_job_notes([RunStatus(run=run, status=run.status(), site="mine")])
-    assert [words in note for note in notes] == ([True] if words else [])
-    assert short_job_notes([RunStatus(run=run, status=run.status())]) == []  # no job of a cluster
 
 
 JOB = Job(cluster="c", name="a", index=0, id="7_0", restart=0, nodes="n1", submission="s")
