@@ -40,22 +40,28 @@ Changes = Annotated[
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each field of its parameters that are dataclasses."""
+    """Give a command an option for each annotated field of its parameters that are dataclasses."""
     hints = typing.get_type_hints(command, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     options: list[tuple[str, Any, Any]] = []
+    names: dict[str, list[str]] = {}
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             of_fields = typing.get_type_hints(groups[name], include_extras=True)
-            options += [(entry.name, of_fields[entry.name], entry.default) for entry in fields(groups[name])]
+            entries = [
+                (entry.name, of_fields[entry.name], entry.default)
+                for entry in fields(groups[name])
+                if typing.get_origin(of_fields[entry.name]) is Annotated
+            ]
+            options += entries
+            names[name] = [option for option, _, _ in entries]
         else:
             options.append((name, hints[name], parameter.default))
 
     def expanded(**given: Any) -> None:
         for name, group in groups.items():
             assert isinstance(group, type)
-            names = given.keys() & {entry.name for entry in fields(group)}
-            given[name] = group(**{option: given.pop(option) for option in names})
+            given[name] = group(**{option: given.pop(option) for option in names[name] if option in given})
         command(**given)
 
     expanded.__doc__, expanded.__name__ = command.__doc__, command.__name__

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from asyncpp_cli.errors import UserError
 
@@ -20,27 +22,46 @@ NO_PAUSES: Pauses = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """Options of a launch; on a cluster they override the site profile."""
+class TrainOptions:
+    """The options that `launch` and `tune` share; on a cluster they override the site profile."""
 
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Each run in one process, its ranks taking turns; same numbers.")
+    ] = False
+    max_parallel: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs at a time; default: one core per rank.")
+    ] = None
+    """None: one core per rank here, no limit on a cluster."""
+    retries: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="On a cluster: how often a failed run is started again."),
+    ] = None
+    """None: as the site says."""
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask, whatever the expected cost (`confirm_hours`).")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(TrainOptions):
+    """The options of a launch; the annotated fields are those of the command line."""
+
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check every cell, and train a small twin of it for a few steps."),
+    ] = False
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="On a cluster: show progress until all have ended; Ctrl-C ends no run."),
+    ] = False
+    report: Annotated[
+        bool, typer.Option("--report", help="On a cluster: add a job that writes the report at the end.")
+    ] = False
+    until: Annotated[
+        int | None, typer.Option(metavar="STEP", min=1, help="Pause each run after this step.")
+    ] = None
     site: str = "local"
     """Site profile; `local`: this machine."""
-    replay: bool = False
-    """Each run in one process, its ranks taking turns; the numbers are the same."""
-    dry_run: bool = False
-    """Only check every cell, and train a small twin of it."""
-    max_parallel: int | None = None
-    """Number of runs at a time; None: one core per rank here, no limit on a cluster."""
-    wait: bool = False
-    """On a cluster, stay until all runs have ended."""
-    retries: int | None = None
-    """On a cluster, how often a failed run is started again; None: as the site says."""
-    report: bool = False
-    """On a cluster, add a job that writes the report at the end."""
-    yes: bool = False
-    """Do not ask, whatever the expected cost (`confirm_hours` of the site)."""
-    until: int | None = None
-    """Step after which each run pauses; None: they train to the end."""
     only: Collection[str] | None = None
     """Ids of the runs to consider; None: all."""
     pauses: Pauses = field(default_factory=dict)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
+from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns, with_options
 from asyncpp_cli.completion import sites
+from asyncpp_cli.launch.options import LaunchOptions
 
 
+@with_options
 def launch(
     folder: ExperimentOrRun,
     runs: MoreRuns = None,
@@ -25,38 +28,6 @@ def launch(
             autocompletion=sites,
         ),
     ] = None,
-    replay: Annotated[
-        bool,
-        typer.Option("--replay", help="Each run in one process, its ranks taking turns; same numbers."),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Check every cell, and train a small twin of it for a few steps."),
-    ] = False,
-    max_parallel: Annotated[
-        int | None,
-        typer.Option(
-            "--max-parallel", metavar="N", min=1, help="Runs at a time; default: one core per rank."
-        ),
-    ] = None,
-    wait: Annotated[
-        bool,
-        typer.Option("--wait", help="On a cluster: show progress until all have ended; Ctrl-C ends no run."),
-    ] = False,
-    retries: Annotated[
-        int | None,
-        typer.Option(
-            "--retries", metavar="N", min=0, help="On a cluster: how often a failed run is started again."
-        ),
-    ] = None,
-    report: Annotated[
-        bool,
-        typer.Option("--report", help="On a cluster: add a job that writes the report at the end."),
-    ] = False,
-    until: Annotated[
-        int | None,
-        typer.Option("--until", metavar="STEP", min=1, help="Pause each run after this step."),
-    ] = None,
     print_as: Annotated[
         str | None,
         typer.Option(
@@ -65,9 +36,8 @@ def launch(
             help="Start nothing; print the runs for another scheduler: commands, json, kubernetes, skypilot.",
         ),
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask, whatever the expected cost (`confirm_hours`).")
-    ] = False,
+    *,
+    options: LaunchOptions,
 ) -> None:
     """Run the cells of an experiment that are not completed.
 
@@ -93,7 +63,6 @@ def launch(
     from asyncpp_cli.errors import UserError
     from asyncpp_cli.launch.formats.catalogue import printed
     from asyncpp_cli.launch.formats.described import described_runs
-    from asyncpp_cli.launch.options import LaunchOptions
     from asyncpp_cli.launch.retry import chosen_by_site
     from asyncpp_cli.launch.start import launch_experiment
     from asyncpp_cli.runs.experiment_folder import runs_named
@@ -102,11 +71,16 @@ def launch(
     profile = find_site(site or LOCAL)
     experiment, named = runs_named(folder, runs)
     if print_as is not None:
-        if failed or timeout or oom or dry_run or wait or report or until is not None or max_parallel:
+        if (
+            failed
+            or timeout
+            or oom
+            or replace(options, replay=False, retries=None, yes=False) != LaunchOptions()
+        ):
             raise UserError("--print takes only --site, --replay and --retries beside the runs")
         only = [run.id for run in named] or None
-        described = described_runs(experiment, profile, only=only, replay=replay)
-        print(printed(print_as, described, profile, retries=retries))
+        described = described_runs(experiment, profile, only=only, replay=options.replay)
+        print(printed(print_as, described, profile, retries=options.retries))
         return
     if profile.container is not None and profile.container.runtime == "kubernetes":
         raise UserError(f"{profile.file}: container.runtime: pods are started with --print kubernetes")
@@ -115,17 +89,5 @@ def launch(
         by_site = chosen_by_site(experiment, named, failed=failed, timeout=timeout, oom=oom, site=site)
     code = 0
     for name, only in by_site.items():
-        options = LaunchOptions(
-            site=name,
-            replay=replay,
-            dry_run=dry_run,
-            max_parallel=max_parallel,
-            wait=wait,
-            retries=retries,
-            report=report,
-            yes=yes,
-            until=until,
-            only=only,
-        )
-        code = max(code, launch_experiment(experiment, options))
+        code = max(code, launch_experiment(experiment, replace(options, site=name, only=only)))
     raise typer.Exit(code)

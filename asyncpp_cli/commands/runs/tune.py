@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from asyncpp_cli.commands.arguments import Changes
+from asyncpp_cli.commands.arguments import Changes, with_options
 from asyncpp_cli.completion import settings, sites, templates_and_experiments
 from asyncpp_cli.errors import UserError
+from asyncpp_cli.launch.options import LaunchOptions, TrainOptions
 
 if TYPE_CHECKING:
     from asyncpp_cli.tune.plan import Plan
 
 
+@with_options
 def tune(
     template: Annotated[
         str,
@@ -52,19 +54,13 @@ def tune(
     site: Annotated[
         str, typer.Option(metavar="NAME", help="Site profile, as in launch.", autocompletion=sites)
     ] = "local",
-    replay: Annotated[
-        bool, typer.Option("--replay", help="Each run in one process, its ranks taking turns.")
-    ] = False,
-    max_parallel: Annotated[int | None, typer.Option(metavar="N", min=1, help="Runs at a time.")] = None,
-    retries: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="On a cluster: as in launch.")
-    ] = None,
     promote: Annotated[bool, typer.Option("--promote", hidden=True)] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show runs, rungs and steps; write and train nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whatever the expected cost.")] = False,
+    *,
+    options: TrainOptions,
 ) -> None:
     """Choose settings for every arm of a template, each with the same budget.
 
@@ -75,7 +71,6 @@ def tune(
     Killed at any point, the same command goes on, and so does `asyncpp tune DIR`. `asyncpp report DIR` shows
     each arm at its best.
     """
-    from asyncpp_cli.launch.options import LaunchOptions
     from asyncpp_cli.tune.plan import Question, read_plan
     from asyncpp_cli.tune.tuning import go_on, planned, write_tuning
 
@@ -103,8 +98,7 @@ def tune(
     if dry_run:
         _show_result(folder, as_json=as_json)
         return
-    options = LaunchOptions(site=site, replay=replay, max_parallel=max_parallel, retries=retries, yes=yes)
-    code = go_on(folder, options, promoting=promote)
+    code = go_on(folder, LaunchOptions(site=site, **vars(options)), promoting=promote)
     _show_result(folder, as_json=as_json)
     raise typer.Exit(code)
 
