@@ -87,7 +87,7 @@ class Experiment:
         runs, and runs of another launch, are left alone; failed and interrupted ones resume.
 
         Args:
-            **options: `site`, `replay`, `max_parallel`, `wait`, `retries`, `report`, `yes` and `until`, as
+            **options: `site`, `replay`, `max_parallel`, `wait`, `retries`, `yes` and `until`, as
                 the options of `asyncpp launch` (`asyncpp_cli.launch.options.LaunchOptions`).
 
         Returns:

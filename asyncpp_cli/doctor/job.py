@@ -63,6 +63,7 @@ def job_checks(site: Site, folder: Path) -> Iterator[Check]:
             command=_command(site, made),
             after=[],
             code="none",
+            output="doctor-%j.out",
         )
         names = [f"answer-{rank}.json" for rank in range(nodes)]
         problem = _wait(made, names, job_id, seconds=_JOB_TIMEOUT)

@@ -21,7 +21,7 @@ from asyncpp_cli.launch.submission.arrays import (
     site_settings_of,
 )
 from asyncpp_cli.launch.submission.snapshot import code_hash
-from asyncpp_cli.launch.submission.submit import array_script, report_file, submit
+from asyncpp_cli.launch.submission.submit import array_script, submit
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State, is_done
 from asyncpp_cli.sites.profile import Site
@@ -138,8 +138,6 @@ def _say_submitted(
     if left:
         limit = f"{site.file}: submit_limit: {site.submit_limit}"
         say(f"{left} runs exceed {limit}: launch again when others have ended, or use --wait")
-    if submission.report:
-        say(f"When all have ended, the report is written to {report_file(experiment)}")
     _say_next_commands(experiment)
 
 

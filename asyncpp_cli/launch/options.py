@@ -54,9 +54,6 @@ class LaunchOptions(TrainOptions):
         bool,
         typer.Option("--wait", help="On a cluster: show progress until all have ended; Ctrl-C ends no run."),
     ] = False
-    report: Annotated[
-        bool, typer.Option("--report", help="On a cluster: add a job that writes the report at the end.")
-    ] = False
     until: Annotated[
         int | None, typer.Option(metavar="STEP", min=1, help="Pause each run after this step.")
     ] = None

@@ -37,10 +37,8 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
     ):
         return 1
     local = profile.scheduler == LOCAL
-    if local and (options.wait or options.report or options.retries is not None):
-        raise UserError(
-            f"--wait, --report and --retries are for clusters, and {options.site} is this machine"
-        )
+    if local and (options.wait or options.retries is not None):
+        raise UserError(f"--wait and --retries are for clusters, and {options.site} is this machine")
     if options.dry_run:
         if not local:
             from asyncpp_cli.launch.cluster import show_scripts

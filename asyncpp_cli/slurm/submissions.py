@@ -64,8 +64,6 @@ class Submission:
     code: FolderName
     """Folder under EXPERIMENT/code."""
     arrays: tuple[SubmittedArray, ...]
-    report: str = ""
-    """Name of the job that writes the report, if there is one."""
     end: str = ""
     """Name of the job that tells the end, if there is one."""
     follow_up: str = ""

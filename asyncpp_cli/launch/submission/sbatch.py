@@ -72,7 +72,7 @@ def submit_job(
     command: Sequence[str],
     after: Sequence[str],
     code: str,
-    output: str = "report-%j.out",
+    output: str,
     gpus: int = 0,
 ) -> str:
     """Submit a small job with one task per node; SLURM's id for it.

@@ -45,7 +45,7 @@ def submit(
     live: Sequence[str],
     then: Sequence[str] = (),
 ) -> Submission:
-    """Submit the arrays and the jobs that follow them: `options.report`, `options.tell_end`.
+    """Submit the arrays and the job that follows them (`options.tell_end`).
 
     The submission is recorded before anything is queued, so that its jobs are known should this
     process be killed.
@@ -85,7 +85,6 @@ def submit(
             )
             for number, (name, array) in enumerate(zip(names, planned, strict=True), start=1)
         ),
-        report=job_name(experiment, folder, "report") if options.report else "",
         end=job_name(experiment, folder, "end") if options.tell_end and site.on_end else "",
         follow_up=job_name(experiment, folder, "tune") if then else "",
     )
@@ -154,16 +153,6 @@ def _queue(
                 exclude=excluded_nodes_at(site, experiment, needed=planned_array.shape.nodes),
             )
             ids[array.name] = _submit_array(site, folder, job, after=ids.get(array.after))
-        if submission.report:
-            ids[submission.report] = sbatch.submit_job(
-                site,
-                folder,
-                name=submission.report,
-                nodes=1,
-                command=_report_command(experiment, submission),
-                after=[*live, *ids.values()],
-                code=submission.code,
-            )
         if submission.end:
             ids[submission.end] = submit_end_job(site, submission, after=[*live, *ids.values()])
         if submission.follow_up:
@@ -212,18 +201,6 @@ def _withdraw(submission: Submission, ids: Mapping[str, str]) -> None:
     """Cancel what was queued before sbatch refused."""
     write_submission(replace(submission, state="withdrawn"))
     slurm.cancel(list(ids.values()))
-
-
-def report_file(experiment: Experiment) -> Path:
-    """The file that the report job writes."""
-    return experiment.folder / "report.md"
-
-
-def _report_command(experiment: Experiment, submission: Submission) -> list[str]:
-    folder = experiment.folder.absolute()
-    out = report_file(experiment).absolute()
-    words = ["report", str(folder), "--format", "markdown", "--out", str(out)]
-    return [submission.interpreter, "-P", "-m", "asyncpp_cli", *words]
 
 
 def array_script(experiment: Experiment, site: Site, array: PlannedArray) -> str:
