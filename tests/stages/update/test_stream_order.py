@@ -95,7 +95,7 @@ def test_so_is_a_model_with_experts(text: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_tied_shard_that_gathers_ahead_waits_for_the_update_of_that_buffer(
     schedule: str, stages_: int, microbatches: int, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With so few micro-batches T of the step after the next may follow an update before a look-up reads it."""
+    """With so few micro-batches T of the step after the next may follow an update before a look-up."""
     config = small_config(
         schedule,
         text=text,
