@@ -30,6 +30,9 @@ Split = Annotated[bool | None, typer.Option("--split", help="2bw-v with split ba
 ShardHead = Annotated[
     bool | None, typer.Option("--shard-head", help="With the head in shards on all ranks (S and T).")
 ]
+Tied = Annotated[
+    bool | None, typer.Option("--tied", help="With --shard-head: the embedding in the same shards.")
+]
 Interval = Annotated[
     int | None,
     typer.Option(metavar="A", help="Backwards per update (default: pipedream 1, paci M)."),
@@ -96,6 +99,7 @@ class Geometry:
     delay: Delay = None
     update_interval: Interval = None
     shard_head: ShardHead = None
+    tied: Tied = None
 
 
 @dataclass(frozen=True, kw_only=True)

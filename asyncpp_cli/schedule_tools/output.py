@@ -10,7 +10,7 @@ from rich.text import Text
 
 from asyncpp_cli.console import console, show_table
 from schedules import Analysis, Program, analyze
-from schedules.io.text_gantt import LEGEND, SHARDS_LEGEND, Piece, gantt
+from schedules.io.text_gantt import LEGEND, SHARDS_LEGEND, TIED_LEGEND, Piece, gantt
 from schedules.simulate import Timeline, throughput
 
 _PLAIN_WIDTH = 80
@@ -121,6 +121,8 @@ def print_chart(timeline: Timeline) -> None:
     terminal.print(Text(LEGEND, style="dim"))
     if timeline.program.head_shards:
         terminal.print(Text(SHARDS_LEGEND, style="dim"))
+    if timeline.program.tied_shards:
+        terminal.print(Text(TIED_LEGEND, style="dim"))
 
 
 def _style(piece: Piece) -> str:

@@ -156,7 +156,7 @@ def _taken(name: str, geometry: Geometry, costs: BlockCosts) -> dict[str, Any]:
         "update_interval": geometry.update_interval,
     }
     if geometry.shard_head:
-        taken["shard_head"] = True
+        taken["shard_head"], taken["tied"] = True, bool(geometry.tied)
     return taken | {option: value for option, value in values.items() if option in options}
 
 
@@ -188,6 +188,8 @@ def note_delay(names: Sequence[str], geometry: Geometry, costs: BlockCosts = EVE
 
 def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:
     """Refuse an option that none of the schedules takes, rather than ignore it."""
+    if geometry.tied and not geometry.shard_head:
+        raise UserError("--tied: the shards are those of --shard-head, which is missing")
     options = [FAMILY[name].options for name in names if name in FAMILY]
     for option in ("chunks", "ahead", "delay", "split", "update_interval"):
         value = getattr(geometry, option)

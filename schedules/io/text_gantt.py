@@ -24,6 +24,7 @@ class Piece:
 
 LEGEND = "F forward  B backward  I, W its halves  @ version read  U version written"
 SHARDS_LEGEND = "S, T shards of the head: logits and input gradient, weight gradient"
+TIED_LEGEND = "E, G of a tied one, look-up and its gradient, take no time here; --json has them"
 
 
 def gantt(timeline: Timeline, *, width: int = 80) -> list[list[Piece]]:

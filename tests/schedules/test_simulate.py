@@ -30,17 +30,33 @@ def slow_ends(program: Program, costs: Costs) -> dict[tuple[str, ...], float]:
         Op.HEAD: costs.head,
         Op.HEAD_WEIGHT: costs.head_weight,
         Op.UPDATE: costs.update,
+        Op.EMBED: costs.embed,
+        Op.EMBED_WEIGHT: costs.embed_weight,
     }
+    embeds = shards if program.tied_shards else range(0)
     ends = {str(action): 0.0 for action in program.all_actions()}
     changed = True
     while changed:
         changed = False
-        left_at: dict[tuple[int, int], float] = {}
+        left_at: dict[tuple[int, int] | tuple[int, int, str], float] = {}
+        embedded_at: dict[tuple[int, int, int], float] = {}
         arrival: dict[tuple[int, int, int], float] = {}
         sums_at: dict[tuple[int, int], float] = {}
         for actions in program.actions:
             for action in actions:
                 stage = action.stage
+                # Of a look-up to stage 0, and of its backward to the shards.
+                looked_up = action.op is Op.EMBED
+                spread = stage == 0 and action.op in (Op.BACKWARD, Op.BACKWARD_INPUT)
+                for other in [0] if looked_up else embeds if spread else []:
+                    done = ends[str(action)]
+                    if program.rank_of_stage[stage] != program.rank_of_stage[other]:
+                        channel = stage, other, "embedding"
+                        done = left_at[channel] = max(done, left_at.get(channel, 0.0)) + costs.transfer
+                        done += costs.latency
+                    embedded_at[stage, other, action.microbatch] = done
+                if action.op in (Op.EMBED, Op.EMBED_WEIGHT):
+                    continue
                 neighbours = [stage + 1 if action.op is Op.FORWARD else stage - 1]
                 if stage in shards:
                     neighbours = [last]
@@ -68,6 +84,10 @@ def slow_ends(program: Program, costs: Costs) -> dict[tuple[str, ...], float]:
                 ready = free
                 if action.op is Op.FORWARD and stage > 0:
                     ready = max(free, arrival[stage - 1, stage, action.microbatch])
+                elif action.op is Op.FORWARD:
+                    ready = max([free, *(embedded_at[shard, 0, action.microbatch] for shard in embeds)])
+                elif action.op is Op.EMBED_WEIGHT:
+                    ready = max(free, embedded_at[0, stage, action.microbatch])
                 elif action.op in (Op.BACKWARD, Op.BACKWARD_INPUT):
                     after = [stage + 1] if stage < last else shards
                     ready = max([free, *(arrival[source, stage, action.microbatch] for source in after)])
@@ -96,6 +116,8 @@ def test_every_action_ends_when_the_slow_solution_says(program, data):
         weight_half=per_stage(),
         head=per_stage(),
         head_weight=per_stage(),
+        embed=per_stage(),
+        embed_weight=per_stage(),
         update=per_stage(),
         reduction=(0.0,) * program.num_stages,
         norm=None,

@@ -49,6 +49,7 @@ def arguments(draw, names=NAMES, max_stages=16, max_microbatches=64, max_steps=4
         asked |= {"shard_head": True, "tied": True}
     elif schedule.default_interval is None and name != "looped-bfs":
         order["shard_head"] = asked["shard_head"] = draw(st.booleans())
+        asked["tied"] = asked["shard_head"] and draw(st.booleans())
     if "delay" in schedule.options:
         asked |= order
         smallest = smallest_delay(name, stages=stages, microbatches=microbatches, **order)

@@ -33,7 +33,7 @@ from asyncpp_cli.planner.estimate import (
 )
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
-from asyncpp_cli.planner.representative import Shape, messages, messages_at_most
+from asyncpp_cli.planner.representative import Shape, messages, messages_at_most, represented
 from asyncpp_cli.planner.roofline import ModelTimes, PartTimes, Roofline
 from schedules import ScheduleError, find, is_synchronous
 from schedules.messages import Kind
@@ -159,16 +159,23 @@ def test_the_best_come_first(ten_billion: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "tokens", "limit"), [("135m", 4, 2**14, 4.0), ("135m", 2, 2**13, 75.0)]
+    ("model", "changed", "gpus", "tokens", "limit"),
+    [
+        ("135m", [], 4, 2**14, 4.0),
+        ("135m", [], 2, 2**13, 75.0),
+        ("135m", ["model.tied=true"], 2, 2**13, 75.0),
+    ],
 )
 def test_the_first_layouts_are_those_of_all_sorted(
-    monkeypatch: pytest.MonkeyPatch, model: str, gpus: int, tokens: int, limit: float
+    monkeypatch: pytest.MonkeyPatch, model: str, changed: list[str], gpus: int, tokens: int, limit: float
 ) -> None:
-    base = base_of(model, []).config
+    base = base_of(model, changed).config
     every: list[Estimate] = []
     for config in layouts(base, gpus=gpus, tokens_per_step=tokens):
         with suppress(ScheduleError):
-            every.append(estimate(config, COSTS, limit_gb=limit))
+            tieable = config.parallel.shard_head or represented(Shape.of(config)).can_tie
+            if tieable or not base.model.tied:
+                every.append(estimate(config, COSTS, limit_gb=limit))
     every.sort(key=lambda one: (one.memory_gb > limit, one.step.seconds, one.delay, one.memory_gb))
     for one in every:
         under_way = in_flight(one.config)

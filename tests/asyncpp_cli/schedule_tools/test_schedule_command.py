@@ -181,6 +181,15 @@ def test_show_writes_the_program_as_json():
     assert content["analysis"]["versions"] == [2, 2]
 
 
+def test_show_has_shards_of_a_tied_head():
+    asked = ("2bw", *geometry(2, 4), "--shard-head", "--tied")
+    assert "2S0@0" in run("show", *asked)
+    assert {"2E0@0", "2G0@0"} <= set(json.loads(run("show", *asked, "--json"))["ranks"][0])
+    refused = CliRunner().invoke(app, ["schedule", "show", *asked[:-2], "--tied"])
+    assert refused.exit_code == 2
+    assert "--tied: the shards are those of --shard-head" in refused.stderr
+
+
 def test_too_few_microbatches_for_a_delay_of_1_are_said():
     result = CliRunner().invoke(app, ["schedule", "show", "2bw", *geometry(8, 2)])
     assert (
