@@ -201,6 +201,8 @@ def optimizers_document() -> Iterator[str]:
         yield f"| {name} | {arm['optimizer.beta1']} | {' | '.join(cells)} |"
     yield _gap(losses, 4_800, QHADAMW, {**QHADAMW, "schedule": "1f1b"})
     yield from _muon_beside_adamw()
+    of_muon = next(line for line in own_gaps() if line.startswith("| muon"))
+    yield of_muon.split(" | ")[3].split(",")[0]
     of_eight, synchronous = (
         fmean(
             fmean(blocks_of(row))
@@ -524,6 +526,29 @@ def momentum() -> Iterator[str]:
             yield line
 
 
+OWN_GAP = "own-gap-2026-11-25"
+
+
+def own_gaps() -> Iterator[str]:
+    """Losses without and with a delay, own gaps, and gaps to synchronous AdamW and Muon."""
+    arms: dict[tuple[str, str, str], Losses] = {}
+    for row in rows_of(OWN_GAP):
+        arm = row["optimizer"], row["beta1"], row["schedule"]
+        arms[arm] = {**arms.get(arm, {}), **_by_seed([row])}
+    adamw, muon = (
+        next(losses for arm, losses in arms.items() if (arm[0], arm[2]) == (name, "1f1b"))
+        for name in ("adamw", "muon")
+    )
+    for optimizer, beta1 in sorted({arm[:2] for arm in arms}):
+        alone, delayed_ones = (arms[optimizer, beta1, schedule] for schedule in ("1f1b", "2bw"))
+        gap = difference(delayed_ones, alone, comparisons=4)
+        assert gap.seeds == 4
+        losses = " | ".join(f"{fmean(map(fmean, of.values())):.4f}" for of in (alone, delayed_ones))
+        name = optimizer if optimizer == "muon" else f"{optimizer}, beta1 {beta1 or 0.9}"
+        others = " | ".join(str(difference(delayed_ones, other, comparisons=4)) for other in (adamw, muon))
+        yield f"| {name} | {losses} | {gap}, {gap.verdict(bound=BOUND)} | {others} |"
+
+
 HEAD_IN_SHARDS = "head-in-shards-2026-11-25"
 
 
@@ -682,6 +707,7 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     f"benchmarks/results/{ALL_REDUCE}.md": delayed_all_reduce,
     f"benchmarks/results/{LONGER_DELAYS}.md": longer_delays,
     f"benchmarks/results/{MOMENTUM}.md": momentum,
+    f"benchmarks/results/{OWN_GAP}.md": own_gaps,
     f"benchmarks/results/{HEAD_IN_SHARDS}.md": head_in_shards,
     f"benchmarks/results/{SLOW_LINK}.md": slow_link,
     f"benchmarks/results/{REHEARSED}.md": rehearsed_ranks,
