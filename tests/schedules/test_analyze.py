@@ -19,11 +19,13 @@ def test_delay_and_mismatch(program):
     for stage in range(program.num_stages):
         delays, mismatches, forwarded_at, gathered = [], [], {}, []
         for action in program.stage_actions(stage):
-            if action.op in (Op.FORWARD, Op.HEAD):
+            if action.op in (Op.FORWARD, Op.HEAD, Op.EMBED):
                 forwarded_at[action.microbatch] = action.version
             elif action.op is Op.UPDATE:
-                delays += [action.version - 1 - forwarded_at[microbatch] for microbatch in gathered]
-                gathered = []
+                # At a shard of a tied head, gradients of the next update may be there already.
+                due = [one for one in gathered if one < action.version * program.update_interval]
+                delays += [action.version - 1 - forwarded_at[microbatch] for microbatch in due]
+                gathered = [one for one in gathered if one not in due]
             else:
                 mismatches.append(action.version - forwarded_at[action.microbatch])
                 if action.op is not Op.BACKWARD_INPUT:
