@@ -91,8 +91,11 @@ class Hub:
         while time.monotonic() < deadline and len(self._left) + self._meetings.gone < self._size:
             time.sleep(0.005)
         self._closing = True
-        self._wake.send(b"x")
+        # The thread may have seen that by itself and be gone, with its end of the pair.
+        with contextlib.suppress(BrokenPipeError):
+            self._wake.send(b"x")
         self._thread.join()
+        self._wake.close()
 
     def _serve(self) -> None:
         try:
@@ -107,7 +110,6 @@ class Hub:
             for key in list(self._selector.get_map().values()):
                 self._selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
-            self._wake.close()
             self._selector.close()
 
     def _accept(self) -> None:

@@ -75,3 +75,12 @@ def test_nothing_that_a_member_sends_is_unpickled(tmp_path: Path, monkeypatch: p
             Meetings(members[0], "m", seconds=60).gather(0)
         odd.result(timeout=60)
     assert not Path("harm-was-done").exists()
+
+
+def test_a_hub_closes_whose_thread_has_seen_the_end_before_it_is_woken() -> None:
+    """A message that comes in that moment wakes the thread, too."""
+    with hub_of(1) as hub, members_of(hub, 1) as members:
+        hub._closing = True
+        with pytest.raises(GoneError):
+            HubStore(members[0], timeout=timedelta(seconds=60)).get("any")
+        hub._thread.join()
