@@ -298,8 +298,9 @@ class TrainConfig:
     """Steps between measurements of curvature and of how updates turn (docs/diagnostics.md), a multiple of
     `eval_interval`; 0: none. The weights stay the same."""
     profile_steps: int = key(0, low=0, high=1000)
-    """First steps of each attempt that torch's profiler records, per rank, into `attempts/<n>/`; 0: none.
-    On a GPU a snapshot of memory, written if it runs out, then has the stack of every allocation."""
+    """First steps of each attempt that torch's profiler records, per rank, into `attempts/<n>/`; 0, and in
+    a replay: none. On a GPU a snapshot of memory, written if it runs out, then has the stack of every
+    allocation."""
 
 
 @dataclass

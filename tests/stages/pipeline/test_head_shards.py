@@ -282,13 +282,19 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_shards(
             {"microbatches": 2},
             "needs at least 3 micro-batches per step for schedule.delay = 1 and parallel.shard",
         ),
+        (
+            {"tied": True, "data": 2, "shard_gradients": True},
+            "parallel.shard_gradients: keeps one whole gradient, and shards that embedding and head share",
+        ),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(changed: dict[str, Any], problem: str, text: Path) -> None:
     config = sharded("2bw", text=text, stages=3, microbatches=6)
     for key, value in changed.items():
-        if key in ("factory", "vocab_size", "z_loss"):
+        if key in ("factory", "vocab_size", "z_loss", "tied"):
             setattr(config.model, key, value)
+        elif key in ("data", "shard_gradients"):
+            setattr(config.parallel, key, value)
         elif key == "optimizer":
             config.optimizer.name = value
         elif key in ("clip", "diagnostics"):
