@@ -324,14 +324,6 @@ def wrapped(text: str, width: int | None) -> list[str]:
     return lines if lines[0] else lines[1:]
 
 
-def shortened(text: str, length: int) -> str:
-    """A text shortened in the middle; its end distinguishes ids that begin alike."""
-    if len(text) <= length:
-        return text
-    end = (length - 1) // 2
-    return f"{text[: length - 1 - end]}…{text[len(text) - end :]}"
-
-
 def printed(axis: str, value: Any) -> str:
     """A value of an axis, for display."""
     if axis == "error_feedback":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from asyncpp_cli.doctor.checks import Check, good, wrong
 from asyncpp_cli.launch.submission import sbatch
-from asyncpp_cli.launch.submission.arrays import JobShape, array_size
+from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.sites.profile import Site
@@ -62,8 +62,6 @@ def cluster_checks(site: Site, folder: Path) -> Iterator[Check]:
         yield preemption_check(site, config, partition)
     yield requeue_check(site, config)
     yield _submit_limit(site)
-    yield array_check(site, config)
-    yield _accounting(config)
     yield _accepted(site)
     yield _shared(folder)
 
@@ -227,29 +225,6 @@ def submit_limit_check(site: Site, bounds: list[str]) -> Check:
     if site.submit_limit is None or site.submit_limit > limit:
         return wrong("submit limit", detail, advice=f"{site.file}: submit_limit: {limit}")
     return good("submit limit", f"{detail}; the profile says {site.submit_limit}")
-
-
-def array_check(site: Site, config: Mapping[str, str]) -> Check:
-    """Size of job arrays."""
-    size = slurm.max_array_size(config)
-    if size < 2:
-        return wrong(
-            "arrays", "job arrays are switched off (MaxArraySize)", advice="ask for MaxArraySize > 1"
-        )
-    if site.array_limit is not None and site.array_limit > size:
-        return good(
-            "arrays", f"of {size} tasks", note=f"{site.file}: array_limit: {site.array_limit} has no effect"
-        )
-    return good("arrays", f"of {array_size(site, size)} tasks; more runs become several arrays")
-
-
-def _accounting(config: Mapping[str, str]) -> Check:
-    try:
-        slurm.run_command(["sacct", "-n", "-X", "--format=JobID"])
-    except SlurmError as error:
-        note = "for ended jobs, status only shows what the runs themselves wrote; nothing else is missing"
-        return good("accounting", f"none ({error})", note=note)
-    return good("accounting", f"sacct answers ({config.get('AccountingStorageType', '?')})")
 
 
 def _accepted(site: Site) -> Check:

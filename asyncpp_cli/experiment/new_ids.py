@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from asyncpp_cli.errors import DamagedError
@@ -15,21 +14,6 @@ from stages.config import RunConfig
 
 _MOST_KEYS = 4
 """Keys that a line names."""
-_MOST_VALUES = 3
-"""Values of a key that a line names."""
-_LONGEST = 24
-"""Characters of a value that a line shows."""
-
-
-@dataclass(kw_only=True)
-class _Change:
-    """New cells that differ from the nearest run of the folder in the same keys."""
-
-    cells: int = 0
-    new: dict[str, dict[str, None]] = field(default_factory=dict)
-    """Values in the new cells, as text, by key."""
-    old: dict[str, dict[str, None]] = field(default_factory=dict)
-    """Values in the nearest runs of the folder."""
 
 
 def why_new(added: Sequence[ResolvedCell], existing: Experiment) -> list[str]:
@@ -38,18 +22,13 @@ def why_new(added: Sequence[ResolvedCell], existing: Experiment) -> list[str]:
     Each cell is compared with the run that has the most axes in common with it.
     """
     nearest = _Nearest(existing)
-    changes: dict[tuple[str, ...], _Change] = {}
+    cells: Counter[tuple[str, ...]] = Counter()
     for resolved in added:
         config = nearest.config(resolved.cell)
         if config is None:
             continue
-        keys = tuple(differing_keys(config, resolved.config))
-        change = changes.setdefault(keys, _Change())
-        change.cells += 1
-        for key in keys:
-            change.old.setdefault(key, {})[_text(get(config, key))] = None
-            change.new.setdefault(key, {})[_text(get(resolved.config, key))] = None
-    return [_line(keys, change) for keys, change in changes.items()]
+        cells[tuple(differing_keys(config, resolved.config))] += 1
+    return [_line(keys, count) for keys, count in cells.items()]
 
 
 def differing_keys(first: RunConfig, second: RunConfig) -> Iterator[str]:
@@ -97,24 +76,11 @@ def _in_common(first: Cell, second: Cell) -> int:
     return sum(second.axes.get(key) == value for key, value in first.axes.items())
 
 
-def _line(keys: Sequence[str], change: _Change) -> str:
-    named = [
-        f"{key}: {_listed(change.new[key])} (there {_listed(change.old[key])})" for key in keys[:_MOST_KEYS]
-    ]
+def _line(keys: Sequence[str], cells: int) -> str:
+    named = list(keys[:_MOST_KEYS])
     if len(keys) > _MOST_KEYS:
         named.append(f"{len(keys) - _MOST_KEYS} more")
     if any(key.endswith(".code_sha256") for key in keys):
         named.append("own code that was edited")
-    differ = "1 cell differs" if change.cells == 1 else f"{change.cells} cells differ"
+    differ = "1 cell differs" if cells == 1 else f"{cells} cells differ"
     return f"{differ} from the nearest run there in {', '.join(named) or 'its data'}"
-
-
-def _listed(values: Mapping[str, None]) -> str:
-    texts = list(values)
-    more = f", {len(texts) - _MOST_VALUES} others" if len(texts) > _MOST_VALUES else ""
-    return ", ".join(texts[:_MOST_VALUES]) + more
-
-
-def _text(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

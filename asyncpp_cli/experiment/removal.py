@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.aside import check_idle, check_inside, set_aside
 from asyncpp_cli.experiment.render import experiment_locked
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
 
@@ -44,13 +46,13 @@ def losses(experiment: Experiment, runs: Sequence[Run]) -> list[Loss]:
     """
     ids = {run.id for run in runs}
     for run in runs:
-        check_inside(experiment, run)
+        _check_inside(experiment, run)
     _check_some_left(experiment, ids)
     chosen = [
         each for each in SlurmQueue(experiment).run_statuses(with_accounting=False) if each.run.id in ids
     ]
     for each in chosen:
-        check_idle(each)
+        _check_idle(each)
     return [_loss(each) for each in chosen]
 
 
@@ -65,7 +67,7 @@ def remove_runs(experiment: Experiment, runs: Sequence[Run]) -> None:
         experiment = open_experiment(experiment.folder)
         _check_some_left(experiment, ids)
         left = tuple(cell for cell in experiment.cells if cell.id not in ids)
-        with set_aside(experiment, runs, check=check_idle):
+        with _set_aside(experiment, runs):
             write_experiment(replace(experiment, cells=left))
 
 
@@ -87,3 +89,59 @@ def _loss(run_status: RunStatus) -> Loss:
         size=sum(file.stat().st_size for file in files),
         checkpoints=len(checkpoints),
     )
+
+
+@contextmanager
+def _set_aside(experiment: Experiment, runs: Sequence[Run]) -> Iterator[None]:
+    """Put runs aside; the experiment must be locked. They are removed at the end, or put back if it fails.
+
+    Raises:
+        UserError: a run's folder is a link, or it is running or queued.
+    """
+    moved = []
+    for run in runs:
+        _check_inside(experiment, run)
+    try:
+        for run in runs:
+            if run.folder.is_dir():
+                with run.locked():
+                    # Under the lock that a launch claims a run with.
+                    _check_idle(SlurmQueue(experiment).run_status(run, with_accounting=False))
+                    aside = run.folder.with_name(f".removed-{run.id}")
+                    run.folder.rename(aside)
+                    moved.append((run.folder, aside))
+        yield
+    except BaseException:
+        for folder, aside in moved:
+            aside.rename(folder)
+        raise
+    for _, aside in moved:
+        shutil.rmtree(aside)
+
+
+def _check_idle(run_status: RunStatus) -> None:
+    """Check that a run is neither running nor queued.
+
+    Raises:
+        UserError: it is, or may be.
+    """
+    run = run_status.run.id
+    if run_status.status.state == State.RUNNING or run_status.has_job:
+        state = "running" if run_status.status.state == State.RUNNING else "queued"
+        raise UserError(f"{run} is {state}: `asyncpp cancel` it first; nothing was removed")
+    if not run_status.queue_known and run_status.status.state != State.COMPLETED:
+        raise UserError(f"{run} may be queued: SLURM does not answer; nothing was removed")
+
+
+def _check_inside(experiment: Experiment, run: Run) -> None:
+    """Check that a run's files are in the experiment's folder: what a link leads to is never removed.
+
+    Raises:
+        UserError: they are not.
+    """
+    inside = experiment.folder.resolve() / "runs" / run.id
+    if run.folder.resolve() != inside:
+        raise UserError(
+            f"{run.folder} is a link, or lies below one, to {run.folder.resolve()}: nothing was removed; "
+            "remove the link yourself, then the run"
+        )

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import temporary_folder, write_text
 from asyncpp_cli.errors import DamagedError, UserError, doing
-from asyncpp_cli.experiment.aside import check_pending, set_aside
 from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
@@ -40,18 +39,9 @@ class Rendered:
     """Ids of runs whose folder or configuration was missing or damaged."""
     why_new: tuple[str, ...] = ()
     """The keys that make the ids of new cells new, where the folder had others."""
-    replaced: int = 0
-    """Number of cells removed whose runs had not begun."""
 
 
-def render(
-    template: Template,
-    cells: list[ResolvedCell],
-    *,
-    template_name: str,
-    folder: Path,
-    replace_pending: bool = False,
-) -> Rendered:
+def render(template: Template, cells: list[ResolvedCell], *, template_name: str, folder: Path) -> Rendered:
     """Write the experiment, or add missing cells to it. Existing runs stay as they are.
 
     If the experiment has all these cells and more, only runs of these cells are restored.
@@ -61,11 +51,9 @@ def render(
         cells: its cells.
         template_name: as given by the user.
         folder: of the experiment.
-        replace_pending: remove cells that the template does not have, if none of their runs has begun.
 
     Raises:
-        UserError: the folder holds something else, or an experiment with other cells, or one of those to be
-            removed has begun.
+        UserError: the folder holds something else, or an experiment with other cells.
         OSError: the folder cannot be written.
     """
     wanted = Experiment(
@@ -76,7 +64,7 @@ def render(
     )
     if _is_free(folder) and _make(wanted, cells, template):
         return Rendered(wanted, len(cells), ())
-    return _add(wanted, cells, template, replace_pending=replace_pending)
+    return _add(wanted, cells, template)
 
 
 def _is_free(folder: Path) -> bool:
@@ -123,51 +111,43 @@ def _make(experiment: Experiment, cells: list[ResolvedCell], template: Template)
     return True
 
 
-def _add(
-    wanted: Experiment, cells: list[ResolvedCell], template: Template, *, replace_pending: bool
-) -> Rendered:
+def _add(wanted: Experiment, cells: list[ResolvedCell], template: Template) -> Rendered:
     """Add missing cells to the experiment in the folder."""
     _is_free(wanted.folder)  # refuses a folder of something else before a lock file is written into it
     with experiment_locked(wanted.folder):
         existing = None
         if (wanted.folder / EXPERIMENT_FILE).is_file():
             existing = open_experiment(wanted.folder)
-            if not replace_pending or {cell.id for cell in existing.cells} & {
-                cell.id for cell in wanted.cells
-            }:
-                cells = with_existing_ids(cells, existing)
-                wanted = replace(wanted, cells=tuple(resolved.cell for resolved in cells))
-                check_same_data(cells, existing)
-                record_locations(cells, existing)
+            cells = with_existing_ids(cells, existing)
+            wanted = replace(wanted, cells=tuple(resolved.cell for resolved in cells))
+            check_same_data(cells, existing)
+            record_locations(cells, existing)
         existing_ids = _existing_ids(wanted)
         ids = {cell.id for cell in wanted.cells}
         foreign = existing_ids - ids
         added = [resolved for resolved in cells if resolved.cell.id not in existing_ids]
         reasons = () if existing is None else tuple(why_new(added, existing))
-        dropped = [wanted.run(id) for id in sorted(foreign)] if replace_pending else []
-        if foreign and added and not dropped:
+        if foreign and added:
             why = "".join(f"; {reason}" for reason in reasons)
             raise UserError(
                 f"{wanted.folder} holds another experiment: {len(foreign)} of its {len(existing_ids)} cells "
                 f"are not among the {len(ids)} of this one ({min(foreign)}), and {len(added)} are new{why}; "
-                "name another folder, a template that has the cells of both, or --replace, if none of the "
-                "others has begun"
+                "name another folder, or a template that has the cells of both"
             )
         restored = []
         copies = CodeCopies()
-        with set_aside(wanted, dropped, check=check_pending):
-            for resolved in cells:
-                run = wanted.run(resolved.cell.id)
-                if resolved.cell.id not in existing_ids:
-                    _write_run(run, resolved, copies)
-                elif _restored(run, resolved, copies):
-                    restored.append(run.id)
-            if foreign and not dropped:
-                return Rendered(open_experiment(wanted.folder), 0, tuple(restored))
-            # Written last, so that every cell in the description has its run.
-            _write_description(wanted, template)
-            _check_written(wanted)
-    return Rendered(wanted, len(added), tuple(restored), reasons, len(dropped))
+        for resolved in cells:
+            run = wanted.run(resolved.cell.id)
+            if resolved.cell.id not in existing_ids:
+                _write_run(run, resolved, copies)
+            elif _restored(run, resolved, copies):
+                restored.append(run.id)
+        if foreign:
+            return Rendered(open_experiment(wanted.folder), 0, tuple(restored))
+        # Written last, so that every cell in the description has its run.
+        _write_description(wanted, template)
+        _check_written(wanted)
+    return Rendered(wanted, len(added), tuple(restored), reasons)
 
 
 def _existing_ids(wanted: Experiment) -> frozenset[str]:

@@ -1,15 +1,15 @@
-"""Showing the progress of runs on standard error: bars on a terminal, lines otherwise."""
+"""Progress of runs on standard error: a line for each that starts or ends, and a bar or further lines."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from asyncpp_cli.console import console, duration, say
@@ -18,45 +18,20 @@ from asyncpp_cli.launch.options import NO_PAUSES, Pauses
 from asyncpp_cli.plain_text import printable
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
-from asyncpp_cli.tables import shortened
 
 _SECONDS_BETWEEN_LINES = 15.0
-
-_WIDE = 110
-"""Width of a terminal, in columns, from which throughput is shown beside loss and time."""
-_BESIDE_NAME = 50
-"""Columns that bar, steps, loss and time take."""
-_SHORTEST_NAME = 20
 
 
 @contextmanager
 def shown_progress(*, done_before: int = 0, pauses: Pauses = NO_PAUSES) -> Iterator[launcher.ProgressDisplay]:
-    """The display that fits standard error.
+    """The display that fits standard error: a bar of all runs on a terminal, lines otherwise.
 
     Args:
         done_before: number of completed runs that are not among those shown.
         pauses: steps after which runs pause; progress is shown towards these.
     """
-    if sys.stderr.isatty():
-        with _progress_bars(console(errors=True)) as bars:
-            yield _TowardsPauses(_BarDisplay(bars, done_before=done_before), pauses)
-    else:
-        yield _TowardsPauses(_LineDisplay(done_before=done_before), pauses)
-
-
-class _TowardsPauses:
-    """Shows each run with the step at which it pauses as its last one."""
-
-    def __init__(self, display: launcher.ProgressDisplay, pauses: Pauses) -> None:
-        self._display = display
-        self._pauses = pauses
-
-    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        self._display.update([(run, self._towards(run, status)) for run, status in statuses])
-
-    def _towards(self, run: Run, status: Status) -> Status:
-        until = self._pauses.get(run.id, status.steps)
-        return replace(status, steps=min(until, status.steps))
+    with _bar(console(errors=True)) if sys.stderr.isatty() else nullcontext() as bar:
+        yield _Display(bar, done_before=done_before, pauses=pauses)
 
 
 class _Events:
@@ -107,17 +82,21 @@ class _Total:
         done = sum(is_done(status, until=status.steps) for status in statuses)
         return self._done_before + done, self._done_before + len(statuses)
 
-    def remaining(self, statuses: Sequence[Status], *, now: float | None = None) -> float | None:
-        """Seconds until all have ended, assuming equal time per step; None if unknown."""
-        now = time.monotonic() if now is None else now
-        steps = max((status.steps for status in statuses), default=0)
-        if not steps:
-            return None
+    def done(self, statuses: Sequence[Status]) -> float:
+        """Number of runs that are done, of the others the share of their steps."""
         # A run that has not begun has no step count.
-        done = sum(
-            1.0 if is_done(status, until=status.steps) else min(1.0, status.step / (status.steps or steps))
+        most = max((status.steps for status in statuses), default=0) or 1
+        return self._done_before + sum(
+            1.0 if is_done(status, until=status.steps) else min(1.0, status.step / (status.steps or most))
             for status in statuses
         )
+
+    def remaining(self, statuses: Sequence[Status], *, now: float | None = None) -> float | None:
+        """Seconds until all have ended, assuming equal time per step; None if unknown."""
+        if not any(status.steps for status in statuses):
+            return None
+        now = time.monotonic() if now is None else now
+        done = self.done(statuses) - self._done_before
         if self._first is None:
             self._first = now, done
         since, before = self._first
@@ -139,19 +118,57 @@ def _figures(status: Status) -> str:
     return loss + rate
 
 
-class _LineDisplay:
-    def __init__(self, *, done_before: int) -> None:
+def _bar(terminal: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:.0f}%"),
+        console=terminal,
+        transient=True,
+        expand=True,
+    )
+
+
+class _Display:
+    """Prints a line for each run that starts or ends; shows the others in the bar, or in further lines."""
+
+    def __init__(self, bar: Progress | None, *, done_before: int, pauses: Pauses = NO_PAUSES) -> None:
+        self._bar = bar
+        self._pauses = pauses
         self._events = _Events()
         self._total = _Total(done_before=done_before)
         self._last = time.monotonic()
+        if bar is not None:
+            self._task = bar.add_task("")
 
     def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        for run, status in statuses:
+        towards = [(run, self._towards_pause(run, status)) for run, status in statuses]
+        for run, status in towards:
             if (line := self._events.line(run, status)) is not None:
-                say(line)
-        if time.monotonic() - self._last < _SECONDS_BETWEEN_LINES:
-            return
-        self._last = time.monotonic()
+                self._say(line)
+        if self._bar is not None:
+            known = [status for _, status in towards]
+            self._bar.update(
+                self._task,
+                description=self._total.line(towards),
+                completed=self._total.done(known),
+                total=self._total.counts(known)[1],
+            )
+        elif time.monotonic() - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = time.monotonic()
+            self._say_running(towards)
+
+    def _towards_pause(self, run: Run, status: Status) -> Status:
+        """The status with the step at which the run pauses as its last one."""
+        return replace(status, steps=min(self._pauses.get(run.id, status.steps), status.steps))
+
+    def _say(self, line: str) -> None:
+        if self._bar is None:
+            say(line)
+        else:
+            self._bar.console.print(Text(printable(line)))
+
+    def _say_running(self, statuses: Sequence[tuple[Run, Status]]) -> None:
         for run, status in statuses:
             if status.state == State.RUNNING:
                 remaining = self._events.remaining(run, status)
@@ -159,59 +176,3 @@ class _LineDisplay:
                 say(f"running      {run.id}: step {status.step} of {status.steps}{_figures(status)}{left}")
         if self._total.counts([])[1] + len(statuses) > 1:
             say(self._total.line(statuses))
-
-
-def _progress_bars(terminal: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}", markup=False),
-        console=terminal,
-        expand=True,
-        transient=True,
-    )
-
-
-class _BarDisplay:
-    def __init__(self, progress: Progress, *, done_before: int) -> None:
-        self._progress = progress
-        self._events = _Events()
-        self._total = _Total(done_before=done_before)
-        self._bars: dict[str, TaskID] = {}
-        self._all = progress.add_task("runs", figures="", total=0)
-
-    def update(self, statuses: Sequence[tuple[Run, Status]]) -> None:
-        for run, status in statuses:
-            line = self._events.line(run, status)
-            if line is not None and status.state != State.RUNNING:
-                self._progress.console.print(Text(printable(line)))
-            if status.state == State.RUNNING:
-                self._show(run, status)
-            elif run.id in self._bars:
-                self._progress.remove_task(self._bars.pop(run.id))
-        done, count = self._total.counts([status for _, status in statuses])
-        left = self._total.remaining([status for _, status in statuses])
-        self._progress.update(
-            self._all,
-            description=f"{done} of {count} runs done",
-            completed=done,
-            total=count,
-            figures=f"about {duration(left)} left" if left is not None else "",
-        )
-
-    def _show(self, run: Run, status: Status) -> None:
-        if run.id not in self._bars:
-            name = shortened(run.id, max(_SHORTEST_NAME, self._progress.console.width - _BESIDE_NAME))
-            self._bars[run.id] = self._progress.add_task(name, figures="starting", total=status.steps)
-        remaining = self._events.remaining(run, status)
-        figures = []
-        if status.step and self._progress.console.width >= _WIDE:
-            figures.append(_figures(status).removeprefix(", "))
-        elif status.step and status.train_loss is not None:
-            figures.append(f"loss {status.train_loss:.3f}")
-        if remaining is not None:
-            figures.append(f"{duration(remaining)} left")
-        self._progress.update(
-            self._bars[run.id], completed=status.step, figures=", ".join(figures) or "starting"
-        )

@@ -32,7 +32,6 @@ def sweep_template(
     out: Path | None,
     site: str | None,
     profiles: Sequence[Path] = (),
-    replace_pending: bool = False,
     plan: bool = False,
 ) -> Sweep:
     """Check every cell of a template and write them as an experiment.
@@ -45,7 +44,6 @@ def sweep_template(
         profiles: files of `asyncpp plan --measure`, for the times of the cells that they were measured for.
         plan: estimate memory and time of every cell; they are estimated anyway where a check or a cost needs
             them: with a site, a profile, or a cell's `site.memory_gb` or `site.gpu`.
-        replace_pending: remove the folder's other cells, if none of their runs has begun.
 
     Raises:
         UserError: the template, a cell or the folder is not accepted; nothing is written.
@@ -61,11 +59,7 @@ def sweep_template(
     costs = None
     if plan or site is not None or profiles or any(on_gpus):
         costs = _expected(loaded.source, cells, site=site, files=profiles)
-    rendered = (
-        None
-        if out is None
-        else render(loaded, cells, template_name=template, folder=out, replace_pending=replace_pending)
-    )
+    rendered = None if out is None else render(loaded, cells, template_name=template, folder=out)
     return Sweep(name=loaded.name, cells=cells, expected=costs, rendered=rendered)
 
 

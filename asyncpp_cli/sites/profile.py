@@ -82,7 +82,7 @@ class Site:
     max_parallel: Positive | None = None
     """Maximum number of runs at a time; null: no limit."""
     confirm_hours: Count | None = None
-    """Expected GPU-hours (core-hours on CPUs) above which `launch` asks; it also asks if they are unknown.
+    """Expected GPU-hours above which `launch` asks; it also asks if they are unknown.
     null: never."""
     array_limit: Positive | None = None
     """Maximum number of tasks per array; null: SLURM's MaxArraySize."""

@@ -34,12 +34,12 @@ def status_records(experiment: Experiment, run_statuses: Iterable[RunStatus]) ->
 
 
 def _cost(run_status: RunStatus) -> dict[str, float | None]:
-    """Hours of GPUs and cores, and energy; None where unknown."""
+    """Hours of GPUs and cores; None where unknown."""
     from asyncpp_cli.runs.attempts.cost import cost_of_run
 
     cost = cost_of_run(run_status.run, run_status.status)
     if cost is None:
-        return dict.fromkeys(("gpu_hours", "core_hours", "energy_kwh"))
+        return dict.fromkeys(("gpu_hours", "core_hours"))
     return asdict(cost)
 
 

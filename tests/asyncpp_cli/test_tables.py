@@ -22,7 +22,7 @@ from support.tuned_experiment import tuned_experiment
 from asyncpp_cli.console import shown_table
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.status import Cause, State, Status
-from asyncpp_cli.tables import Fit, shortened, wrapped
+from asyncpp_cli.tables import Fit, wrapped
 
 WORDS = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=9), max_size=6).map(" ".join)
 NUMBERS = st.floats(-1e6, 1e6).map(lambda value: f"{value:,.4f}")
@@ -95,7 +95,6 @@ def test_an_id_without_room_is_folded_and_a_long_word_broken_after_punctuation()
     shown = shown_table(["run", "n"], [["1f1b-adamw-ef0-micro-s0-189d2753", "1,234"]], title="", width=31)
     assert shown.plain.splitlines()[3:] == ["1f1b-adamw-ef0-micro-     1,234", "s0-189d2753"]
     assert wrapped("see /a/long/path/of-names, 1.25", 12) == ["see", "/a/long/", "path/of-", "names, 1.25"]
-    assert shortened("1f1b-adamw-s0-189d2753", 13) == "1f1b-a…9d2753"
 
 
 def test_elsewhere_a_row_is_a_line_with_all_columns() -> None:

@@ -47,13 +47,6 @@ def sweep(
             help="Times measured by `asyncpp plan --measure`, for the expected cost; can be repeated.",
         ),
     ] = None,
-    replace: Annotated[
-        bool,
-        typer.Option(
-            "--replace",
-            help="Remove cells of DIR that the template no longer has, if no run of them has begun.",
-        ),
-    ] = False,
     list_only: Annotated[
         bool, typer.Option("--list", help="Check and show the cells without writing.")
     ] = False,
@@ -82,7 +75,6 @@ def sweep(
         out=None if list_only else out,
         site=site,
         profiles=profiles or [],
-        replace_pending=replace,
         plan=list_only or as_json,
     )
     cells, rendered = swept.cells, swept.rendered
@@ -96,8 +88,6 @@ def sweep(
         say(f"note: {note}")
     if rendered is None or out is None:
         return
-    if rendered.replaced:
-        say(f"Removed {rendered.replaced} runs that had not begun.")
     if rendered.added == len(cells):
         say(f"Wrote {len(cells)} runs to {out}. Next: {command('launch', out)}")
         if any(cell.config.site.device == "cuda" or cell.config.site.gpu for cell in cells):

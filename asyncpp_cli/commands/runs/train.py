@@ -97,7 +97,6 @@ def _train(
         SystemExit: with `RESUMABLE`, after saving on a request to stop.
     """
     from asyncpp_cli.runs.attempts.claims import record_processes
-    from asyncpp_cli.runs.attempts.energy import recorded_energy
     from asyncpp_cli.runs.attempts.settle import end_rank
     from asyncpp_cli.runs.log_lines import StepLines
     from asyncpp_cli.runs.recorder import RunRecorder
@@ -115,7 +114,7 @@ def _train(
             end_rank(attempt, rank_env.rank, code=1, signal_number=None, stopped=False)
         leave(1)
 
-    with recorded_energy(attempt, rank_env.rank), listening(patient=rank_env.supervised) as stop:
+    with listening(patient=rank_env.supervised) as stop:
         if not rank_env.supervised:
             stop = _signalled_or_requested(attempt, stop)
         with importing_torch():

@@ -134,7 +134,6 @@ def measured_columns(cells: Sequence[CellResult]) -> list[Column]:
         single("restarts", "restarts", move_order=2, drop_order=13),
         _cost_column("gpu_hours", "GPU-h", drop_order=-2),
         _cost_column("core_hours", "core-h", drop_order=-1),
-        _cost_column("energy_kwh", "kWh", drop_order=0),
         single("runs", value=lambda cell: [run.id for run in cell.runs]),
         single("continues", value=_lineages),
         single("conditions", value=_conditions),

@@ -1,4 +1,4 @@
-"""What a run has cost: hours of GPUs or cores over all its attempts, and the energy of its GPUs."""
+"""What a run has cost: hours of GPUs or cores over all its attempts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.attempts.files import Claimed, Outcome, RankEnergy
+from asyncpp_cli.runs.attempts.files import Claimed, Outcome
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 
 _SECONDS_PER_HOUR = 3600.0
-_JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +22,6 @@ class Cost:
     """Of attempts on GPUs."""
     core_hours: float = 0.0
     """Of attempts on CPUs: threads of all processes."""
-    energy_kwh: float | None = None
-    """Of the GPUs, without processes that were killed; None where no GPU tells."""
 
 
 def total(costs: Iterable[Cost | None]) -> Cost | None:
@@ -32,28 +29,24 @@ def total(costs: Iterable[Cost | None]) -> Cost | None:
     known = [cost for cost in costs if cost is not None]
     if not known:
         return None
-    energies = [cost.energy_kwh for cost in known if cost.energy_kwh is not None]
     return Cost(
         gpu_hours=math.fsum(cost.gpu_hours for cost in known),
         core_hours=math.fsum(cost.core_hours for cost in known),
-        energy_kwh=math.fsum(energies) if energies else None,
     )
 
 
 def amount(value: float) -> str:
-    """A number of hours or kWh with three digits, or as a whole number."""
+    """A number of hours with three digits, or as a whole number."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def cost_text(cost: Cost) -> str:
-    """A cost on one line: `3.2 GPU-hours, 1.9 kWh`."""
+    """A cost on one line: `3.2 GPU-hours, 1.9 core-hours`."""
     parts = []
     if cost.gpu_hours:
         parts.append(f"{amount(cost.gpu_hours)} GPU-hours")
     if cost.core_hours or not cost.gpu_hours:
         parts.append(f"{amount(cost.core_hours)} core-hours")
-    if cost.energy_kwh is not None:
-        parts.append(f"{amount(cost.energy_kwh)} kWh")
     return ", ".join(parts)
 
 
@@ -73,7 +66,7 @@ def _cost_of_attempt(attempt: Attempt, status: Status) -> Cost | None:
         return None
     hours = max(0.0, until - claimed.claimed) / _SECONDS_PER_HOUR
     if claimed.gpus:
-        return Cost(gpu_hours=hours * claimed.gpus, energy_kwh=_energy_kwh(attempt))
+        return Cost(gpu_hours=hours * claimed.gpus)
     return Cost(core_hours=hours * claimed.processes * claimed.threads)
 
 
@@ -83,12 +76,3 @@ def _end(attempt: Attempt, status: Status) -> float | None:
         return status.updated
     outcome = attempt.read(Outcome)
     return None if outcome is None else outcome.last_sign
-
-
-def _energy_kwh(attempt: Attempt) -> float | None:
-    """Energy of the attempt's GPUs; None if none tells."""
-    by_gpu: dict[str, float] = {}
-    for energy in attempt.by_rank(RankEnergy).values():
-        # Processes that share a GPU read the same counter.
-        by_gpu[energy.gpu] = max(energy.joules, by_gpu.get(energy.gpu, 0.0))
-    return math.fsum(by_gpu.values()) / _JOULES_PER_KWH if by_gpu else None

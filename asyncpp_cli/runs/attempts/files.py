@@ -5,7 +5,6 @@ attempts/N/rank-K.json       `RankStart`: processes and node of rank K; touched 
 attempts/N/rank-K.end.json   `RankEnd`: how rank K ended
 attempts/N/rank-K.error.json `RankError`: the exception that ended rank K
 attempts/N/rank-K.waits.json `RankWaits`: what rank K has waited for during half of `site.timeout` and longer
-attempts/N/rank-K.energy.json  `RankEnergy`: energy of rank K's GPU, if it tells
 attempts/N/fallen.json       `EarlyExits`: ranks that did not train to the end; watched by all supervisors
 attempts/N/stop.json         `StopRequest`: request to all ranks to stop, with the reason
 attempts/N/refused.json      `Refused`: why its job refused to start it
@@ -131,15 +130,6 @@ class RankWaits(AttemptFile, frozen=True, kw_only=True):
     text: str
     peer: int
     time: Time
-
-
-class RankEnergy(AttemptFile, frozen=True, kw_only=True):
-    """Energy that a rank's GPU took."""
-
-    file_name = "rank-{}.energy"
-    gpu: str
-    """UUID of the GPU."""
-    joules: Annotated[float, Meta(ge=0, le=1e15)]
 
 
 class EarlyExit(Record, frozen=True, kw_only=True):

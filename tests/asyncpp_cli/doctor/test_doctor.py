@@ -22,7 +22,6 @@ from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check
 from asyncpp_cli.doctor.cluster import (
     Node,
-    array_check,
     cluster_checks,
     gpus_of,
     nodes_check,
@@ -184,10 +183,6 @@ def test_limits_of_the_user() -> None:
     has(submit_limit_check(ours, ["200", "50"]), "wrong", "mine.yaml: submit_limit: 50")
     has(submit_limit_check(SITE, ["200"]), "wrong", "submit_limit: 200")
     assert submit_limit_check(SITE, [""]).verdict == "ok"
-
-    assert array_check(SITE, {"MaxArraySize": "1001"}).verdict == "ok"
-    has(array_check(replace(SITE, array_limit=2000), {"MaxArraySize": "1001"}), "note", "has no effect")
-    has(array_check(SITE, {"MaxArraySize": "0"}), "wrong", "MaxArraySize")
 
 
 def test_runs_that_are_preempted_need_time_to_save() -> None:

@@ -18,7 +18,6 @@ from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.render import render
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.status import State, Status
 
 
 def swept(folder: Path, *changes: str) -> Ended:
@@ -166,30 +165,3 @@ def test_without_locks_cells_that_another_wrote_over_are_told(
     refused = swept(folder, "matrix.seed=[0,1]")
     assert (refused.code, refused.errors.count("\n")) == (2, 1)
     assert "6 cells of this one are not in it" in refused.errors
-
-
-@pytest.mark.slow
-def test_an_edited_template_replaces_runs_that_have_not_begun(tmp_path: Path) -> None:
-    folder = tmp_path / "e"
-    assert swept(folder).code == 0
-    before = ids(folder)
-    refused = swept(folder, "train.steps=200")
-    assert (refused.code, "or --replace, if none of the others has begun" in refused.errors) == (2, True)
-    replaced = swept(folder, "train.steps=200", "--replace")
-    assert replaced.code == 0
-    assert "Removed 6 runs that had not begun." in replaced.errors
-    assert not before & ids(folder)
-    assert {run.name for run in (folder / "runs").iterdir()} == ids(folder)
-    narrower = swept(folder, "train.steps=200", "matrix.optimizer=[muon]", "--replace")
-    assert (narrower.code, len(ids(folder))) == (0, 3)
-    # Another corpus is another run, too.
-    (tmp_path / "text.txt").write_text(Path(__file__).read_text() * 20)
-    other_data = swept(folder, f"data.path={tmp_path / 'text.txt'}", "--replace")
-    assert (other_data.code, len(ids(folder))) == (0, 6)
-    begun = open_experiment(folder).runs[2]
-    begun.write_status(Status(state=State.FAILED, attempt=1))
-    whole = contents(folder)
-    refused = swept(folder, "train.steps=400", "--replace")
-    assert (refused.code, f"{begun.id} is failed: --replace" in refused.errors) == (2, True)
-    left = {name: content for name, content in contents(folder).items() if not name.endswith("lock")}
-    assert left == {name: content for name, content in whole.items() if not name.endswith("lock")}

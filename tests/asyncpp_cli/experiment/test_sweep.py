@@ -34,7 +34,7 @@ def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> N
     assert open_experiment(folder).cells == cells
     more = asyncpp("sweep", "quickstart", "matrix.seed=[0,1]", "--out", folder)
     assert "6 runs added" in more.errors
-    assert "6 cells differ from the nearest run there in seed: 1 (there 0).\n" in more.errors
+    assert "6 cells differ from the nearest run there in seed.\n" in more.errors
     assert {cell.id for cell in cells} < {cell.id for cell in open_experiment(folder).cells}
     assert touched.read_text() == "kept"
     for cell in open_experiment(folder).cells:
@@ -47,11 +47,11 @@ def test_a_sweep_shows_every_cell_and_adds_only_what_is_new(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (["train.steps=7"], "6 cells differ from the nearest run there in train.steps: 7 (there 300)"),
+        (["train.steps=7"], "6 cells differ from the nearest run there in train.steps"),
         (
             ["optimizer.lr=0.5", "matrix.seed=[0,3]"],
-            "6 cells differ from the nearest run there in optimizer.lr: 0.5 (there 0.002); "
-            "6 cells differ from the nearest run there in optimizer.lr: 0.5 (there 0.002), seed: 3 (there 0)",
+            "6 cells differ from the nearest run there in optimizer.lr; "
+            "6 cells differ from the nearest run there in optimizer.lr, seed",
         ),
     ],
 )

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import io
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.launch import start
-from asyncpp_cli.launch.expected_cost import ExpectedCost, cost_line, expected_cost, question
+from asyncpp_cli.launch.expected_cost import expected_cost
 from asyncpp_cli.planner.cells import expected
-from asyncpp_cli.runs.attempts.claims import claim
-from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
-from asyncpp_cli.runs.processes import this_process
-from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.sites.profile import find_site
 
@@ -110,44 +104,3 @@ def test_a_bound_that_is_no_number_is_refused(folder: Path, launched: list[Path]
     refused = asyncpp("launch", folder, "--site", site(folder, value))
     assert (refused.code, launched) == (2, [])
     assert "confirm_hours" in refused.errors
-
-
-def completed_in(run: Run, *, core_hours: float) -> None:
-    """Make an attempt on the CPU that has taken these hours."""
-    attempt = claim(run, processes=1, replay=True, steps=run.config().train.steps, threads=1)
-    assert attempt is not None
-    claimed = attempt.description()
-    attempt.write(structs.replace(claimed, claimed=claimed.claimed - core_hours * 3600))
-    attempt.record_start(0, this_process())
-    end_rank(attempt, 0, code=0, signal_number=None, stopped=False)
-    steps = run.config().train.steps
-    run.write_status(Status(state=State.COMPLETED, attempt=1, step=steps, steps=steps))
-
-
-def test_on_cpus_the_cost_is_that_of_completed_runs_of_the_same_size(
-    tmp_path: Path,
-) -> None:
-    trial = ExperimentFolder(tmp_path / "e")
-    on_cpu = {"site.device": "cpu", "train.steps": 100}
-    before = trial.add(settings("2bw", "muon", **on_cpu), status=Status(state=State.PENDING))
-    # Another seed and rate, twice the steps; and one of another schedule.
-    same = on_cpu | {"optimizer.lr": 0.5, "train.steps": 200}
-    trial.add(settings("2bw", "muon", seed=1, **same), status=Status(state=State.PENDING))
-    trial.add(settings("1f1b", "muon", **on_cpu), status=Status(state=State.PENDING))
-    profile = find_site(str(site(trial.folder, 100, gpu="")))
-    nothing = expected_cost(open_experiment(trial.folder), profile)
-    assert (nothing.core_hours, nothing.unknown, cost_line(nothing)) == (0.0, 3, "")
-    completed_in(before, core_hours=40.0)
-    cost = expected_cost(open_experiment(trial.folder), profile)
-    assert (cost.runs, cost.unknown, cost.gpu_hours) == (2, 1, 0.0)
-    # Some seconds pass between the claim and the end.
-    assert cost.core_hours == pytest.approx(80.0, abs=0.2)
-    assert cost_line(cost).startswith("Estimated cost: 80")
-    assert cost_line(cost).endswith("; unknown for 1 of 2 runs.")
-
-
-def test_a_cost_on_cpus_above_the_bound_is_asked_for() -> None:
-    profile = replace(find_site("local"), confirm_hours=50)
-    cost = ExpectedCost(runs=2, gpu_hours=0.0, core_hours=80.0, unknown=0)
-    assert "2 runs are expected to take 80 core-hours" in str(question(cost, profile))
-    assert question(replace(cost, core_hours=50.0), profile) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from asyncpp_cli.launch.progress import _BarDisplay, _progress_bars, _Total
+from asyncpp_cli.launch.progress import _bar, _Display, _Total
 from asyncpp_cli.runs.log_lines import StepLines
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
@@ -31,26 +31,22 @@ def test_how_many_of_all_runs_are_done_and_how_long_the_others_take() -> None:
     assert _Total(done_before=0).remaining([waiting], now=1.0) is None
 
 
-def test_bars_have_their_numbers_on_80_columns() -> None:
+def test_a_terminal_has_a_bar_of_all_runs_and_a_line_for_each_that_ends() -> None:
     out = io.StringIO()
     shown = Console(file=out, force_terminal=True, width=80, color_system=None)
-    with _progress_bars(shown) as progress:
-        bars = _BarDisplay(progress, done_before=11)
-        running = Status(
-            state=State.RUNNING, attempt=1, step=1141, steps=3000, train_loss=2.5521, updated=1.0
-        )
-        run = Run(Path("2bw-adamw-ef0-micro-s0-88c27e40"))
-        done = (Run(Path("a")), Status(state=State.COMPLETED, attempt=1, step=1, steps=1))
-        bars.update([done, (run, running)])
-        bars.update([done, (run, replace(running, step=1142, updated=1.1))])
-        out.truncate(0)
-        progress.refresh()
-    first, second = [line for line in out.getvalue().splitlines() if "/" in line][:2]
-    assert "12 of 13 runs done" in first
-    assert "12/13" in first
-    assert "2bw-adamw-ef0-m…ro-s0-88c27e40" in second
-    assert "1142/3000 loss 2.552, 3:06 left" in second
-    assert "━━━━━" in second
+    with _bar(shown) as bar:
+        display = _Display(bar, done_before=11)
+        run, other = Run(Path("a")), Run(Path("b"))
+        half = Status(state=State.RUNNING, attempt=1, step=50, steps=200)
+        display.update([(run, half), (other, half)])
+        ended = replace(half, state=State.COMPLETED, step=200, started=1.0, ended=3.0)
+        display.update([(run, ended), (other, replace(half, step=100))])
+        bar.refresh()
+    assert "completed a: 200 steps in 0:02" in out.getvalue()
+    last = next(line for line in reversed(out.getvalue().splitlines()) if "done" in line)
+    assert "12 of 13 done" in last
+    assert "━━━━━" in last
+    assert last.rstrip().endswith("96%")
 
 
 def test_the_log_of_a_closed_pipe_does_not_end_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

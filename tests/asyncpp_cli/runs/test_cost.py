@@ -1,9 +1,8 @@
-"""What runs have cost: hours of their attempts, and the energy of GPUs."""
+"""What runs have cost: hours of their attempts."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,6 @@ import asyncpp as api
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.cost import Cost, cost_of_run, cost_text, total
-from asyncpp_cli.runs.attempts.energy import energy_counters
-from asyncpp_cli.runs.attempts.files import RankEnergy
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
@@ -55,18 +52,14 @@ def test_all_attempts_of_a_run_count(experiment: ExperimentFolder) -> None:
     attempted(run, hours=2.0, processes=2, gpus=0, threads=3, failed=True)
     first = cost_of_run(run, run.status())
     assert first is not None
-    assert (first.gpu_hours, first.energy_kwh) == (0.0, None)
+    assert first.gpu_hours == 0.0
     # Between the claim and the recorded ends some seconds pass at most.
     assert first.core_hours == pytest.approx(12.0, abs=0.2)
-    second = attempted(run, hours=1.0, processes=4, gpus=4, threads=3, failed=False)
-    # Ranks 0 and 1 share a GPU and read one counter.
-    for rank, (gpu, joules) in enumerate([("a", 1.8e6), ("a", 1.7e6), ("b", 3.6e6)]):
-        second.write(RankEnergy(gpu=gpu, joules=joules), rank)
+    attempted(run, hours=1.0, processes=4, gpus=4, threads=3, failed=False)
     both = cost_of_run(run, run.status())
     assert both is not None
     assert both.core_hours == first.core_hours
     assert both.gpu_hours == pytest.approx(4.0, abs=0.1)
-    assert both.energy_kwh == pytest.approx(1.5)
 
 
 def test_an_attempt_that_vanished_counts_to_its_last_heartbeat(experiment: ExperimentFolder) -> None:
@@ -106,37 +99,6 @@ def test_status_and_report_show_the_cost_per_cell_and_in_all(experiment: Experim
 
 def test_costs_are_added_where_they_are_known() -> None:
     assert total([None, None]) is None
-    added = total([None, Cost(core_hours=1.0), Cost(gpu_hours=2.0, energy_kwh=3.0)])
-    assert added == Cost(gpu_hours=2.0, core_hours=1.0, energy_kwh=3.0)
-    assert cost_text(added) == "2 GPU-hours, 1 core-hours, 3 kWh"
-
-
-NVML = """
-int nvmlInit_v2(void) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-    *device = (void *)(long)(index + 1);
-    return 0;
-}
-int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
-    const char name[] = "GPU-0";
-    for (unsigned i = 0; i < sizeof name; i++) uuid[i] = name[i];
-    uuid[4] += (long)device;
-    return 0;
-}
-/* The second GPU does not count: NVML_ERROR_NOT_SUPPORTED. */
-int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *energy) {
-    *energy = 5000000000ULL * (long)device;
-    return (long)device == 2 ? 3 : 0;
-}
-"""
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_energy_is_read_through_the_functions_of_nvml(tmp_path: Path) -> None:
-    source, library = tmp_path / "nvml.c", tmp_path / "nvml.so"
-    source.write_text(NVML)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    assert energy_counters(str(library)) == {"1": 5_000_000_000, "3": 15_000_000_000}
-    assert energy_counters(str(tmp_path / "none.so")) == {}
+    added = total([None, Cost(core_hours=1.0), Cost(gpu_hours=2.0)])
+    assert added == Cost(gpu_hours=2.0, core_hours=1.0)
+    assert cost_text(added) == "2 GPU-hours, 1 core-hours"
