@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizers.theory.filters import Filter, lag, limit, noise, settling, weight_variance
+from benchmarks.results.momentum_filters import lag, noise, settling, weight_variance
+from optimizers.theory.filters import Filter, limit
 from optimizers.theory.stability import stability_limit
 
 FILTERS = st.builds(
