@@ -83,7 +83,7 @@ def sites(incomplete: str) -> list[str]:
 
 def settings(incomplete: str) -> list[str]:
     """Configuration keys, each with the equals sign that a value follows; also below `matrix.`."""
-    from asyncpp_cli.experiment.settings import KEYS
+    from asyncpp_cli.runs.settings import KEYS
 
     prefix = "matrix." if incomplete.startswith("matrix.") else ""
     return _beginning([f"{prefix}{key}=" for key in KEYS], incomplete)

@@ -37,7 +37,7 @@ from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.metrics.rows import step_row
 from stages.model.decoder import Stage, initialise
-from stages.model.head_loss import next_token_loss
+from stages.model.head.loss import next_token_loss
 from stages.model.partition import cut_model
 from stages.pipeline.build import build_ranks
 from stages.pipeline.rank_stats import StepResult

@@ -20,32 +20,36 @@ import argparse
 import gc
 import statistics
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from frame import conditions, parser, publish, seconds_of
-from lone_stage import MadeUpNeighbours, MadeUpPipeline
+from torch import Tensor
 
 from asyncpp_cli.planner.base_config import base_of
-from asyncpp_cli.planner.devices import find_device, peak_tflops
+from asyncpp_cli.planner.costs.devices import find_device, peak_tflops
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import OF_THE_DEVICE, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE, layout
-from asyncpp_cli.planner.roofline import Roofline
-from schedules import analyze
-from stages.comm.collectives import SingleRankGroup
+from schedules import Program, analyze
+from schedules.dependencies import POSTED_AHEAD, Place
+from schedules.messages import Message
+from stages.comm.collectives import Exchange, Reduction, SingleRankGroup
 from stages.comm.topology import Connection
-from stages.compile_rule import compiles_here
 from stages.config import RunConfig, tokens_per_step
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.memory.measure import MemoryMeter
+from stages.model.block.compiler import compiles_here
 from stages.model.families.catalogue import describe
 from stages.model.partition import cut_of
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
 from stages.pipeline.rank_stats import staleness_problem
 from stages.pipeline.replay import drive
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
+from stages.update.reduction_rounds import ReductionPlan
 from stages.validation import ConfigError, check
 
 GB = 1e9
@@ -57,6 +61,69 @@ COLUMNS = (
 
 
 Row = dict[str, Any]
+
+
+class MadeUpNeighbours:
+    """In the place of links to other processes: what is received is there at once, what is sent is let go.
+
+    It has as many buffers as links between processes have, those that wait for what comes next included.
+
+    Args:
+        neighbours: of the stage, 1 or 2.
+        shape: of every activation and gradient.
+        dtype: likewise.
+        device: likewise.
+    """
+
+    waits = True
+
+    def __init__(
+        self, *, neighbours: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._content = torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+        self._posted = [torch.empty_like(self._content) for _ in range(neighbours * POSTED_AHEAD)]
+        self.most_message_bytes = sum(buffer.nbytes for buffer in self._posted)
+
+    def connect(self) -> None:
+        pass
+
+    def begin(self, program: Program) -> None:
+        pass
+
+    def passed(self, place: Place) -> None:
+        pass
+
+    def send(self, message: Message, tensor: Tensor) -> None:
+        pass
+
+    def arrived(self, message: Message) -> bool:
+        return True
+
+    def receive(self, message: Message) -> Tensor:
+        return self._content.clone()
+
+    def finish(self) -> None:
+        pass
+
+
+class MadeUpPipeline:
+    """In the place of the group of a pipeline's ranks: the others bring what this one brings."""
+
+    def __init__(self, *, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def all_gather(self, numbers: Tensor) -> Exchange[list[Tensor]]:
+        return Exchange(ready=lambda: True, wait=lambda: None, take=lambda: [numbers] * self.size)
+
+    def reduce_scatter(
+        self, flat: Tensor, plan: ReductionPlan, *, early: bool, part: Tensor | None = None
+    ) -> Reduction:
+        raise NotImplementedError("gradients are added over data ranks, not along a pipeline")
+
+    def broadcast(self, flat: Tensor, bounds: Sequence[int]) -> Exchange[None]:
+        raise NotImplementedError("weights are spread over data ranks, not along a pipeline")
 
 
 def config_of(options: argparse.Namespace, schedule: str, *, recompute: str) -> RunConfig:

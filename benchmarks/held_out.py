@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any
 
-from asyncpp_cli.report.analysis.t_distribution import t_quantile
+from asyncpp_cli.report.analysis.statistics import t_quantile
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.run_folder import Run

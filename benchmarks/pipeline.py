@@ -56,7 +56,7 @@ from stages.comm.process import Process, connected
 from stages.comm.topology import connect
 from stages.config import RunConfig
 from stages.liveness.stop_signal import never
-from stages.model.head_loss import next_token_loss
+from stages.model.head.loss import next_token_loss
 from stages.pipeline.clock import HostClock
 from stages.pipeline.executor import RankExecutor
 from stages.update.optimizer_step import StageState

@@ -36,6 +36,8 @@ class Schedule:
     """Whether the last stage's backwards come in the order of its forwards."""
     bounded_activations: bool = True
     """Whether the activations in flight stop growing with the number of micro-batches per step."""
+    planned: bool = True
+    """Whether `asyncpp plan` considers it where no schedules are named."""
     lead: Callable[..., int] | None = None
     """Least d m for a delay of d with m micro-batches per step, where the delay is an option.
 

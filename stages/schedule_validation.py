@@ -8,9 +8,9 @@ from schedules.catalogue import least_lead
 from schedules.library.v_block import block_costs
 from stages.config import ModelConfig, RunConfig
 from stages.limits import ConfigError
-from stages.model.head_chunks import has_terms
-from stages.pipeline.gradient_buffers import gradient_buffers
-from stages.pipeline.segments import (
+from stages.model.head.chunks import has_terms
+from stages.pipeline.weights.gradient_buffers import gradient_buffers
+from stages.segments import (
     has_tied_shards,
     schedule_costs,
     schedule_facts,

@@ -14,10 +14,9 @@ from stages.liveness.stop_signal import never
 from stages.liveness.watchdog import ActivityTracker, Waiting, watching
 from stages.metrics.recorder import Recorder
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
-from stages.pipeline.segments import schedule_facts
 from stages.pipeline.torch_profile import memory_snapshot
-from stages.training_loop import TrainingLoop
-from stages.training_result import TrainingResult
+from stages.segments import schedule_facts
+from stages.training_loop import TrainingLoop, TrainingResult
 
 
 def train(

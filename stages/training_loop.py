@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from schedules import Program, analyze
 from stages.checkpoint.files import Owner
+from stages.checkpoint.initial_broadcast import broadcast_initial_weights, read_initial_weights
 from stages.checkpoint.manager import Checkpoints, Progress
 from stages.comm.json_data import from_json
 from stages.comm.process import Process
@@ -27,13 +29,25 @@ from stages.metrics.rows import tensor_digest
 from stages.pipeline.build import build_ranks, dtypes, representative_programs, segment_lengths
 from stages.pipeline.drain_meetings import DrainMeetings
 from stages.pipeline.evaluation import ValidationLoss, evaluate, weights_and_biases
-from stages.pipeline.initial_broadcast import broadcast_initial_weights, read_initial_weights
 from stages.pipeline.rank_stats import StepResult, staleness_problem
 from stages.pipeline.replay import drive
-from stages.pipeline.segments import segment_program
 from stages.pipeline.torch_profile import StepProfiler
 from stages.pipeline.warm_up import warm_up_ranks
-from stages.training_result import TrainingResult
+from stages.segments import segment_program
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What a run leaves in memory, for the stages that this process holds."""
+
+    weights: dict[str, Tensor]
+    """Evaluation weights and balance biases by name."""
+    train_losses: list[float]
+    """One per update; empty where the last stage of data rank 0 is in another process."""
+    val_losses: list[float]
+    """One per evaluation; likewise."""
+    stopped_at: int | None
+    """Step after which the run ended because a stop was requested; None: it is complete, or paused."""
 
 
 class SkippedTooOftenError(RuntimeError):

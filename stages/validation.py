@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import schedules
-from optimizers import METHODS, check_correction, check_options, is_custom, method_named, refusal
+from optimizers import CORRECTIONS, METHODS, check_correction, check_options, is_custom, method_named, refusal
 from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers.growth import growth_refusal
-from stages.compile_rule import compile_refusal
 from stages.config import (
     CORRECTION_NAMES,
     OWN_SPLIT,
@@ -36,12 +35,13 @@ from stages.data.dataset import (
 )
 from stages.limits import ConfigError as ConfigError
 from stages.limits import check_limits
+from stages.model.block.compiler import compile_refusal
 from stages.model.families.catalogue import FAMILIES
 from stages.model.moe.validation import check_experts
 from stages.model.spec import head_dim
 from stages.own_code import check_code
-from stages.pipeline.segments import has_tied_shards, schedule_facts, segment_program, sync_steps
 from stages.schedule_validation import check_schedule
+from stages.segments import has_tied_shards, schedule_facts, segment_program, sync_steps
 from stages.update.lr_schedule import DECAY_SHARE, SCHEDULES
 
 
@@ -223,24 +223,25 @@ def _check_correction(config: RunConfig) -> None:
         raise ConfigError("correction", str(error)) from None
     if config.error_feedback.coefficient != 0:
         raise ConfigError("correction.name", f"{name} and error feedback do not go together; accepted: none")
+    correction = CORRECTIONS[name]
     program = segment_program(config, first_step=sync_steps(config), steps=3)
     stashed = max(schedules.analyze(program).mismatch_max) == 0
     reason = refusal(name, synchronous=schedule_facts(config).synchronous, stashed=stashed)
     if reason is not None:
         raise ConfigError("correction.name", f"{reason}; accepted: none")
-    if name == "sync-start" and program.update_interval != program.microbatches:
+    if correction.synchronous_start and program.update_interval != program.microbatches:
         raise ConfigError(
             "correction.name",
             f"{name} needs updates once per step; accepted with it: "
             f"schedule.update_interval = {program.microbatches}",
         )
-    if name == "delay-compensation" and not _has_one_version_per_update(program):
+    if correction.needs_one_version and not _has_one_version_per_update(program):
         raise ConfigError(
             "correction.name",
             f"{name} needs one weight version for all micro-batches of an update, as 2bw has, and pipedream "
             "with schedule.update_interval = 1",
         )
-    if name == "discrepancy" and config.parallel.data > 1:
+    if correction.reads_all_weights and config.parallel.data > 1:
         raise ConfigError(
             "parallel.data",
             f"is {config.parallel.data}, and {name} needs the master copy of all weights at every "

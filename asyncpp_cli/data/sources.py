@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from asyncpp_cli.errors import UserError
+from stages.data.text import is_hidden
 
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
 KINDS = {".jsonl": "lines", ".ndjson": "lines", ".json": "lines", ".parquet": "parquet"}
@@ -71,16 +72,12 @@ def _of_input(name: str) -> Iterator[Source]:
         raise UserError(
             f"{name} does not exist; a file, a folder or a pattern such as 'texts/*.jsonl' is accepted"
         )
-    files = sorted(file for file in candidates if file.is_file() and not _hidden(file.relative_to(root)))
+    files = sorted(file for file in candidates if file.is_file() and not is_hidden(file.relative_to(root)))
     names = {file: str(file.relative_to(path)) if path.is_dir() else str(file) for file in files}
     sources = [source for file in files if _readable(source := _source(file, names[file]))]
     if not sources:
         raise UserError(f"{name} holds no text, JSON lines or Parquet")
     yield from sources
-
-
-def _hidden(relative: Path) -> bool:
-    return any(part.startswith(".") for part in relative.parts)
 
 
 def _source(file: Path, name: str) -> Source:

@@ -17,7 +17,7 @@ from typing import Any
 
 from asyncpp_cli.doctor.checks import Check, exchanged, good, wrong
 from asyncpp_cli.sites.resources import import_path, this_machine
-from stages.model.compiler import missing_for_compile
+from stages.model.block.compiler import missing_for_compile
 
 _TIMEOUT = 120.0
 """Timeout for two processes that load torch, possibly from a slow disk."""

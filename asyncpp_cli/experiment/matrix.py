@@ -17,7 +17,12 @@ from msgspec import structs
 
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.settings import (
+from asyncpp_cli.experiment.shipped import recommended_settings, template_names
+from asyncpp_cli.experiment.speed_runs import loss_givers
+from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
+from asyncpp_cli.runs.experiment_folder import Cell
+from asyncpp_cli.runs.lineage import DIGITS
+from asyncpp_cli.runs.settings import (
     LIST_KEYS,
     SettingError,
     assign,
@@ -26,11 +31,6 @@ from asyncpp_cli.experiment.settings import (
     get,
     unset_keys,
 )
-from asyncpp_cli.experiment.shipped import recommended_settings, template_names
-from asyncpp_cli.experiment.speed_runs import loss_givers
-from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
-from asyncpp_cli.runs.experiment_folder import Cell
-from asyncpp_cli.runs.lineage import DIGITS
 from stages.config import RunConfig, trained_paths
 
 MOST_CELLS = 100_000

@@ -8,8 +8,8 @@ from typing import Any
 
 from asyncpp_cli.errors import DamagedError
 from asyncpp_cli.experiment.matrix import ResolvedCell
-from asyncpp_cli.experiment.settings import get, identity
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
+from asyncpp_cli.runs.settings import get, identity
 from stages.config import RunConfig
 
 _MOST_KEYS = 4

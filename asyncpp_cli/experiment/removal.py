@@ -126,7 +126,7 @@ def _check_idle(run_status: RunStatus) -> None:
         UserError: it is, or may be.
     """
     run = run_status.run.id
-    if run_status.status.state == State.RUNNING or run_status.has_job:
+    if run_status.is_live:
         state = "running" if run_status.status.state == State.RUNNING else "queued"
         raise UserError(f"{run} is {state}: `asyncpp cancel` it first; nothing was removed")
     if not run_status.queue_known and run_status.status.state != State.COMPLETED:

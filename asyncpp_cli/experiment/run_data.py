@@ -11,9 +11,9 @@ from pathlib import Path
 
 from asyncpp_cli.atomic_files import write_bytes
 from asyncpp_cli.errors import DamagedError, UserError
-from asyncpp_cli.experiment.settings import assign, config_hash
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.settings import assign, config_hash
 from stages.checkpoint.files import Owner
 from stages.config import DataConfig, RunConfig, trained_paths
 from stages.records import FileRecord, encoded, read_record

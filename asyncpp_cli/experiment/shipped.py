@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.settings import SettingError, flatten, typed, unset_keys
 from asyncpp_cli.experiment.yaml_data import read_mapping
+from asyncpp_cli.runs.settings import SettingError, flatten, typed, unset_keys
 from stages.config import RunConfig
 
 TEMPLATES_FOLDER = Path(__file__).parents[2] / "templates"

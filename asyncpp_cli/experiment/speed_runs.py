@@ -12,10 +12,10 @@ from typing import Any
 import optimizers
 import schedules
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.settings import identity
+from asyncpp_cli.runs.settings import identity
 from schedules import Op
 from stages.config import RunConfig
-from stages.pipeline.segments import schedule_facts, segment_program
+from stages.segments import schedule_facts, segment_program
 
 _ADDING = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT)
 """Ops that add to the gradient of a stage's weights."""

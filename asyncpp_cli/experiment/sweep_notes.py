@@ -13,7 +13,7 @@ from stages.config import trained_paths
 from stages.data.dataset import find_corpus, is_prepared, where_of
 from stages.data.prepared import few_documents, read_prepared
 from stages.data.shards import count
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 
 
 def notes(cells: Sequence[ResolvedCell]) -> list[str]:

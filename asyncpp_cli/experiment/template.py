@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.settings import LIST_KEYS, SECTIONS, SettingError, check_key, flatten, typed
 from asyncpp_cli.experiment.shipped import find_template, model_settings
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
+from asyncpp_cli.runs.settings import LIST_KEYS, SECTIONS, SettingError, check_key, flatten, typed
 
 Settings = dict[str, Any]
 """A value for each key (dotted, or a shorthand)."""

@@ -75,7 +75,7 @@ def _cancel(experiment: Experiment, ids: set[str]) -> tuple[int, int]:
         # Pending jobs first: none must start on the resources that a running one frees.
         slurm.cancel([run_status.job_id for run_status in pending])
         ids_left = ids - {run_status.run.id for run_status in pending}
-        running = [run_status for run_status in _run_statuses(experiment, ids_left) if _is_live(run_status)]
+        running = [run_status for run_status in _run_statuses(experiment, ids_left) if run_status.is_live]
         _request_stop(running)
         _wait(experiment, [*pending, *running])
     return len(pending), len(running)
@@ -89,10 +89,6 @@ def _run_statuses(experiment: Experiment, ids: Collection[str]) -> list[RunStatu
 
 def _is_pending(run_status: RunStatus) -> bool:
     return run_status.queued is not None and phase_of(run_status.queued.state) is JobPhase.PENDING
-
-
-def _is_live(run_status: RunStatus) -> bool:
-    return run_status.has_job or run_status.status.state == State.RUNNING
 
 
 def _request_stop(running: Sequence[RunStatus]) -> None:
@@ -111,7 +107,7 @@ def _wait(experiment: Experiment, cancelled: Sequence[RunStatus]) -> None:
     grace = max((_grace(run_status.run) for run_status in cancelled), default=0.0)
     deadline = time.monotonic() + grace + _EXTRA_SECONDS
     killed = False
-    while live := [run_status for run_status in _run_statuses(experiment, ids) if _is_live(run_status)]:
+    while live := [run_status for run_status in _run_statuses(experiment, ids) if run_status.is_live]:
         if time.monotonic() > deadline and not killed:
             killed = True
             deadline += _EXTRA_SECONDS

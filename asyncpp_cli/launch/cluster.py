@@ -174,7 +174,7 @@ def follow(
             warned = False
             for run_status in run_statuses:
                 polls_without_job[run_status.run.id] += 1
-                if _is_live(run_status):
+                if run_status.is_live:
                     polls_without_job[run_status.run.id] = 0
             open_runs = [
                 run_status
@@ -195,10 +195,6 @@ def follow(
     done = "completed or paused" if options.pauses else "completed"
     say(f"{completed} of {len(run_statuses)} runs {done} in {experiment.folder}")
     return 0 if not open_runs else 1
-
-
-def _is_live(run_status: RunStatus) -> bool:
-    return run_status.has_job or run_status.status.state == State.RUNNING
 
 
 def _is_unsubmitted(run_status: RunStatus) -> bool:

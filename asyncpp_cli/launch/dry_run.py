@@ -17,18 +17,18 @@ from typing import Any
 
 from asyncpp_cli.console import say, show_table
 from asyncpp_cli.errors import DamagedError, UserError
-from asyncpp_cli.experiment.config_file import config_text
 from asyncpp_cli.experiment.run_data import config_to_train
-from asyncpp_cli.experiment.settings import config_hash, copy_of
 from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.launch.progress import shown_progress
+from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.settings import config_hash, copy_of
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
 from asyncpp_cli.tables import Fit
 from stages.config import ModelConfig, RunConfig, TrainConfig
-from stages.pipeline.segments import schedule_facts
+from stages.segments import schedule_facts
 from stages.validation import ConfigError, check
 
 MOST_PROCESSES = 8

@@ -73,7 +73,7 @@ def check_pause(run: Run, config: RunConfig, pauses: Pauses) -> None:
     Raises:
         UserError: it does not.
     """
-    from stages.pipeline.segments import pauses_exactly
+    from stages.segments import pauses_exactly
 
     step = pauses.get(run.id)
     if step is not None and not pauses_exactly(config, step=step):

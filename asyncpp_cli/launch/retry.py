@@ -65,7 +65,7 @@ def runs_to_retry(
     for run in experiment.runs:
         run_status = queue.run_status(run, with_accounting=True)
         status = run_status.status
-        if status.state in (State.COMPLETED, State.RUNNING) or run_status.has_job:
+        if status.state == State.COMPLETED or run_status.is_live:
             continue
         wanted = run.id in named or (failed and status.state in (State.FAILED, State.DAMAGED))
         if timeout:

@@ -21,7 +21,7 @@ from stages.model.partition import (
     stage_cuts,
     with_head_shards,
 )
-from stages.pipeline.segments import schedule_facts
+from stages.segments import schedule_facts
 
 STAGES = (4, 8, 16)
 """Numbers of stages that are compared."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.settings import SettingError, assign
 from asyncpp_cli.experiment.shipped import model_settings, recommended_settings, template_names
 from asyncpp_cli.experiment.template import load, settings_of
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
+from asyncpp_cli.runs.settings import SettingError, assign
 from stages.config import RunConfig, tokens_per_step
 from stages.validation import ConfigError, check_optimizer
 

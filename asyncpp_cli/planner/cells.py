@@ -8,12 +8,12 @@ from typing import Any
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell, describe
-from asyncpp_cli.experiment.settings import items
-from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.profile_costs import Measured
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE
-from asyncpp_cli.planner.profile_costs import Measured
-from asyncpp_cli.planner.roofline import Roofline
+from asyncpp_cli.runs.settings import items
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
 from stages.config import RunConfig

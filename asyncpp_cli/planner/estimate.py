@@ -11,7 +11,7 @@ from operator import lt
 from typing import Any, Protocol
 
 import schedules
-from asyncpp_cli.experiment.settings import copy_of
+from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
 from asyncpp_cli.planner.peak_memory import (
     allocator_bytes,
     backward_bytes,
@@ -21,8 +21,8 @@ from asyncpp_cli.planner.peak_memory import (
     update_bytes,
 )
 from asyncpp_cli.planner.representative import Represented, Shape, messages, messages_at_most, represented
-from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
 from asyncpp_cli.planner.step_time import StageTimes, StepTime, sharded_step, simulated_step, step_time
+from asyncpp_cli.runs.settings import copy_of
 from schedules import Op
 from schedules.messages import Kind, channels_between_ranks
 from schedules.simulate import steps_to_measure
@@ -51,7 +51,7 @@ from stages.model.partition import (
     with_head_shards,
 )
 from stages.model.spec import Parameter
-from stages.pipeline.segments import (
+from stages.segments import (
     has_tied_shards,
     schedule_costs,
     schedule_facts,

@@ -8,29 +8,17 @@ from typing import NamedTuple
 
 import schedules
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.settings import copy_of
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.estimate import WORTH_A_CUT
+from asyncpp_cli.runs.settings import copy_of
 from schedules.library.v_block import EVEN_COSTS
 from stages.config import RunConfig
 from stages.limits import ConfigError
 from stages.model.partition import cut_model
 from stages.schedule_validation import check_shard_head
 
-CONSIDERED = (
-    "1f1b",
-    "interleaved-1f1b",
-    "zero-bubble",
-    "zb-v",
-    "v-half",
-    "2bw",
-    "2bw-v",
-    "pipedream",
-    "paci",
-    "paci-v",
-)
-"""Schedules considered by default. `gpipe` takes as long as `1f1b` and more memory;
-`pipedream-unstashed` is `paci` with an update after every backward."""
+CONSIDERED = tuple(schedule.name for schedule in schedules.FAMILY.values() if schedule.planned)
+"""Schedules considered by default."""
 CHUNKS = (2, 4)
 """Stages per rank to try, where a schedule takes several (with one it is `1f1b`)."""
 SHARDED_STAGES = 16

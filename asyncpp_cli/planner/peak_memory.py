@@ -10,7 +10,7 @@ from stages.config import RunConfig, optimizer_options
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
 from stages.model.activations import INDEX_BYTES
 from stages.model.families.catalogue import describe
-from stages.model.head_chunks import shard_chunk
+from stages.model.head.chunks import shard_chunk
 from stages.model.partition import StageCut, stage_parameters
 from stages.model.spec import ModelPart, Parameter
 from stages.model.stacks import is_stack

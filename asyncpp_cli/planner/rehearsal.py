@@ -11,10 +11,10 @@ from pathlib import Path
 from asyncpp_cli.planner.estimate import GB, OF_THE_DEVICE, planned_memory
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
+from stages.model.optimizer_sharding import assign_owners
 from stages.model.partition import cut_of, stage_parameters
-from stages.pipeline.segments import segment_program, sync_steps
 from stages.rehearsal.rank import Rehearsal, rehearse_rank
-from stages.update.optimizer_sharding import assign_owners
+from stages.segments import segment_program, sync_steps
 
 TOLERANCE = 0.05
 """Share of the planned memory by which a rank may differ from it."""

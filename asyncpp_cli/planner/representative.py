@@ -15,9 +15,9 @@ from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
 from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
-from stages.pipeline.gradient_buffers import gradient_buffers
-from stages.pipeline.segments import has_tied_shards, schedule_costs, schedule_facts
+from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.schedule_validation import tied_problem
+from stages.segments import has_tied_shards, schedule_costs, schedule_facts
 
 Sizes = tuple[int, ...]
 """Of each kind of message, in the order of `Kind`."""

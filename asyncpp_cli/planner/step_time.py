@@ -19,7 +19,7 @@ import schedules
 from schedules.costs import Costs
 from schedules.simulate import fill_steps, simulate, throughput
 from stages.config import RunConfig
-from stages.pipeline.segments import schedule_costs
+from stages.segments import schedule_costs
 
 ROUNDS_SIMULATED = 4
 """Rounds of an interleaved step to simulate; further rounds take equally long."""

@@ -68,7 +68,7 @@ def _expected(
 ) -> list[Expected]:
     """The planner, imported where it is needed alone: it takes longer than all else."""
     from asyncpp_cli.planner.cells import device_of, expected
-    from asyncpp_cli.planner.profile_costs import read_profile
+    from asyncpp_cli.planner.costs.profile_costs import read_profile
     from asyncpp_cli.sites.profile import find_site
 
     device = {} if site is None else device_of(find_site(site))

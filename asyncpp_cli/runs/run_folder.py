@@ -102,8 +102,8 @@ class Run:
         Raises:
             DamagedError: the file is missing, is not a run configuration, or is another run's.
         """
-        from asyncpp_cli.experiment.config_file import read_config
-        from asyncpp_cli.experiment.settings import config_hash
+        from asyncpp_cli.runs.config_file import read_config
+        from asyncpp_cli.runs.settings import config_hash
 
         config = read_config(self.config_file)
         if (named := _HASH_IN_ID.search(self.id)) is not None:

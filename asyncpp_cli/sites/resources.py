@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncpp_cli.errors import UserError
 from stages.config import RunConfig
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ class RunStatus:
         return self.queued is not None
 
     @property
+    def is_live(self) -> bool:
+        """Whether it is running, or has a job."""
+        return self.has_job or self.status.state == State.RUNNING
+
+    @property
     def is_queued(self) -> bool:
         """Whether it waits for SLURM to start or restart it."""
         return self.queued is not None and self.status.state in (

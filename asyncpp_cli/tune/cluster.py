@@ -16,7 +16,6 @@ from asyncpp_cli.launch.options import LaunchOptions
 from asyncpp_cli.launch.submission.arrays import plan_arrays, read_manifest
 from asyncpp_cli.launch.submission.submit import submit
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
@@ -60,7 +59,7 @@ def submit_due(
         for arm in standings(experiment, plan, scheduler=queue):
             statuses = [queue.run_status(experiment.run(run), with_accounting=False) for run in arm.due]
             arrays = {each.job_id.partition("_")[0] for each in statuses if each.has_job}
-            waiting = [each for each in statuses if not each.has_job and each.status.state != State.RUNNING]
+            waiting = [each for each in statuses if not each.is_live]
             if promoting:
                 waiting = [each for each in waiting if not _was_submitted(queue, each, arm)]
             runs = [each.run for each in waiting]

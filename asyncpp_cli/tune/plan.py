@@ -19,8 +19,8 @@ from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.lineage import RunId
 from asyncpp_cli.runs.run_folder import FORMAT
 from asyncpp_cli.tune.search import Point
-from stages.pipeline.segments import pauses_exactly
 from stages.records import read_record
+from stages.segments import pauses_exactly
 
 PLAN_FILE = "tune.json"
 

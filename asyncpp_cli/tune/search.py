@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.settings import SettingError, typed
 from asyncpp_cli.experiment.template import SHORTHANDS, canonical
 from asyncpp_cli.experiment.yaml_data import parse_value
+from asyncpp_cli.runs.settings import SettingError, typed
 
 Point = Mapping[str, Any]
 """A value for each key that is tuned over."""

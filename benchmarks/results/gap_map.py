@@ -21,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asyncpp_cli.report.analysis.statistics import Interval, paired
-from asyncpp_cli.report.analysis.t_distribution import t_quantile
+from asyncpp_cli.report.analysis.statistics import Interval, paired, t_quantile
 from benchmarks.results.best_rates import best
 
 RAW = Path(__file__).with_name("gap-map-2026-11-23.csv")

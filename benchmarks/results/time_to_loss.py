@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asyncpp_cli.report.analysis.statistics import Interval, paired
-from asyncpp_cli.report.analysis.t_distribution import t_quantile
+from asyncpp_cli.report.analysis.statistics import Interval, paired, t_quantile
 from benchmarks.results.best_rates import best
 from benchmarks.results.delayed_adamw import Arm
 

@@ -35,6 +35,12 @@ class CorrectionMethod:
     """Whether it changes the updates of a stage, from the settings and the stage's mismatch."""
     evaluates_its_state: bool = False
     """Whether the weights to evaluate depend on the state that it keeps."""
+    synchronous_start: str = ""
+    """The option that counts synchronous steps at the start of the run; empty: there are none."""
+    needs_one_version: bool = False
+    """Whether it needs one weight version for all micro-batches of an update."""
+    reads_all_weights: bool = False
+    """Whether every backward reads the master copy of all of a stage's weights, which data ranks shard."""
     idle_at_delay_one: str = ""
     """What it does, if that changes nothing where the delay is 1 at every stage."""
 
@@ -129,6 +135,7 @@ _CORRECTIONS = (
         },
         factory="optimizers.corrections.discrepancy:of_stage",
         active=lambda settings, mismatch: mismatch > 0,
+        reads_all_weights=True,
     ),
     CorrectionMethod(
         name="delay-compensation",
@@ -137,6 +144,7 @@ _CORRECTIONS = (
         needs=Needs.STASH,
         values_per_parameter=0,
         options={"strength": Option(default=0.04, low=0.0, meaning="lambda")},
+        needs_one_version=True,
     ),
     CorrectionMethod(
         name="sync-start",
@@ -145,6 +153,7 @@ _CORRECTIONS = (
         needs=Needs.DELAY,
         values_per_parameter=0,
         options={"sync_steps": Option(default=100, low=0, meaning="synchronous steps")},
+        synchronous_start="sync_steps",
     ),
 )
 

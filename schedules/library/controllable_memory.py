@@ -165,4 +165,5 @@ V_MIN = Schedule(
     stages_per_rank=2,
     ends_together=True,
     placement=placement,
+    planned=False,
 )

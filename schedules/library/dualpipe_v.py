@@ -81,4 +81,5 @@ DUALPIPE_V = Schedule(
     synchronous=True,
     stages_per_rank=2,
     ends_together=True,
+    planned=False,
 )

@@ -37,4 +37,5 @@ LOOPED_BFS = Schedule(
     synchronous=True,
     bounded_activations=False,
     in_order=False,
+    planned=False,
 )

@@ -27,14 +27,10 @@ def paci(segment: Segment, *, update_interval: int) -> Program:
     )
 
 
-def _once_a_step(microbatches: int) -> int:
-    return microbatches
-
-
 PACI = Schedule(
     name="paci",
     description="1f1b never flushed; stages update on their own, one version, no stash",
     program=paci,
     synchronous=False,
-    default_interval=_once_a_step,
+    default_interval=lambda microbatches: microbatches,
 )

@@ -69,10 +69,6 @@ def _rank_actions(
     return tuple(actions)
 
 
-def _once_a_step(microbatches: int) -> int:
-    return microbatches
-
-
 PACI_V = Schedule(
     name="paci-v",
     description="paci in the order of 2bw-v: one version, no stash, activations balanced",
@@ -81,5 +77,5 @@ PACI_V = Schedule(
     stages_per_rank=2,
     placement=placement,
     synchronous_start="v-min",
-    default_interval=_once_a_step,
+    default_interval=lambda microbatches: microbatches,
 )

@@ -57,4 +57,5 @@ PIPEDREAM_UNSTASHED = Schedule(
     program=pipedream_unstashed,
     synchronous=False,
     default_interval=_after_every_backward,
+    planned=False,  # paci with an update after every backward
 )

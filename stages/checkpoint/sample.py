@@ -14,7 +14,7 @@ from stages.model.decoder import Stage
 from stages.model.moe.routing import Routing
 from stages.model.partition import cut_model
 from stages.model.stacks import member_names
-from stages.pipeline.flat_buffers import members_of
+from stages.pipeline.weights.flat_buffers import members_of
 
 
 def whole_model(saved: SavedWeights, config: RunConfig) -> tuple[Stage, Routing]:

@@ -18,9 +18,9 @@ from stages.checkpoint.reader import CheckpointReader, Form
 from stages.checkpoint.state import STATE_ERRORS, Saved, shown
 from stages.config import RunConfig, chosen_correction
 from stages.model.families.catalogue import describe
-from stages.model.head_rows import whole_name
+from stages.model.head.rows import whole_name
 from stages.pipeline.build import dtypes
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 
 
 class SavedWeights:

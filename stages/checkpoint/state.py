@@ -29,7 +29,7 @@ from stages.checkpoint.files import (
 )
 from stages.checkpoint.reader import Form, row_form
 from stages.checkpoint.writer import SAFETENSORS_DTYPES
-from stages.model.head_rows import split_name, whole_name
+from stages.model.head.rows import split_name, whole_name
 from stages.update.optimizer_step import StageState, UpdateState
 
 STATE_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from stages.comm.communicator import Communicator, Work
 from stages.comm.full_duplex import FullDuplex
+from stages.model.optimizer_sharding import Run
 from stages.update.gradient_reduction import Reducer, add_up, runs_of
-from stages.update.optimizer_sharding import Run
 from stages.update.reduction_rounds import ReductionPlan
 
 S = TypeVar("S")

@@ -33,7 +33,7 @@ with importing_torch():
     from stages.comm.process import Process, connected
     from stages.comm.topology import Connection, connect
     from stages.config import SiteConfig
-    from stages.update.optimizer_sharding import assign_owners
+    from stages.model.optimizer_sharding import assign_owners
     from stages.update.reduction_rounds import reduction_plan
 
 T = TypeVar("T")

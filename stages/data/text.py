@@ -38,7 +38,7 @@ def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
             root, files = root.parent, [root]
         elif root.is_dir():
             files = [
-                path for path in root.rglob("*") if path.is_file() and not _hidden(path.relative_to(root))
+                path for path in root.rglob("*") if path.is_file() and not is_hidden(path.relative_to(root))
             ]
         else:
             raise DataError(
@@ -73,7 +73,8 @@ def _library_text(root: Path) -> list[Path]:
     return files
 
 
-def _hidden(relative: Path) -> bool:
+def is_hidden(relative: Path) -> bool:
+    """Whether a path has a part that begins with a dot."""
     return any(part.startswith(".") for part in relative.parts)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from optimizers import check_options, is_custom
+from optimizers import CORRECTIONS, check_options, is_custom
 from optimizers.theory.limits import momentum_limit
 from stages.comm.json_data import from_json
 from stages.config import RunConfig, optimizer_options, tokens_per_step
@@ -15,7 +15,7 @@ from stages.liveness.watchdog import ActivityTracker
 from stages.metrics.row_writer import Rows
 from stages.pipeline.build import Rank
 from stages.pipeline.drain_meetings import DrainMeetings
-from stages.pipeline.segments import schedule_facts
+from stages.segments import schedule_facts
 from stages.update.lr_schedule import learning_rate_factor
 
 
@@ -91,8 +91,8 @@ class Diagnostics:
 
 def limit(config: RunConfig, *, step: int, delay: int) -> float | None:
     """The stability limit of the run's momentum after `step` steps at this delay; None: it is unknown."""
-    optimizer = config.optimizer
-    if is_custom(optimizer.name) or config.correction.name not in ("none", "sync-start"):
+    optimizer, correction = config.optimizer, CORRECTIONS.get(config.correction.name)
+    if is_custom(optimizer.name) or (correction is not None and not correction.synchronous_start):
         return None
     return momentum_limit(
         optimizer.name,

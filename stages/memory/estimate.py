@@ -20,10 +20,10 @@ from stages.config import ModelConfig, RunConfig, chosen_correction, optimizer_o
 from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, rank_moments
 from stages.model.activations import INDEX_BYTES, CheapPart, Values
 from stages.model.families.catalogue import describe
-from stages.model.head_chunks import chunk_rows, has_terms
+from stages.model.head.chunks import chunk_rows, has_terms
+from stages.model.optimizer_sharding import assign_owners
 from stages.model.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
 from stages.model.spec import Parameter, head_dim
-from stages.update.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan, room_bytes
 
 INT32_BYTES = 4

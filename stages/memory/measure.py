@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,20 +10,21 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from stages.compile_rule import compiles_here
 from stages.config import RunConfig
 from stages.data.batches import whole_sequences
 from stages.memory.estimate import StageMemory
 from stages.memory.in_flight import most_held
 from stages.memory.storages import SavedTensors, bytes_of, pointers_of, same, tensors_in
-from stages.model.block_runner import block_runner
+from stages.model.block.compiler import compiles_here
+from stages.model.block.runner import block_runner
+from stages.model.block.selective import watched_by
 from stages.model.decoder import Place, Stage
-from stages.model.head_shard import HeadShard
+from stages.model.head.shard import HeadShard
 from stages.model.moe.routing import Routing
-from stages.model.selective import watched_by
 from stages.model.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import Rank, dtypes
 from stages.pipeline.stage_graph import InputGradient, graph_input
+from stages.pipeline.warm_up import leaving_no_trace
 from stages.update.optimizer_step import StageState
 
 KINDS = tuple(kind.name for kind in fields(StageMemory))
@@ -282,13 +282,3 @@ class MemoryMeter:
             made_again = [saved.kept] if full else saved.made_again
             sizes_made += [bytes_of(made, without=without) for made in made_again]
         return max(sizes_made)
-
-
-@contextmanager
-def leaving_no_trace(module: Stage, device: torch.device) -> Iterator[None]:
-    """Restore the buffers and the random state, which a forward of a user's own model may change."""
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
-    for buffer, before in buffers:
-        buffer.copy_(before)

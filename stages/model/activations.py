@@ -37,7 +37,7 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class CheapPart:
-    """What selective recomputation computes again at once (`stages.model.selective`), per token."""
+    """What selective recomputation computes again at once (`stages.model.block.selective`), per token."""
 
     made: Values
     """Activations, with the part's output."""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from stages.config import ModelConfig
 from stages.data.documents import Documents
 from stages.model.families.catalogue import FAMILIES
-from stages.model.head_loss import capped, head_loss
-from stages.model.head_shard import HeadShard
-from stages.model.layers import MLP, Block, Embedding, RMSNorm
+from stages.model.head.loss import capped, head_loss
+from stages.model.head.shard import HeadShard
+from stages.model.layers import Block, Embedding, RMSNorm
 from stages.model.moe.experts import ExpertBlock
 from stages.model.moe.routing import Routing
 from stages.model.moe.settings import has_experts
@@ -52,10 +52,11 @@ def make_block(
         attention: with its attention.
         mlp: with its MLP or experts.
     """
-    own_attention = FAMILIES[config.family].make_attention(config) if attention else None
+    family = FAMILIES[config.family]
+    own_attention = family.make_attention(config) if attention else None
     if experts and mlp:
         return ExpertBlock(config, attention=own_attention)
-    return Block(config, attention=own_attention, mlp=MLP(config.width, config.mlp_width) if mlp else None)
+    return Block(config, attention=own_attention, mlp=family.make_mlp(config) if mlp else None)
 
 
 class Stage(nn.Module):
@@ -64,7 +65,7 @@ class Stage(nn.Module):
     The first stage takes token ids `(batch, context)`; later ones take activations `(batch, context, width)`.
     The last stage returns logits `(batch, context, vocab_size)`; earlier ones return activations. A stage may
     begin or end between a block's attention and its MLP. A shard of the head takes what the last stage with
-    blocks returns, and returns its part of the loss (`stages.model.head_shard`). One of a tied head also
+    blocks returns, and returns its part of the loss (`stages.model.head.shard`). One of a tied head also
     takes token ids, without targets, and returns those in its rows embedded.
     """
 
@@ -101,12 +102,13 @@ class Stage(nn.Module):
         elif cut.head_rows is not None:
             self.head = HeadShard(config.width, cut.head_rows)
         if isinstance(self.head, Linear) and config.tied:
-            # Of another stage where this one has no embedding: `stages.pipeline.tied_head` puts it in place.
+            # Of another stage where this one has no embedding: put in place by
+            # `stages.pipeline.weights.tied_head`.
             self.head.register_parameter("weight", None)
         self._tie()
         self.rotation: Tensor | None = None
         self.run_block: RunBlock = run_as_it_stands
-        """Runs each block; see `stages.model.block_runner`."""
+        """Runs each block; see `stages.model.block.runner`."""
 
     @property
     def expert_blocks(self) -> list[int]:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from stages.config import ModelConfig
 from stages.data.documents import Documents
+from stages.model.block.selective import cheap
 from stages.model.document_attention import document_attention
 from stages.model.parametrization import attention_scale, residual_multiplier
-from stages.model.selective import cheap
 from stages.model.spec import head_dim
 from stages.model.split_backward import Linear
 from stages.model.weight_gradient import add_rows, is_added_in_backward

@@ -12,11 +12,11 @@ from typing import Any
 
 from stages.config import ModelConfig, RunConfig
 from stages.model.families.catalogue import describe
-from stages.model.head_rows import rows_name, shard_rows
+from stages.model.head.rows import rows_name, shard_rows
 from stages.model.moe.settings import has_experts
+from stages.model.optimizer_sharding import assign_owners
 from stages.model.spec import Parameter
-from stages.pipeline.segments import schedule_facts
-from stages.update.optimizer_sharding import assign_owners
+from stages.segments import schedule_facts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from optimizers.grouping import DECAYED, Role
 from stages.config import ModelConfig
 from stages.model.activations import CheapPart, Values
-from stages.model.head_rows import whole_name
+from stages.model.head.rows import whole_name
 from stages.model.stacks import member_names, member_shape
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from stages.model.layers import Attention
 
 
@@ -290,9 +292,12 @@ class Family:
     """Models that differ in their sizes alone."""
 
     attention: Callable[[ModelConfig], PartSpec]
-    """Describes a block's attention; its MLP or experts are the same in all families."""
+    """Describes a block's attention; experts are the same in all families."""
     make_attention: Callable[[ModelConfig], Attention]
     """Builds a block's attention; imports torch when it is called."""
+    mlp: Callable[[ModelConfig], PartSpec]
+    make_mlp: Callable[[ModelConfig], nn.Module]
+    """Likewise for its MLP."""
     normalized: bool = False
     """Whether queries and keys are normalized by head."""
     hugging_face: HuggingFace

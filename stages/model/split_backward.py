@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.model.weight_gradient import add_product, is_added_in_backward
-from stages.update.early_reduction import WholeGradients
+from stages.model.weight_gradient import WholeGradients, add_product, is_added_in_backward
 
 AddGradient = Callable[..., None]
 """Adds the gradient of a weight to its first argument, the weight's `grad`, from tensors that were kept."""

@@ -11,20 +11,19 @@ import torch
 
 from schedules import Program, analyze, verify
 from stages.comm.topology import Connection
-from stages.compile_rule import compiles_here, is_compiled
 from stages.config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import Corpus
-from stages.model.block_runner import block_runner
-from stages.model.compiler import missing_for_compile
+from stages.model.block.compiler import compiles_here, is_compiled, missing_for_compile
+from stages.model.block.runner import block_runner
 from stages.model.partition import cut_of
 from stages.pipeline.clock import clock_of
 from stages.pipeline.executor import RankExecutor
-from stages.pipeline.gradient_buffers import gradient_buffers
 from stages.pipeline.rank_stats import StepResult
-from stages.pipeline.segments import schedule_facts, segment_program, sync_steps
-from stages.pipeline.tied_head import TiedHead
-from stages.pipeline.weight_versions import WeightVersions
+from stages.pipeline.weights.gradient_buffers import gradient_buffers
+from stages.pipeline.weights.tied_head import TiedHead
+from stages.pipeline.weights.weight_versions import WeightVersions
+from stages.segments import schedule_facts, segment_program, sync_steps
 from stages.update.optimizer_step import StageState, StageUpdate
 from stages.update.step_decision import UpdateRules
 from stages.update.update_stream import OneStream, streams_of

@@ -16,8 +16,8 @@ from stages.comm.collectives import Exchange
 from stages.comm.p2p import Links
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
-from stages.model.head_shard import HeadShard, merge_parts
-from stages.pipeline.flat_buffers import members_of
+from stages.model.head.shard import HeadShard, merge_parts
+from stages.pipeline.weights.flat_buffers import members_of
 from stages.update.optimizer_step import StageState
 
 

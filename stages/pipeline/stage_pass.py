@@ -13,8 +13,8 @@ from stages.data.documents import Documents
 from stages.model.decoder import Stage
 from stages.model.moe.routing import Routing
 from stages.model.split_backward import DeferredGradients, deferring
+from stages.model.weight_gradient import WholeGradients
 from stages.pipeline.stage_graph import InputGradient, graph_input
-from stages.update.early_reduction import WholeGradients
 
 
 class Pass(Protocol):

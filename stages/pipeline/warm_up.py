@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from schedules import Op
 from stages.config import RunConfig
 from stages.data.batches import whole_sequences
-from stages.memory.measure import leaving_no_trace
-from stages.model.head_shard import HeadShard, merge_parts
+from stages.model.decoder import Stage
+from stages.model.head.shard import HeadShard, merge_parts
 from stages.model.split_backward import DeferredGradients, add_matrix, deferring
 from stages.pipeline.build import Rank, activation_shape, dtypes, representative_programs
 from stages.update.optimizer_step import StageState
@@ -80,3 +81,13 @@ def _warm_up_shard(state: StageState, shard: HeadShard, config: RunConfig, *, de
         shard.leave_embedded(gradients, tokens, shard.embed(tokens))
     gradients.compute()
     state.weights.gradient_buffer.flat.zero_()
+
+
+@contextmanager
+def leaving_no_trace(module: Stage, device: torch.device) -> Iterator[None]:
+    """Restore the buffers and the random state, which a forward of a user's own model may change."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for buffer, before in buffers:
+        buffer.copy_(before)

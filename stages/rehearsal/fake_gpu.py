@@ -25,7 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 
-from stages.model import block_runner, document_attention
+from stages.model import document_attention
+from stages.model.block import runner
 from stages.pipeline import cuda_graphs
 from stages.rehearsal.compiled import compile_on
 from stages.rehearsal.watch import CPU, Watch, told
@@ -80,7 +81,7 @@ def _replacements(watch: Watch) -> list[tuple[Any, str, Any]]:
         (F, "scaled_dot_product_attention", _attention_of(watch, F.scaled_dot_product_attention)),
         (F, "rms_norm", _norm_of(F.rms_norm)),
         (document_attention, "read_bounds", partial(_whole_sequences, watch)),
-        (block_runner, "_compile", compile_on(watch)),
+        (runner, "_compile", compile_on(watch)),
         (cuda_graphs, "recorder", lambda: _run_again),
         (torch.cuda, "Stream", _Stream),
         (torch.cuda, "Event", _Event),

@@ -20,10 +20,11 @@ from torch import Tensor
 from schedules.actions import ADDING_NOTHING, Action, Op, Program
 from schedules.dependencies import Place, launched, places_to_agree
 from stages.comm.collectives import Exchange, Reduction
-from stages.pipeline.flat_buffers import GradientBuffer
+from stages.model.weight_gradient import WholeGradients
 from stages.pipeline.host_copies import to_host
 from stages.pipeline.rank_stats import RankTrace
-from stages.update.early_reduction import WholeGradients, needs_update, slack_of
+from stages.pipeline.weights.flat_buffers import GradientBuffer
+from stages.update.early_reduction import needs_update, slack_of
 from stages.update.step_decision import Gathered
 from stages.update.update_phases import UpdateContext, UpdatePhases
 from stages.update.update_stream import Streams

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stages.comm.communicator import Communicator, Work
-from stages.update.optimizer_sharding import Run
+from stages.model.optimizer_sharding import Run
 from stages.update.reduction_rounds import UNDER_WAY, ReductionPlan, Round
 
 

@@ -24,9 +24,9 @@ from stages.config import RunConfig, chosen_correction, optimizer_options
 from stages.model.families.catalogue import parameter_roles
 from stages.model.moe.settings import mixture_of
 from stages.model.parametrization import growth_of
-from stages.pipeline.flat_buffers import GradientBuffer
-from stages.pipeline.tied_head import TiedHead
-from stages.pipeline.weight_versions import Replica, WeightVersions, writing_under_pending_backward
+from stages.pipeline.weights.flat_buffers import GradientBuffer
+from stages.pipeline.weights.tied_head import TiedHead
+from stages.pipeline.weights.weight_versions import Replica, WeightVersions, writing_under_pending_backward
 from stages.update.balance import LoadTally, moved
 from stages.update.lr_schedule import learning_rate_factor
 from stages.update.recorded_updates import RecordedUpdates

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from stages.update.optimizer_sharding import Ownership, Run, runs_between
+from stages.model.optimizer_sharding import Ownership, Run, runs_between
 
 ROUND_BYTES = 2**27
 """The most bytes that a rank sends in one round, and the most that it receives."""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from stages.comm.collectives import Exchange, Group, Reduction, sum_in_order
-from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.host_copies import to_host
+from stages.pipeline.weights.flat_buffers import GradientBuffer
 from stages.update.optimizer_step import StageState, squared_norm
 
 

@@ -14,7 +14,7 @@ from stages.comm.collectives import Exchange, Group
 from stages.liveness.stop_signal import never
 from stages.pipeline.clock import Clock
 from stages.pipeline.rank_stats import RankTrace, StepResult
-from stages.pipeline.weight_versions import Replica
+from stages.pipeline.weights.weight_versions import Replica
 from stages.update.agreed_end import Agreement
 from stages.update.optimizer_step import StageState
 from stages.update.step_decision import Gathered, UpdateRules, Verdict, judge

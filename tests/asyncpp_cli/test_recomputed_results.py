@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import recompute
 from benchmarks.check_results import conditions_of
+from benchmarks.results import recompute
 
 
 @pytest.mark.parametrize("document", recompute.PAGES)

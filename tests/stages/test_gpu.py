@@ -15,7 +15,7 @@ from support.small_runs import Rows, in_processes, small_config
 
 from stages.comm.process import Process
 from stages.config import RunConfig
-from stages.model.compiler import missing_for_compile
+from stages.model.block.compiler import missing_for_compile
 from stages.model.moe.grouped import add_stack_gradient
 from stages.model.weight_gradient import add_product, add_rows
 from stages.pipeline.clock import EventClock, clock_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.small_runs import small_config
 
-from asyncpp_cli.experiment.settings import KEYS, assign, get
+from asyncpp_cli.runs.settings import KEYS, assign, get
 from stages.config import RunConfig
 from stages.config_keys import facts
 from stages.validation import ConfigError, check

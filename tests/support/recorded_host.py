@@ -43,8 +43,8 @@ from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, activation_shape, build_ranks
 from stages.pipeline.replay import drive
-from stages.pipeline.segments import schedule_facts, segment_program
 from stages.pipeline.warm_up import warm_up_ranks
+from stages.segments import schedule_facts, segment_program
 from stages.trainer import replay
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from support.attempts import claimed
 
-from asyncpp_cli.experiment.config_file import config_text
-from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.formats.records import to_json
 from asyncpp_cli.report.load.experiments import load
@@ -19,9 +17,11 @@ from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.runs.attempts.settle import end_rank
+from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.settings import assign
 from asyncpp_cli.runs.status import State, Status
 from stages.config import RunConfig
 

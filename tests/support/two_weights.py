@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stages.config import RunConfig
 from stages.model.decoder import rotary_table
-from stages.model.head_loss import next_token_loss
+from stages.model.head.loss import next_token_loss
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.pipeline.build import build_ranks
 from stages.pipeline.replay import drive
-from stages.pipeline.segments import segment_program
-from stages.pipeline.weight_versions import Replica, WeightVersions
+from stages.pipeline.weights.weight_versions import Replica, WeightVersions
+from stages.segments import segment_program
 from stages.update.optimizer_step import StageUpdate
 
 Named = dict[str, Tensor]

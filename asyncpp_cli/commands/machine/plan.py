@@ -145,10 +145,10 @@ def plan(
     import schedules
     from asyncpp_cli.console import say
     from asyncpp_cli.planner.base_config import base_of
-    from asyncpp_cli.planner.devices import DEVICES
+    from asyncpp_cli.planner.costs.devices import DEVICES
+    from asyncpp_cli.planner.costs.roofline import Roofline
     from asyncpp_cli.planner.layouts import CONSIDERED
     from asyncpp_cli.planner.ranking import ranked
-    from asyncpp_cli.planner.roofline import Roofline
     from asyncpp_cli.runs.experiment_folder import run_is_named
     from stages.data.documents import computed_share
 
@@ -169,7 +169,7 @@ def plan(
         _show_balance(base, as_json=as_json)
         return
     if measure_to is not None:
-        from asyncpp_cli.planner.measure import measure
+        from asyncpp_cli.planner.costs.measure import measure
 
         if profile is not None:
             raise UserError("--measure and --profile both give times: leave one out")
@@ -423,9 +423,9 @@ def _costs_and_limit(
 ) -> tuple[CostModel, float, bool]:
     """The costs, the memory of a rank in 10^9 bytes, and whether the costs are those of the run's machine."""
     from asyncpp_cli.planner.cells import device_of
-    from asyncpp_cli.planner.devices import find_device
-    from asyncpp_cli.planner.profile_costs import read_profile
-    from asyncpp_cli.planner.roofline import Roofline
+    from asyncpp_cli.planner.costs.devices import find_device
+    from asyncpp_cli.planner.costs.profile_costs import read_profile
+    from asyncpp_cli.planner.costs.roofline import Roofline
     from asyncpp_cli.sites.profile import find_site
 
     site_device = {} if site is None else device_of(find_site(site))

@@ -42,9 +42,9 @@ def list_templates(
 
 def _described(folder: str, name: str) -> dict[str, str]:
     """What a template is about in a line, and its whole description."""
-    from asyncpp_cli.experiment.settings import assign
     from asyncpp_cli.experiment.shipped import find_template, model_settings
     from asyncpp_cli.experiment.yaml_data import read_mapping
+    from asyncpp_cli.runs.settings import assign
     from stages.config import RunConfig
     from stages.model.families.catalogue import describe
 

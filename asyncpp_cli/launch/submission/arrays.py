@@ -15,7 +15,7 @@ from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.options import LaunchOptions, Pauses, check_pause
 from asyncpp_cli.runs.lineage import FolderName, RunId
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.runs.status import State, is_done
+from asyncpp_cli.runs.status import is_done
 from asyncpp_cli.sites.containers import Container, ContainerError, mounts_of
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
@@ -54,9 +54,8 @@ def runs_to_submit(
         run_status.run
         for run_status in run_statuses
         if (only is None or run_status.run.id in only)
-        and run_status.status.state != State.RUNNING
         and not is_done(run_status.status, until=pauses.get(run_status.run.id))
-        and not run_status.has_job
+        and not run_status.is_live
     ]
 
 

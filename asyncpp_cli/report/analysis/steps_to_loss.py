@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE
-from asyncpp_cli.report.analysis.t_distribution import t_quantile
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, t_quantile
 
 _POINTS = 400
 """Ratios that are tried between the shortest and the longest length."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import schedules
 from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts
-from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.layouts import CONSIDERED
-from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.report.analysis.verdict import DOES_NOT_PAY, PAYS, UNDECIDED, Verdict
 
 DEVICE = "h100"

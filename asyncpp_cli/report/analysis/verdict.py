@@ -19,8 +19,7 @@ from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.counterparts import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.pairs import pairs
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired
-from asyncpp_cli.report.analysis.t_distribution import t_quantile
+from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, t_quantile
 
 if TYPE_CHECKING:
     from asyncpp_cli.report.analysis.steps_to_loss import StepsRatio

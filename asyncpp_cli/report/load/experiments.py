@@ -10,7 +10,6 @@ from threading import Lock
 from typing import Any
 
 from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.experiment.settings import config_hash, items
 from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure, without_losses
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
@@ -25,6 +24,7 @@ from asyncpp_cli.runs.attempts.settle import settle
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment, runs_at
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.scores import scores_of
+from asyncpp_cli.runs.settings import config_hash, items
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.run_status import SlurmQueue
 from stages.checkpoint.files import Owner

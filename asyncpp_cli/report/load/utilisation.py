@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asyncpp_cli.planner.devices import peak_tflops
+from asyncpp_cli.planner.costs.devices import peak_tflops
 from stages.config import RunConfig
 from stages.model.families.catalogue import FAMILIES, describe
 

@@ -9,7 +9,7 @@ from stages.model.activations import CheapPart, Values
 from stages.model.spec import Family, HuggingFace, PartSpec, head_dim, matrix, norm
 
 if TYPE_CHECKING:
-    from stages.model.layers import Attention
+    from stages.model.layers import MLP, Attention
 
 
 def attention(config: ModelConfig) -> PartSpec:
@@ -34,6 +34,26 @@ def attention(config: ModelConfig) -> PartSpec:
     return norm("attention_norm", width, "input_layernorm") + projections
 
 
+def mlp(config: ModelConfig) -> PartSpec:
+    """SwiGLU behind its norm."""
+    width, hidden = config.width, config.mlp_width
+    matrices = PartSpec(
+        parameters=(
+            matrix("mlp.gate", hidden, width, "mlp.gate_proj"),
+            matrix("mlp.up", hidden, width, "mlp.up_proj"),
+            matrix("mlp.down", width, hidden, "mlp.down_proj"),
+        ),
+        multiply_adds=3 * width * hidden,
+        # The norm's output; gate, its SiLU, up, and their product.
+        kept=Values(narrow=width + 4 * hidden),
+        kept_selectively=Values(narrow=2 * hidden),
+        cheap=(CheapPart(made=Values(narrow=2 * hidden)),),
+        deferred=Values(narrow=(width + hidden) + (2 * hidden + width)),
+        passing=Values(narrow=4 * hidden),
+    )
+    return norm("mlp_norm", width, "post_attention_layernorm") + matrices
+
+
 def make_attention(config: ModelConfig) -> Attention:
     """The module of a block's attention."""
     from stages.model.layers import Attention
@@ -41,9 +61,18 @@ def make_attention(config: ModelConfig) -> Attention:
     return Attention(config)
 
 
+def make_mlp(config: ModelConfig) -> MLP:
+    """The module of a block's MLP."""
+    from stages.model.layers import MLP
+
+    return MLP(config.width, config.mlp_width)
+
+
 LLAMA = Family(
     attention=attention,
     make_attention=make_attention,
+    mlp=mlp,
+    make_mlp=make_mlp,
     hugging_face=HuggingFace(
         model_type="llama",
         architecture="LlamaForCausalLM",

@@ -38,6 +38,8 @@ def make_attention(config: ModelConfig) -> Attention:
 QWEN3 = Family(
     attention=attention,
     make_attention=make_attention,
+    mlp=llama.mlp,
+    make_mlp=llama.make_mlp,
     normalized=True,
     hugging_face=HuggingFace(
         model_type="qwen3",

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from stages.config import ModelConfig
 from stages.data.documents import Documents
+from stages.model.block.selective import cheap
 from stages.model.layers import MLP, Attention, RMSNorm
 from stages.model.moe.grouped import add_stack_gradient, computed_again, group, stack_gradient, times_stack
 from stages.model.moe.routing import load_of, route
 from stages.model.moe.settings import Mixture, mixture_of
-from stages.model.selective import cheap
 from stages.model.split_backward import DeferredGradients, deferred_now
 from stages.model.weight_gradient import is_added_in_backward
 

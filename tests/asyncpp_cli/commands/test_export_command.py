@@ -9,7 +9,7 @@ import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.exported_runs import SHARED, TINY, run_of, train
 
-from asyncpp_cli.experiment.config_file import config_text
+from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 

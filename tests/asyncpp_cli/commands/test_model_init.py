@@ -17,9 +17,9 @@ from support.single_process import whole_model
 from support.small_runs import small_config
 
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.settings import config_hash
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.settings import config_hash
 from stages.checkpoint.initial_weights import InitError, check_init, read_initial
 from stages.config import ModelConfig
 from stages.model.families.catalogue import FAMILIES

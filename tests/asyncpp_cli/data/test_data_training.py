@@ -13,8 +13,8 @@ from support.command_line import asyncpp, refusal, succeeded
 from support.texts import some_documents, write_lines, write_tokenizer
 
 from asyncpp_cli.planner.cells import estimate_key
-from asyncpp_cli.planner.devices import find_device
-from asyncpp_cli.planner.roofline import ATTENTION_SHARE, Roofline
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import ATTENTION_SHARE, Roofline
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from stages.config import DataConfig, ModelConfig, RunConfig
 from stages.data.documents import computed_share

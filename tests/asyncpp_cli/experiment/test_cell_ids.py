@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.templates import cells_of
 
-from asyncpp_cli.experiment.config_file import config_text, read_config
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.settings import config_hash, copy_of
 from asyncpp_cli.experiment.template import load
+from asyncpp_cli.runs.config_file import config_text, read_config
+from asyncpp_cli.runs.settings import config_hash, copy_of
 from stages.config import RunConfig
 
 

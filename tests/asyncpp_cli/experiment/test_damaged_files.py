@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.command_line import Ended, asyncpp, succeeded
 
 from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.experiment.config_file import read_config
+from asyncpp_cli.runs.config_file import read_config
 from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment
 
 TEMPLATE = b"""\

@@ -9,10 +9,10 @@ import pytest
 from support.templates import cells_of
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.config_file import config_text, read_config
 from asyncpp_cli.experiment.matrix import ResolvedCell, expand
-from asyncpp_cli.experiment.settings import config_hash
 from asyncpp_cli.experiment.template import load, text_of
+from asyncpp_cli.runs.config_file import config_text, read_config
+from asyncpp_cli.runs.settings import config_hash
 
 
 def points(cells: list[ResolvedCell], *keys: str) -> list[tuple[object, ...]]:

@@ -10,9 +10,9 @@ from support.templates import cells_of
 
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.experiment.matrix import check_cells, expand
-from asyncpp_cli.experiment.settings import get
 from asyncpp_cli.experiment.shipped import TEMPLATES_FOLDER, recommended_settings, template_names
 from asyncpp_cli.experiment.template import load
+from asyncpp_cli.runs.settings import get
 
 
 def test_a_model_of_the_users_own_stands_beside_the_template(tmp_path: Path) -> None:

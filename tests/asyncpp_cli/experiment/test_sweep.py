@@ -10,10 +10,10 @@ from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
 
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.settings import config_hash
 from asyncpp_cli.experiment.shipped import template_names
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.settings import config_hash
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import asyncpp
 
-from asyncpp_cli.experiment.settings import KEYS, SECTIONS
 from asyncpp_cli.runs.experiment_folder import open_experiment
+from asyncpp_cli.runs.settings import KEYS, SECTIONS
 from optimizers import CORRECTIONS
 from optimizers import NAMES as OPTIMIZERS
 from schedules import NAMES as SCHEDULES

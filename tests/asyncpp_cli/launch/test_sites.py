@@ -9,10 +9,10 @@ import pytest
 from support.command_line import refusal
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.launch.submission.arrays import JobShape, shape_of
 from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
 from asyncpp_cli.launch.supervisor import tasks_of_node
+from asyncpp_cli.runs.settings import assign
 from asyncpp_cli.sites.profile import find_site, read_site, site_files, user_folder
 from stages.config import RunConfig
 

@@ -11,15 +11,15 @@ import pytest
 from support.command_line import asyncpp, succeeded
 
 from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import KINDS, Best, best_layouts, decision_map
-from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.estimate import layout_cuts, stage_times
 from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.ranking import ranked
-from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.planner.step_time import simulated_step
 from schedules.simulate import steps_to_measure
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 
 COSTS = Roofline(find_device("h100", key=""))
 

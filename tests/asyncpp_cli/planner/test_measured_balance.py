@@ -19,7 +19,7 @@ from schedules.costs import RankTimes
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
 from stages.model.partition import StageCut, cut_of, stage_cuts
-from stages.pipeline.segments import schedule_facts
+from stages.segments import schedule_facts
 
 
 def seconds_of(config: RunConfig, cuts: list[StageCut], pace: list[float]) -> list[float]:

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
 
-from asyncpp_cli.experiment.settings import assign, copy_of
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.cells import estimate_key
-from asyncpp_cli.planner.devices import CONTEXT_GB, DEVICES, find_device
+from asyncpp_cli.planner.costs.devices import CONTEXT_GB, DEVICES, find_device
+from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes, Roofline
 from asyncpp_cli.planner.estimate import (
     WORTH_A_CUT,
     Estimate,
@@ -34,7 +34,7 @@ from asyncpp_cli.planner.estimate import (
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.representative import Shape, messages, messages_at_most, represented
-from asyncpp_cli.planner.roofline import ModelTimes, PartTimes, Roofline
+from asyncpp_cli.runs.settings import assign, copy_of
 from schedules import ScheduleError, find, is_synchronous
 from schedules.messages import Kind
 from stages.config import RunConfig, tokens_per_step
@@ -42,8 +42,8 @@ from stages.memory.estimate import course_of, stage_memory
 from stages.model.families.catalogue import describe
 from stages.model.partition import stage_cuts, with_head_shards
 from stages.model.spec import Parameter, PartSpec
-from stages.pipeline.segments import segment_program
 from stages.schedule_validation import check_schedule
+from stages.segments import segment_program
 from stages.validation import check
 
 

@@ -9,14 +9,14 @@ import pytest
 
 import schedules
 from asyncpp_cli.planner.base_config import base_of
-from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import own_estimate, stage_times
 from asyncpp_cli.planner.layouts import layout
-from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.planner.step_time import StageTimes, simulated_step, step_time
 from schedules.simulate import steps_to_measure
 from stages.model.partition import cut_of
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 
 
 def times(*, stages: int, uneven: bool, message: float, update: float, reduction: float = 0.0) -> StageTimes:

@@ -8,7 +8,6 @@ import pytest
 from support.report_experiment import run
 
 from asyncpp_cli.experiment.matrix import expand
-from asyncpp_cli.experiment.settings import items
 from asyncpp_cli.experiment.shipped import template_names
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.report.analysis.aggregate import aggregate
@@ -18,6 +17,7 @@ from asyncpp_cli.report.analysis.summary import summary_lines
 from asyncpp_cli.report.load.measure import Measurement
 from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.tables.document import table_of_cells
+from asyncpp_cli.runs.settings import items
 
 
 def swept(template: str) -> tuple[list[CellResult], list[str]]:

@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from asyncpp_cli.report.analysis.statistics import CONFIDENCE, paired, spread, welch
-from asyncpp_cli.report.analysis.t_distribution import t_probability, t_quantile
+from asyncpp_cli.report.analysis.statistics import (
+    CONFIDENCE,
+    paired,
+    spread,
+    t_probability,
+    t_quantile,
+    welch,
+)
 
 LOSSES = st.lists(st.floats(1.0, 5.0), min_size=2, max_size=6, unique=True)
 

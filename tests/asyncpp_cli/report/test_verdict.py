@@ -23,10 +23,10 @@ from support.report_experiment import (
 )
 
 from asyncpp_cli.planner.base_config import base_of
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.decision import best_layouts
-from asyncpp_cli.planner.devices import find_device
 from asyncpp_cli.planner.layouts import CONSIDERED
-from asyncpp_cli.planner.roofline import Roofline
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.steps_to_loss import NoRatioError, steps_ratio

@@ -13,8 +13,8 @@ from support.files import contents
 from support.report_experiment import ExperimentFolder, cells_of, metrics, settings
 
 from asyncpp_cli.experiment.matrix import run_id
-from asyncpp_cli.experiment.settings import assign, config_hash
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.settings import assign, config_hash
 from asyncpp_cli.runs.status import State, Status
 from stages.config import RunConfig
 

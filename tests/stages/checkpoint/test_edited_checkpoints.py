@@ -25,8 +25,8 @@ from stages.checkpoint.manager import Checkpoints
 from stages.checkpoint.saved_weights import newest_weights
 from stages.checkpoint.state import pack
 from stages.config import RunConfig
-from stages.pipeline.segments import segment_program
 from stages.records import encoded
+from stages.segments import segment_program
 from stages.trainer import replay
 from stages.update.optimizer_step import StageState
 

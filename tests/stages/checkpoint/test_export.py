@@ -25,7 +25,7 @@ from stages.config import CorrectionConfig, RunConfig
 from stages.model.families.catalogue import describe
 from stages.model.hf_config import hf_config
 from stages.trainer import replay
-from stages.training_result import TrainingResult
+from stages.training_loop import TrainingResult
 
 
 def trained(config: RunConfig, folder: Path) -> tuple[TrainingResult, SavedWeights]:

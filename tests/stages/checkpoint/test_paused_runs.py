@@ -12,7 +12,7 @@ from support.training_cases import measured, of_writers
 from stages.checkpoint import files
 from stages.comm.process import Process
 from stages.config import RunConfig
-from stages.pipeline.segments import pauses_exactly
+from stages.segments import pauses_exactly
 from stages.trainer import replay, train
 
 PAUSE = 3

@@ -25,7 +25,7 @@ from stages.comm.process import Process
 from stages.config import CORRECTION_NAMES, CorrectionConfig, ParallelConfig, RunConfig
 from stages.pipeline.build import segment_lengths
 from stages.trainer import replay, train
-from stages.training_result import TrainingResult
+from stages.training_loop import TrainingResult
 from stages.validation import ConfigError, check
 
 

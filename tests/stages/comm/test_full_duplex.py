@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stages.comm.collectives import DistributedGroup
 from stages.comm.full_duplex import FullDuplex
-from stages.update.optimizer_sharding import assign_owners
+from stages.model.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan
 
 SIZE = 3

@@ -22,7 +22,7 @@ from stages.comm.collectives import Exchange, Group
 from stages.comm.process import connected
 from stages.comm.topology import connect
 from stages.config import SiteConfig
-from stages.update.optimizer_sharding import assign_owners
+from stages.model.optimizer_sharding import assign_owners
 from stages.update.reduction_rounds import reduction_plan
 
 STAGES = 2

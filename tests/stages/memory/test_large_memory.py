@@ -17,11 +17,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import stages.update.step_decision
-from asyncpp_cli.experiment.settings import assign
 from asyncpp_cli.experiment.shipped import model_settings
-from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import estimate
-from asyncpp_cli.planner.roofline import Roofline
+from asyncpp_cli.runs.settings import assign
 from stages.comm.collectives import DistributedGroup, Exchange
 from stages.comm.communicator import Communicator
 from stages.comm.p2p import Links
@@ -29,7 +29,7 @@ from stages.comm.topology import Connection
 from stages.config import RunConfig
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 
 GB = 10**9
 DATA = 16

@@ -31,7 +31,7 @@ from stages.model.decoder import Stage
 from stages.model.families.catalogue import FAMILIES
 from stages.model.partition import cut_of, stage_cuts, stage_parameters
 from stages.pipeline.build import representative_programs
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 from stages.trainer import replay
 
 OPTIONS: dict[str, dict[str, Any]] = {

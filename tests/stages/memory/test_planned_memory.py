@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.small_runs import Rows, in_processes, small_config, with_experts
 
-from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
-from asyncpp_cli.planner.roofline import Roofline
 from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.trainer import replay, train

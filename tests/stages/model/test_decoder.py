@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from stages.config import ModelConfig, RunConfig
 from stages.model import layers
 from stages.model.decoder import Stage, initialise, rotary_table
-from stages.model.head_loss import next_token_loss
+from stages.model.head.loss import next_token_loss
 from stages.model.layers import Attention, rotate
 from stages.model.partition import cut_of
 from stages.model.spec import head_dim

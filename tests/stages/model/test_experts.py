@@ -14,7 +14,7 @@ from support.small_runs import small_config
 from torch import Tensor
 
 from stages.config import ModelConfig
-from stages.model.block_runner import block_runner
+from stages.model.block.runner import block_runner
 from stages.model.decoder import initialise, make_block, rotary_table
 from stages.model.moe import experts as experts_module
 from stages.model.moe import grouped

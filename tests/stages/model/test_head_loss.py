@@ -15,28 +15,28 @@ from support.small_runs import Rows, small_config
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.peak_memory import forward_bytes
-from asyncpp_cli.planner.roofline import Roofline
 from stages.config import RunConfig
 from stages.memory.estimate import course_of, head_chunk_rows, stage_memory
-from stages.model import head_chunks
-from stages.model.head_chunks import chunk_rows
-from stages.model.head_loss import head_loss, next_token_loss
+from stages.model.head import chunks
+from stages.model.head.chunks import chunk_rows
+from stages.model.head.loss import head_loss, next_token_loss
 from stages.model.partition import cut_of
 from stages.model.split_backward import DeferredGradients, Linear, deferring
 from stages.pipeline.build import representative_programs
-from stages.pipeline.gradient_buffers import gradient_buffers
+from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.trainer import replay
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every head is computed in chunks of 8 rows."""
-    monkeypatch.setattr(head_chunks, "LARGE_LOGITS", 0)
-    monkeypatch.setattr(head_chunks, "CHUNK_BYTES", 0)
-    monkeypatch.setattr(head_chunks, "GPU_CHUNK_BYTES", 0)
-    monkeypatch.setattr(head_chunks, "LEAST_ROWS", 8)
+    monkeypatch.setattr(chunks, "LARGE_LOGITS", 0)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(chunks, "GPU_CHUNK_BYTES", 0)
+    monkeypatch.setattr(chunks, "LEAST_ROWS", 8)
 
 
 def head_and_batch(dtype: torch.dtype) -> tuple[Linear, Tensor, Tensor]:

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stages.config import RunConfig
-from stages.model import head_chunks, layers, split_backward
+from stages.model import layers, split_backward
 from stages.model.families.catalogue import describe
+from stages.model.head import chunks
 from stages.model.layers import Embedding
 from stages.model.moe import experts as experts_module
 from stages.model.moe.experts import Experts
 from stages.model.moe.grouped import add_stack_gradient
 from stages.model.moe.settings import mixture_of
 from stages.model.split_backward import DeferredGradients, Linear, deferring
-from stages.model.weight_gradient import add_product, add_rows, sums_by_token
+from stages.model.weight_gradient import WholeGradients, add_product, add_rows, sums_by_token
 from stages.trainer import replay
-from stages.update.early_reduction import WholeGradients
 
 MICROBATCHES, ROWS, INPUTS, OUTPUTS = 8, 512, 48, 40
 ONE_ROUNDING = 2**-9
@@ -209,9 +209,9 @@ def test_no_gradient_is_copied_to_float32(case: str, text: Path) -> None:
 
 
 def test_nor_is_that_of_a_head_in_chunks(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_chunks, "LARGE_LOGITS", 0)
-    monkeypatch.setattr(head_chunks, "CHUNK_BYTES", 0)
-    monkeypatch.setattr(head_chunks, "LEAST_ROWS", 10)
+    monkeypatch.setattr(chunks, "LARGE_LOGITS", 0)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(chunks, "LEAST_ROWS", 10)
     assert shapes_copied(run_of("split", text))[1] == set()
 
 

@@ -26,10 +26,10 @@ from stages.model.moe import experts as experts_module
 from stages.model.moe.routing import route
 from stages.pipeline.build import representative_programs
 from stages.pipeline.executor import RankExecutor
-from stages.pipeline.flat_buffers import GradientBuffer
 from stages.pipeline.replay import drive
-from stages.pipeline.segments import segment_program
-from stages.pipeline.weight_versions import WeightVersions
+from stages.pipeline.weights.flat_buffers import GradientBuffer
+from stages.pipeline.weights.weight_versions import WeightVersions
+from stages.segments import segment_program
 from stages.trainer import replay, train
 from stages.update.balance import LoadTally, moved
 from stages.update.optimizer_step import StageUpdate

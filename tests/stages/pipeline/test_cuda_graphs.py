@@ -22,7 +22,7 @@ from stages.config import RunConfig
 from stages.model.partition import cut_of
 from stages.pipeline import cuda_graphs
 from stages.pipeline.warm_up import warm_up_ranks
-from stages.pipeline.weight_versions import WeightVersions
+from stages.pipeline.weights.weight_versions import WeightVersions
 from stages.rehearsal.rank import rehearse_rank
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check

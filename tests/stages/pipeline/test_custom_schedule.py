@@ -17,7 +17,7 @@ from support.training_cases import measured
 
 from stages.comm.process import Process
 from stages.config import CorrectionConfig, RunConfig
-from stages.pipeline.segments import schedule_facts
+from stages.segments import schedule_facts
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check
 

@@ -16,9 +16,9 @@ from support.training_cases import OPTIMIZERS, SCHEDULES, measured
 import stages.update.reduction_rounds
 from stages.comm.process import Process
 from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
+from stages.model.optimizer_sharding import assign_owners
 from stages.trainer import replay, train
 from stages.training_loop import SkippedTooOftenError
-from stages.update.optimizer_sharding import assign_owners
 from stages.validation import ConfigError, check
 
 

@@ -20,10 +20,10 @@ from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.diagnostics.measure import Curvature
 from stages.model.decoder import Stage, initialise
-from stages.model.head_loss import next_token_loss
+from stages.model.head.loss import next_token_loss
 from stages.model.partition import cut_model
 from stages.pipeline.build import activation_shape
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 from stages.trainer import replay, train
 
 

@@ -18,8 +18,8 @@ from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.model.partition import cut_model
 from stages.pipeline.build import build_ranks, segment_lengths
-from stages.pipeline.flat_buffers import GradientBuffer
-from stages.pipeline.weight_versions import WeightVersions
+from stages.pipeline.weights.flat_buffers import GradientBuffer
+from stages.pipeline.weights.weight_versions import WeightVersions
 from stages.trainer import replay
 
 SYNCHRONOUS = tuple(name for name, schedule in FAMILY.items() if schedule.synchronous)

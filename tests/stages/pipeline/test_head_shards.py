@@ -21,8 +21,8 @@ from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
-from stages.model.head_rows import shard_rows
-from stages.model.head_shard import HeadShard, ShardPass
+from stages.model.head.rows import shard_rows
+from stages.model.head.shard import HeadShard, ShardPass
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check
 

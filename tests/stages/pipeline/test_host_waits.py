@@ -22,7 +22,7 @@ from stages.config import RunConfig
 from stages.pipeline.build import Rank
 from stages.pipeline.host_copies import to_host
 from stages.pipeline.replay import drive
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 
 TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Of operators whose result, or its shape, the host must see values for."""

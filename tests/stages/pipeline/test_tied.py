@@ -22,7 +22,7 @@ from stages.config import RunConfig
 from stages.memory.estimate import course_of, stage_memory
 from stages.model.families.catalogue import describe
 from stages.pipeline.build import representative_programs
-from stages.pipeline.gradient_buffers import gradient_buffers
+from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.schedule_validation import can_tie, tied_problem
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check

@@ -14,8 +14,8 @@ from schedules.actions import Action, Op, parse_action
 from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.pipeline.rank_stats import RankTrace, StageTrace
-from stages.pipeline.segments import segment_program
 from stages.pipeline.timeline import MOST_ACTIONS, STEPS, Meeting, kept_actions, timeline
+from stages.segments import segment_program
 from stages.trainer import replay, train
 
 MICROBATCHES = 4

@@ -12,8 +12,8 @@ from support.small_runs import Rows, in_processes, small_config
 
 from stages.comm.process import Process
 from stages.config import RunConfig
-from stages.pipeline.segments import segment_program
 from stages.pipeline.torch_profile import memory_snapshot
+from stages.segments import segment_program
 from stages.trainer import train
 
 PROFILED = 2

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stages.comm.collectives import InProcessExchanges, InProcessGroup
 from stages.model.partition import cut_model
-from stages.pipeline.weight_versions import WeightVersions
+from stages.pipeline.weights.weight_versions import WeightVersions
 
 TOKENS = torch.tensor([[1, 2, 3, 4]])
 

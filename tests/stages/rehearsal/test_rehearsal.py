@@ -16,14 +16,14 @@ from support.command_line import succeeded
 from support.small_runs import small_config, with_documents, with_experts
 from torch import Tensor
 
-import stages.model.block_runner
+import stages.model.block.runner
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.peak_memory import update_bytes
 from asyncpp_cli.planner.rehearsal import rehearse
 from optimizers.catalogue import NAMES, method_named
 from stages.config import RunConfig
 from stages.model import layers
-from stages.model.block_runner import block_runner
+from stages.model.block.runner import block_runner
 from stages.model.decoder import RunBlock, make_block
 from stages.model.partition import cut_of, owned_members, stage_parameters
 from stages.rehearsal.compiled import compile_on
@@ -143,7 +143,7 @@ def test_a_traced_block_keeps_what_a_compiled_one_keeps(
     compiled = _kept(run_block, config)
     assert compiled
     watch = Watch("cpu", wide=False, tokens=1)
-    monkeypatch.setattr(stages.model.block_runner, "_compile", compile_on(watch))
+    monkeypatch.setattr(stages.model.block.runner, "_compile", compile_on(watch))
     assert _kept(run_block, config) == compiled
 
 

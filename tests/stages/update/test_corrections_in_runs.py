@@ -11,7 +11,7 @@ from support.small_runs import Rows, small_config
 
 from stages.config import CorrectionConfig, RunConfig
 from stages.model.partition import cut_model
-from stages.pipeline.weight_versions import WeightVersions
+from stages.pipeline.weights.weight_versions import WeightVersions
 from stages.trainer import replay
 from stages.update.optimizer_step import StageUpdate
 from stages.validation import ConfigError, check

@@ -14,8 +14,8 @@ from support.files import ROOT
 from support.resumed import replay_twice, saving
 from support.small_runs import Rows, in_processes, small_config
 
-from asyncpp_cli.experiment.config_file import config_text, read_config
-from asyncpp_cli.experiment.settings import assign, config_hash, get
+from asyncpp_cli.runs.config_file import config_text, read_config
+from asyncpp_cli.runs.settings import assign, config_hash, get
 from optimizers.build import build_optimizer
 from stages.comm.process import Process
 from stages.config import RunConfig

@@ -21,12 +21,12 @@ from stages.comm.communicator import Communicator
 from stages.comm.p2p import InProcessLinks
 from stages.comm.topology import Connection
 from stages.data.dataset import prepare
+from stages.model.optimizer_sharding import Run, assign_owners
 from stages.pipeline.build import build_ranks
 from stages.pipeline.executor import RankExecutor
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 from stages.update import reduction_rounds
 from stages.update.early_reduction import slack_of
-from stages.update.optimizer_sharding import Run, assign_owners
 from stages.update.reduction_rounds import ReductionPlan, Round, reduction_plan, room_bytes
 
 GB = 10**9

@@ -11,9 +11,9 @@ from support.small_runs import Rows, in_processes, small_config, with_experts
 from support.stream_model import hangs, hangs_where_one_syncs, unordered
 from support.training_cases import measured
 
-from asyncpp_cli.planner.devices import find_device
+from asyncpp_cli.planner.costs.devices import find_device
+from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import estimate
-from asyncpp_cli.planner.roofline import Roofline
 from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.limits import ConfigError

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import optimizers
 from stages.config import ModelConfig, RunConfig
+from stages.model.optimizer_sharding import assign_owners, runs_between
 from stages.model.stacks import member_count, member_names, member_shape
 from stages.trainer import replay
-from stages.update.optimizer_sharding import assign_owners, runs_between
 
 EXPERTS, EXPERT_WIDTH = 5, 8
 

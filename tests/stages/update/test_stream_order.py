@@ -17,7 +17,7 @@ from support.training_cases import SCHEDULES, TWO_STAGES_A_RANK
 
 import stages.pipeline.build
 from stages.config import RunConfig
-from stages.pipeline.gradient_buffers import gradient_buffers
+from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.trainer import replay
 from stages.update.update_stream import Streams
 

@@ -32,12 +32,12 @@ from stages.config import RunConfig
 from stages.data.dataset import prepare
 from stages.model.decoder import RunBlock, Stage
 from stages.model.layers import Block
+from stages.model.optimizer_sharding import assign_owners
 from stages.model.partition import cut_of, stage_parameters
 from stages.pipeline.build import Rank, activation_shape, build_ranks
 from stages.pipeline.clock import EventClock
-from stages.pipeline.segments import segment_program
+from stages.segments import segment_program
 from stages.update.early_reduction import needs_update
-from stages.update.optimizer_sharding import assign_owners
 from stages.update.optimizer_step import StageUpdate
 from stages.update.reduction_rounds import reduction_plan
 from stages.update.update_stream import OneStream

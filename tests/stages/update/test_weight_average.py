@@ -23,7 +23,7 @@ from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
 from stages.config import RunConfig
-from stages.model.head_loss import next_token_loss
+from stages.model.head.loss import next_token_loss
 from stages.trainer import replay, train
 from stages.update.weight_average import AveragedWeights
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.planner.roofline import ModelTimes, PartTimes
+from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
 from stages.model.moe.settings import block_part

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.model.split_backward import Linear
-from stages.pipeline.weight_versions import WeightVersions
+from stages.pipeline.weights.weight_versions import WeightVersions
 
 EMBEDDING, HEAD = "embedding.weight", "head.weight"
 

@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.model.head_chunks import shard_chunk
-from stages.model.head_rows import rows_name
+from stages.model.head.chunks import shard_chunk
+from stages.model.head.rows import rows_name
 from stages.model.split_backward import DeferredGradients
 from stages.model.weight_gradient import add_rows
 

@@ -19,12 +19,12 @@ from torch.autograd.graph import increment_version
 from stages.config import ModelConfig
 from stages.model.custom import make_stage
 from stages.model.decoder import Stage, initialise
-from stages.model.head_rows import whole_name
+from stages.model.head.rows import whole_name
 from stages.model.moe.routing import Routing
+from stages.model.optimizer_sharding import assign_owners
 from stages.model.partition import StageCut
 from stages.model.stacks import member_names, member_shape
-from stages.pipeline.flat_buffers import GradientBuffer, Master, flat_views, members_of
-from stages.update.optimizer_sharding import assign_owners
+from stages.pipeline.weights.flat_buffers import GradientBuffer, Master, flat_views, members_of
 from stages.update.reduction_rounds import reduction_plan
 
 EMPTY = -1
@@ -67,7 +67,7 @@ class WeightVersions:
     """The weights of one stage: master copy, replicas, gradient buffers.
 
     Every data rank has whole replicas and gradients, and a master copy of the members of parameters that it
-    owns. Flat buffers are laid out as `stages.update.optimizer_sharding` says.
+    owns. Flat buffers are laid out as `stages.model.optimizer_sharding` says.
 
     Args:
         config: the model.

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import schedules
-from optimizers import check_correction
+from optimizers import CORRECTIONS, check_correction
 from schedules.library.v_block import EVEN_COSTS
 from stages.config import RunConfig, correction_options
 
@@ -116,7 +116,8 @@ _build = lru_cache(maxsize=2)(schedules.build)
 
 def sync_steps(config: RunConfig) -> int:
     """Steps at the start of the run that are synchronous whatever its schedule (`sync-start`)."""
-    if config.correction.name != "sync-start":
+    correction = CORRECTIONS.get(config.correction.name)
+    if correction is None or not correction.synchronous_start:
         return 0
-    settings = check_correction("sync-start", correction_options(config.correction))
-    return min(int(settings["sync_steps"]), config.train.steps)
+    settings = check_correction(correction.name, correction_options(config.correction))
+    return min(int(settings[correction.synchronous_start]), config.train.steps)

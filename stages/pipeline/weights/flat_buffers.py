@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from stages.model.optimizer_sharding import Run
 from stages.model.stacks import Shape, is_stack
 from stages.update.gradient_reduction import runs_of
-from stages.update.optimizer_sharding import Run
 
 
 def flat_views(

@@ -9,9 +9,9 @@ from pathlib import Path
 from asyncpp_cli.atomic_files import write_json
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.planner.profile_costs import FORMAT, conditions
-from stages.compile_rule import compiles_here
+from asyncpp_cli.planner.costs.profile_costs import FORMAT, conditions
 from stages.config import RunConfig
+from stages.model.block.compiler import compiles_here
 from stages.torch_process import importing_torch
 
 
@@ -22,7 +22,7 @@ def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], r
 
     Args:
         config: the run's configuration.
-        file: to write, for `asyncpp_cli.planner.profile_costs.read_profile`.
+        file: to write, for `asyncpp_cli.planner.costs.profile_costs.read_profile`.
         microbatch_sizes: sequences per micro-batch to measure with; empty: those of the configuration.
         repeats: measurements of each part.
 

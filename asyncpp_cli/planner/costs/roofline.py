@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncpp_cli.planner.devices import Device
+from asyncpp_cli.planner.costs.devices import Device
 from optimizers import check_options, method_named
 from optimizers.state_size import state_values
 from stages.config import RunConfig, optimizer_options

@@ -1,6 +1,6 @@
 """Recomputes tables of result pages, and sentences that rest on them, from the raw files next to the pages.
 
-    python -m benchmarks.recompute
+    python -m benchmarks.results.recompute
 
 Prints each line that a document should contain and does not. A page whose raw numbers are in CSV files has a
 function here that yields its lines; documents that quote such a page have one, too.
@@ -26,7 +26,7 @@ from benchmarks.results import gap_map as law
 from benchmarks.results import time_to_loss
 from benchmarks.results.best_rates import best
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 Row = Mapping[str, str]

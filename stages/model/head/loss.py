@@ -1,4 +1,4 @@
-"""The loss behind the head's matrix: of whole logits, or in chunks (`stages.model.head_chunks`).
+"""The loss behind the head's matrix: of whole logits, or in chunks (`stages.model.head.chunks`).
 
 Chunks take the gradients in the forward, as Liger's kernels do (arXiv 2410.10989, section 3.2) and torch's
 `linear_cross_entropy` since 2.13. That rounds the loss and the sum over the chunks to the type of the input;
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.model.head_chunks import chunk_rows
+from stages.model.head.chunks import chunk_rows
 from stages.model.split_backward import DeferredGradients, Linear, deferred_now
 from stages.model.weight_gradient import add_product
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stages.checkpoint.initial_weights import read_initial
 from stages.comm.process import Process
 from stages.config import ModelConfig
-from stages.model.head_rows import whole_name
+from stages.model.head.rows import whole_name
 from stages.pipeline.build import Rank
 
 

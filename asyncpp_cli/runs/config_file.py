@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.experiment.settings import SettingError, assign, flatten, unset_keys
+from asyncpp_cli.runs.settings import SettingError, assign, flatten, unset_keys
 from stages.config import RunConfig
 
 # libyaml's reader and writer in C, if PyYAML was built with them, are ten times as fast.

@@ -1,0 +1,1 @@
+"""Running a block: plain, recomputed or compiled."""

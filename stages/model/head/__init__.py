@@ -1,0 +1,1 @@
+"""The head: its loss, in chunks and in shards over the ranks."""
