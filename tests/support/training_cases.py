@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from support.small_runs import Rows, small_config, with_experts
+from support.small_runs import Rows, in_processes, small_config, with_experts
 
+from stages.comm.process import Process
 from stages.config import RunConfig
+from stages.diagnostics.measure import Curvature
 from stages.pipeline.build import representative_programs
+from stages.trainer import replay, train
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {},
@@ -108,6 +112,30 @@ def of_writers(by_rank: list[list[Any]], configs: Sequence[RunConfig]) -> list[A
     programs = [representative_programs(config)[0] for config in configs]
     writers = [program.rank_of_stage[program.loss_stage] for program in programs]
     return [by_rank[writer][number] for number, writer in enumerate(writers)]
+
+
+def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
+    """Train as one process of a run; the rows that it writes, without timings."""
+    train(config, process=process, recorder=(rows := Rows()))
+    return measured(rows)
+
+
+def check_processes_are_replays(configs: Sequence[RunConfig], *, size: int) -> list[list[dict[str, Any]]]:
+    """Train in `size` processes, of which one writes rows: those of a replay, bit for bit. Returns them."""
+    by_rank = in_processes(train_here, configs, size=size)
+    assert all(sum(rows != [] for rows in of_config) == 1 for of_config in zip(*by_rank, strict=True))
+    of_runs = of_writers(by_rank, configs)
+    for config, distributed in zip(configs, of_runs, strict=True):
+        replay(config, recorder=(rows := Rows()))
+        assert distributed == without_curvature(measured(rows)), config
+        assert distributed[-1]["weights_sha256"]
+    return of_runs
+
+
+def without_curvature(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a replay as processes write them, none of which holds the whole model."""
+    whole = {field.name: None for field in fields(Curvature)}
+    return [row | whole if row["kind"] == "diagnostics" else row for row in rows]
 
 
 def measured(rows: Rows) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -175,27 +175,17 @@ def plan(
             raise UserError("--measure and --profile both give times: leave one out")
         measure(base.config, measure_to, microbatch_sizes=microbatch_sizes or [], repeats=repeats)
         profile = measure_to
-    costs, limit, times_known = _costs_and_limit(
-        base, site=site, device=device, profile=profile, memory=memory
-    )
+    order = _order(base, gpus, site=site, device=device, profile=profile, memory=memory)
     if bandwidth is not None:
         if bandwidth <= 0:
             raise UserError(f"--bandwidth {bandwidth:g}: accepted: more than 0")
-        if not isinstance(costs, Roofline):
+        if not isinstance(order.costs, Roofline):
             raise UserError("--bandwidth changes estimated times: leave out --profile and --measure")
-        costs = replace(costs, device=replace(costs.device, network_gbs=bandwidth / 8))
+        of_device = replace(order.costs.device, network_gbs=bandwidth / 8)
+        order = replace(order, costs=replace(order.costs, device=of_device))
+    names = schedule or CONSIDERED
     if as_map:
-        _show_map(
-            base,
-            gpus=gpus,
-            tokens_per_step=tokens_per_step,
-            names=schedule or CONSIDERED,
-            costs=costs,
-            limit_gb=limit,
-            times_known=times_known,
-            as_json=as_json,
-            out=out,
-        )
+        _show_map(order, tokens_per_step=tokens_per_step, names=names, as_json=as_json, out=out)
         return
     if out is not None or len(tokens_per_step or ()) > 1:
         raise UserError("--out, and several --tokens-per-step, are accepted with --map")
@@ -204,9 +194,9 @@ def plan(
         base.config,
         gpus=gpus,
         tokens_per_step=tokens,
-        names=schedule or CONSIDERED,
-        costs=costs,
-        limit_gb=limit,
+        names=names,
+        costs=order.costs,
+        limit_gb=order.limit_gb,
     )
     if base.note:
         say(base.note)
@@ -214,38 +204,39 @@ def plan(
         share = computed_share(base.config.data)
         say(f"Attention within documents is {share:.0%} of causal attention in this data; times count that.")
     if as_json:
-        json.dump(
-            [
-                _record(
-                    estimate,
-                    limit_gb=limit,
-                    budget=base.token_budget,
-                    source=costs.source,
-                    threads=costs.threads,
-                )
-                for estimate in estimates
-            ],
-            sys.stdout,
-            indent=1,
-        )
-        print()
+        _print_json([_record(estimate, order) for estimate in estimates])
         return
-    _show(
-        estimates,
-        rows=rows,
-        limit_gb=limit,
-        budget=base.token_budget,
-        gpus=gpus,
-        tokens=tokens,
-        source=costs.source if times_known else None,
-        threads=costs.threads,
-    )
-    if not times_known:
+    _show(estimates, order, rows=rows, tokens=tokens)
+    if not order.times_known:
         say(
             f"No times are shown, since {what} names no GPU: --device {'|'.join(DEVICES)} estimates them, "
             f"and --profile FILE takes those of this machine (asyncpp plan --measure). The order is that of "
-            f"{costs.source}."
+            f"{order.costs.source}."
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """What is planned, on which machine."""
+
+    base: Base
+    gpus: int
+    """Number of ranks."""
+    costs: CostModel
+    limit_gb: float
+    """Memory of a rank, 10^9 bytes."""
+    times_known: bool
+    """Whether the costs are those of the run's machine."""
+
+    @property
+    def threads(self) -> int | None:
+        """Cores of a rank; None: the times are those of a GPU."""
+        return self.costs.threads
+
+
+def _print_json(content: object) -> None:
+    json.dump(content, sys.stdout, indent=1)
+    print()
 
 
 def _show_balance(base: Base, *, as_json: bool) -> None:
@@ -255,8 +246,7 @@ def _show_balance(base: Base, *, as_json: bool) -> None:
 
     found = list(balances(base.config))
     if as_json:
-        json.dump([each._asdict() for each in found], sys.stdout, indent=1)
-        print()
+        _print_json([each._asdict() for each in found])
         return
     show_table(
         ["stages", "whole blocks", "within blocks", "parallel.cut", "head in shards", "parallel.cut then"],
@@ -295,8 +285,7 @@ def _show_measured_balance(folder: Path, *, as_json: bool) -> None:
             "efficiency": found.efficiency,
             "expected_efficiency": found.expected_efficiency,
         }
-        json.dump(known, sys.stdout, indent=1)
-        print()
+        _print_json(known)
         return
     rows = zip(found.seconds, found.speed, found.expected, strict=True)
     show_table(
@@ -324,14 +313,10 @@ def _listed(cut: list[float]) -> str:
 
 
 def _show_map(
-    base: Base,
+    order: _Order,
     *,
-    gpus: int,
     tokens_per_step: list[int] | None,
     names: Collection[str],
-    costs: CostModel,
-    limit_gb: float,
-    times_known: bool,
     as_json: bool,
     out: Path | None,
 ) -> None:
@@ -340,17 +325,18 @@ def _show_map(
     from asyncpp_cli.planner import decision
     from asyncpp_cli.tables import Fit
 
-    if gpus < 2:
-        raise UserError(f"--map --gpus {gpus}: accepted: 2 or more")
-    if not times_known:
+    base, costs = order.base, order.costs
+    if order.gpus < 2:
+        raise UserError(f"--map --gpus {order.gpus}: accepted: 2 or more")
+    if not order.times_known:
         raise UserError("--map needs times: name a GPU (--device, --site) or a --profile")
     tokens = tokens_per_step or [int(factor * base.tokens_per_step) for factor in decision.TOKENS]
     points = decision.decision_map(
         base.config,
-        gpus=gpus,
+        gpus=order.gpus,
         tokens_per_step=sorted(set(tokens)),
         costs=costs,
-        limit_gb=limit_gb,
+        limit_gb=order.limit_gb,
         names=names,
     )
     name = base.config.model.name
@@ -365,18 +351,11 @@ def _show_map(
                 if best is None:
                     record[kind] = None
                     continue
-                layout = _record(
-                    best.layout,
-                    limit_gb=limit_gb,
-                    budget=base.token_budget,
-                    source=costs.source,
-                    threads=costs.threads,
-                )
+                layout = _record(best.layout, order)
                 ratio = point.larger_batch_ratio if kind == "larger batch" else point.ratio(kind)
                 record[kind] = layout | {"ratio": ratio, "losses": best.losses, "limit": best.limit}
             records.append(record)
-        json.dump(records, sys.stdout, indent=1)
-        print()
+        _print_json(records)
     else:
         columns = ["tokens per step", "GPUs", "synchronous", "GB", "limit", "delay 1", "GB", "limit", "r"]
         columns += ["more delay", "r", "2 x batch"]
@@ -397,7 +376,8 @@ def _show_map(
         show_table(
             columns,
             rows,
-            title=f"{name} on up to {gpus} GPUs, times of {costs.source}, at most {limit_gb:.1f} GB",
+            title=f"{name} on up to {order.gpus} GPUs, times of {costs.source}, at most "
+            f"{order.limit_gb:.1f} GB",
             fit=Fit(share=["tokens per step"], hide=["GB", "limit", "more delay"]),
         )
         say(
@@ -418,10 +398,15 @@ def _limit(best: Best) -> str:
     return f"{best.limit} {best.losses[best.limit]:.0%}"
 
 
-def _costs_and_limit(
-    base: Base, *, site: str | None, device: str | None, profile: Path | None, memory: float | None
-) -> tuple[CostModel, float, bool]:
-    """The costs, the memory of a rank in 10^9 bytes, and whether the costs are those of the run's machine."""
+def _order(
+    base: Base,
+    gpus: int,
+    *,
+    site: str | None,
+    device: str | None,
+    profile: Path | None,
+    memory: float | None,
+) -> _Order:
     from asyncpp_cli.planner.cells import device_of
     from asyncpp_cli.planner.costs.devices import find_device
     from asyncpp_cli.planner.costs.profile_costs import read_profile
@@ -439,15 +424,19 @@ def _costs_and_limit(
         limit = gpu.usable_gb if on_gpus else math.inf
     if not limit > 0:
         raise UserError(f"--memory {limit:g}: accepted: a positive number, 10^9 bytes")
-    return costs, float(limit), on_gpus or profile is not None
+    return _Order(
+        base=base,
+        gpus=gpus,
+        costs=costs,
+        limit_gb=float(limit),
+        times_known=on_gpus or profile is not None,
+    )
 
 
-def _record(
-    estimate: Estimate, *, limit_gb: float, budget: float, source: str, threads: int | None
-) -> dict[str, Any]:
-    config = estimate.config
-    ranks = config.parallel.stages * config.parallel.data
-    hours = budget / estimate.tokens_per_second / 3600 * ranks
+def _record(estimate: Estimate, order: _Order) -> dict[str, Any]:
+    config, threads = estimate.config, order.threads
+    seconds = order.base.token_budget / estimate.tokens_per_second
+    hours = seconds / 3600 * (config.parallel.stages * config.parallel.data)
     return {
         "schedule": config.schedule.name,
         "stages": config.parallel.stages,
@@ -455,20 +444,20 @@ def _record(
         "microbatches": config.schedule.microbatches,
         "microbatch_size": config.train.microbatch_size,
         "recompute": config.train.recompute,
-        "fits": estimate.memory_gb <= limit_gb,
+        "fits": estimate.memory_gb <= order.limit_gb,
         "memory_gb": round(estimate.memory_gb, 3),
         "step_time": estimate.step.seconds,
         "tokens_per_second": estimate.tokens_per_second,
         "bubble": estimate.step.bubble,
         "delay": estimate.delay,
-        "days": budget / estimate.tokens_per_second / 86400,
+        "days": seconds / 86400,
         "gpu_hours": hours if threads is None else None,
         "core_hours": None if threads is None else hours * threads,
         "chunks": config.schedule.chunks,
         "ahead": config.schedule.ahead,
         "split": config.schedule.split,
         "shard_head": config.parallel.shard_head,
-        "times_of": source,
+        "times_of": order.costs.source,
         "cut": list(estimate.cut),
         "rank_of_stage": list(estimate.rank_of_stage),
         "memory": list(estimate.memory),
@@ -485,33 +474,21 @@ def _named(config: RunConfig) -> str:
     return name + ", head in shards" * config.parallel.shard_head
 
 
-def _show(
-    estimates: Iterator[Estimate],
-    *,
-    rows: int,
-    limit_gb: float,
-    budget: float,
-    gpus: int,
-    tokens: int,
-    source: str | None,
-    threads: int | None,
-) -> None:
+def _show(estimates: Iterator[Estimate], order: _Order, *, rows: int, tokens: int) -> None:
     """Print the best layouts, and the memory of the first by rank.
 
     Args:
         estimates: of all layouts, best first; those to print are taken from it.
+        order: what is planned.
         rows: layouts to print.
-        limit_gb: memory of a rank, 10^9 bytes.
-        budget: tokens of the whole run.
-        gpus: number of ranks.
         tokens: per step.
-        source: what the times are of; None: they are unknown.
-        threads: cores of a rank; None: the times are those of a GPU.
     """
     from asyncpp_cli.console import say, show_table
     from asyncpp_cli.runs.attempts.cost import amount
     from asyncpp_cli.tables import Fit
 
+    gpus, threads, limit_gb = order.gpus, order.threads, order.limit_gb
+    source = order.costs.source if order.times_known else None
     shown, alike = _different(estimates, rows=rows)
     unit, size, form = ("MB", 1e-3, "{:,.0f}") if max(each.memory_gb for each in shown) < 1 else _GB
     hours = "GPU-hours" if threads is None else "core-hours"
@@ -520,7 +497,7 @@ def _show(
     columns += [] if source is None else ["tokens/s", "bubble", "training", "step s", hours]
     table = []
     for estimate in shown:
-        config, seconds = estimate.config, budget / estimate.tokens_per_second
+        config, seconds = estimate.config, order.base.token_budget / estimate.tokens_per_second
         least, most = (form.format(bound(estimate.rank_gb) / size) for bound in (min, max))
         fits = estimate.memory_gb <= limit_gb
         row = [

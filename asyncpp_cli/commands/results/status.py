@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,24 +86,20 @@ def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
 
     from asyncpp_cli.console import console, show_table, shown_table
 
-    if not console().is_terminal:
-        try:
-            while True:
-                title, columns, rows = _current_table(experiment, cells=cells, failed=failed)
-                show_table(columns, rows, title=title)
-                time.sleep(_POLL_SECONDS)
-        except KeyboardInterrupt:
-            raise typer.Exit(_INTERRUPTED_CODE) from None
     terminal = console()
-    with Live(console=terminal, auto_refresh=False, vertical_overflow="visible") as live:
-        try:
+    live = Live(console=terminal, auto_refresh=False, vertical_overflow="visible")
+    try:
+        with live if terminal.is_terminal else nullcontext():
             while True:
                 title, columns, rows = _current_table(experiment, cells=cells, failed=failed)
-                table = shown_table(columns, rows, title=title, width=terminal.width, fit=_FIT)
-                live.update(table, refresh=True)
+                if terminal.is_terminal:
+                    table = shown_table(columns, rows, title=title, width=terminal.width, fit=_FIT)
+                    live.update(table, refresh=True)
+                else:
+                    show_table(columns, rows, title=title)
                 time.sleep(_POLL_SECONDS)
-        except KeyboardInterrupt:
-            raise typer.Exit(_INTERRUPTED_CODE) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED_CODE) from None
 
 
 def _current_table(

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from support.command_line import asyncpp, refusal, succeeded
+from support.command_line import refusal, succeeded
 from support.files import ROOT
 from support.report_experiment import cells_of, report_of
-from support.texts import prepared, some_documents, write_lines, write_tokenizer
+from support.texts import check_data_refused
 
 from asyncpp_cli.report.formats.charts import charts
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -138,18 +138,7 @@ def test_a_moved_set_is_found_and_a_changed_one_refused(folder: Path) -> None:
     ],
 )
 def test_what_has_no_meaning_is_refused_in_one_line(folder: Path, change: str, said: str) -> None:
-    Path("tiny.txt").write_text("abc")
-    if change.endswith("bpe"):
-        write_tokenizer(folder / "tokenizer.json")
-        write_lines(folder / "documents.jsonl", some_documents(60))
-        prepared(
-            "documents.jsonl", "--tokenizer", "tokenizer.json", "--validation-share", "0.3", out=Path("bpe")
-        )
-    ended = asyncpp("sweep", "mine.yaml", change, "--out", "e")
-    assert ended.code == 2
-    last = ended.errors.strip().splitlines()[-1]
-    assert said in last, ended.errors
-    assert not Path("e").exists()
+    check_data_refused(folder, change, said)
 
 
 def test_rows_of_another_set_are_damaged(folder: Path) -> None:

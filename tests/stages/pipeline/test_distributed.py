@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from support.small_runs import Rows, in_processes, small_config, with_experts
-from support.training_cases import cases, measured, of_writers
+from support.training_cases import cases, check_processes_are_replays
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from schedules.deadlock import UNACKNOWLEDGED, sends_in_flight
@@ -18,19 +16,12 @@ from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
-from stages.diagnostics.measure import Curvature
 from stages.model.decoder import Stage, initialise
 from stages.model.head.loss import next_token_loss
 from stages.model.partition import cut_model
 from stages.pipeline.build import activation_shape
 from stages.segments import segment_program
-from stages.trainer import replay, train
-
-
-def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
-    rows = Rows()
-    train(config, process=process, recorder=rows)
-    return measured(rows)
+from stages.trainer import replay
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -42,19 +33,7 @@ def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int, text: Path) ->
     ]
     configs = [*cases(text, stages=stages, experts_at=stages % 2), narrow[0], with_experts(narrow[1])]
     configs[0].train.diagnostics = configs[0].train.eval_interval
-    by_rank = in_processes(train_here, configs, size=stages)
-    assert all(sum(rows != [] for rows in of_config) == 1 for of_config in zip(*by_rank, strict=True))
-    for config, distributed in zip(configs, of_writers(by_rank, configs), strict=True):
-        rows = Rows()
-        replay(config, recorder=rows)
-        assert distributed == without_curvature(measured(rows)), config
-        assert rows.rows[-1]["weights_sha256"]
-
-
-def without_curvature(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of a replay as processes write them, none of which holds the whole model."""
-    whole = {field.name: None for field in fields(Curvature)}
-    return [row | whole if row["kind"] == "diagnostics" else row for row in rows]
+    check_processes_are_replays(configs, size=stages)
 
 
 @pytest.mark.slow
@@ -64,12 +43,9 @@ def test_running_further_ahead_computes_the_same_weights(text: Path) -> None:
         small_config("2bw", text=text, stages=3, microbatches=4, ahead=ahead, coefficient=1.0, steps=6)
         for ahead in (1, 2)
     )
-    distributed = in_processes(train_here, [further], size=3)[-1][0]
-    rows, of_usual = Rows(), Rows()
-    replay(further, recorder=rows)
-    replay(usual, recorder=of_usual)
-    assert distributed == measured(rows)
-    assert rows.rows[-1]["weights_sha256"] == of_usual.rows[-1]["weights_sha256"]
+    [distributed] = check_processes_are_replays([further], size=3)
+    replay(usual, recorder=(of_usual := Rows()))
+    assert distributed[-1]["weights_sha256"] == of_usual.rows[-1]["weights_sha256"]
     [segment, *_] = [row for row in distributed if row["kind"] == "segment"]
     assert segment["memory"]["in_flight"] == [5, 3, 1]
 
@@ -79,10 +55,7 @@ def test_a_chunk_of_more_microbatches_than_usually_wait_to_be_received_ends(text
     """The second rank sends all of a chunk before the first takes one: with eight on the way both waited."""
     config = small_config("looped-bfs", text=text, stages=2, chunks=2, microbatches=24, steps=2)
     assert sends_in_flight(segment_program(config, first_step=0, steps=2)) > UNACKNOWLEDGED
-    distributed = of_writers(in_processes(train_here, [config], size=2), [config])[0]
-    rows = Rows()
-    replay(config, recorder=rows)
-    assert distributed == measured(rows)
+    check_processes_are_replays([config], size=2)
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.first_gradient import first_gradient, joined
+from support.against_one_process import check_first_gradient
 from support.single_process import batches, whole_model
-from support.small_runs import Rows, in_processes, small_config, with_documents, with_experts, with_mup
-from support.training_cases import measured, of_writers, within_blocks
+from support.small_runs import Rows, small_config, with_documents, with_experts, with_mup
+from support.training_cases import check_processes_are_replays, within_blocks
 from torch import Tensor
 
 from schedules import FAMILY
-from stages.comm.process import Process
 from stages.config import RunConfig, eval_microbatches
 from stages.data.dataset import prepare
 from stages.data.shards import Tokens
-from stages.trainer import replay, train
+from stages.trainer import replay
 
 END = ord(" ")
 
@@ -103,11 +102,7 @@ def test_the_gradient_is_that_of_each_document_alone(
     """Of the first step, at the initial weights, under whatever delay."""
     config = config_of(schedule, text, family=family, **changed)
     _, expected = alone(config, windows_of(config, steps=1))
-    gradient = joined(first_gradient(config))
-    assert gradient.keys() == expected.keys()
-    for name, wanted in expected.items():
-        assert wanted.abs().max() > 1e-6, name
-        torch.testing.assert_close(gradient[name], wanted, rtol=1e-10, atol=1e-10)
+    check_first_gradient(config, expected)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +149,6 @@ def test_positions_begin_at_zero_in_each_document(text: Path) -> None:
             position = 0 if token == END else position + 1
 
 
-def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
-    rows = Rows()
-    train(config, process=process, recorder=rows)
-    return measured(rows)
-
-
 @pytest.mark.slow
 def test_a_distributed_run_is_its_replay_bit_for_bit(text: Path) -> None:
     """Three processes, of which the one in the middle computes neither tokens nor losses."""
@@ -172,9 +161,4 @@ def test_a_distributed_run_is_its_replay_bit_for_bit(text: Path) -> None:
         config_of("2bw", text, family="experts", **common, recompute="selective"),
         config_of("1f1b", text, **common | {"precision": "bfloat16"}, recompute="full"),
     ]
-    by_rank = in_processes(train_here, configs, size=3)
-    for config, distributed in zip(configs, of_writers(by_rank, configs), strict=True):
-        rows = Rows()
-        replay(config, recorder=rows)
-        assert distributed == measured(rows), config
-        assert rows.rows[-1]["weights_sha256"]
+    check_processes_are_replays(configs, size=3)

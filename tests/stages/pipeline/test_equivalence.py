@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.first_gradient import first_gradient
+from support.against_one_process import check_against_one_process, check_close, check_first_gradient
 from support.single_process import batches, delayed_training, step_gradient, whole_model
 from support.small_runs import Rows, small_config, with_experts
 from support.training_cases import within_blocks
@@ -59,11 +59,7 @@ def test_gradients_of_synchronous_schedules_are_those_of_a_single_process(
         config.model.family = family
     module = whole_model(config, dtype=torch.float64)
     expected, _ = step_gradient(module, batches(config), step=0, microbatches=microbatches)
-    measured = first_gradient(config)
-    assert measured.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert gradient.abs().max() > 1e-6, name
-        torch.testing.assert_close(measured[name], gradient, rtol=1e-10, atol=1e-10)
+    check_first_gradient(config, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -86,14 +82,7 @@ def test_a_run_is_the_recurrence_written_out_on_one_process(
         precision="float64",
         clip_norm=0.5,
     )
-    weights, losses, norms = delayed_training(config, delay=delay)
-    rows = Rows()
-    result = replay(config, recorder=rows)
-    assert result.train_losses == pytest.approx(losses, rel=1e-10)
-    assert [row["grad_norm"] for row in rows.of_kind("step")] == pytest.approx(norms, rel=1e-10)
-    assert max(norms) > config.train.clip_norm, "clipping was never active"
-    for name, expected in weights.items():
-        torch.testing.assert_close(result.weights[name], expected, rtol=1e-10, atol=1e-10)
+    check_against_one_process(config, delay=delay)
 
 
 def test_synchronous_vs_train_to_the_weights_of_1f1b(text: Path) -> None:
@@ -102,8 +91,7 @@ def test_synchronous_vs_train_to_the_weights_of_1f1b(text: Path) -> None:
     for schedule in ("zb-v", "v-half", "v-min"):
         result = replay(small_config(schedule, precision="float64", **common), recorder=Rows())
         assert result.train_losses == pytest.approx(expected.train_losses, rel=1e-10)
-        for name, weight in expected.weights.items():
-            torch.testing.assert_close(result.weights[name], weight, rtol=1e-10, atol=1e-10)
+        check_close(result.weights, expected.weights)
 
 
 @pytest.mark.slow
@@ -220,8 +208,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_stages_and_changes_
     delay = 1 if schedule == "2bw" else 0
     weights, losses, _ = delayed_training(config, delay=delay, skipped=frozenset({2}))
     assert result.train_losses == pytest.approx(losses, rel=1e-10)
-    for name, expected in weights.items():
-        torch.testing.assert_close(result.weights[name], expected, rtol=1e-10, atol=1e-10)
+    check_close(result.weights, weights)
 
 
 def newest_version(weights: WeightVersions) -> int:

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from support.first_gradient import first_gradient, joined
+from support.against_one_process import check_against_one_process, check_close, check_first_gradient
+from support.first_gradient import joined
 from support.resumed import go_back, replay_twice, saving
 from support.single_process import batches, delayed_training, step_gradient, whole_model
-from support.small_runs import Rows, in_processes, small_config, with_experts, with_mup
-from support.training_cases import measured, of_writers
+from support.small_runs import Rows, small_config, with_experts, with_mup
+from support.training_cases import check_processes_are_replays
 from torch import Tensor
 
 from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.saved_weights import newest_weights
-from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.model.families.catalogue import describe
 from stages.model.head.rows import shard_rows
 from stages.model.head.shard import HeadShard, ShardPass
-from stages.trainer import replay, train
+from stages.trainer import replay
 from stages.validation import ConfigError, check
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -76,11 +76,7 @@ def test_gradients_are_those_of_a_single_process(schedule: str, stages: int, fam
     config = sharded(schedule, family=family, text=text, stages=stages, microbatches=4, precision="float64")
     module = whole_model(config, dtype=torch.float64)
     expected, _ = step_gradient(module, batches(config), step=0, microbatches=4)
-    measured = joined(first_gradient(config))
-    assert measured.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert gradient.abs().max() > 1e-6, name
-        torch.testing.assert_close(measured[name], gradient, rtol=1e-10, atol=1e-10)
+    check_first_gradient(config, expected)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +111,7 @@ def test_a_run_is_the_recurrence_written_out_on_one_process(
         precision="float64",
         clip_norm=0.5,
     )
-    weights, losses, norms = delayed_training(config, delay=1 if schedule.startswith("2bw") else 0)
-    rows = Rows()
-    result = replay(config, recorder=rows)
-    assert result.train_losses == pytest.approx(losses, rel=1e-10)
-    assert [row["grad_norm"] for row in rows.of_kind("step")] == pytest.approx(norms, rel=1e-10)
-    assert max(norms) > config.train.clip_norm, "clipping was never active"
-    for name, trained in joined(result.weights).items():
-        torch.testing.assert_close(trained, weights[name], rtol=1e-10, atol=1e-10)
-
-
-def run_in_processes(process: Process, config: RunConfig) -> list[dict[str, Any]]:
-    rows = Rows()
-    train(config, process=process, recorder=rows)
-    return measured(rows)
+    check_against_one_process(config, delay=1 if schedule.startswith("2bw") else 0)
 
 
 @pytest.mark.slow
@@ -142,12 +125,7 @@ def test_processes_and_replay_agree_bit_for_bit(text: Path) -> None:
         for schedule in SCHEDULES
         for precision in ("float32", "bfloat16")
     ]
-    by_rank = in_processes(run_in_processes, configs, size=2)
-    for config, trained in zip(configs, of_writers(by_rank, configs), strict=True):
-        rows = Rows()
-        replay(config, recorder=rows)
-        assert trained[-1]["weights_sha256"]
-        assert trained == measured(rows), config.schedule.name
+    check_processes_are_replays(configs, size=2)
 
 
 def test_the_loss_is_that_of_the_whole_head_to_rounding(text: Path) -> None:
@@ -251,8 +229,7 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_all_shards(
     result = replay(config, recorder=rows)
     assert [row["skipped"] for row in rows.of_kind("step")] == [False, False, True, False, False]
     weights, _, _ = delayed_training(config, delay=1, skipped=frozenset({2}))
-    for name, trained in joined(result.weights).items():
-        torch.testing.assert_close(trained, weights[name], rtol=1e-10, atol=1e-10)
+    check_close(joined(result.weights), weights)
 
 
 @pytest.mark.parametrize(

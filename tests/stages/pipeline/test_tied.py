@@ -8,23 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from support.against_one_process import check_against_one_process
-from support.first_gradient import first_gradient
+from support.against_one_process import check_against_one_process, check_first_gradient
 from support.resumed import go_back, replay_twice, saving
 from support.single_process import batches, step_gradient, whole_model
-from support.small_runs import Rows, in_processes, small_config
-from support.training_cases import measured, of_writers
+from support.small_runs import Rows, small_config
+from support.training_cases import check_processes_are_replays
 
 from optimizers.grouping import Role
 from schedules import NAMES, Op, build
-from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.memory.estimate import course_of, stage_memory
 from stages.model.families.catalogue import describe
 from stages.pipeline.build import representative_programs
 from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.schedule_validation import can_tie, tied_problem
-from stages.trainer import replay, train
+from stages.trainer import replay
 from stages.validation import ConfigError, check
 
 IN_A_V = [*can_tie(), "2bw-v, split"]
@@ -68,10 +66,7 @@ def test_the_gradient_is_the_sum_over_both_uses(schedule: str, stages: int, text
     of_head, of_embedding = expected.pop("head.weight"), expected["embedding.weight"]
     assert min(of_head.abs().max(), of_embedding.abs().max()) > 1e-4
     expected["embedding.weight"] = of_embedding + of_head
-    measured = first_gradient(config)
-    assert measured.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(measured[name], gradient, rtol=1e-10, atol=1e-10)
+    check_first_gradient(config, expected)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +98,6 @@ def test_a_run_is_the_recurrence_on_one_process(
     check_against_one_process(config, delay=delay)
 
 
-def train_here(process: Process, config: RunConfig) -> list[dict[str, Any]]:
-    rows = Rows()
-    train(config, process=process, recorder=rows)
-    return measured(rows)
-
-
 @pytest.mark.slow
 def test_distributed_is_replay_bit_for_bit(text: Path) -> None:
     configs = [
@@ -117,12 +106,7 @@ def test_distributed_is_replay_bit_for_bit(text: Path) -> None:
         tied_config("2bw-v", text=text, stages=1, data=2, steps=5),
         tied_config("zb-v", text=text, stages=1, data=2, steps=5),
     ]
-    by_rank = in_processes(train_here, configs, size=2)
-    for config, distributed in zip(configs, of_writers(by_rank, configs), strict=True):
-        rows = Rows()
-        replay(config, recorder=rows)
-        assert distributed == measured(rows), config
-        assert rows.rows[-1]["weights_sha256"]
+    check_processes_are_replays(configs, size=2)
 
 
 def test_it_goes_on_from_a_checkpoint_and_on_other_stages(text: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.against_one_process import check_close
 from support.single_process import delayed_training
 from support.small_runs import Rows, small_config
 
@@ -68,8 +69,7 @@ def test_delay_compensation_is_its_formula(optimizer: str, text: Path) -> None:
     result = replay(config, recorder=Rows())
     assert result.train_losses == pytest.approx(expected, rel=1e-10)
     assert result.train_losses != pytest.approx(plain, rel=1e-8)
-    for name, weight in weights.items():
-        torch.testing.assert_close(result.weights[name], weight, rtol=1e-10, atol=1e-10)
+    check_close(result.weights, weights)
 
 
 def test_delay_compensation_reaches_every_stage_with_its_own_delay(text: Path) -> None:
@@ -85,8 +85,7 @@ def test_a_synchronous_start_is_synchronous_and_then_delayed(sync_steps: int, te
     weights, expected, _ = delayed_training(config, delay=1, synchronous_steps=min(sync_steps, 5))
     result = replay(config, recorder=Rows())
     assert result.train_losses == pytest.approx(expected, rel=1e-10)
-    for name, weight in weights.items():
-        torch.testing.assert_close(result.weights[name], weight, rtol=1e-10, atol=1e-10)
+    check_close(result.weights, weights)
 
 
 def test_a_corrected_backward_reads_the_estimate_and_leaves_the_weights_as_they_were(text: Path) -> None:

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from support.resumed import replay_twice, saving
 from support.single_process import batches, whole_model
-from support.small_runs import Rows, in_processes, small_config
+from support.small_runs import Rows, small_config
 from support.spoiled_gradients import newest_version, spoil_gradients
-from support.training_cases import measured, of_writers
+from support.training_cases import check_processes_are_replays, measured
 from torch import Tensor
 
 from optimizers.corrections.base import PlainUpdate
@@ -21,10 +21,9 @@ from stages.checkpoint.export import WEIGHTS_FILE, write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import newest_weights
-from stages.comm.process import Process
 from stages.config import RunConfig
 from stages.model.head.loss import next_token_loss
-from stages.trainer import replay, train
+from stages.trainer import replay
 from stages.update.weight_average import AveragedWeights
 
 DECAY = 0.8
@@ -102,11 +101,6 @@ def test_it_changes_nothing_else(text: Path) -> None:
     assert averaged == without
 
 
-def rows_of(process: Process, config: RunConfig) -> list[dict[str, Any]]:
-    train(config, process=process, recorder=(rows := Rows()))
-    return measured(rows)
-
-
 @pytest.mark.slow
 def test_in_processes_as_in_replay(text: Path) -> None:
     """To the bit, with the average on the data rank that updates the parameter."""
@@ -117,13 +111,9 @@ def test_in_processes_as_in_replay(text: Path) -> None:
     ]
     configs[0].data = replace(configs[0].data, validation={"again": str(text)})
     configs[0].train.eval_tokens = 72
-    by_rank = in_processes(rows_of, configs, size=2)
-    of_runs = of_writers(by_rank, configs)
-    for config, distributed in zip(configs, of_runs, strict=True):
-        replay(config, recorder=(rows := Rows()))
-        assert distributed == measured(rows)
-        losses = [row["val_loss_ema"] for row in distributed if row["kind"] == "eval"]
-        assert len(losses) == 2
+    of_runs = check_processes_are_replays(configs, size=2)
+    for rows in of_runs:
+        assert sum("val_loss_ema" in row for row in rows) == 2
     [*_, last] = [row for row in of_runs[0] if row["kind"] == "eval"]
     assert last["sets"]["data"]["val_loss_ema"] == last["val_loss_ema"]
     assert last["sets"]["again"]["val_loss_ema"] != last["val_loss_ema"]
