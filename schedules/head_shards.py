@@ -17,10 +17,11 @@ nothing flushes, T of the next step begin before an update; those of the step af
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain
 
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from schedules.errors import ScheduleError
@@ -64,11 +65,19 @@ def with_head_shards(program: Program, *, tied: bool = False) -> Program:
         )
     ranks = range(program.num_ranks)
     by_step = [_by_step(actions, program) for actions in program.actions]
-    flushed = all(_in_order(actions, program) for actions in program.actions)
-    if flushed and all(_alike(steps) for steps in by_step):
+    # Whether each step ends before the next begins.
+    flushed = all(
+        actions == tuple(chain.from_iterable(steps))
+        for actions, steps in zip(program.actions, by_step, strict=True)
+    )
+    if flushed and all(
+        _later(steps[0], later, program) == step for steps in by_step for later, step in enumerate(steps)
+    ):
         first = _Order(program, [_further_ahead(steps[0]) for steps in by_step], tied=tied).run()
-        actions = [[_later(first[rank], steps, program) for steps in range(program.steps)] for rank in ranks]
-        orders = [[action for step in steps for action in step] for steps in actions]
+        orders = [
+            [action for later in range(program.steps) for action in _later(first[rank], later, program)]
+            for rank in ranks
+        ]
     elif flushed:
         orders = _Order(
             program,
@@ -86,46 +95,22 @@ def with_head_shards(program: Program, *, tied: bool = False) -> Program:
     )
 
 
-def _step(action: Action, program: Program) -> int:
-    """The step of an action, counted from the segment's first."""
-    step = action.version - 1 if action.op is Op.UPDATE else action.microbatch // program.microbatches
-    return step - program.first_step
-
-
-def _in_order(actions: Sequence[Action], program: Program) -> bool:
-    """Whether each step ends before the next begins."""
-    return all(_step(one, program) <= _step(other, program) for one, other in pairwise(actions))
-
-
 def _by_step(actions: Sequence[Action], program: Program) -> list[list[Action]]:
     steps: list[list[Action]] = [[] for _ in range(program.steps)]
+    update, microbatches, first = Op.UPDATE, program.microbatches, program.first_step
     for action in actions:
-        steps[_step(action, program)].append(action)
+        _, op, microbatch, version = action
+        steps[(version - 1 if op is update else microbatch // microbatches) - first].append(action)
     return steps
 
 
 def _later(actions: Sequence[Action], steps: int, program: Program) -> list[Action]:
     """The same some steps later."""
-    later = steps * program.microbatches
+    later, update = steps * program.microbatches, Op.UPDATE
     return [
-        Action(stage, op, NO_MICROBATCH if op is Op.UPDATE else microbatch + later, version + steps)
+        Action(stage, op, NO_MICROBATCH if op is update else microbatch + later, version + steps)
         for stage, op, microbatch, version in actions
     ]
-
-
-def _alike(steps: Sequence[Sequence[Action]]) -> bool:
-    """Whether all steps perform the same with the same distance of their versions."""
-    shapes = set()
-    for actions in steps:
-        first = min(action.microbatch for action in actions if action.op is not Op.UPDATE)
-        update = next(action.version for action in actions if action.op is Op.UPDATE)
-        shapes.add(
-            tuple(
-                (stage, op, 0 if op is Op.UPDATE else microbatch - first, version - update)
-                for stage, op, microbatch, version in actions
-            )
-        )
-    return len(shapes) == 1
 
 
 def _further_ahead(actions: Sequence[Action]) -> list[Action]:
@@ -158,8 +143,8 @@ class _Order:
 
     def __init__(self, program: Program, actions: Sequence[Sequence[Action]], *, tied: bool = False) -> None:
         ranks, stages = program.num_ranks, program.num_stages
-        self.program = program
-        self.actions = actions
+        self.program, self.actions = program, actions
+        self.microbatches, self.last = program.microbatches, program.loss_stage
         share = ranks / stages
         self.times = {op: time * share for op, time in _TIMES.items()}
         self.head, self.head_weight = 2 * _HEAD / ranks, _HEAD / ranks
@@ -189,17 +174,23 @@ class _Order:
         """The newest version that all stages have written."""
         self.heap: list[tuple[float, int, int]] = []
         self.stamps = [0] * ranks
-        self.next: list[tuple[float, int, Op]] = [(0.0, _NEXT, Op.FORWARD)] * ranks
-        """What each rank does next: when, how urgent, and the op."""
+        self.next = [Op.FORWARD] * ranks
+        """The op of each rank's next action."""
 
     def run(self) -> list[list[Action]]:
         """By rank, its actions in order."""
-        for rank in range(self.program.num_ranks):
-            self._look_at(rank)
+        perform = {
+            Op.HEAD: self._perform_head,
+            Op.HEAD_WEIGHT: self._perform_head_weight,
+            Op.EMBED: self._perform_embed,
+            Op.EMBED_WEIGHT: self._perform_embed_weight,
+        }
+        self._look_at_all()
         while self.heap:
-            _, rank, stamp = heapq.heappop(self.heap)
+            start, rank, stamp = heapq.heappop(self.heap)
             if stamp == self.stamps[rank]:
-                self._perform(rank)
+                perform.get(self.next[rank], self._perform_next)(rank, start)
+                self._look_at(rank)
         for rank, actions in enumerate(self.actions):
             left = (self.heads[rank], self.weights[rank], self.spreads[rank], self.lookups[rank])
             if self.position[rank] < len(actions) or any(left):
@@ -209,182 +200,182 @@ class _Order:
                 )
         return self.orders
 
-    def _choices(self, rank: int) -> list[tuple[float, int, Op]]:
-        """When the rank can start what, and how urgent that is; of its list, the op is that of the next."""
-        now, choices = self.clock[rank], []
-        position, actions = self.position[rank], self.actions[rank]
-        action = actions[position] if position < len(actions) else None
-        if action is not None:
-            at = self._can_start(action)
-            if at is not None:
-                choices.append((max(now, at), _NEXT, action.op))
-        if self.heads[rank]:
-            at, microbatch = self.heads[rank][0]
-            if self.read[microbatch] <= self.complete:
-                choices.append((max(now, at), _FIRST, Op.HEAD))
-        if self.lookups[rank]:
-            place = self.all_lookups - len(self.lookups[rank])
-            if place < self.forwarded + EMBEDDED_AHEAD and self.lookups[rank][0].version <= self.complete:
-                choices.append((now, _FIRST, Op.EMBED))
-        if self.spreads[rank]:
-            at, microbatch = self.spreads[rank][0]
-            step = microbatch // self.program.microbatches
-            completes = self._completes(rank, microbatch)
-            if step <= (self.complete if completes else self._written_by(rank)):
-                urgent = (
-                    len(self.spreads[rank]) > 1
-                    or completes
-                    or (action is not None and action.op is Op.UPDATE)
-                )
-                choices.append((max(now, at), _FIRST if urgent else _LAST, Op.EMBED_WEIGHT))
-        if self.weights[rank]:
-            microbatch = self.weights[rank][0]
-            at = self.sums_at[rank].get(microbatch)
-            step = microbatch // self.program.microbatches
-            completes = self._completes(rank, microbatch)
-            if completes:
-                can_add = step <= self.complete
-            else:
-                can_add = not self.tied or step <= self._written_by(rank) + 1
-            if at is not None and can_add:
-                urgent = len(self.weights[rank]) > 1 or (action is not None and action.op is Op.UPDATE)
-                # What completes a tied gradient is late: the next look-ups wait for the update.
-                urgent |= self.tied and completes
-                choices.append((max(now, at), _FIRST if urgent else _LAST, Op.HEAD_WEIGHT))
-        return choices
-
-    def _can_start(self, action: Action) -> float | None:
-        """When everything that `action` needs is there; None: that is not known yet."""
-        stage, op, microbatch, version = action
-        if version - (op is Op.UPDATE) > self.complete:
-            return None
-        if op is Op.FORWARD:
-            return self.activations_at[stage].get(microbatch) if stage or self.tied else 0.0
-        if op is Op.UPDATE or op is Op.BACKWARD_WEIGHT:
-            return 0.0
-        return self.gradient_at[stage].get(microbatch)
-
     def _look_at(self, rank: int) -> None:
-        """Put the rank's next action into the heap, in place of what it was to do next."""
+        """Put the rank's next action into the heap, in place of what it was to do next: the first that can
+        start; of several, the most urgent, of these E before G, S and T."""
         self.stamps[rank] += 1
-        if choices := self._choices(rank):
-            self.next[rank] = min(choices)
-            heapq.heappush(self.heap, (self.next[rank][0], rank, self.stamps[rank]))
+        now, complete, tied = self.clock[rank], self.complete, self.tied
+        start, urgency, updates_next = math.inf, _LAST, False
+        position, actions = self.position[rank], self.actions[rank]
+        if position < len(actions):
+            stage, op, microbatch, version = actions[position]
+            # When everything that it needs is there; None: that is not known yet.
+            at: float | None = 0.0
+            if op is Op.UPDATE:
+                updates_next = True
+                version -= 1
+            elif op is Op.FORWARD:
+                if stage or tied:
+                    at = self.activations_at[stage].get(microbatch)
+            elif op is not Op.BACKWARD_WEIGHT:
+                at = self.gradient_at[stage].get(microbatch)
+            if at is not None and version <= complete:
+                start, urgency, self.next[rank] = now if now > at else at, _NEXT, op
+        if tied:
+            if lookups := self.lookups[rank]:
+                place = self.all_lookups - len(lookups)
+                may_look_up = place < self.forwarded + EMBEDDED_AHEAD and lookups[0].version <= complete
+                if may_look_up and now <= start:
+                    start, urgency, self.next[rank] = now, _FIRST, Op.EMBED
+            if spreads := self.spreads[rank]:
+                at, microbatch = spreads[0]
+                at = now if now > at else at
+                completes = self._completes(rank, microbatch)
+                urgent = len(spreads) > 1 or completes or updates_next
+                written = complete if completes else self._written_by(rank)
+                if microbatch // self.microbatches <= written and (
+                    at < start or (at == start and urgent and urgency > _FIRST)
+                ):
+                    start, urgency, self.next[rank] = at, _FIRST if urgent else _LAST, Op.EMBED_WEIGHT
+        if heads := self.heads[rank]:
+            at, microbatch = heads[0]
+            at = now if now > at else at
+            if (at < start or (at == start and urgency > _FIRST)) and self.read[microbatch] <= complete:
+                start, urgency, self.next[rank] = at, _FIRST, Op.HEAD
+        if weights := self.weights[rank]:
+            microbatch = weights[0]
+            at = self.sums_at[rank].get(microbatch)
+            if at is not None:
+                at = now if now > at else at
+                completes = self._completes(rank, microbatch)
+                if completes:
+                    can_add = microbatch // self.microbatches <= complete
+                else:
+                    can_add = not tied or microbatch // self.microbatches <= self._written_by(rank) + 1
+                # What completes a tied gradient is late: the next look-ups wait for the update.
+                urgent = len(weights) > 1 or updates_next or (tied and completes)
+                if can_add and (at < start or (at == start and urgent and urgency > _FIRST)):
+                    start, self.next[rank] = at, Op.HEAD_WEIGHT
+        if start < math.inf:
+            heapq.heappush(self.heap, (start, rank, self.stamps[rank]))
 
-    def _perform(self, rank: int) -> None:
-        start, _, op = self.next[rank]
-        changed = {rank}
-        if op is Op.HEAD:
-            changed |= self._perform_head(rank, start)
-        elif op is Op.HEAD_WEIGHT:
-            changed |= self._perform_head_weight(rank, start)
-        elif op is Op.EMBED:
-            changed |= self._perform_embed(rank, start)
-        elif op is Op.EMBED_WEIGHT:
-            self.clock[rank] = start
-            _, microbatch = self.spreads[rank].popleft()
-            self._add(rank, Op.EMBED_WEIGHT, microbatch)
-            changed |= self._gather(rank, microbatch)
-        else:
-            changed |= self._perform_next(rank, start)
-        for other in changed:
-            self._look_at(other)
+    def _look_at_all(self) -> None:
+        for rank in range(self.program.num_ranks):
+            self._look_at(rank)
 
-    def _perform_head(self, rank: int, start: float) -> set[int]:
+    def _look_at_holder(self, stage: int, op: Op, microbatch: int) -> None:
+        """Look at the rank of `stage` again, if what it needed for this action is what it waited for."""
+        rank = self.program.rank_of_stage[stage]
+        position, actions = self.position[rank], self.actions[rank]
+        if position < len(actions):
+            next_stage, next_op, next_microbatch, _ = actions[position]
+            if (
+                next_stage == stage
+                and next_microbatch == microbatch
+                and (next_op is Op.FORWARD) == (op is Op.FORWARD)
+            ):
+                self._look_at(rank)
+
+    def _perform_head(self, rank: int, start: float) -> None:
         _, microbatch = self.heads[rank].popleft()
         self._add(rank, Op.HEAD, microbatch)
         self.weights[rank].append(microbatch)
         self.clock[rank] = start + self.head
-        last = self.program.loss_stage
-        holder = self.program.rank_of_stage[last]
+        last = self.last
         parts = self.parts.setdefault(microbatch, [])
-        parts.append(self._arrival(rank, holder))
-        if len(parts) < self.program.num_ranks:
-            return set()
-        self.gradient_at[last][microbatch] = max(self.parts.pop(microbatch))
-        return {holder}
+        parts.append(self._arrival(rank, self.program.rank_of_stage[last]))
+        if len(parts) == len(self.clock):
+            self.gradient_at[last][microbatch] = max(self.parts.pop(microbatch))
+            self._look_at_holder(last, Op.BACKWARD, microbatch)
 
-    def _perform_head_weight(self, rank: int, start: float) -> set[int]:
+    def _perform_head_weight(self, rank: int, start: float) -> None:
         microbatch = self.weights[rank].popleft()
         self._add(rank, Op.HEAD_WEIGHT, microbatch)
         self.clock[rank] = start + self.head_weight
-        return self._gather(rank, microbatch)
+        self._gather(rank, microbatch)
 
-    def _perform_embed(self, rank: int, start: float) -> set[int]:
+    def _perform_embed(self, rank: int, start: float) -> None:
         _, _, microbatch, version = self.lookups[rank].popleft()
-        self.orders[rank].append(Action(self.program.num_stages + rank, Op.EMBED, microbatch, version))
+        self.orders[rank].append(Action(self.last + 1 + rank, Op.EMBED, microbatch, version))
         self.clock[rank] = start
-        first = self.program.rank_of_stage[0]
         arrivals = self.embedded.setdefault(microbatch, [])
-        arrivals.append(self._arrival(rank, first))
-        if len(arrivals) < self.program.num_ranks:
-            return set()
-        self.activations_at[0][microbatch] = max(self.embedded.pop(microbatch))
-        return {first}
+        arrivals.append(self._arrival(rank, self.program.rank_of_stage[0]))
+        if len(arrivals) == len(self.clock):
+            self.activations_at[0][microbatch] = max(self.embedded.pop(microbatch))
+            self._look_at_holder(0, Op.FORWARD, microbatch)
+
+    def _perform_embed_weight(self, rank: int, start: float) -> None:
+        self.clock[rank] = start
+        _, microbatch = self.spreads[rank].popleft()
+        self._add(rank, Op.EMBED_WEIGHT, microbatch)
+        self._gather(rank, microbatch)
 
     def _written_by(self, rank: int) -> int:
         """Version that the shard has written last: the number of the step that its gradient is of."""
-        return self.written[self.program.num_stages + rank]
+        return self.written[self.last + 1 + rank]
 
     def _completes(self, rank: int, microbatch: int) -> bool:
         """Whether the next T or G of the rank's shard, that of `microbatch`, completes a step's gradient."""
-        parts = self.gathered[rank].get(microbatch // self.program.microbatches, 0) + 1
-        return parts == self.program.microbatches * (1 + self.tied)
+        gathered = self.gathered[rank].get(microbatch // self.microbatches, 0)
+        return gathered + 1 == self.microbatches * (1 + self.tied)
 
-    def _gather(self, rank: int, microbatch: int) -> set[int]:
+    def _gather(self, rank: int, microbatch: int) -> None:
         """Count a T or G; the update follows the last of a step."""
-        step = microbatch // self.program.microbatches
+        step = microbatch // self.microbatches
         completes = self._completes(rank, microbatch)
         self.gathered[rank][step] = self.gathered[rank].get(step, 0) + 1
-        if not completes:
-            return set()
-        stage = self.program.num_stages + rank
-        self.orders[rank].append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
-        return self._write(stage, step + 1)
+        if completes:
+            stage = self.last + 1 + rank
+            self.orders[rank].append(Action(stage, Op.UPDATE, NO_MICROBATCH, step + 1))
+            self._write(stage, step + 1)
 
-    def _perform_next(self, rank: int, start: float) -> set[int]:
+    def _perform_next(self, rank: int, start: float) -> None:
         action = self.actions[rank][self.position[rank]]
         stage, op, microbatch, version = action
         self.position[rank] += 1
         self.orders[rank].append(action)
         if op is Op.UPDATE:
-            return self._write(stage, version)
+            self._write(stage, version)
+            return
         self.clock[rank] = start + self.times[op]
-        rank_of_stage, last = self.program.rank_of_stage, self.program.loss_stage
-        changed: set[int] = set()
-        if op is Op.FORWARD and stage == 0 and self.tied:
-            self.forwarded += 1
-            changed.update(range(self.program.num_ranks))
-        if op is Op.FORWARD and stage < last:
-            changed.add(rank_of_stage[stage + 1])
-            self.activations_at[stage + 1][microbatch] = self._arrival(rank, rank_of_stage[stage + 1])
-        elif op is Op.FORWARD:
+        rank_of_stage = self.program.rank_of_stage
+        if op is Op.FORWARD:
+            if self.tied and not stage:
+                self.forwarded += 1
+                self._look_at_all()
+            if stage < self.last:
+                arrival = self._arrival(rank, rank_of_stage[stage + 1])
+                self.activations_at[stage + 1][microbatch] = arrival
+                self._look_at_holder(stage + 1, op, microbatch)
+                return
             self.read[microbatch] = version
             for other, heads in enumerate(self.heads):
                 heads.append((self._arrival(rank, other), microbatch))
-            changed.update(range(self.program.num_ranks))
+                if len(heads) == 1:
+                    self._look_at(other)
         elif op is not Op.BACKWARD_WEIGHT:
-            if stage == last:
-                for other, sums_at in enumerate(self.sums_at):
-                    sums_at[microbatch] = self._arrival(rank, other)
-                changed.update(range(self.program.num_ranks))
-            if not stage and self.tied:
+            if stage:
+                self.gradient_at[stage - 1][microbatch] = self._arrival(rank, rank_of_stage[stage - 1])
+                self._look_at_holder(stage - 1, op, microbatch)
+            elif self.tied:
                 for other, spreads in enumerate(self.spreads):
                     spreads.append((self._arrival(rank, other), microbatch))
-                changed.update(range(self.program.num_ranks))
-            if stage:
-                changed.add(rank_of_stage[stage - 1])
-                self.gradient_at[stage - 1][microbatch] = self._arrival(rank, rank_of_stage[stage - 1])
-        return changed
+                    if len(spreads) <= 2:
+                        self._look_at(other)
+            if stage == self.last:
+                for other, sums_at in enumerate(self.sums_at):
+                    sums_at[microbatch] = self._arrival(rank, other)
+                    if self.weights[other] and self.weights[other][0] == microbatch:
+                        self._look_at(other)
 
     def _add(self, rank: int, op: Op, microbatch: int) -> None:
-        stage = self.program.num_stages + rank
-        self.orders[rank].append(Action(stage, op, microbatch, self.read[microbatch]))
+        self.orders[rank].append(Action(self.last + 1 + rank, op, microbatch, self.read[microbatch]))
 
     def _arrival(self, sender: int, receiver: int) -> float:
         return self.clock[sender] + (_LATENCY if sender != receiver else 0.0)
 
-    def _write(self, stage: int, version: int) -> set[int]:
+    def _write(self, stage: int, version: int) -> None:
         self.written[stage] = version
-        before, self.complete = self.complete, min(self.written)
-        return set(range(self.program.num_ranks)) if self.complete > before else set()
+        if min(self.written) > self.complete:
+            self.complete = min(self.written)
+            self._look_at_all()

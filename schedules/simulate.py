@@ -16,6 +16,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from schedules.actions import Action, Op, Program
 from schedules.costs import Costs, durations
@@ -41,6 +42,20 @@ class Timeline:
 def simulate(program: Program, costs: Costs) -> Timeline:
     """The timeline of `program`, which must be valid (see `verify`), under `costs`."""
     return _Simulation(program, costs).run()
+
+
+class _Route(NamedTuple):
+    """What a message of a channel does."""
+
+    receiver: int | None
+    """Rank that it reaches, if that is another one."""
+    latency: float
+    occupied: Channel | None
+    """The channel, if messages occupy it."""
+    arrivals: list[float]
+    """By micro-batch, when the receiving stage has all that it waits for."""
+    parts: list[list[float]] | None
+    """By micro-batch, what has been sent so far, where that is one part per shard."""
 
 
 class _Simulation:
@@ -69,9 +84,12 @@ class _Simulation:
         # Of what a stage needs from all shards, what has been sent so far.
         self.parts_at: list[list[float]] = [[] for _ in range(count if program.head_shards else 0)]
         self.embedded_at: list[list[float]] = [[] for _ in range(count if program.tied_shards else 0)]
-        self.latencies = {Kind.HIDDEN: costs.hidden_latency, Kind.PART: costs.part_latency}
-        self.sends = {key: ends.sends for key, ends in channel_ends(program).items()}
-        self.channel_free = {channel: 0.0 for channels in self.sends.values() for channel in channels}
+        latencies = {Kind.HIDDEN: costs.hidden_latency, Kind.PART: costs.part_latency}
+        self.routes = {
+            key: [self._route(channel, latencies.get(channel.kind, costs.latency)) for channel in ends.sends]
+            for key, ends in channel_ends(program).items()
+        }
+        self.channel_free: dict[Channel, float] = {}
         self.pending_version = [_NONE_PENDING] * stages
         self.pending_place = [0] * stages
         self.reduced_at = [0.0] * stages
@@ -90,15 +108,15 @@ class _Simulation:
     def _play(self, rank: int) -> None:
         """Advance `rank` until it waits for another rank or is done."""
         forward, weight_half, update = Op.FORWARD, Op.BACKWARD_WEIGHT, Op.UPDATE
-        head = Op.HEAD
-        weight_time = self.durations[weight_half]
+        head, embed, embed_weight = Op.HEAD, Op.EMBED, Op.EMBED_WEIGHT
+        durations, pending_version = self.durations, self.pending_version
         actions = self.program.actions[rank]
         starts, ends = self.starts[rank], self.ends[rank]
-        first, sends = self.first, self.sends
+        first, routes = self.first, self.routes
         place, now = self.position[rank], self.clock[rank]
         while place < len(actions):
             stage, op, microbatch, version = actions[place]
-            if version >= self.pending_version[stage]:
+            if version >= pending_version[stage]:
                 done = self._finish_update(rank, stage, now)
                 if done < 0:
                     break
@@ -109,34 +127,34 @@ class _Simulation:
                 if arrived < 0:
                     break
                 start = now if now >= arrived else arrived
-                now = start + self.durations[op][stage][index]
-                for channel in sends[stage, op]:
-                    self._send(channel, index, now)
+                now = start + durations[op][stage][index]
+                if channels := routes[stage, op]:
+                    self._send(channels, index, now)
             elif op is update:
                 start = now
                 now = self._issue_update(stage, version, place, now)
             elif op is weight_half:
                 start = now
-                now = start + weight_time[stage][index]
-            elif op is Op.EMBED:
+                now = start + durations[op][stage][index]
+            elif op is embed:
                 start = now
-                now = start + (self.durations[op][stage][index] if self.costs.embed else 0.0)
-                for channel in sends[stage, op]:
-                    self._send(channel, index, now)
-            elif op is Op.EMBED_WEIGHT:
+                now = start + (durations[op][stage][index] if self.costs.embed else 0.0)
+                if channels := routes[stage, op]:
+                    self._send(channels, index, now)
+            elif op is embed_weight:
                 arrived = self.of_embedded_at[stage][index]
                 if arrived < 0:
                     break
                 start = now if now >= arrived else arrived
-                now = start + (self.durations[op][stage][index] if self.costs.embed_weight else 0.0)
+                now = start + (durations[op][stage][index] if self.costs.embed_weight else 0.0)
             else:
                 arrived = self.gradient_at[stage][index]
                 if arrived < 0:
                     break
                 start = now if now >= arrived else arrived
-                now = start + self.durations[op][stage][index]
-                for channel in sends[stage, op]:
-                    self._send(channel, index, now)
+                now = start + durations[op][stage][index]
+                if channels := routes[stage, op]:
+                    self._send(channels, index, now)
             starts[place] = start
             ends[place] = now
             place += 1
@@ -144,27 +162,36 @@ class _Simulation:
             now = self._finish_all(rank, now)
         self.position[rank], self.clock[rank] = place, now
 
-    def _send(self, channel: Channel, index: int, now: float) -> None:
+    def _route(self, channel: Channel, latency: float) -> _Route:
         rank_of_stage, kind = self.program.rank_of_stage, channel.kind
-        receiver = rank_of_stage[channel.destination]
-        arrival = now
-        if receiver != rank_of_stage[channel.source]:
-            transfer = self.costs.transfer
-            if transfer and kind is not Kind.SUMS:
-                arrival = self.channel_free[channel] = max(now, self.channel_free[channel]) + transfer
-            arrival += self.latencies.get(kind, self.costs.latency)
-            self._wake(receiver)
-        if kind is Kind.OF_EMBEDDED:
-            self.of_embedded_at[channel.destination][index] = arrival
-            return
-        if kind is Kind.PART or kind is Kind.EMBEDDED:
-            parts = (self.parts_at if kind is Kind.PART else self.embedded_at)[index]
-            parts.append(arrival)
-            if len(parts) < self.program.head_shards:
-                return
-            arrival = max(parts)
+        parts = {Kind.PART: self.parts_at, Kind.EMBEDDED: self.embedded_at}.get(kind)
         forward = kind in (Kind.ACTIVATIONS, Kind.HIDDEN, Kind.EMBEDDED)
-        (self.activations_at if forward else self.gradient_at)[channel.destination][index] = arrival
+        arrivals = self.activations_at if forward else self.gradient_at
+        if kind is Kind.OF_EMBEDDED:
+            arrivals = self.of_embedded_at
+        receiver = rank_of_stage[channel.destination]
+        if receiver == rank_of_stage[channel.source]:
+            return _Route(None, 0.0, None, arrivals[channel.destination], parts)
+        occupied = channel if self.costs.transfer and kind is not Kind.SUMS else None
+        return _Route(receiver, latency, occupied, arrivals[channel.destination], parts)
+
+    def _send(self, routes: list[_Route], index: int, now: float) -> None:
+        for receiver, latency, occupied, arrivals, parts in routes:
+            arrival = now
+            if occupied is not None:
+                arrival = max(now, self.channel_free.get(occupied, 0.0)) + self.costs.transfer
+                self.channel_free[occupied] = arrival
+            arrival += latency
+            if parts is not None:
+                known = parts[index]
+                known.append(arrival)
+                if len(known) < self.program.head_shards:
+                    continue
+                arrival = max(known)
+            arrivals[index] = arrival
+            if receiver is not None and not self.queued[receiver]:
+                self.queued[receiver] = True
+                self.runnable.append(receiver)
 
     def _wake(self, rank: int) -> None:
         if not self.queued[rank]:
