@@ -12,7 +12,7 @@ from asyncpp_cli.errors import UserError
 from asyncpp_cli.planner.estimate import CostModel, Estimate, losses
 from asyncpp_cli.planner.layouts import CONSIDERED, layouts
 from asyncpp_cli.planner.ranking import best_first
-from asyncpp_cli.planner.representative import Shape, represented
+from asyncpp_cli.planner.representative import Shape, delay_of
 from stages.config import RunConfig
 
 KINDS = ("synchronous", "delay 1", "more delay")
@@ -140,7 +140,7 @@ def best_layouts(
 
     def wanted(config: RunConfig) -> bool:
         # No slower one of its kind, and none of more delay that is slower than another kind.
-        kind = _kind(represented(Shape.of(config)).delay)
+        kind = _kind(delay_of(Shape.of(config)))
         return not (best.keys() & (set(KINDS) if kind == KINDS[2] else {kind}))
 
     missing = {KINDS[0]} if all(map(schedules.is_synchronous, names)) else set(KINDS[:2])

@@ -19,7 +19,7 @@ from asyncpp_cli.planner.estimate import (
     own_estimate,
 )
 from asyncpp_cli.planner.layouts import layouts
-from asyncpp_cli.planner.representative import Shape, represented
+from asyncpp_cli.planner.representative import Shape, is_tieable
 from stages.config import RunConfig
 from stages.schedule_validation import can_tie
 
@@ -132,4 +132,4 @@ class _Memory:
 
 
 def _possible(config: RunConfig) -> bool:
-    return not config.model.tied or config.parallel.shard_head or represented(Shape.of(config)).can_tie
+    return not config.model.tied or config.parallel.shard_head or is_tieable(Shape.of(config))

@@ -82,10 +82,6 @@ class Represented(NamedTuple):
     course: Course
     buffers: tuple[int, ...]
     """Gradient buffers of each stage."""
-    in_flight: int
-    """Sends of a kind to one rank that may wait unacknowledged."""
-    can_tie: bool
-    """Whether embedding and head can share a matrix (`model.tied`)."""
 
 
 @lru_cache(maxsize=4096)
@@ -95,9 +91,8 @@ def represented(shape: Shape) -> Represented:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    alone = shape._replace(several_data_ranks=False, on_gpu=False)
-    program = _program(alone)
-    delay, course, in_flight, can_tie = _analysed(alone)
+    program = _program(_alone(shape))
+    delay, course = _analysed(_alone(shape))
     return Represented(
         rank_of_stage=program.rank_of_stage,
         delay=delay,
@@ -105,9 +100,24 @@ def represented(shape: Shape) -> Represented:
         buffers=tuple(
             gradient_buffers([program], data_ranks=1 + shape.several_data_ranks, on_gpu=shape.on_gpu)
         ),
-        in_flight=in_flight,
-        can_tie=can_tie,
     )
+
+
+def delay_of(shape: Shape) -> int:
+    """The delay of `represented`; declared by some schedules, which takes no program."""
+    declared = schedules.FAMILY.get(shape.name)
+    if declared is not None and declared.synchronous:
+        return 0
+    return represented(shape).delay if shape.delay is None else shape.delay
+
+
+def is_tieable(shape: Shape) -> bool:
+    """Whether embedding and head can share a matrix (`model.tied`).
+
+    Raises:
+        schedules.ScheduleError: the schedule cannot be built for these numbers.
+    """
+    return tied_problem(_program(_alone(shape))) is None
 
 
 def messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
@@ -120,12 +130,10 @@ def messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     Raises:
         schedules.ScheduleError: the schedule cannot be built for these numbers.
     """
-    # A program is the same for every number of data ranks, on any device.
-    alone = shape._replace(several_data_ranks=False, on_gpu=False)
     if shape.shard_head:
-        return _messages(alone, sizes)
+        return _messages(_alone(shape), sizes)
     # All have the same size: the count serves every model.
-    return tuple(sizes[0] * count for count in _messages(alone, (1,) * len(Kind)))
+    return tuple(sizes[0] * count for count in _messages(_alone(shape), (1,) * len(Kind)))
 
 
 def messages_at_most(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
@@ -137,11 +145,12 @@ def messages_at_most(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
 def _counts_at_most(shape: Shape) -> tuple[tuple[int, ...], ...]:
     """For each rank, an upper bound of the messages of each kind, in the order of `Kind`."""
     run, shards = represented(shape), shape.stages * shape.shard_head
+    in_flight = _sends_in_flight(_alone(shape))
     counts = [dict.fromkeys(Kind, 0) for _ in range(shape.stages)]
     for sender, receiver, kind in channels_between_ranks(
         run.rank_of_stage, head_shards=shards, tied_shards=shape.tied_shards
     ):
-        counts[sender][kind] += run.in_flight + 1
+        counts[sender][kind] += in_flight + 1
         counts[receiver][kind] += POSTED_AHEAD + 1
     blocks = run.rank_of_stage[: len(run.rank_of_stage) - shards]
     for stage, (rank, following) in enumerate(pairwise(blocks)):
@@ -163,8 +172,7 @@ def _counts_at_most(shape: Shape) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=4096)
 def _messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
-    program = _program(shape)
-    in_flight = represented(shape).in_flight
+    program, in_flight = _program(shape), _sends_in_flight(shape)
     weights = dict(zip(Kind, sizes, strict=True))
     return tuple(
         most_messages(program, common_step=program.updates_together, in_flight=in_flight, weights=weights)
@@ -172,12 +180,21 @@ def _messages(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _analysed(shape: Shape) -> tuple[int, Course, int, bool]:
-    """Delay, course, sends that may wait, and whether embedding and head can share a matrix."""
+def _sends_in_flight(shape: Shape) -> int:
+    """Sends of a kind to one rank that may wait unacknowledged."""
+    return sends_in_flight(_program(shape))
+
+
+@lru_cache(maxsize=4096)
+def _analysed(shape: Shape) -> tuple[int, Course]:
     program = _program(shape)
     analysis = analyze(program)
-    can_tie = tied_problem(program) is None
-    return max(analysis.delay_max), course_of([program], [analysis]), sends_in_flight(program), can_tie
+    return max(analysis.delay_max), course_of([program], [analysis])
+
+
+def _alone(shape: Shape) -> Shape:
+    """As one data rank on a CPU: programs are the same for every number of them, on any device."""
+    return shape._replace(several_data_ranks=False, on_gpu=False)
 
 
 @lru_cache(maxsize=256)

@@ -33,7 +33,13 @@ from asyncpp_cli.planner.estimate import (
 )
 from asyncpp_cli.planner.layouts import CONSIDERED, RECOMPUTE, layout, layouts
 from asyncpp_cli.planner.ranking import ranked
-from asyncpp_cli.planner.representative import Shape, messages, messages_at_most, represented
+from asyncpp_cli.planner.representative import (
+    Shape,
+    delay_of,
+    is_tieable,
+    messages,
+    messages_at_most,
+)
 from asyncpp_cli.runs.settings import assign, copy_of
 from schedules import ScheduleError, find, is_synchronous
 from schedules.messages import Kind
@@ -173,11 +179,12 @@ def test_the_first_layouts_are_those_of_all_sorted(
     every: list[Estimate] = []
     for config in layouts(base, gpus=gpus, tokens_per_step=tokens):
         with suppress(ScheduleError):
-            tieable = config.parallel.shard_head or represented(Shape.of(config)).can_tie
+            tieable = config.parallel.shard_head or is_tieable(Shape.of(config))
             if tieable or not base.model.tied:
                 every.append(estimate(config, COSTS, limit_gb=limit))
     every.sort(key=lambda one: (one.memory_gb > limit, one.step.seconds, one.delay, one.memory_gb))
     for one in every:
+        assert delay_of(Shape.of(one.config)) == one.delay
         under_way = in_flight(one.config)
         assert 0.99 * least_seconds(one.config, COSTS) < one.step.seconds
         assert 0.99 * least_seconds(one.config, COSTS, in_flight=under_way) < one.step.seconds
