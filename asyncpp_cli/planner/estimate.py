@@ -21,7 +21,14 @@ from asyncpp_cli.planner.peak_memory import (
     update_bytes,
 )
 from asyncpp_cli.planner.representative import Represented, Shape, messages, messages_at_most, represented
-from asyncpp_cli.planner.step_time import StageTimes, StepTime, sharded_step, simulated_step, step_time
+from asyncpp_cli.planner.step_time import (
+    StageTimes,
+    StepTime,
+    least_step,
+    sharded_step,
+    simulated_step,
+    step_time,
+)
 from asyncpp_cli.runs.settings import copy_of
 from schedules import Op
 from schedules.messages import Kind, channels_between_ranks
@@ -167,25 +174,44 @@ def own_estimate(config: RunConfig, costs: CostModel) -> Estimate:
     return _with_cut(config, _own_cut(config), costs)
 
 
-def fitting(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> Estimate | None:
-    """As `estimate`, or None where no cut fits: then no time is simulated."""
-    own = _own_cut(config)
-    if limit_gb is None:
-        return _with_cut(config, own, costs)
-    if sum(most_blocks(config, limit_gb=limit_gb)) < config.model.layers:
-        return None
-    best = None if _exceeds(config, _memory(config, own), limit_gb) else _with_cut(config, own, costs)
-    too_large = False
-    for fitted in () if config.parallel.cut is not None else _other_cuts(config, costs, limit_gb=limit_gb):
-        if fitted == own or (best is not None and fitted == list(best.cut)):
+def fitting(
+    config: RunConfig,
+    costs: CostModel,
+    *,
+    limit_gb: float | None,
+    cuts: Sequence[list[float]] | None = None,
+) -> Estimate | None:
+    """As `estimate`, or None where no cut fits: then no time is simulated. `cuts`: those of
+    `fitting_cuts`, if they are known."""
+    best, too_large, own = None, False, _own_cut(config)
+    for cut in fitting_cuts(config, costs, limit_gb=limit_gb) if cuts is None else cuts:
+        if best is not None and cut == list(best.cut):
             continue
-        changed = _with_cut(config, fitted, costs)
+        changed = _with_cut(config, cut, costs)
         # The memory that it was chosen by is interpolated.
-        exceeds = changed.exceeds(limit_gb)
+        exceeds = limit_gb is not None and cut != own and changed.exceeds(limit_gb)
         is_faster = best is None or changed.step.seconds <= (1 - WORTH_A_CUT) * best.step.seconds
         if best is None or (is_faster and not exceeds) or (too_large and not exceeds):
             best, too_large = changed, exceeds
     return best
+
+
+def fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float | None) -> list[list[float]]:
+    """The run's own cut, if it fits, and others that may fit, or be faster; empty where none fits."""
+    own = _own_cut(config)
+    if limit_gb is None:
+        return [own]
+    if sum(most_blocks(config, limit_gb=limit_gb)) < config.model.layers:
+        return []
+    cuts = [] if _exceeds(config, _memory(config, own), limit_gb) else [own]
+    if config.parallel.cut is None:
+        cuts += [cut for cut in _other_cuts(config, costs, limit_gb=limit_gb) if cut != own]
+    return cuts
+
+
+def least_with(config: RunConfig, cuts: Sequence[list[float]], costs: CostModel) -> float:
+    """A lower bound of the seconds of a step with any of these cuts, as `least_step` has it."""
+    return min(least_step(config, stage_times(config, layout_cuts(config, cut), costs)) for cut in cuts)
 
 
 def _own_cut(config: RunConfig) -> list[float]:
@@ -499,7 +525,7 @@ def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
     if not _has_closed_form(schedule.name):
         steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches)
         program = segment_program(config, first_step=sync_steps(config), steps=steps + schedule.delay)
-        return simulated_step(program, times)
+        return simulated_step(program, times, config=config)
     return step_time(
         schedule.name,
         times,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import schedules
 from asyncpp_cli.planner.base_config import base_of
@@ -13,7 +16,7 @@ from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import own_estimate, stage_times
 from asyncpp_cli.planner.layouts import layout
-from asyncpp_cli.planner.step_time import StageTimes, simulated_step, step_time
+from asyncpp_cli.planner.step_time import StageTimes, _known_cycles, least_step, simulated_step, step_time
 from schedules.simulate import steps_to_measure
 from stages.model.partition import cut_of
 from stages.segments import segment_program
@@ -140,3 +143,61 @@ def test_shards_of_the_head_take_as_long_as_in_the_simulator(
     planned = own_estimate(config, costs).step
     assert planned.seconds == pytest.approx(played.seconds, rel=0.01)
     assert planned.bubble == pytest.approx(played.bubble, abs=0.01)
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from([name for name in schedules.NAMES if not schedules.is_synchronous(name)]),
+    seed=st.integers(0, 10**6),
+    stages=st.integers(2, 6),
+    shard_head=st.booleans(),
+)
+def test_no_step_is_shorter_than_cycles_of_other_programs_say(
+    name: str, seed: int, stages: int, shard_head: bool
+) -> None:
+    generator, schedule = random.Random(seed), schedules.find(name)
+    shard_head = shard_head and schedule.can_shard_head
+    ahead = generator.choice((1, 2)) if "ahead" in schedule.options else 1
+    split = "split" in schedule.options and generator.random() < 0.5
+    base = base_of("7b", []).config
+    known = False
+    blocks = stages * schedule.stages_per_rank
+
+    def drawn(least: float, most: float, *, of_shards: bool = False) -> tuple[float, ...]:
+        values = tuple(generator.uniform(least, most) for _ in range(stages if of_shards else blocks))
+        zeros = (0.0,) * (blocks if of_shards else stages * shard_head)
+        return (*zeros, *values) if of_shards else (*values, *zeros)
+
+    _known_cycles.cache_clear()
+    for microbatches in generator.sample(range(2 * stages, 5 * stages), 3):
+        config = layout(
+            base,
+            name,
+            stages=stages,
+            data=1,
+            microbatches=microbatches,
+            size=1,
+            recompute="none",
+            ahead=ahead,
+            split=split,
+            shard_head=shard_head,
+        )
+        times = StageTimes(
+            forward=drawn(0.5, 1.5),
+            backward=drawn(0.5, 3),
+            input_half=drawn(0.5, 1.5),
+            weight_half=drawn(0.5, 1.5),
+            update=drawn(0, 0.5),
+            reduction=drawn(0, 2),
+            message=generator.choice((0.0, generator.uniform(0, 1))),
+            head=drawn(0, 1, of_shards=True) if shard_head else (),
+            head_weight=drawn(0, 0.5, of_shards=True) if shard_head else (),
+        )
+        steps = 3 * steps_to_measure(stages=blocks, microbatches=microbatches, ahead=ahead)
+        program = segment_program(config, first_step=0, steps=steps + config.schedule.delay)
+        before = least_step(config, times)
+        seconds = simulated_step(program, times, config=config).seconds
+        assert before <= seconds / 0.99
+        assert least_step(config, times) <= seconds / 0.99
+        known = known or before > 0
+    assert known
