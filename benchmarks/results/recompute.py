@@ -530,7 +530,14 @@ OWN_GAP = "own-gap-2026-11-25"
 
 
 def own_gaps() -> Iterator[str]:
-    """Losses without and with a delay, own gaps, and gaps to synchronous AdamW and Muon."""
+    """Losses by rate of arms whose rates were chosen; losses, own gaps, and gaps to synchronous arms."""
+    rates: dict[tuple[str, str, str], dict[float, float]] = {}
+    for row in rows_of(f"{OWN_GAP}-choice"):
+        of = rates.setdefault((row["optimizer"], row["beta1"], row["schedule"]), {})
+        of[float(row["lr"])] = float(row["val_loss"])
+    for (optimizer, beta1, schedule), losses in sorted(rates.items()):
+        tried = ", ".join(f"{lr:g}: {loss:.4f}" for lr, loss in sorted(losses.items()))
+        yield f"| {_with_beta1(optimizer, beta1)} | `{schedule}` | {tried} |"
     arms: dict[tuple[str, str, str], Losses] = {}
     for row in rows_of(OWN_GAP):
         arm = row["optimizer"], row["beta1"], row["schedule"]
@@ -543,10 +550,13 @@ def own_gaps() -> Iterator[str]:
         alone, delayed_ones = (arms[optimizer, beta1, schedule] for schedule in ("1f1b", "2bw"))
         gap = difference(delayed_ones, alone, comparisons=4)
         assert gap.seeds == 4
-        losses = " | ".join(f"{fmean(map(fmean, of.values())):.4f}" for of in (alone, delayed_ones))
-        name = optimizer if optimizer == "muon" else f"{optimizer}, beta1 {beta1 or 0.9}"
+        means = " | ".join(f"{fmean(map(fmean, of.values())):.4f}" for of in (alone, delayed_ones))
         others = " | ".join(str(difference(delayed_ones, other, comparisons=4)) for other in (adamw, muon))
-        yield f"| {name} | {losses} | {gap}, {gap.verdict(bound=BOUND)} | {others} |"
+        yield f"| {_with_beta1(optimizer, beta1)} | {means} | {gap}, {gap.verdict(bound=BOUND)} | {others} |"
+
+
+def _with_beta1(optimizer: str, beta1: str) -> str:
+    return f"adamw, beta1 {beta1 or 0.9}" if optimizer == "adamw" else optimizer
 
 
 HEAD_IN_SHARDS = "head-in-shards-2026-11-25"
