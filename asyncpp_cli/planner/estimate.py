@@ -24,6 +24,7 @@ from asyncpp_cli.planner.representative import Represented, Shape, messages, mes
 from asyncpp_cli.planner.step_time import (
     StageTimes,
     StepTime,
+    known_cycles,
     least_step,
     sharded_step,
     simulated_step,
@@ -211,6 +212,8 @@ def fitting_cuts(config: RunConfig, costs: CostModel, *, limit_gb: float | None)
 
 def least_with(config: RunConfig, cuts: Sequence[list[float]], costs: CostModel) -> float:
     """A lower bound of the seconds of a step with any of these cuts, as `least_step` has it."""
+    if not known_cycles(config):
+        return 0.0
     return min(least_step(config, stage_times(config, layout_cuts(config, cut), costs)) for cut in cuts)
 
 

@@ -303,19 +303,18 @@ _OF_A_CYCLE = {
 def least_step(config: RunConfig, times: StageTimes) -> float:
     """A lower bound of the seconds of a step, from cycles found in programs that were simulated before; 0
     where there were none."""
-    turns = (cycle.turn(times) for cycle in _known_cycles(_cycle_key(config)))
+    turns = (cycle.turn(times) for cycle in known_cycles(config))
     return config.schedule.microbatches * max(turns, default=0.0)
 
 
-def _cycle_key(config: RunConfig) -> Hashable:
-    """All that the order of forwards and backwards depends on."""
+def known_cycles(config: RunConfig) -> list[_Cycle]:
+    """Those found in programs whose forwards and backwards come in the order of this run's."""
     key = _sharded_key(config, microbatches=0)
-    return key._replace(delay=None), config.parallel.shard_head
+    return _found_cycles((key._replace(delay=None), config.parallel.shard_head))
 
 
 @lru_cache(maxsize=1024)
-def _known_cycles(key: Hashable) -> list[_Cycle]:
-    """Those that were found."""
+def _found_cycles(key: Hashable) -> list[_Cycle]:
     return []
 
 
@@ -323,7 +322,7 @@ def _remember_cycle(config: RunConfig, timeline: Timeline, times: StageTimes, *,
     """Remember what made a program's micro-batches take `turn`, if that is not known."""
     if schedules.is_custom(config.schedule.name) or schedules.is_synchronous(config.schedule.name):
         return
-    known = _known_cycles(_cycle_key(config))
+    known = known_cycles(config)
     if max((cycle.turn(times) for cycle in known), default=0.0) < (1 - KNOWN_WITHIN) * turn:
         known += [cycle for cycle in [_slowest_cycle(timeline, times)] if cycle is not None]
 

@@ -16,7 +16,7 @@ from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import own_estimate, stage_times
 from asyncpp_cli.planner.layouts import layout
-from asyncpp_cli.planner.step_time import StageTimes, _known_cycles, least_step, simulated_step, step_time
+from asyncpp_cli.planner.step_time import StageTimes, _found_cycles, least_step, simulated_step, step_time
 from schedules.simulate import steps_to_measure
 from stages.model.partition import cut_of
 from stages.segments import segment_program
@@ -168,7 +168,7 @@ def test_no_step_is_shorter_than_cycles_of_other_programs_say(
         zeros = (0.0,) * (blocks if of_shards else stages * shard_head)
         return (*zeros, *values) if of_shards else (*values, *zeros)
 
-    _known_cycles.cache_clear()
+    _found_cycles.cache_clear()
     for microbatches in generator.sample(range(2 * stages, 5 * stages), 3):
         config = layout(
             base,
