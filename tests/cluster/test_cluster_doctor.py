@@ -29,7 +29,8 @@ def test_the_test_cluster_is_fit_and_a_job_sees_the_folder(slurm_conf: Path, tmp
     assert {"gloo", "submission", "job", "software of a node", "network"} <= set(checks)
     assert "found each other and exchanged tensors (gloo, " in checks["two nodes"]["detail"]
     assert list(folder.iterdir()) == []
-    assert squeue() == []
+    # SLURM shows a job that has ended until its nodes are cleaned up.
+    wait_for(lambda: squeue() == [], seconds=60, why=squeue)
 
 
 @pytest.mark.timeout(200)
