@@ -17,14 +17,16 @@ WORKSPACE = ":4096:8"
 def deterministic(wanted: bool) -> Iterator[None]:
     """If `wanted`, make torch use deterministic kernels and refuse operators that have none. On a CPU this
     changes nothing: runs are deterministic there anyway."""
+    if not wanted:
+        yield
+        return
     before = torch.are_deterministic_algorithms_enabled()
     settings: Any = torch.utils.deterministic
     fills = settings.fill_uninitialized_memory
-    if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
-        torch.use_deterministic_algorithms(True)
-        # It would fill all newly allocated memory; nothing here reads memory that it has not written.
-        settings.fill_uninitialized_memory = False
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
+    torch.use_deterministic_algorithms(True)
+    # It would fill all newly allocated memory; nothing here reads memory that it has not written.
+    settings.fill_uninitialized_memory = False
     try:
         yield
     finally:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from optimizers.rules.base import Group
+from optimizers.rules.base import EagerOptimizer, Group
+
+
+class AdamW(EagerOptimizer, torch.optim.AdamW):
+    """torch's, without its compiler."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+class NAdam(EagerOptimizer, torch.optim.NAdam):
+    """torch's, without its compiler."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.NAdam.step))
 
 
 def adamw(groups: list[Group], settings: Mapping[str, Any]) -> torch.optim.Optimizer:
@@ -16,13 +29,13 @@ def adamw(groups: list[Group], settings: Mapping[str, Any]) -> torch.optim.Optim
         settings.get("vector_beta1", settings["beta1"]),
         settings.get("vector_beta2", settings["beta2"]),
     )
-    return torch.optim.AdamW(groups, betas=betas, eps=settings["eps"], fused=True)
+    return AdamW(groups, betas=betas, eps=settings["eps"], fused=True)
 
 
 def nadamw(groups: list[Group], settings: Mapping[str, Any]) -> torch.optim.Optimizer:
     """`torch.optim.NAdam` with decoupled weight decay and settings `beta1`, `beta2`, `eps` and
     `momentum_decay`."""
-    return torch.optim.NAdam(
+    return NAdam(
         groups,
         betas=(settings["beta1"], settings["beta2"]),
         eps=settings["eps"],

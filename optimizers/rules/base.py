@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,16 @@ State = dict[str, Any]
 """State of one parameter."""
 
 
-class ListOptimizer(torch.optim.Optimizer):
+class EagerOptimizer(torch.optim.Optimizer):
+    """An optimizer that no compiled graph contains.
+
+    torch's own import its compiler to stay out of such graphs: a second and 36 MB in every process.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+
+class ListOptimizer(EagerOptimizer):
     """An optimizer whose rule updates all parameters of a group at once.
 
     Parameters without a gradient and their state do not change.

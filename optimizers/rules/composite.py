@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from optimizers.rules.base import EagerOptimizer
 
-class Composite(torch.optim.Optimizer):
+
+class Composite(EagerOptimizer):
     """Steps its members in turn, each on its own parameters.
 
     Groups and state are shared with the members, so that `param_groups`, `state_dict` and `load_state_dict`

@@ -22,6 +22,11 @@ from stages.model.weight_gradient import add_rows, is_added_in_backward
 class Embedding(nn.Embedding):
     """A row of the matrix for each token."""
 
+    def reset_parameters(self) -> None:
+        """Draw initial values; on the meta device there are none, and torch would import its compiler."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
     def forward(self, input: Tensor) -> Tensor:
         if not is_added_in_backward(self.weight):
             return super().forward(input)

@@ -135,8 +135,8 @@ class Rows:
 
 def in_processes(work: Callable[..., Any], arguments: Sequence[Any], *, size: int) -> list[list[Any]]:
     """Call `work(process, argument)` for each argument in `size` connected processes; results by rank."""
-    # Forked from a server that has imported torch: that takes longer than most runs here. torch imports its
-    # compiler with the first update.
+    # Forked from a server that has imported torch, and its compiler for runs that are compiled: that takes
+    # longer than most runs here.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["stages.trainer", "torch._dynamo"])
     results = context.Queue()

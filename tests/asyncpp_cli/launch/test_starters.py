@@ -71,7 +71,7 @@ def mpiexec(start: Start, run: Run) -> list[subprocess.Popen[str]]:
     return [start("mpiexec", "-n", "2", sys.executable, *TRAIN, str(run.folder))]
 
 
-LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=1000"]
+LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=400"]
 LONG += ["train.checkpoint_interval=100", "site.device=cpu"]
 
 

@@ -86,9 +86,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_three_machines_share_runs_and_one_that_vanishes_gives_its_own_back(
     start: Start, tmp_path: Path
 ) -> None:
-    matrix = f"matrix={{schedule: 1f1b, optimizer: adamw, seed: {list(range(8))}}}"
+    matrix = f"matrix={{schedule: 1f1b, optimizer: adamw, seed: {list(range(5))}}}"
     runs = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=20", "site.device=cpu", LEASE).runs
-    assert len(runs) == 8
+    assert len(runs) == 5
     launch = [*ASYNCPP, "launch", str(tmp_path / "e"), "--replay", "--max-parallel", "1"]
     machines = [start(*launch) for _ in range(3)]
     wait_for(lambda: bool(running(runs, "machine-0")), seconds=250)
@@ -108,7 +108,8 @@ def running(runs: tuple[Run, ...], host: str) -> set[str]:
     }
 
 
-LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=1000"]
+STEPS = 400
+LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={STEPS}"]
 LONG += ["train.checkpoint_interval=100", "site.device=cpu", LEASE]
 
 
@@ -132,7 +133,7 @@ def assert_equal(disturbed: Run, undisturbed: Run, *, attempts: int) -> None:
     """The same rows, none twice, and the same weights (the hash in the `end` row)."""
     status = disturbed.status()
     assert (status.state, status.attempt) == (State.COMPLETED, attempts), status.reason
-    assert len(rows_of(disturbed, "step")) == 1000
+    assert len(rows_of(disturbed, "step")) == STEPS
     for kind in ("step", "eval"):
         assert rows_of(disturbed, kind) == rows_of(undisturbed, kind)
     [end], [expected] = rows_of(disturbed, "end"), rows_of(undisturbed, "end")
