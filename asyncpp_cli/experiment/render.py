@@ -7,7 +7,7 @@ import fcntl
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from asyncpp_cli.experiment.template import Template, text_of
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run
+from stages.records import read_text
 
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
@@ -163,6 +164,10 @@ def _existing_ids(wanted: Experiment) -> frozenset[str]:
 
 def _restored(run: Run, resolved: ResolvedCell, copies: CodeCopies) -> bool:
     """Rewrite a missing or damaged configuration, keeping the damaged file; returns whether it was so."""
+    # To parse a thousand takes longer than to write them.
+    with suppress(FileNotFoundError, DamagedError):  # found again below
+        if read_text(run.config_file) == config_text(resolved.config):
+            return False
     try:
         run.config()
     except DamagedError as error:

@@ -16,10 +16,10 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.launch.submission.arrays import ArrayManifest, read_manifest
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, RankEnd, RankError, RankStart
 from asyncpp_cli.runs.experiment_folder import Experiment
@@ -29,6 +29,9 @@ from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of, run_command
 from asyncpp_cli.slurm.submissions import read_submissions
 from stages.records import FileRecord, read_record
+
+if TYPE_CHECKING:
+    from asyncpp_cli.launch.submission.arrays import ArrayManifest
 
 EXCLUSION_SECONDS = 24 * 3600.0
 """Time for which a bad node is excluded; it may be repaired by then."""
@@ -284,6 +287,9 @@ def exclude_from_waiting(experiment: Experiment, *, cluster: str) -> None:
 
     Called in a job, for jobs of its partition. Errors of SLURM are ignored.
     """
+    # `status` reads bad nodes without what submits jobs, which takes as long to import as all the rest.
+    from asyncpp_cli.launch.submission.arrays import read_manifest
+
     if not recent_bad_nodes(experiment, cluster=cluster):
         return
     submissions = read_submissions(experiment)

@@ -15,7 +15,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -215,10 +215,18 @@ def _printed(value: Any) -> str:
 
 def get(config: RunConfig, key: str) -> Any:
     """The value of a dotted key; None for an entry of `OPEN_KEYS` that is not set."""
+    if (getter := _getters().get(key)) is not None:
+        return getter(config)
     if _is_open(key):
         mapping, _, name = key.rpartition(".")
         return operator.attrgetter(mapping)(config).get(name)
     return operator.attrgetter(key)(config)
+
+
+@functools.cache
+def _getters() -> Mapping[str, Callable[[RunConfig], Any]]:
+    """A thousand configurations have a hundred thousand keys."""
+    return {key: operator.attrgetter(key) for key in KEYS}
 
 
 def assign(config: RunConfig, settings: Mapping[str, Any]) -> None:
@@ -244,8 +252,8 @@ def unset_keys(config: RunConfig) -> list[str]:
 
 def items(config: RunConfig) -> Iterator[tuple[str, Any]]:
     """Every dotted key with its value."""
-    for key in KEYS:
-        yield key, get(config, key)
+    for key, getter in _getters().items():
+        yield key, getter(config)
     for mapping in OPEN_KEYS:
         for name, value in get(config, mapping).items():
             yield f"{mapping}.{name}", value
@@ -318,7 +326,6 @@ def identity(config: RunConfig) -> dict[str, Any]:
     (`model.init_sha256`, `data.sha256`, `data.validation_sha256`). Without a hash the path of the data is
     kept. The standard library's text is left out, so that ids do not depend on the version of Python.
     """
-    defaults = RunConfig()
     has_hash = bool(trained_paths(config.data)) and config.data.sha256 is not None
     excluded = {"model.init", "data.path" if has_hash else "data.sha256"}
     if has_hash:
@@ -329,5 +336,11 @@ def identity(config: RunConfig) -> dict[str, Any]:
         for key, value in items(config)
         if not key.startswith(f"{SITE}.")
         and key not in excluded
-        and (key in _ALWAYS_HASHED or value != get(defaults, key))
+        and (key in _ALWAYS_HASHED or value != _defaults().get(key))
     }
+
+
+@functools.cache
+def _defaults() -> Mapping[str, Any]:
+    """The default of every key; entries of `OPEN_KEYS` have none."""
+    return dict(items(RunConfig()))
