@@ -201,8 +201,10 @@ def optimizers_document() -> Iterator[str]:
         yield f"| {name} | {arm['optimizer.beta1']} | {' | '.join(cells)} |"
     yield _gap(losses, 4_800, QHADAMW, {**QHADAMW, "schedule": "1f1b"})
     yield from _muon_beside_adamw()
-    of_muon = next(line for line in own_gaps() if line.startswith("| muon"))
-    yield of_muon.split(" | ")[3].split(",")[0]
+    at_853k = {line.split(" | ")[0]: line.split(" | ")[3:] for line in own_gaps()}
+    for optimizer in ("muon", "adamw, beta1 0.9", "qhadamw"):
+        yield at_853k[f"| {optimizer}"][0].split(",")[0]
+    yield at_853k["| qhadamw"][1]
     of_eight, synchronous = (
         fmean(
             fmean(blocks_of(row))
@@ -550,6 +552,9 @@ def own_gaps() -> Iterator[str]:
         alone, delayed_ones = (arms[optimizer, beta1, schedule] for schedule in ("1f1b", "2bw"))
         gap = difference(delayed_ones, alone, comparisons=4)
         assert gap.seeds == 4
+        if gap.verdict(bound=BOUND) == "undecided":
+            by_seed = (fmean(delayed_ones[seed]) - fmean(alone[seed]) for seed in sorted(alone))
+            yield f"The four seeds differ: {', '.join(f'{one:+.4f}' for one in by_seed)}."
         means = " | ".join(f"{fmean(map(fmean, of.values())):.4f}" for of in (alone, delayed_ones))
         others = " | ".join(str(difference(delayed_ones, other, comparisons=4)) for other in (adamw, muon))
         yield f"| {_with_beta1(optimizer, beta1)} | {means} | {gap}, {gap.verdict(bound=BOUND)} | {others} |"
