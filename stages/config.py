@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import MISSING
-
 from optimizers import CORRECTIONS, METHODS
-from stages.config_keys import facts, key, with_options
+from stages.config_keys import MISSING, facts, key, with_options
 
 
 class _Declared:

@@ -17,6 +17,10 @@ from optimizers import CorrectionMethod, Method
 
 T = TypeVar("T")
 
+MISSING: Any = "???"
+"""Default of a key that must be set: OmegaConf's, which takes as long to import as the rest of the
+configuration, so only what converts values does that."""
+
 LARGEST = 1e9
 """Upper bound of a number whose key declares none: products of three stay within float32."""
 

@@ -16,12 +16,13 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING, Any
 
 from stages.config import RunConfig, trained_paths
+from stages.config_keys import MISSING
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 class SettingError(Exception):
@@ -174,6 +175,9 @@ def _typed_scalar(key: str, value: Any) -> Any:
     if value == MISSING:
         # OmegaConf would read its marker of a missing value as no value.
         raise SettingError(key, f'must be {expected}, and "{MISSING}" stands for no value')
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     config = _typed_config()
     try:
         OmegaConf.update(config, key, value)
@@ -184,6 +188,8 @@ def _typed_scalar(key: str, value: Any) -> Any:
 
 @functools.cache
 def _typed_config() -> DictConfig:
+    from omegaconf import OmegaConf
+
     # Shared: setting a key replaces its earlier value completely.
     config: DictConfig = OmegaConf.structured(RunConfig)
     return config
