@@ -39,7 +39,8 @@ def train(
     from asyncpp_cli.console import say
     from asyncpp_cli.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train, owners_of
-    from asyncpp_cli.launch.rank_env import CompletedError, attempt_of_rank, read_rank_env
+    from asyncpp_cli.launch.joining import CompletedError, attempt_of_rank
+    from asyncpp_cli.launch.rank_env import read_rank_env
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.sites.resources import ranks_of
     from stages.liveness.stop_signal import RESUMABLE
