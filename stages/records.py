@@ -89,7 +89,10 @@ def read_bytes(file: Path, *, most: int = MOST_BYTES, follow_links: bool = True)
     """
     with open_file(file, follow_links=follow_links) as opened:
         try:
-            content = opened.read(most + 1)
+            # `read` makes room for as much as it is told to read.
+            size = os.fstat(opened.fileno()).st_size
+            content = opened.read(min(size, most) + 1)
+            content += opened.read(most + 1 - len(content)) if len(content) > size else b""
         except OSError as error:
             raise DamagedError(f"{file} cannot be read ({error.strerror})") from error
     if len(content) > most:

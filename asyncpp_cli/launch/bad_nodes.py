@@ -24,7 +24,6 @@ from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, RankEnd, RankError, RankStart
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of, run_command
 from asyncpp_cli.slurm.submissions import read_submissions
@@ -32,6 +31,7 @@ from stages.records import FileRecord, read_record
 
 if TYPE_CHECKING:
     from asyncpp_cli.launch.submission.arrays import ArrayManifest
+    from asyncpp_cli.sites.profile import Site
 
 EXCLUSION_SECONDS = 24 * 3600.0
 """Time for which a bad node is excluded; it may be repaired by then."""

@@ -148,3 +148,12 @@ for number in range(300):
 
 def test_threads_may_read_the_first_records_of_a_type_at_once() -> None:
     subprocess.run([sys.executable, "-c", THREADS], check=True, timeout=60, cwd=ROOT)
+
+
+def test_a_file_without_a_size_is_read_to_its_end() -> None:
+    """As those of /proc, and one that grows while it is read."""
+    file = Path("/proc/self/status")
+    assert file.stat().st_size == 0
+    assert b"Name:" in read_bytes(file)
+    with pytest.raises(DamagedError, match="larger than 10 bytes"):
+        read_bytes(file, most=10)

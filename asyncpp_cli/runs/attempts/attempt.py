@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,7 +50,7 @@ class Attempt:
     run: Run
     number: int
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         return self.run.attempts / str(self.number)
 

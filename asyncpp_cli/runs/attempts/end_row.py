@@ -29,13 +29,16 @@ def missing_end_row(metrics: Path, *, attempt: int, steps: int) -> str:
         attempt: number of the attempt that ended.
         steps: steps of the whole run.
     """
-    last, problem = _last_row(metrics, kind="end", attempt=attempt)
+    return _not_the_end(*_last_row(metrics, kind="end", attempt=attempt), name=metrics.name, steps=steps)
+
+
+def _not_the_end(last: Mapping[str, Any], problem: str, *, name: str, steps: int) -> str:
     if problem:
         return problem
     if last.get("step") != steps:
-        return f"the end row of {metrics.name} is of step {last.get('step')}, and the run has {steps}"
+        return f"the end row of {name} is of step {last.get('step')}, and the run has {steps}"
     if not re.fullmatch(r"[0-9a-f]{64}", str(last.get("weights_sha256"))):
-        return f"the end row of {metrics.name} has no hash of the weights"
+        return f"the end row of {name} has no hash of the weights"
     return ""
 
 
@@ -60,26 +63,28 @@ def metrics_problem(run: Run, status: Status) -> str:
     the last row must be that of all before it. A file that has not changed since is not read again.
     """
     file = run.metrics_file
-    if status.state == State.COMPLETED:
-        problem = missing_end_row(file, attempt=status.attempt, steps=status.steps)
-        if problem:
-            return f"{file}: {problem}"
+    completed = (status.attempt, status.steps) if status.state == State.COMPLETED else None
     try:
         found = file.stat()
-        return _altered(run, found.st_mtime_ns, found.st_size)
-    except FileNotFoundError:
-        return ""
+        return _problem(run, completed, found.st_mtime_ns, found.st_size)
+    except FileNotFoundError as error:
+        return f"{file}: {file.name} cannot be read: {error.strerror}" if completed else ""
     except (OSError, DamagedError) as error:
         return f"{file} cannot be read ({error})"
 
 
 @functools.lru_cache(maxsize=100_000)
-def _altered(run: Run, changed: int, size: int) -> str:
+def _problem(run: Run, completed: tuple[int, int] | None, changed: int, size: int) -> str:
+    """As `metrics_problem`; `completed`: attempt and steps of a completed run."""
     with open_file(run.metrics_file) as opened:
         content = opened.read()
-    at = content.rfind(_START)
-    first = content.rfind(b"\n", 0, max(at, 0)) + 1
-    start = _row(content[first : content.find(b"\n", first) + 1]) if at >= 0 else None
+    end, start = _row_at(content, len(content) - 1), _row_at(content, content.rfind(_START))
+    if completed is not None:
+        attempt, steps = completed
+        name = run.metrics_file.name
+        row, problem = _fitting(end, start, name=name, kind="end", attempt=attempt)
+        if problem := _not_the_end(row, problem, name=name, steps=steps):
+            return f"{run.metrics_file}: {problem}"
     if start is not None and (of := start.get("run", run.id)) != run.id:
         return f"{run.metrics_file} is another run's: {of!r:.200}"
     last = content[content.rfind(b"\n", 0, max(len(content) - 1, 0)) + 1 :]
@@ -95,11 +100,18 @@ def _last_row(metrics: Path, *, kind: str, attempt: int) -> tuple[Mapping[str, A
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is empty"
         return {}, f"{metrics.name} cannot be read: {reason}"
+    return _fitting(last, start, name=metrics.name, kind=kind, attempt=attempt)
+
+
+def _fitting(
+    last: Mapping[str, Any] | None, start: Mapping[str, Any] | None, *, name: str, kind: str, attempt: int
+) -> tuple[Mapping[str, Any], str]:
+    """As `_last_row`, from the last row and the last `start` row."""
     if start is None or start.get("attempt", attempt) != attempt:
-        return {}, f"{metrics.name} has no row of this attempt"
+        return {}, f"{name} has no row of this attempt"
     if last is None or last.get("kind") != kind:
         actual = f"of kind {last['kind']}" if last is not None and "kind" in last else "damaged"
-        return {}, f"the last row of {metrics.name} is {actual}, not the {kind} row"
+        return {}, f"the last row of {name} is {actual}, not the {kind} row"
     return last, ""
 
 
@@ -118,7 +130,7 @@ def _last_rows(metrics: Path) -> tuple[Mapping[str, Any] | None, Mapping[str, An
         return _row_at(content, size - 1), _row_at(content, content.rfind(_START))
 
 
-def _row_at(content: mmap.mmap, position: int) -> Mapping[str, Any] | None:
+def _row_at(content: bytes | mmap.mmap, position: int) -> Mapping[str, Any] | None:
     """The row in the line that contains this byte."""
     if position < 0:
         return None
