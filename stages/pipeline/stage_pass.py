@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from stages.data.documents import Documents
 from stages.model.decoder import Stage
@@ -57,7 +57,20 @@ class EagerPass:
     def backward(self, gradient: Tensor | None, *, whole: WholeGradients | None = None) -> None:
         watching: AbstractContextManager[None] = nullcontext() if whole is None else whole.watching()
         with watching:
-            torch.autograd.backward(self._start, gradient)
+            if gradient is None:
+                torch.autograd.backward(self._start)
+                return
+            # As `torch.autograd.backward`, which imports sympy (0.6 s) to compare shapes; the engine compares
+            # them too.
+            _engine_run_backward(
+                (self._start,),
+                (gradient,),
+                False,  # retain_graph
+                False,  # create_graph
+                (),
+                allow_unreachable=True,
+                accumulate_grad=True,
+            )
 
     def input_gradient(self) -> Tensor:
         return self._input_gradient.take()

@@ -119,15 +119,15 @@ def test_sweep_and_status_import_nothing_slow(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_not_compiled_does_not_import_the_compiler(tmp_path: Path) -> None:
-    """torch imports it with an optimizer of its own and with the first values of an embedding: seconds in
-    every process."""
+    """torch imports it with an optimizer of its own and with the first values of an embedding, and sympy with
+    the first gradient that a backward is given: seconds in every process."""
     matrix = f"matrix={{schedule: 2bw, optimizer: [{', '.join(NAMES)}]}}"
     changes = [matrix, "exclude=[]", "train.steps=2", "site.device=cpu", "optimizer.lr=1e-3"]
     runs = sweep(tmp_path / "e", *changes, "train.checkpoint_interval=1").runs
     assert len(runs) == len(NAMES)
     for code, _, modules in after_each([["train", str(run.folder), "--replay"] for run in runs]):
         assert code == 0
-        assert not {"torch._dynamo", "torch._inductor"} & modules
+        assert not {"torch._dynamo", "torch._inductor", "sympy"} & modules
 
 
 def test_the_version_is_that_of_the_package() -> None:
