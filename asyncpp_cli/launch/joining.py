@@ -277,22 +277,27 @@ def _reply(run: Run, rank_env: RankEnv, *, config: RunConfig) -> _Call:
     file, seconds = run.attempts / "joining" / "call.json", config.site.start_timeout
     answer = _Answer(settings=_settings(run), machine=_machine(), process=this_process())
     deadline = time.monotonic() + seconds
-    word = ""
+    word, taken_by = "", None
     while time.monotonic() < deadline:
         call = _read(file, _Call)
-        if call is not None and call.word == word and (call.attempt is not None or call.refused):
-            return call
-        if call is not None and call.word != word and call.attempt is None and not call.refused:
-            answers = file.parent / call.word
-            if _write_first(answers / f"rank-{rank_env.rank}.json", answer):
-                word = call.word
+        is_open = call is not None and call.attempt is None and not call.refused
+        if call is not None and call.word != word and is_open:
+            own = file.parent / call.word / f"rank-{rank_env.rank}.json"
+            if _write_first(own, answer):
+                word, taken_by = call.word, None
                 # Rank 0 may wait for the others, and for an earlier attempt to end.
                 deadline = time.monotonic() + 2 * seconds
-            elif (other := _read(answers / f"rank-{rank_env.rank}.json", _Answer)) is not None:
-                host, pid = other.process.host, other.process.pid
-                raise UserError(
-                    f"rank {rank_env.rank} of {run.folder} is there twice: here and on {host} (process {pid})"
-                )
+            elif (other := _read(own, _Answer)) is not None:
+                # Or both are left over from a start that was killed: then rank 0 will call again.
+                word, taken_by = call.word, other.process
+        is_answered = call is not None and call.word == word and not is_open
+        if taken_by is not None and (is_answered or (is_local(taken_by) and not is_gone(taken_by))):
+            raise UserError(
+                f"rank {rank_env.rank} of {run.folder} is there twice: here and on {taken_by.host} "
+                f"(process {taken_by.pid})"
+            )
+        if call is not None and is_answered:
+            return call
         time.sleep(_POLL_SECONDS)
     status = run.status()
     if status.state == State.RUNNING:

@@ -9,17 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.command_line import succeeded
 from support.launches import rows_of, sweep, wait_for
 
+from asyncpp_cli.atomic_files import write_record
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.rank_env import STARTERS, read_rank_env
+from asyncpp_cli.launch import joining
+from asyncpp_cli.launch.rank_env import STARTERS, RankEnv, read_rank_env
 from asyncpp_cli.runs.attempts.attempt import Attempt
-from asyncpp_cli.runs.processes import is_gone
+from asyncpp_cli.runs.processes import is_gone, process_id
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 
@@ -174,6 +179,43 @@ def test_a_rank_is_refused_that_has_answered_already(start: Start, tmp_path: Pat
     second = start(sys.executable, *TRAIN, str(run.folder), PMI_RANK="1", PMI_SIZE="3")
     assert "rank 1" in (line := refused(second))
     assert "twice" in line
+
+
+def test_an_answer_left_over_from_a_killed_start_is_not_another_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started again, rank 1 comes first and finds the call and the answer of ranks that are gone."""
+    changes = ["matrix={schedule: 1f1b, optimizer: adamw}", "exclude=[]", "site.start_timeout=200"]
+    [run] = sweep(tmp_path / "e", *changes).runs
+    config = run.config()
+    killed = subprocess.Popen(["true"])
+    gone = process_id(killed.pid)
+    killed.wait()
+    assert is_gone(gone)
+    left_over = joining._Call(word="f" * 32, settings="", by=gone)
+    file = run.attempts / "joining" / left_over.word / "rank-1.json"
+    file.parent.mkdir(parents=True)
+    write_record(file.parent.with_name("call.json"), left_over)
+    write_record(file, joining._Answer(settings="", machine="", process=gone))
+    seen, read = threading.Event(), joining._read
+
+    def watched(path: Path, kind: type[Any]) -> Any:
+        found = read(path, kind)
+        if path == file:
+            seen.set()
+        return found
+
+    monkeypatch.setattr(joining, "_read", watched)
+
+    def meet(rank: int) -> tuple[int, int, int]:
+        env = RankEnv(rank=rank, size=2, local_rank=rank, local_size=2, supervised=False)
+        attempt, placed = joining._meet(run, env, config=config)
+        return attempt.number, placed.local_rank, placed.local_size
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(meet, 1)
+        assert seen.wait(timeout=250)
+        assert (meet(0), first.result(timeout=250)) == ((1, 0, 2), (1, 1, 2))
 
 
 @pytest.mark.parametrize(
