@@ -57,7 +57,7 @@ def test_a_second_user_of_the_group_reads_and_goes_on_as_the_umask_lets(lab: Pat
     assert (report.code, "completed" in report.output) == (0, True), report.errors
 
     more = bert.run("sweep", "quickstart", *TINY, *ONE, "matrix.seed=[0,1]", "--out", experiment)
-    launched = bert.run("launch", longer)
+    launched = bert.run("launch", longer, "--replay")
     if umask == 0o027:
         assert (more.code, launched.code) == (2, 1)
         for errors in (more.errors, launched.errors):
@@ -66,7 +66,7 @@ def test_a_second_user_of_the_group_reads_and_goes_on_as_the_umask_lets(lab: Pat
         return
     assert (more.code, launched.code) == (0, 0), more.errors + launched.errors
     # Her folders, his runs; and hers again.
-    assert bert.run("launch", experiment).code == 0
+    assert bert.run("launch", experiment, "--replay").code == 0
     check_shared(lab, group_writes=True)
     assert "longer: 1 completed" in anna.run("status", longer).output
     _, his = open_experiment(experiment).runs

@@ -79,7 +79,7 @@ def planned(*arguments: str) -> list[dict[str, Any]]:
 def ten_billion() -> list[dict[str, Any]]:
     names = ("1f1b", "interleaved-1f1b", "2bw", "2bw-v", "paci")
     chosen = [word for name in names for word in ("--schedule", name)]
-    return planned("10b", "--gpus", "64", "--memory", "80", *chosen)
+    return planned("10b", "--gpus", "8", "--tokens-per-step", "65536", "--memory", "80", *chosen)
 
 
 @pytest.mark.slow
@@ -90,9 +90,9 @@ def test_the_largest_model_has_asynchronous_layouts_that_fit(ten_billion: list[d
     assert {one["delay"] for one in fitting if one["schedule"] == "2bw"} >= {1}
     assert {one["chunks"] for one in fitting if one["schedule"] == "interleaved-1f1b"} == {2, 4}
     for one in ten_billion:
-        assert one["stages"] * one["data_parallel"] == 64
+        assert one["stages"] * one["data_parallel"] == 8
         tokens = one["data_parallel"] * one["microbatches"] * one["microbatch_size"] * 4096
-        assert tokens == 2**19
+        assert tokens == 2**16
         assert one["tokens_per_second"] == pytest.approx(tokens / one["step_time"])
         assert one["fits"] == (one["memory_gb"] <= 80)
         assert sum(one["cut"]) == 44
@@ -124,11 +124,11 @@ def test_the_v_is_listed_with_its_options_and_recomputation(ten_billion: list[di
     of_v = [one for one in ten_billion if one["schedule"] == "2bw-v"]
     options = {(one["split"], one["ahead"], one["recompute"]) for one in of_v}
     assert options == {(s, a, r) for s in (False, True) for a in (1, 2) for r in RECOMPUTE}
-    assert {(one["stages"], len(one["cut"])) for one in of_v} == {(p, 2 * p) for p in (2, 4, 8, 16)}
+    assert {(one["stages"], len(one["cut"])) for one in of_v} == {(p, 2 * p) for p in (2, 4, 8)}
     for one in of_v:
         ranks = [*range(one["stages"])]
         assert one["rank_of_stage"] == [*ranks, *reversed(ranks), *ranks * one["shard_head"]]
-    shown = asyncpp("plan", "10b", "--gpus", "64", "--schedule", "2bw-v", "--rows", "40")
+    shown = asyncpp("plan", "3b", "--gpus", "4", "--schedule", "2bw-v", "--rows", "40")
     assert "2bw-v, split, ahead 2" in shown.output
     assert "2bw-v, split, ahead 2, head in shards" in shown.output
 

@@ -28,15 +28,16 @@ from stages.trainer import replay, train
 from stages.training_loop import TrainingResult
 from stages.validation import ConfigError, check
 
+FORMS = ["none", "error-feedback", "buffered", "decay-at-x", *CORRECTION_NAMES]
 
-@pytest.mark.parametrize(
-    "correction", ["none", "error-feedback", "buffered", "decay-at-x", *CORRECTION_NAMES]
-)
+
+@pytest.mark.parametrize("correction", FORMS)
 @pytest.mark.slow
 def test_every_optimizer_goes_on_to_the_same_bits(correction: str, text: Path, tmp_path: Path) -> None:
+    """Without a correction; and each correction with a third of them."""
     schedule = {"discrepancy": "paci", "delay-compensation": "2bw"}.get(correction, "pipedream")
     refused = []
-    for name in NAMES:
+    for name in NAMES if correction == "none" else NAMES[FORMS.index(correction) % 3 :: 3]:
         config = saving(
             small_config(schedule, text=text, optimizer=name, clip="stage", layers=2, eval_interval=4)
         )

@@ -103,6 +103,24 @@ def check_no_hang(recording: Recording, case: Case) -> int:
     return sum(map(len, recording.events))
 
 
+def check_connections(recording: Recording, case: Case) -> None:
+    """A segment uses no connection for the first time."""
+    for number, events in enumerate(recording.events):
+        begin = events.index(Begin())
+        before, within = (
+            [event for event in part if isinstance(event, Operation)]
+            for part in (events[:begin], events[begin:])
+        )
+        connected = {(event.communicator, event.kind, event.peer) for event in before}
+        assert {(event.communicator, event.kind, event.peer) for event in within} <= connected, (case, number)
+        sizes = {(event.communicator, event.kind, event.size) for event in before}
+        collectives = [event for event in within if event.kind not in ("send", "recv")]
+        assert {(event.communicator, event.kind, event.size) for event in collectives} <= sizes, (
+            case,
+            number,
+        )
+
+
 def test_owners_broadcast_all_of_their_weights_in_one_operation(text: Path, monkeypatch: Any) -> None:
     config = with_experts(small_config("2bw", text=text, stages=1, data=4, steps=3))
     recording = record(config, monkeypatch, uses=True)
@@ -121,48 +139,23 @@ def early_share(recordings: Iterable[Recording]) -> float:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.slow
 def test_no_program_hangs_wherever_one_rank_synchronises_its_device(schedule: str, recorded: Any) -> None:
-    programs = [case for case in cases(stages=(2, 3, 4), times=(1, 4)) if case.schedule == schedule]
+    programs = [case for case in cases(stages=(2, 3), times=(1, 4)) if case.schedule == schedule]
     for case in programs:
         check_no_hang(recorded(case), case)
+        check_connections(recorded(case), case)
     # A receive of gpipe's first backward depends on the forward just before it; a flush's first on its
-    # update.
-    assert early_share(map(recorded, programs)) >= (0.75 if schedule == "gpipe" else 0.9)
+    # update, and with few micro-batches most are first ones.
+    many = [case for case in programs if case.microbatches >= 4 * case.stages]
+    assert early_share(map(recorded, many)) >= (0.75 if schedule == "gpipe" else 0.9)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.slow
 def test_nor_with_data_ranks_whose_exchanges_are_late(schedule: str, recorded: Any) -> None:
-    for case in cases(stages=(1, 2, 3), times=(1,), data=(2,)):
+    for case in cases(stages=(1, 2), times=(1,), data=(2,)):
         if case.schedule == schedule:
             check_no_hang(recorded(case), case)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("data", [1, 2])
-def test_a_segment_uses_no_connection_for_the_first_time(data: int, schedule: str, recorded: Any) -> None:
-    for case in cases(stages=(2, 3), times=(1,), data=(data,)):
-        if case.schedule != schedule:
-            continue
-        for number, events in enumerate(recorded(case).events):
-            begin = events.index(Begin())
-            before, within = (
-                {
-                    (event.communicator, event.kind, event.peer)
-                    for event in part
-                    if isinstance(event, Operation)
-                }
-                for part in (events[:begin], events[begin:])
-            )
-            assert within <= before, (case, number)
-            sizes, needed = (
-                {
-                    (event.communicator, event.kind, event.size)
-                    for event in part
-                    if isinstance(event, Operation)
-                }
-                for part in (events[:begin], events[begin:])
-            )
-            assert {use for use in needed if use[1] not in ("send", "recv")} <= sizes, (case, number)
+            check_connections(recorded(case), case)
 
 
 def test_two_ranks_that_synchronise_at_once_may_hang_and_seldom_do(recorded: Any) -> None:
@@ -222,6 +215,7 @@ def test_sweep(data: int, recorded: Any) -> None:
     for case in cases(stages=(2, 3, 4, 5, 6) if data == 1 else (2, 3, 4), times=(1, 2, 4), data=(data,)):
         by_schedule.setdefault(case.schedule, []).append(case)
         places += check_no_hang(recorded(case), case)
+        check_connections(recorded(case), case)
         programs += 1
     print(f"\ndata {data}: {programs} programs, 0 hangs at {places} places")
     for schedule, of_schedule in by_schedule.items():

@@ -38,7 +38,7 @@ FEW_LAYERS = "model.layers=16"
 def _small(schedule: str = "2bw", *, compiled: bool = False, **settings: Any) -> RunConfig:
     config = small_config(
         schedule,
-        **({"text": Path("none"), "precision": "bfloat16", "microbatches": 4, "steps": 20} | settings),
+        **({"text": Path("none"), "precision": "bfloat16", "layers": 2, "steps": 20} | settings),
     )
     config.train.compile = compiled
     return config
@@ -57,9 +57,9 @@ def _faults(config: RunConfig) -> list[tuple[str, str, str]]:
     [
         ("1f1b", {"recompute": "full"}),
         ("2bw", {"data": 2}),
-        ("2bw", {"optimizer": "muon", "coefficient": 1.0, "recompute": "selective"}),
-        ("2bw-v", {"split": True}),
-        ("paci-v", {"clip": "stage", "data": 2}),
+        ("2bw", {"optimizer": "muon", "coefficient": 1.0, "recompute": "selective", "layers": 4}),
+        ("2bw-v", {"split": True, "layers": 4, "microbatches": 4}),
+        ("paci-v", {"clip": "stage", "data": 2, "layers": 4, "microbatches": 4}),
         ("zero-bubble", {}),
         ("2bw", {"shard_head": True, "tied": True}),
         ("2bw", {"ema_decay": 0.9, "data": 2}),
@@ -134,12 +134,11 @@ def _kept(run_block: RunBlock, config: RunConfig) -> set[tuple[torch.dtype, tupl
 # torch's own use of what it has deprecated, met when the compiler is imported.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "selective"])
-@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize(("experts", "recompute"), [(False, "none"), (True, "selective")])
 def test_a_traced_block_keeps_what_a_compiled_one_keeps(
     experts: bool, recompute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = _small(layers=2)
+    config = _small()
     if experts:
         config = with_experts(config)
     run_block = block_runner(config.model, recompute=recompute, compiled=True)
@@ -151,12 +150,16 @@ def test_a_traced_block_keeps_what_a_compiled_one_keeps(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "settings"),
-    [("1f1b", {"recompute": "full"}), ("2bw", {"recompute": "selective"}), ("zero-bubble", {})],
+    ("schedule", "settings", "experts"),
+    [
+        ("1f1b", {"recompute": "full"}, False),
+        ("2bw", {"recompute": "selective"}, True),
+        ("zero-bubble", {}, False),
+        ("zero-bubble", {}, True),
+    ],
 )
-@pytest.mark.parametrize("experts", [False, True])
 def test_compiled_blocks_are_rehearsed(schedule: str, settings: dict[str, Any], experts: bool) -> None:
-    config = _small(schedule, compiled=True, layers=2, **settings)
+    config = _small(schedule, compiled=True, **settings)
     found = _rehearsed(with_experts(config, expert_width=16) if experts else config, rank=1)
     assert not found.faults
     assert found.compiled
@@ -168,7 +171,6 @@ def test_compiled_blocks_are_rehearsed(schedule: str, settings: dict[str, Any], 
 @pytest.mark.parametrize(
     ("model", "schedule", "split", "recompute"),
     [
-        ("10b", "1f1b", False, "none"),
         ("10b-moe", "2bw", False, "none"),
         ("7b", "2bw-v", True, "selective"),
         ("1b-7b-moe", "paci-v", False, "full"),
@@ -229,7 +231,7 @@ def test_a_float64_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_experts_that_a_kernel_refuses_make_the_host_wait() -> None:
     """Rows of grouped products must be a multiple of 16 bytes; other widths are a loop over experts."""
-    config = with_experts(_small(layers=2), expert_width=16)
+    config = with_experts(_small(), expert_width=16)
     assert not _rehearsed(config).faults
     config.model.expert_width = 12
     assert {fault.kind for fault in _rehearsed(config).hot_waits} == {"wait"}
