@@ -1,12 +1,13 @@
 """Run configurations by dotted key: accepted keys, types of values, access, and the hash of a run.
 
-The types are those of `stages.config`; OmegaConf checks values against them. Checked values are cached, since
-the cells of a matrix repeat them.
+The types are those of `stages.config`; values are checked against them as OmegaConf does, without its import.
+Checked values are cached, since the cells of a matrix repeat them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import functools
 import hashlib
@@ -16,13 +17,10 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stages.config import RunConfig, trained_paths
 from stages.config_keys import MISSING
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 
 class SettingError(Exception):
@@ -173,35 +171,34 @@ def _typed_scalar(key: str, value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingError(key, f"must be a finite number, not {value}")
     if value == MISSING:
-        # OmegaConf would read its marker of a missing value as no value.
         raise SettingError(key, f'must be {expected}, and "{MISSING}" stands for no value')
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    config = _typed_config()
-    try:
-        OmegaConf.update(config, key, value)
-        return OmegaConf.select(config, key)
-    except OmegaConfBaseException as error:
-        raise SettingError(key, f"must be {expected}, not {_printed(value)}") from error
-
-
-@functools.cache
-def _typed_config() -> DictConfig:
-    from omegaconf import OmegaConf
-
-    # Shared: setting a key replaces its earlier value completely.
-    config: DictConfig = OmegaConf.structured(RunConfig)
-    return config
+    kinds = _kinds(key)
+    if type(value) in kinds and not (isinstance(value, str) and "${" in value):
+        return value
+    if type(value) is int and (float in kinds or bool in kinds):
+        return float(value) if float in kinds else bool(value)
+    if isinstance(value, datetime.date) and str in kinds:
+        return str(value)  # the YAML reader makes dates of texts that look like one
+    raise SettingError(key, f"must be {expected}, not {_printed(value)}")
 
 
 def _field_type(key: str) -> str:
     """The type of a key's values, as messages name it."""
+    return " or ".join(_TYPE_NAMES[kind] for kind in _kinds(key))
+
+
+@functools.cache
+def _kinds(key: str) -> tuple[Any, ...]:
+    """The types of a key's values."""
     section, _, name = key.rpartition(".")
-    owner = type(getattr(RunConfig(), section)) if section else RunConfig
-    hint = typing.get_type_hints(owner)[name]
-    kinds = typing.get_args(hint) or (hint,)
-    return " or ".join(_TYPE_NAMES[kind] for kind in kinds)
+    hint = _hints(section)[name]
+    # A list's arguments are not alternatives.
+    return (hint,) if typing.get_origin(hint) is list else typing.get_args(hint) or (hint,)
+
+
+@functools.cache
+def _hints(section: str) -> dict[str, Any]:
+    return typing.get_type_hints(type(getattr(RunConfig(), section)) if section else RunConfig)
 
 
 _TYPE_NAMES = {
