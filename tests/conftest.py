@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 SEED = "ASYNCPP_TEST_SEED"
 """Environment variable with the seed of an earlier session, to repeat it."""
 
+# More threads of torch's compiler are processes that import torch first: longer than the kernels here take.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 # On a busy machine any example may be slow.
 settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -24,7 +24,7 @@ PRINTS_JSON = {
     PIPELINE: "speedup_by_round",
     f"{PIPELINE} --data 2 --reduce-ms 2": "conditions",
     "action_overhead.py --turns 2 --json": "replay_over_plain_cpu_median",
-    "schedule_sizes.py --most 64 --json": "simulate_s",
+    "schedule_sizes.py --most 16 --json": "simulate_s",
     "optimizer_steps.py --models micro --steps 1 --device cpu --json": "ratio",
 }
 """For each command something that it prints."""

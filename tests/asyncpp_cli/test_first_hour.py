@@ -68,6 +68,7 @@ def test_every_step_names_a_command_that_is_there(first_hour) -> None:  # type: 
 def test_its_experiments_train_and_are_profiled(first_hour, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """With a small model, the rest as it stands."""
     small = ("model=micro", "data.context=32", "train.steps=4", "train.eval_interval=2")
+    small += ("matrix.optimizer=[muon]",)
     steps = [
         step._replace(command=(*step.command, *small)) if "sweep" in step.command else step
         for step in first_hour.STEPS

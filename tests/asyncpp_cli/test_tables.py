@@ -127,7 +127,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str
         ["tune", "quickstart", "--over", "optimizer.lr=1e-4:1e-1:log", "--dry-run"],
         ["sweep", "quickstart", "matrix.seed=[0,1]", "--list"],
         ["plan", "quickstart", "--gpus", "2", "--schedule", "2bw", "--rows", "99"],
-        ["plan", "360m", "--gpus", "8", "--schedule", "2bw", "--device", "a100", "--rows", "9"],
+        ["plan", "360m", "--gpus", "4", "--schedule", "2bw", "--device", "a100", "--rows", "9"],
         ["templates", "list"],
         ["optimizers", "list"],
         ["optimizers", "show", "muon"],

@@ -63,7 +63,7 @@ def test_without_accounting_a_run_that_always_fails_is_tried_as_often_as_told(
     assert told["nodes"].startswith("n")
 
     text.write_text("some words to train on, again and again. " * 500)
-    succeeded("launch", experiment.folder, "--failed", "--site", site, "--wait")
+    succeeded("launch", experiment.folder, "--failed", "--replay", "--site", site, "--wait")
     assert [run.status().state for run in experiment.runs] == [State.COMPLETED] * 2
     assert good.status().attempt == 1
 

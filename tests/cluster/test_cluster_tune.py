@@ -16,12 +16,12 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.submissions import read_submissions
 
-STEPS = 400
+STEPS = 200
 ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={STEPS}"]
 TUNE = ["quickstart", *TINY, *ARM, "--over", "optimizer.lr=1e-4:1e-1:log", "--samples", "3", "--eta", "3"]
 # A first rung that is long enough to be preempted in.
 RUNGS = ["--rungs", "0.8"]
-FIRST = 320
+FIRST = 160
 
 
 def trains(runs: list[Run]) -> bool:
@@ -38,10 +38,10 @@ def nothing_queued() -> bool:
 def test_tuned_with_a_preemption(slurm_conf: Path, tmp_path: Path) -> None:
     folder = tmp_path / "e"
     site = site_file(tmp_path, retries=0)
-    ended = succeeded("tune", *TUNE, *RUNGS, "--out", folder, "--site", site)
+    ended = succeeded("tune", *TUNE, *RUNGS, "--out", folder, "--site", site, "--replay")
     assert f"3 runs to step {FIRST}" in ended.errors
     experiment = open_experiment(folder)
-    succeeded("tune", folder, "--site", site)
+    succeeded("tune", folder, "--site", site, "--replay")
     assert len(read_submissions(experiment).all) == 1, "everything due is queued, and a job follows it"
 
     wait_for(lambda: trains(experiment.runs), seconds=120, why=squeue)

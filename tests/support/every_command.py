@@ -40,7 +40,7 @@ def commands(folder: Path, *, kind: str) -> list[list[str]]:
         launches.append(["launch", str(folder / "c")])
     if kind in ("full", "read-only"):
         launches.append(["train", str(folder / "c" / "runs" / "run-0"), "--replay"])
-    if kind in ("plain", "terminal", "few"):  # its two processes with torch take seconds
+    if kind in ("plain", "few"):  # its two processes with torch take seconds
         launches.append(["doctor", "--dir", str(folder)])
     experiment, new = str(folder / "e"), str(folder / "new")
     done = str(folder / "e" / "runs" / "run-0")

@@ -70,6 +70,12 @@ def sweep(folder: Path, *changes: str) -> Experiment:
     return open_experiment(folder)
 
 
+def train_all(folder: Path | str) -> None:
+    """Train every run of an experiment by replay, in the test's process, which has imported torch already."""
+    for run in open_experiment(Path(folder)).runs:
+        succeeded("train", run.folder, "--replay")
+
+
 def wait_for(condition: Callable[[], bool], *, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

@@ -50,7 +50,7 @@ OPTIMIZERS: dict[str, tuple[str, float]] = {
 """Optimizer and error-feedback coefficient for each schedule."""
 
 
-def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
+def cases(text: Path, *, stages: int, experts_at: int, one_each: bool = False) -> list[RunConfig]:
     """Every valid combination of schedule, optimizer and error feedback, and a second model family; some with
     selective recomputation, and two with stages that begin and end within a block.
 
@@ -58,6 +58,7 @@ def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
         text: trained on.
         stages: of the pipeline.
         experts_at: 0 or 1: the even or the odd ones have a mixture of experts.
+        one_each: every schedule once, with the optimizer and coefficient of `OPTIMIZERS`.
     """
     qwen3 = small_config(
         "2bw",
@@ -94,6 +95,7 @@ def cases(text: Path, *, stages: int, experts_at: int) -> list[RunConfig]:
         for schedule, options in (SCHEDULES | TWO_STAGES_A_RANK).items()
         for optimizer in (("adamw",) if schedule in TWO_STAGES_A_RANK else ("adamw", "muon"))
         for coefficient in ((0.0, 1.0) if schedule in DELAYED else (0.0,))
+        if not one_each or (optimizer, coefficient) == OPTIMIZERS.get(schedule, ("adamw", 0.0))
     ]
     # The bias moves by a step that changes the choice of experts.
     return [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
+from support.launches import train_all
 from support.report_experiment import cells_of, report_of
 from support.small_task import QUESTIONS, right_answers, write_task
 
@@ -214,7 +215,7 @@ def test_a_run_that_trains_is_not_disturbed(tmp_path: Path, quick: None) -> None
     assert [score.step for score in found] == sorted({score.step for score in found})
     assert found[-1].step == 60
     assert scores(run) == found
-    succeeded("launch", alone, "--replay")
+    train_all(alone)
     [other] = open_experiment(alone).runs
     same = ("step", "val_loss", "weights_sha256", "train_loss")
     ours, theirs = (

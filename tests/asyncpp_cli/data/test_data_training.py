@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
+from support.launches import train_all
 from support.texts import some_documents, write_lines, write_tokenizer
 
 from asyncpp_cli.planner.cells import estimate_key
@@ -46,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_a_run_on_prepared_data_is_reported_in_bits_a_byte(folder: Path, tmp_path: Path) -> None:
     succeeded("sweep", "mine.yaml", "--out", "out")
-    succeeded("launch", "out", "--replay")
+    train_all("out")
     [metrics] = (tmp_path / "out").rglob("metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     start = rows[0]
@@ -167,7 +168,7 @@ def test_attention_within_documents_needs_the_recorded_token_alone(folder: Path,
     template = tmp_path / "masked.yaml"
     template.write_text(TEMPLATE.replace("context: 16", "context: 16, document_mask: true"))
     succeeded("sweep", template, "--out", "out")
-    succeeded("launch", "out", "--replay")
+    train_all("out")
     [metrics] = (tmp_path / "out").rglob("metrics.jsonl")
     start = json.loads(metrics.read_text().splitlines()[0])
     data = DataConfig(path=str(folder), context=16, document_mask=True)

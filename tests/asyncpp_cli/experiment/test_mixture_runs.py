@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import refusal, succeeded
+from support.launches import train_all
 from support.report_experiment import cells_of, report_of
 from support.texts import check_data_refused
 
@@ -42,7 +43,7 @@ def ids(experiment: str) -> list[str]:
 @pytest.mark.slow
 def test_weights_are_an_axis_and_the_report_says_the_shares(folder: Path) -> None:
     succeeded("sweep", "mine.yaml", "--out", "e")
-    succeeded("launch", "e", "--replay")
+    train_all("e")
     assert [cell["data.weights.wiki"] for cell in cells_of(folder / "e")] == [1.0, 3.0]
     [line] = [line for line in report_of(folder / "e").conditions if line.startswith("Shares of the sources")]
     even, uneven = line.removeprefix("Shares of the sources in sequences: ").split("; or ")
@@ -76,7 +77,7 @@ def test_a_moved_source_is_found_and_a_changed_one_refused(folder: Path) -> None
     assert "holds other data" in refusal("data", "moved", "e", "mine.yaml")
     said = succeeded("data", "moved", "e", "elsewhere.txt")
     assert "2 runs" in said.output + said.errors
-    succeeded("launch", "e", "--replay")
+    train_all("e")
     Path("code/a.py").write_text("other words " * 99)
     said_of_changed = refusal("sweep", "mine.yaml", "data.sources.wiki=elsewhere.txt", "--out", "e")
     assert f"{folder}/code has changed since the runs of e were made" in said_of_changed

@@ -24,7 +24,7 @@ ONE = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]"]
 @pytest.mark.slow
 def test_cancel_lets_a_run_save_and_stay_ended(tmp_path: Path, start_launch: StartLaunch) -> None:
     (run,) = sweep(tmp_path / "e", *ONE, f"train.steps={HOURS}").runs
-    launched = start_launch(tmp_path / "e")
+    launched = start_launch(tmp_path / "e", "--replay")
     wait_for(lambda: is_training(run), seconds=250)
     ended = asyncpp("cancel", tmp_path / "e", run.id[:-2])
     assert (ended.code, ended.errors) == (0, "Cancelled: 0 queued, 1 running.\n")
@@ -136,7 +136,7 @@ def test_runs_to_retry_are_chosen_by_what_ended_them(tmp_path: Path) -> None:
     experiment.run(memory).write_status(ended)
     assert "6 runs begin with it" in refusal("launch", folder, "2bw-adamw")
     assert "no such run" in asyncpp("cancel", folder, "nothing").errors
-    succeeded("launch", folder, "--oom")
+    succeeded("launch", folder, "--oom", "--replay")
     after = {run.id: run.status() for run in open_experiment(folder).runs}
     assert (after[memory].state, after[memory].attempt) == (State.COMPLETED, 2)
     assert {run_id: status.attempt for run_id, status in after.items() if run_id != memory} == {

@@ -25,7 +25,7 @@ COSTS = Roofline(find_device("h100", key=""))
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "tokens", "limit"), [("135m", 2, 2**13, 75.0), ("3b", 4, 2**14, 60.0)]
+    ("model", "gpus", "tokens", "limit"), [("135m", 2, 2**13, 75.0), ("360m", 4, 2**13, 7.0)]
 )
 def test_a_point_has_the_layouts_of_plan(model: str, gpus: int, tokens: int, limit: float) -> None:
     base = base_of(model, []).config
@@ -57,7 +57,7 @@ def test_the_ratio_is_that_of_the_simulator(chance: random.Random) -> None:
     delayed_names = ("2bw", "2bw-v", "paci", "pipedream")
     bases = {model: base_of(model, []).config for model in ("135m", "360m", "nano-moe")}
     compared = 0
-    while compared < 25:
+    while compared < 12:
         base = bases[chance.choice(list(bases))]
         gpus = chance.choice([2, 4, 8])
         points = decision_map(

@@ -210,12 +210,12 @@ def test_the_first_layouts_are_those_of_all_sorted(
 def test_every_layout_is_a_run_that_could_be_trained() -> None:
     base = base_of("360m", ["optimizer=muon"])
     names = ("1f1b", "interleaved-1f1b", "2bw", "2bw-v", "paci")
-    found = list(ranked(base.config, gpus=4, tokens_per_step=2**14, names=names, costs=COSTS, limit_gb=75))
+    found = list(ranked(base.config, gpus=4, tokens_per_step=2**13, names=names, costs=COSTS, limit_gb=75))
     assert len(found) > 20
     for one in found:
         one.config.model.vocab_size = 50304  # at least that of any data
         check(one.config)
-        assert tokens_per_step(one.config) == 2**14
+        assert tokens_per_step(one.config) == 2**13
         one.config.parallel.cut = list(one.cut)
         check(one.config)
 
@@ -253,11 +253,11 @@ def test_less_memory_takes_recomputation_or_more_stages() -> None:
         [
             one
             for one in planned(
-                *("3b", "--gpus", "8", "--memory", memory, "--schedule", "1f1b", "--schedule", "2bw")
+                *("3b", "--gpus", "4", "--memory", memory, "--schedule", "1f1b", "--schedule", "2bw")
             )
             if one["fits"]
         ]
-        for memory in ("141", "20")
+        for memory in ("141", "40")
     )
     assert len(small) < len(large)
     assert small[0]["step_time"] > large[0]["step_time"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.command_line import asyncpp, succeeded
 from support.files import edit
+from support.launches import train_all
 from support.report_experiment import ExperimentFolder, cells_of, metrics, settings
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
@@ -42,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "tiny.yaml").write_text(TINY)
     succeeded("sweep", folder / "tiny.yaml", "--out", folder / "e")
-    succeeded("launch", folder / "e", "--replay")
+    train_all(folder / "e")
     return folder / "e"
 
 

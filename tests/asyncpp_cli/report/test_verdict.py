@@ -362,12 +362,12 @@ def test_rates_chosen_on_the_compared_seeds_are_said_to_be() -> None:
 
 def test_steps_are_carried_over_to_a_planned_run() -> None:
     found = verdicts(cells(ratio=1.1, speed=1.3))
-    target = Target(model="135m", gpus=8, tokens_per_step=2**16)
+    target = Target(model="135m", gpus=4, tokens_per_step=2**14)
     [carried] = transfers(found, target)
     planned = best_layouts(
         base_of("135m", ["optimizer=muon"]).config,
-        gpus=8,
-        tokens_per_step=2**16,
+        gpus=4,
+        tokens_per_step=2**14,
         names=[name for name in CONSIDERED if is_synchronous(name) or name.startswith("2bw")],
         costs=Roofline(find_device("h100", key="")),
         limit_gb=75.0,

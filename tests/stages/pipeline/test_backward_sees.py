@@ -14,7 +14,6 @@ import pytest
 import torch
 from support.single_process import whole_model
 from support.small_runs import Rows, small_config, with_experts
-from support.torch_versions import compiles_float64
 from support.two_weights import microbatch_gradient
 from support.watched_backwards import Watched
 from torch import Tensor
@@ -180,19 +179,6 @@ def test_one_compilation_serves_all_blocks_and_versions(text: Path) -> None:
     # No more than one, and none where another test has been before.
     assert counters["stats"]["unique_graphs"] - compiled <= 1
     assert counters["stats"]["unique_graphs"] >= 1
-
-
-@compiles_float64
-@pytest.mark.slow
-def test_compiled_experts_train_as_plain_ones(text: Path) -> None:
-    """In float64, by a loop over experts that the compiler does not look into."""
-    losses = []
-    for compile in (False, True):
-        config = with_experts(
-            small_config("2bw", text=text, precision="float64", compile=compile), expert_width=16
-        )
-        losses.append(replay(config, recorder=Rows()).train_losses)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

@@ -75,11 +75,10 @@ def test_every_schedule_trains_compiled_as_it_does_plain(
 
 
 @compiles_float64
-@pytest.mark.parametrize(("schedule", "forms"), [("2bw", 1), ("zero-bubble", 2)])
 @pytest.mark.slow
-def test_documents_of_any_number_need_no_other_compilation(schedule: str, forms: int, text: Path) -> None:
+def test_documents_of_any_number_need_no_other_compilation(text: Path) -> None:
     """One for whole backwards, and one for split ones."""
-    config = run_of(schedule, text, compile=True)
+    config = run_of("zero-bubble", text, compile=True)
     config.train.recompute = "selective"
     config = with_documents(config)
     plain = replay(replace(config, train=replace(config.train, compile=False)), recorder=Rows())
@@ -89,7 +88,7 @@ def test_documents_of_any_number_need_no_other_compilation(schedule: str, forms:
     assert compiled.train_losses == pytest.approx(plain.train_losses, rel=1e-12)
     for name, weight in plain.weights.items():
         torch.testing.assert_close(compiled.weights[name], weight, rtol=1e-9, atol=1e-9)
-    assert counters["stats"]["unique_graphs"] == forms
+    assert counters["stats"]["unique_graphs"] == 2
 
 
 @pytest.mark.parametrize("experts", [False, True])
@@ -127,18 +126,15 @@ def test_a_compiled_first_half_leaves_the_matrices_to_the_second(experts: bool, 
         }
 
     expected = gradients(recompute="none", compiled=False, split=False)
-    for recompute in ("selective",) if experts else ("none", "selective", "full"):
+    for recompute in ("selective",) if experts else ("none", "selective"):
         measured = gradients(recompute=recompute, compiled=True, split=True)
         for name, gradient in expected.items():
             assert gradient.any(), name
             torch.testing.assert_close(measured[name], gradient, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.slow
-def test_matrices_of_a_compiled_block_in_bfloat16_gather_what_plain_ones_do(
-    recompute: str, text: Path
-) -> None:
+def test_matrices_of_a_compiled_block_in_bfloat16_gather_what_plain_ones_do(text: Path) -> None:
     """To a rounding of activations, and without one of the gradient: halves add the bits of the whole."""
     config = run_of("2bw", text)
     config.train.precision = "bfloat16"
@@ -147,7 +143,7 @@ def test_matrices_of_a_compiled_block_in_bfloat16_gather_what_plain_ones_do(
         (rank, *_) = ranks_of(config)
         weights = rank.stages[0].weights
         module = weights.newest().module
-        module.run_block = block_runner(config.model, recompute=recompute, compiled=compiled)
+        module.run_block = block_runner(config.model, recompute="selective", compiled=compiled)
         deferred = DeferredGradients() if split else None
         with deferring(deferred):
             out = module(torch.arange(24).view(2, 12) % 7)

@@ -31,7 +31,8 @@ def test_a_distributed_run_is_its_replay_bit_for_bit(stages: int, text: Path) ->
         small_config(schedule, text=text, stages=stages, microbatches=stages, precision="bfloat16")
         for schedule in ("2bw", "zero-bubble")
     ]
-    configs = [*cases(text, stages=stages, experts_at=stages % 2), narrow[0], with_experts(narrow[1])]
+    chosen = cases(text, stages=stages, experts_at=stages % 2, one_each=stages == 3)
+    configs = [*chosen, narrow[0], with_experts(narrow[1])]
     configs[0].train.diagnostics = configs[0].train.eval_interval
     check_processes_are_replays(configs, size=stages)
 

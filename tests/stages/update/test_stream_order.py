@@ -82,7 +82,7 @@ def test_every_rank_of_a_run_is_ordered(schedule: str, text: Path, monkeypatch: 
 @pytest.mark.slow
 def test_so_is_a_model_with_experts(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for schedule in ("2bw", "pipedream-unstashed"):
-        config = with_experts(config_of(schedule, text, data=2), balance_rate=0.02)
+        config = with_experts(config_of(schedule, text, stages=1, data=2), balance_rate=0.02)
         for events in record(config, monkeypatch, uses=True).events:
             assert unordered(events) == []
         events, digest = record_replay(config, monkeypatch, late=LATE)
@@ -103,8 +103,8 @@ def test_a_tied_shard_that_gathers_ahead_waits_for_the_update_of_that_buffer(
         microbatches=microbatches,
         delay=-(-stages_ // microbatches) + (schedule == "2bw-v"),
         layers=2 * stages_,
-        steps=8,
-        eval_interval=8,
+        steps=6,
+        eval_interval=6,
         shard_head=True,
         tied=True,
     )
