@@ -7,9 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, NoReturn
 
 import typer
+import typer.main
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from asyncpp_cli.commands.machine import data
@@ -38,10 +40,10 @@ from asyncpp_cli.console import say
 from asyncpp_cli.errors import FAILED, WRONG, refusal_of
 from asyncpp_cli.standard_streams import abandon_output, make_fit
 
-# Some versions of Typer vendor Click: find the class by its name.
 _COMPLETION = "_ASYNCPP_COMPLETE"
 """Set by the scripts of `asyncpp completion`, with what the shell wants."""
 
+# Some versions of Typer vendor Click: find the class by its name.
 _CommandLineError = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
@@ -122,6 +124,12 @@ app.add_typer(data.app, name="data")
 app.add_typer(templates.app, name="templates")
 
 
+@cache
+def click_command() -> Any:
+    """The command line as a Click command, built once in a process: that takes longer than most commands."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line and exit the process.
 
@@ -132,7 +140,7 @@ def main() -> None:
     try:
         if _COMPLETION in os.environ:
             completion_init()
-        code = app(prog_name="asyncpp", standalone_mode=False)
+        code = click_command()(prog_name="asyncpp", standalone_mode=False)
         sys.stdout.flush()
     except (SystemExit, KeyboardInterrupt):
         raise

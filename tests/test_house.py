@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from support.files import ROOT
+
+from asyncpp_cli.main import click_command
 
 MAY_IMPORT = {
     "schedules": set(),
@@ -226,12 +227,9 @@ def documented_commands() -> list[tuple[str, str]]:
     ]
 
 
-def click_command(words: list[str]) -> tuple[Any, list[str]]:
+def named_command(words: list[str]) -> tuple[Any, list[str]]:
     """The command that a line names, and the words after it."""
-    from asyncpp_cli.main import app
-
-    command: Any = typer.main.get_command(app)
-    rest = words[1:]
+    command, rest = click_command(), words[1:]
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         assert rest[0] in command.commands, f"asyncpp has no command {rest[0]}"
         command, rest = command.commands[rest[0]], rest[1:]
@@ -240,14 +238,14 @@ def click_command(words: list[str]) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize(("document", "line"), documented_commands())
 def test_documented_commands_are_accepted_by_the_parser(document: str, line: str) -> None:
-    command, rest = click_command(shlex.split(line))
+    command, rest = named_command(shlex.split(line))
     command.make_context(command.name, rest)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_within_sentences_exist_with_their_options(document: Path) -> None:
     for mention in re.findall(r"(?<!`)`(asyncpp [a-z-][^`]*)`", document.read_text(encoding="utf-8")):
-        command, rest = click_command(mention.split())
+        command, rest = named_command(mention.split())
         accepted = {"--help"}.union(*(option.opts for option in command.params))
         wrong = [word for word in rest if word.startswith("--") and word.partition("=")[0] not in accepted]
         assert wrong == [], mention

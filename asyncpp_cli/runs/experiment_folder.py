@@ -107,8 +107,10 @@ def open_experiment(folder: Path) -> Experiment:
     try:
         read = read_record(file, _Description)
     except FileNotFoundError:
-        message = f"{folder} is not an experiment: it has no {EXPERIMENT_FILE} (`asyncpp sweep` makes one)"
-        raise UserError(message) from None
+        lacks = f"is not an experiment: it has no {EXPERIMENT_FILE}" if folder.exists() else "does not exist"
+        raise UserError(
+            f"{folder} {lacks}; accepted: the folder of an experiment that asyncpp sweep made"
+        ) from None
     except DamagedError as error:
         raise UserError(str(error)) from error
     seen: set[str] = set()

@@ -154,7 +154,9 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> 
 @pytest.mark.parametrize("command", ["launch", "status", "report"])
 def test_commands_refuse_a_folder_without_an_experiment(tmp_path: Path, command: str) -> None:
     assert "experiment.json" in refusal(command, tmp_path)
-    assert "experiment.json" in refusal(command, tmp_path / "nothing")
+    assert "nothing does not exist; accepted: the folder of an experiment" in refusal(
+        command, tmp_path / "nothing"
+    )
     (tmp_path / "experiment.json").write_text("{")
     assert "not JSON" in refusal(command, tmp_path)
     (tmp_path / "experiment.json").write_text('{"format": 99}')

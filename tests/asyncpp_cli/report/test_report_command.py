@@ -40,7 +40,8 @@ def test_out_holds_what_standard_output_would(
 
 def test_mistakes_are_one_line_and_exit_code_2(quickstart: ExperimentFolder) -> None:
     folder = quickstart.folder
-    assert "nowhere is not an experiment" in refusal("report", folder / "nowhere")
+    assert "nowhere does not exist; accepted: the folder" in refusal("report", folder / "nowhere")
+    assert "is not an experiment: it has no experiment.json" in refusal("report", folder / "runs")
     assert "give the name of a file" in refusal("report", folder, "--out", folder)
     assert "cannot be written" in refusal("report", folder, "--out", folder / "no" / "such.md")
 
