@@ -32,8 +32,8 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.liveness.stop_signal import RESUMABLE
 
-STEPS = 300
-CHANGES = [*ONE_RUN, f"train.eval_interval={STEPS}", "train.checkpoint_interval=60", f"train.steps={STEPS}"]
+STEPS = 500
+CHANGES = [*ONE_RUN, "train.eval_interval=500", "train.checkpoint_interval=100", f"train.steps={STEPS}"]
 
 
 @pytest.fixture(scope="module")

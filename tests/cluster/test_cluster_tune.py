@@ -16,12 +16,12 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.submissions import read_submissions
 
-STEPS = 200
+STEPS = 400
 ARM = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={STEPS}"]
 TUNE = ["quickstart", *TINY, *ARM, "--over", "optimizer.lr=1e-4:1e-1:log", "--samples", "3", "--eta", "3"]
 # A first rung that is long enough to be preempted in.
 RUNGS = ["--rungs", "0.8"]
-FIRST = 160
+FIRST = 320
 
 
 def trains(runs: list[Run]) -> bool:

@@ -22,7 +22,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.liveness.stop_signal import RESUMABLE
 
-STEPS = 90
+STEPS = 150
 ONE_RUN = ["matrix={schedule: 2bw, optimizer: muon}", "exclude=[]", "error_feedback=true", "seed=3"]
 OFTEN = ["train.eval_interval=50", "train.checkpoint_interval=20", "site.timeout=20"]
 

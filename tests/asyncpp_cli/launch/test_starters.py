@@ -76,8 +76,8 @@ def mpiexec(start: Start, run: Run) -> list[subprocess.Popen[str]]:
     return [start("mpiexec", "-n", "2", sys.executable, *TRAIN, str(run.folder))]
 
 
-LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=150"]
-LONG += ["train.checkpoint_interval=50", "site.device=cpu"]
+LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", "train.steps=400"]
+LONG += ["train.checkpoint_interval=100", "site.device=cpu"]
 
 
 @pytest.fixture(scope="module")

@@ -86,9 +86,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def test_three_machines_share_runs_and_one_that_vanishes_gives_its_own_back(
     start: Start, tmp_path: Path
 ) -> None:
-    matrix = f"matrix={{schedule: 1f1b, optimizer: adamw, seed: {list(range(3))}}}"
+    matrix = f"matrix={{schedule: 1f1b, optimizer: adamw, seed: {list(range(5))}}}"
     runs = sweep(tmp_path / "e", matrix, "exclude=[]", "train.steps=20", "site.device=cpu", LEASE).runs
-    assert len(runs) == 3
+    assert len(runs) == 5
     launch = [*ASYNCPP, "launch", str(tmp_path / "e"), "--replay", "--max-parallel", "1"]
     machines = [start(*launch) for _ in range(3)]
     wait_for(lambda: bool(running(runs, "machine-0")), seconds=250)
@@ -108,9 +108,9 @@ def running(runs: tuple[Run, ...], host: str) -> set[str]:
     }
 
 
-STEPS = 200
+STEPS = 400
 LONG = ["matrix={schedule: 2bw, optimizer: adamw}", "exclude=[]", f"train.steps={STEPS}"]
-LONG += ["train.checkpoint_interval=50", "site.device=cpu", LEASE]
+LONG += ["train.checkpoint_interval=100", "site.device=cpu", LEASE]
 
 
 def long_run(folder: Path) -> Run:

@@ -32,7 +32,7 @@ from stages.rehearsal.watch import Watch
 from stages.update.optimizer_step import StageUpdate
 
 FULL_WIDTH = ["model.layers=8", "parallel.stages=4", "schedule.microbatches=4", "train.microbatch_size=1"]
-"""With two blocks a rank; benchmarks/results/rehearsed-ranks-2026-11-24.md has whole models."""
+"""Two blocks per rank; benchmarks/results/rehearsed-ranks-2026-11-24.md has whole models."""
 
 
 def _small(schedule: str = "2bw", *, compiled: bool = False, **settings: Any) -> RunConfig:
@@ -173,8 +173,8 @@ def test_a_compiled_rank_at_full_width_takes_no_more_than_planned(
     model: str, schedule: str, split: bool, recompute: str
 ) -> None:
     """What a block keeps is the compiler's choice; that of experts was half as much again as planned."""
-    changes = [*FULL_WIDTH, f"schedule={schedule}", "parallel.data=2", f"train.recompute={recompute}"]
-    changes += ["parallel.stages=2", "schedule.microbatches=2", "model.layers=4"]
+    changes = ["model.layers=4", "parallel.stages=2", "schedule.microbatches=2", "train.microbatch_size=1"]
+    changes += [f"schedule={schedule}", "parallel.data=2", f"train.recompute={recompute}"]
     config = base_of(model, changes).config
     config.train.steps = 20
     config.schedule.split = split
