@@ -17,6 +17,7 @@ import yaml
 from omegaconf import MISSING
 
 from optimizers import CORRECTIONS, METHODS, CorrectionMethod, Method
+from schedules import OPTIONS
 from stages.config import CORRECTION_NAMES, RunConfig
 from stages.config_keys import KeyFacts, facts
 
@@ -74,10 +75,14 @@ def _rows(section: type, *, prefix: str, only: list[str] | None = None) -> Itera
         if only is None or entry.name in only:
             yield (
                 f"`{prefix}{entry.name}`",
-                _accepted(types.get(entry.name, str(entry.type)), facts(entry)),
+                _accepted(types.get(entry.name, _type_name(entry.type)), facts(entry)),
                 "{}" if entry.default is dataclasses.MISSING else _default(entry.default),
                 meanings.get(entry.name, "").replace("|", r"\|"),
             )
+
+
+def _type_name(of: object) -> str:
+    return of.__name__ if isinstance(of, type) and not typing.get_args(of) else str(of)
 
 
 def _accepted(annotation: str, declared: KeyFacts) -> str:
@@ -95,7 +100,9 @@ def _default(value: object) -> str:
 
 
 def _declared(section: str) -> dict[str, str]:
-    """What each option of a section's methods means, to which of them, and its default."""
+    """Meanings of a section's options: of methods with their owners and default, of schedules as declared."""
+    if section == "schedule":
+        return {name: option.meaning for name, option in OPTIONS.items()}
     methods = DECLARED.get(section, [])
     meanings = {}
     for name in dict.fromkeys(name for method in methods for name in method.options):
@@ -112,7 +119,7 @@ def _declared(section: str) -> dict[str, str]:
 
 
 def _class(section: type) -> ast.ClassDef:
-    if section.__name__ in ("OptimizerConfig", "CorrectionConfig"):
+    if section.__mro__[1].__name__ == section.__name__:
         section = section.__mro__[1]  # the class as it is written, without the options
     tree = ast.parse(textwrap.dedent(inspect.getsource(section)))
     [found] = tree.body

@@ -14,7 +14,8 @@ from schedules.analyze import Analysis, analyze
 from schedules.catalogue import FAMILY, NAMES, build, find, is_synchronous, options_taken, smallest_delay
 from schedules.custom import is_custom
 from schedules.errors import ScheduleError
-from schedules.schedule import OPTIONS, Schedule
+from schedules.options import OPTIONS
+from schedules.schedule import Schedule
 from schedules.segment import Segment
 from schedules.verify import find_problems, verify
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from schedules.actions import Program
@@ -20,10 +20,10 @@ from schedules.library.paci_v import PACI_V
 from schedules.library.pipedream import PIPEDREAM, PIPEDREAM_UNSTASHED
 from schedules.library.two_bw import TWO_BW
 from schedules.library.two_bw_v import TWO_BW_V
-from schedules.library.v_block import EVEN_COSTS, block_costs
 from schedules.library.zb_v import ZB_V
 from schedules.library.zero_bubble import ZERO_BUBBLE
-from schedules.schedule import Schedule, options_of
+from schedules.options import OPTIONS, checked
+from schedules.schedule import Schedule, options_of, parameters_of
 from schedules.segment import Segment, delay_for_lead
 
 FAMILY: dict[str, Schedule] = {
@@ -83,43 +83,32 @@ def options_taken(name: str) -> frozenset[str]:
 
 
 def smallest_delay(
-    name: str,
-    *,
-    stages: int,
-    microbatches: int,
-    ahead: int = 1,
-    split: bool = False,
-    costs: Sequence[int] = EVEN_COSTS,
-    shard_head: bool = False,
+    name: str, *, stages: int, microbatches: int, shard_head: bool = False, **options: Any
 ) -> int:
     """The smallest delay that schedule `name` can have; 1 for those that take none.
 
     Args:
         name: One of `NAMES`.
         stages: Pipeline ranks p.
-        microbatches: Micro-batches a step.
-        ahead: As in `build`.
-        split: As in `build`.
-        costs: As in `build`.
+        microbatches: Micro-batches per step.
         shard_head: As in `build`.
+        options: As in `build`.
 
     Raises:
-        ScheduleError: There is no schedule of that name, or the costs are not as in `build`.
+        ScheduleError: There is no schedule of that name, or an option is not accepted.
     """
-    least = least_lead(name, stages=stages, ahead=ahead, split=split, costs=costs, shard_head=shard_head)
+    least = least_lead(name, stages=stages, shard_head=shard_head, **options)
     return 1 if least is None else delay_for_lead(lead=least, microbatches=microbatches)
 
 
-def least_lead(
-    name: str, *, stages: int, ahead: int, split: bool, costs: Sequence[int], shard_head: bool = False
-) -> int | None:
+def least_lead(name: str, *, stages: int, shard_head: bool = False, **options: Any) -> int | None:
     """The least d m with which schedule `name` can have a delay of d with m micro-batches per step; None: it
     takes no delay. Arguments and errors are those of `smallest_delay`."""
     lead = find(name).lead
     if lead is None:
         return None
-    least: int = lead(ranks=stages, ahead=ahead, split=split, costs=block_costs(costs))
-    return least + FURTHER_AHEAD * shard_head
+    given = {option: checked(option, options[option]) for option in parameters_of(lead) & options.keys()}
+    return lead(ranks=stages, **given) + FURTHER_AHEAD * shard_head
 
 
 def build(
@@ -129,106 +118,87 @@ def build(
     microbatches: int,
     steps: int,
     first_step: int = 0,
-    ahead: int = 1,
-    delay: int | None = None,
     delayed_from: int = 0,
-    chunks: int = 1,
-    split: bool = False,
-    costs: Sequence[int] = EVEN_COSTS,
-    update_interval: int | None = None,
     shard_head: bool = False,
     tied: bool = False,
+    **options: Any,
 ) -> Program:
     """The program of schedule `name` for one segment of a run.
 
     Args:
         name: One of `NAMES`, or `package.module:function` (see `schedules.custom`).
         stages: Pipeline ranks p, and stages where a rank holds one; with `chunks` v there are p v stages.
-        microbatches: Micro-batches a step.
+        microbatches: Micro-batches per step.
         steps: Steps of the segment.
         first_step: Its first step, counted through the run.
-        ahead: 2bw: forwards that a stage runs ahead of its backwards, for each stage behind it. 2bw-v and
-            paci-v: each message has `ahead - 1` sixths of a micro-batch's time.
-        delay: 2bw, 2bw-v: updates between the weights of a gradient and those it is applied to; None: the
-            smallest legal one.
         delayed_from: First step under delay, where those before it were synchronous; at most `first_step`.
-        chunks: interleaved-1f1b, looped-bfs: stages per rank.
-        split: 2bw-v: whether backwards are split into an input half and a weight half.
-        costs: 2bw-v, paci-v: times of a stage's forward, input half and weight half in whole numbers; the
-            order leaves no rank idle at these.
-        update_interval: pipedream, paci, paci-v: backwards after which a stage updates, a divisor of
-            `microbatches`; None: 1 for pipedream, `microbatches` for the others.
         shard_head: Whether the head is in shards on all ranks (see `schedules.head_shards`).
         tied: With `shard_head`, whether these are shards of the embedding, too.
+        options: Some of `schedules.OPTIONS`, which says what they mean. The schedule has to take them, unless
+            they are as it has them anyway.
 
     Raises:
         ScheduleError: The schedule cannot be built with these numbers; the message says what would be
             accepted.
+        TypeError: There is no such option.
     """
-    options = options_taken(name)
+    taken = options_taken(name)
     for label, value, smallest in (
         ("stages", stages, 1),
         ("microbatches", microbatches, 1),
         ("steps", steps, 1),
         ("first_step", first_step, 0),
         ("delayed_from", delayed_from, 0),
-        ("chunks", chunks, 1),
-        ("delay", delay, 1),
-        ("ahead", ahead, 1),
-        ("update_interval", update_interval, 1),
     ):
-        if value is not None and value < smallest:
+        if value < smallest:
             raise ScheduleError(f"{label} is {value}; accepted: {smallest} or more")
-    for_block = block_costs(costs)
-    fixed_chunks = FAMILY[name].stages_per_rank if name in FAMILY else 1
-    choices: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
-        ("ahead", ahead, (1,)),
-        ("chunks", chunks, (1, fixed_chunks)),
-        ("costs", for_block, (EVEN_COSTS,)),
-        ("delay", delay, (None,)),
-        ("split", split, (False,)),
-        ("update_interval", update_interval, (None, microbatches)),
-    )
-    for option, value, accepted in choices:
-        if option not in options and value not in accepted:
-            takers = [other for other, schedule in FAMILY.items() if option in schedule.options]
-            raise ScheduleError(
-                f"{name} does not take {option}, and {value} is asked for; taken by {', '.join(takers)}"
-            )
+    settings = _settled(name, taken, options, microbatches=microbatches)
     if delayed_from > first_step:
         raise ScheduleError(f"the segment starts at step {first_step}, and delay only at step {delayed_from}")
-    if shard_head and name in FAMILY and "delay" in options:
-        smallest = smallest_delay(
-            name,
-            stages=stages,
-            microbatches=microbatches,
-            ahead=ahead,
-            split=split,
-            costs=costs,
-            shard_head=True,
-        )
-        if delay is not None and delay < smallest:
+    if shard_head and name in FAMILY and "delay" in taken:
+        smallest = smallest_delay(name, stages=stages, microbatches=microbatches, shard_head=True, **settings)
+        delay = smallest if settings["delay"] is None else settings["delay"]
+        if delay < smallest:
             raise ScheduleError(
                 f"{name} with shards of the head on {stages} ranks, with {microbatches} micro-batches per "
                 f"step, needs a delay of at least {smallest}, and {delay} is asked for"
             )
-        delay = smallest if delay is None else delay
-    interval = _update_interval(name, microbatches=microbatches, asked=update_interval)
-    given: dict[str, Any] = {
-        "ahead": ahead,
-        "chunks": chunks,
-        "costs": for_block,
-        "delay": delay,
-        "delayed_from": delayed_from,
-        "split": split,
-        "update_interval": interval,
-    }
-    taken = {option: value for option, value in given.items() if option in options}
-    segment = Segment(ranks=stages, microbatches=microbatches, steps=steps, first_step=first_step)
-    program = (
-        custom_program(name, segment, taken) if is_custom(name) else FAMILY[name].program(segment, **taken)
+        settings["delay"] = delay
+    settings["update_interval"] = _update_interval(
+        name, microbatches=microbatches, asked=settings["update_interval"]
     )
+    given = {option: value for option, value in settings.items() if option in taken and value is not None}
+    segment = Segment(ranks=stages, microbatches=microbatches, steps=steps, first_step=first_step)
+    function = custom_function(name) if is_custom(name) else FAMILY[name].program
+    if "delayed_from" in parameters_of(function):
+        given["delayed_from"] = delayed_from
+    program = custom_program(name, segment, given) if is_custom(name) else function(segment, **given)
     return with_head_shards(program, tied=tied) if shard_head else program
+
+
+def _settled(
+    name: str, taken: frozenset[str], options: Mapping[str, Any], *, microbatches: int
+) -> dict[str, Any]:
+    """The value of every option, checked."""
+    if unknown := options.keys() - OPTIONS.keys():
+        raise TypeError(
+            f"no option of schedules: {', '.join(sorted(unknown))}; accepted: {', '.join(OPTIONS)}"
+        )
+    settings = {
+        option: checked(option, options.get(option, declared.default)) for option, declared in OPTIONS.items()
+    }
+    has_anyway = {
+        "chunks": FAMILY[name].stages_per_rank if name in FAMILY else 1,
+        "update_interval": microbatches,
+    }
+    for option, value in settings.items():
+        default = OPTIONS[option].default
+        if option not in taken and value not in (default, has_anyway.get(option, default)):
+            takers = [other for other, schedule in FAMILY.items() if option in schedule.options]
+            raise ScheduleError(
+                f"{name} does not take {option}, and {value} is asked for; taken by {', '.join(takers)}"
+            )
+    return settings
 
 
 def _update_interval(name: str, *, microbatches: int, asked: int | None) -> int | None:

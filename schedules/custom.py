@@ -2,8 +2,8 @@
 
     def my_schedule(segment: Segment, *, delay: int = 1) -> Program: ...
 
-It may take any of `schedules.schedule.OPTIONS` by keyword. It is called once for every segment of a run, and
-what it returns is verified each time.
+It may take any of `schedules.OPTIONS`, and `delayed_from`, by keyword (see `schedules.build`). It is called
+once for every segment of a run, and what it returns is verified each time.
 """
 
 from __future__ import annotations
@@ -72,14 +72,11 @@ def _meant(near: list[str]) -> str:
 def custom_program(name: str, segment: Segment, options: Mapping[str, Any]) -> Program:
     """The program that the function returns for `segment`, verified.
 
-    Options that are None are left to the function's own defaults.
-
     Raises:
         ScheduleError: The function fails, or its program is wrong; the message has a line for each problem.
     """
-    given = {option: value for option, value in options.items() if value is not None}
     try:
-        program = custom_function(name)(segment, **given)
+        program = custom_function(name)(segment, **options)
     except ScheduleError as error:
         raise ScheduleError(f"{name}: {error}") from error
     except (Exception, SystemExit) as error:

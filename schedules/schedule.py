@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 from schedules.actions import Program
-
-OPTIONS = ("ahead", "chunks", "costs", "delay", "delayed_from", "split", "update_interval")
-"""Options that a schedule's function may take after the segment, by keyword."""
+from schedules.options import OPTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +18,8 @@ class Schedule:
     name: str
     description: str
     program: Callable[..., Program]
-    """Takes a `Segment`, and those of `OPTIONS` that it has as parameters."""
+    """Takes a `Segment`, those of `OPTIONS` that it has as parameters, and `delayed_from` if it has that (see
+    `schedules.build`)."""
     synchronous: bool
     """Whether every gradient is applied to the weights that it was computed at."""
     stages_per_rank: int = 1
@@ -41,12 +40,12 @@ class Schedule:
     lead: Callable[..., int] | None = None
     """Least d m for a delay of d with m micro-batches per step, where the delay is an option.
 
-    Takes `ranks`, `ahead`, `split` and `costs`.
+    Takes `ranks`, and those of `OPTIONS` that it has as parameters.
     """
     default_interval: Callable[[int], int] | None = None
     """Default update interval for m micro-batches per step; None: all stages update together, each step."""
 
-    @cached_property
+    @property
     def options(self) -> frozenset[str]:
         """The options that the schedule takes."""
         return options_of(self.program)
@@ -62,6 +61,12 @@ class Schedule:
         return self.default_interval is None
 
 
+@lru_cache
+def parameters_of(function: Callable[..., object]) -> frozenset[str]:
+    """Names of a function's parameters."""
+    return frozenset(inspect.signature(function).parameters)
+
+
 def options_of(function: Callable[..., Program]) -> frozenset[str]:
     """The options that a schedule's function has as parameters."""
-    return frozenset(OPTIONS).intersection(inspect.signature(function).parameters)
+    return parameters_of(function).intersection(OPTIONS)

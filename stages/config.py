@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from optimizers import CORRECTIONS, METHODS
-from stages.config_keys import MISSING, facts, key, with_options
+from stages.config_keys import MISSING, facts, key, with_options, with_schedule_options
 
 
 class _Declared:
-    """A section with options that `with_options` adds."""
+    """A section with keys that are declared elsewhere."""
 
     if TYPE_CHECKING:
 
@@ -24,29 +24,15 @@ class _Declared:
         def __setattr__(self, option: str, value: Any) -> None: ...
 
 
+@with_schedule_options
 @dataclass
-class ScheduleConfig:
+class ScheduleConfig(_Declared):
+    """With a key for every option of schedules (`schedules.OPTIONS`)."""
+
     name: str = MISSING
     """A schedule of `schedules.NAMES`, or `package.module:function`: one of your own (docs/schedules.md)."""
     microbatches: int = key(4, low=1, high=100_000)
     """Micro-batches per step, in each pipeline."""
-    delay: int = key(1, low=1, high=1_000)
-    """2bw, 2bw-v: updates between the weights a gradient is computed at and those it is applied to. In 2bw
-    a delay of 1 needs at least `parallel.stages` - 1 micro-batches."""
-    ahead: int = key(1, low=1, high=1_000)
-    """2bw: forwards a stage runs ahead of its backwards, for each stage after it. 2 hides late messages
-    and uneven times, and keeps up to twice the activations; a delay of 1 then needs twice as many
-    micro-batches. 2bw-v, paci-v: each message has `ahead` - 1 sixths of a micro-batch's time to arrive."""
-    chunks: int = key(1, low=1, high=1_000)
-    """interleaved-1f1b, looped-bfs: stages per rank."""
-    split: bool = False
-    """2bw-v: split backwards, for fewer activations."""
-    costs: list[int] | None = None
-    """2bw-v, paci-v: times of a stage's forward and of the two halves of its backward, whole numbers up to
-    24 in any unit; the order leaves no rank idle at these. null: [1, 1, 1]."""
-    update_interval: int | None = key(None, high=100_000)
-    """pipedream, paci, paci-v: micro-batches between a stage's updates; null: 1 for pipedream,
-    `microbatches` for the others."""
     code_sha256: str | None = None
     """Hash of the source of a schedule of your own (docs/run-folder.md#code). `sweep` writes it; a run
     refuses other code."""

@@ -14,6 +14,7 @@ from dataclasses import Field, dataclass, field, make_dataclass
 from typing import Any, TypeVar
 
 from optimizers import CorrectionMethod, Method
+from schedules import OPTIONS
 
 T = TypeVar("T")
 
@@ -97,11 +98,26 @@ def with_options(methods: Iterable[Method | CorrectionMethod]) -> Callable[[type
             (name, type(option.default) | None, field(default=None, metadata={"key": KeyFacts(option=True)}))
             for name, option in options.items()
         ]
-        extended = make_dataclass(section.__name__, keys, bases=(section,))
-        extended.__module__ = section.__module__
-        return extended
+        return _with_keys(section, keys)
 
     return extend
+
+
+def with_schedule_options(section: type[T]) -> type[T]:
+    """Give a section a key for every option of schedules."""
+    return _with_keys(
+        section,
+        [
+            (name, option.kind, key(option.run_default, low=option.low, high=option.high or LARGEST))
+            for name, option in OPTIONS.items()
+        ],
+    )
+
+
+def _with_keys(section: type[T], keys: list[tuple[str, Any, Any]]) -> type[T]:
+    extended = make_dataclass(section.__name__, keys, bases=(section,))
+    extended.__module__ = section.__module__
+    return extended
 
 
 def _shown(value: float) -> str:

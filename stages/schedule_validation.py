@@ -5,15 +5,15 @@ from __future__ import annotations
 import schedules
 from optimizers import method_named
 from schedules.catalogue import least_lead
-from schedules.library.v_block import block_costs
+from schedules.options import checked
 from stages.config import ModelConfig, RunConfig
 from stages.limits import ConfigError
 from stages.model.head.chunks import has_terms
 from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.segments import (
     has_tied_shards,
-    schedule_costs,
     schedule_facts,
+    schedule_options,
     segment_program,
     sync_steps,
 )
@@ -235,14 +235,14 @@ def _check_delay(config: RunConfig) -> None:
     microbatches, delay, ahead = schedule.microbatches, schedule.delay, schedule.ahead
     if schedules.find(schedule.name).lead is None:
         return
-    try:
-        costs = block_costs(schedule_costs(config))
-    except schedules.ScheduleError as error:
-        raise ConfigError("schedule.costs", str(error)) from None
+    options = schedule_options(config)
+    for name, value in options.items():
+        try:
+            checked(name, value)
+        except schedules.ScheduleError as error:
+            raise ConfigError(f"schedule.{name}", str(error)) from None
     shards = config.parallel.shard_head
-    least = least_lead(
-        schedule.name, stages=stages, ahead=ahead, split=schedule.split, costs=costs, shard_head=shards
-    )
+    least = least_lead(schedule.name, stages=stages, shard_head=shards, **options)
     assert least is not None
     if delay * microbatches < least:
         needed, smallest = -(-least // delay), -(-least // microbatches)

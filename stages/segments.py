@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import schedules
 from optimizers import CORRECTIONS, check_correction
-from schedules.library.v_block import EVEN_COSTS
 from stages.config import RunConfig, correction_options
 
 SYNCHRONOUS = "1f1b"
@@ -85,30 +84,37 @@ def program_options(config: RunConfig, *, first_step: int, steps: int) -> dict[s
         custom = schedules.is_custom(schedule.name)
         synchronous = SYNCHRONOUS if custom else schedules.find(schedule.name).synchronous_start
         return {"name": synchronous, **common}
-    options = schedules.options_taken(schedule.name)
     return {
         "name": schedule.name,
         **common,
-        # Every arm of a matrix may have these two; the schedules that do not take them ignore them.
-        "ahead": schedule.ahead if "ahead" in options else 1,
-        "delay": schedule.delay if "delay" in options else None,
         "delayed_from": sync_steps(config),
-        "chunks": schedule.chunks,
-        "split": schedule.split,
-        "costs": schedule_costs(config),
-        "update_interval": schedule.update_interval,
+        **schedule_options(config),
+    }
+
+
+def schedule_options(config: RunConfig) -> dict[str, Any]:
+    """The options of the run's schedule as `schedules.build` takes them, without those that are null and
+    without what a run ignores.
+
+    Raises:
+        schedules.ScheduleError: there is no such schedule.
+    """
+    taken = schedules.options_taken(config.schedule.name)
+    options = {
+        name: getattr(config.schedule, name)
+        for name, option in schedules.OPTIONS.items()
+        if name in taken or not option.shared
+    }
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in options.items()
+        if value is not None
     }
 
 
 def has_tied_shards(config: RunConfig) -> bool:
     """Whether shards of the head are shards of the embedding, too."""
     return config.parallel.shard_head and config.model.tied
-
-
-def schedule_costs(config: RunConfig) -> tuple[int, ...]:
-    """`schedule.costs`; the default where it is null or the schedule does not take it."""
-    taken = "costs" in schedules.options_taken(config.schedule.name)
-    return tuple(config.schedule.costs) if taken and config.schedule.costs is not None else EVEN_COSTS
 
 
 _build = lru_cache(maxsize=2)(schedules.build)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
+from asyncpp_cli.runs.settings import copy_of
 from schedules import options_taken
 from schedules.costs import RankTimes
 from schedules.library.v_block import whole_costs
@@ -51,11 +51,9 @@ def balances(config: RunConfig) -> Iterator[Balance]:
             whole = cut_model(config.model, stages=stages, context=context)
             within = cut_model(config.model, stages=stages, context=context, within_blocks=True)
             cuts = cut_model(config.model, stages=stages, context=context, within_blocks=True, has_head=False)
-            in_a_line = replace(
-                config,
-                parallel=replace(config.parallel, stages=stages),
-                schedule=replace(config.schedule, name="1f1b", chunks=1),
-            )
+            in_a_line = copy_of(config)
+            in_a_line.parallel.stages = stages
+            in_a_line.schedule.name, in_a_line.schedule.chunks = "1f1b", 1
             sharded = efficiency(config, with_head_shards(in_a_line, cuts))
             sharded_cut = [cut.size for cut in cuts]
             yield Balance(

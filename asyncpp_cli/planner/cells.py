@@ -13,7 +13,7 @@ from asyncpp_cli.planner.costs.profile_costs import Measured
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import CostModel, Estimate, estimate
 from asyncpp_cli.planner.layouts import RECOMPUTE
-from asyncpp_cli.runs.settings import items
+from asyncpp_cli.runs.settings import copy_of, items
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
 from stages.config import RunConfig
@@ -138,7 +138,9 @@ def _changes(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     """Changes that save memory, the least intrusive first."""
     yield "", config
     if config.schedule.ahead > 1:
-        yield "schedule.ahead: 1", replace(config, schedule=replace(config.schedule, ahead=1))
+        nearer = copy_of(config)
+        nearer.schedule.ahead = 1
+        yield "schedule.ahead: 1", nearer
     more = RECOMPUTE[RECOMPUTE.index(config.train.recompute) + 1 :]
     for recompute in more:
         changed = replace(config.train, recompute=recompute)

@@ -32,6 +32,7 @@ from asyncpp_cli.planner.step_time import (
 )
 from asyncpp_cli.runs.settings import copy_of
 from schedules import Op
+from schedules.catalogue import least_lead
 from schedules.messages import Kind, channels_between_ranks
 from schedules.simulate import steps_to_measure
 from stages.config import RunConfig, tokens_per_step
@@ -61,8 +62,8 @@ from stages.model.partition import (
 from stages.model.spec import Parameter
 from stages.segments import (
     has_tied_shards,
-    schedule_costs,
     schedule_facts,
+    schedule_options,
     segment_program,
     sync_steps,
 )
@@ -408,8 +409,9 @@ def least_seconds(
     is_enough = enough_within if chunks == 1 and not fills else enough
     low = microbatches * (embedding + sum(blocks) + head) / ranks
     if in_flight is None and schedule.lead is not None:
-        options = {"ahead": config.schedule.ahead, "split": config.schedule.split}
-        in_flight = 1 + shards + schedule.lead(ranks=ranks, **options, costs=schedule_costs(config))
+        lead = least_lead(schedule.name, stages=ranks, **schedule_options(config))
+        assert lead is not None
+        in_flight = 1 + shards + lead
     if in_flight is not None:
         turns = -(-microbatches // in_flight) if schedule.synchronous else microbatches / in_flight
         low = max(low, turns * trip)
@@ -529,14 +531,15 @@ def _plain_step_time(config: RunConfig, times: StageTimes) -> StepTime:
         steps = steps_to_measure(stages=stages, microbatches=schedule.microbatches)
         program = segment_program(config, first_step=sync_steps(config), steps=steps + schedule.delay)
         return simulated_step(program, times, config=config)
+    options = schedule_options(config)
     return step_time(
         schedule.name,
         times,
         microbatches=schedule.microbatches,
         update_interval=schedule.update_interval,
         chunks=stages // config.parallel.stages,
-        ahead=Shape.of(config).ahead,
-        delay=Shape.of(config).delay,
+        ahead=options.get("ahead", 1),
+        delay=options.get("delay"),
     )
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import schedules
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.estimate import WORTH_A_CUT
 from asyncpp_cli.runs.settings import copy_of
-from schedules.library.v_block import EVEN_COSTS
 from stages.config import RunConfig
 from stages.limits import ConfigError
 from stages.model.partition import cut_model
 from stages.schedule_validation import check_shard_head
+from stages.segments import schedule_options
 
 CONSIDERED = tuple(schedule.name for schedule in schedules.FAMILY.values() if schedule.planned)
 """Schedules considered by default."""
@@ -172,23 +172,10 @@ def layout(
     """`base` in this layout, with the settings that its schedule requires."""
     config = copy_of(base)
     schedule = schedules.find(name)
-    config.schedule = replace(
-        base.schedule,
-        name=name,
-        microbatches=microbatches,
-        chunks=chunks,
-        ahead=ahead,
-        delay=schedules.smallest_delay(
-            name,
-            stages=stages,
-            microbatches=microbatches,
-            ahead=ahead,
-            split=split,
-            costs=base.schedule.costs or EVEN_COSTS,
-            shard_head=shard_head,
-        ),
-        split=split,
-        update_interval=None,
+    options: dict[str, Any] = {"chunks": chunks, "ahead": ahead, "split": split, "update_interval": None}
+    config.schedule = replace(base.schedule, name=name, microbatches=microbatches, **options)
+    config.schedule.delay = schedules.smallest_delay(
+        name, stages=stages, microbatches=microbatches, shard_head=shard_head, **schedule_options(config)
     )
     config.parallel = replace(base.parallel, stages=stages, data=data, cut=None, shard_head=shard_head)
     config.train = replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import pairwise
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import schedules
 from schedules import analyze
@@ -17,7 +17,7 @@ from stages.config import RunConfig
 from stages.memory.estimate import Course, course_of
 from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.schedule_validation import tied_problem
-from stages.segments import has_tied_shards, schedule_costs, schedule_facts
+from stages.segments import has_tied_shards, schedule_facts, schedule_options
 
 Sizes = tuple[int, ...]
 """Of each kind of message, in the order of `Kind`."""
@@ -29,12 +29,8 @@ class Shape(NamedTuple):
     name: str
     stages: int
     microbatches: int
-    ahead: int
-    delay: int | None
-    split: bool
-    costs: tuple[int, ...]
-    chunks: int
-    update_interval: int | None
+    options: tuple[tuple[str, Any], ...]
+    """Of the schedule, by name."""
     shard_head: bool
     tied_shards: bool
     several_data_ranks: bool
@@ -44,11 +40,10 @@ class Shape(NamedTuple):
     def of(cls, config: RunConfig) -> Shape:
         schedule, stages = config.schedule, config.parallel.stages
         microbatches, interval = schedule.microbatches, schedule.update_interval or 1
-        options = schedules.options_taken(schedule.name)
-        ahead = schedule.ahead if "ahead" in options else 1
+        options = schedule_options(config)
         shard_head = config.parallel.shard_head
         # With shards of the head stages run one forward further ahead.
-        enough = 2 * ahead * stages + shard_head * stages
+        enough = 2 * options.get("ahead", 1) * stages + shard_head * stages
         member = schedules.FAMILY.get(schedule.name)
         if member is not None and member.bounded_activations and microbatches > enough:
             # More micro-batches change neither peak memory nor delay.
@@ -56,17 +51,11 @@ class Shape(NamedTuple):
                 microbatches = interval * -(-enough // interval)
             elif microbatches % stages == 0:
                 microbatches = enough
-        delay = schedule.delay if "delay" in options else None
         return cls(
             schedule.name,
             stages,
             microbatches,
-            ahead,
-            delay,
-            schedule.split,
-            schedule_costs(config),
-            schedule.chunks,
-            schedule.update_interval,
+            tuple(options.items()),
             shard_head,
             has_tied_shards(config),
             config.parallel.data > 1,
@@ -108,7 +97,8 @@ def delay_of(shape: Shape) -> int:
     declared = schedules.FAMILY.get(shape.name)
     if declared is not None and declared.synchronous:
         return 0
-    return represented(shape).delay if shape.delay is None else shape.delay
+    delay = dict(shape.options).get("delay")
+    return represented(shape).delay if delay is None else int(delay)
 
 
 def is_tieable(shape: Shape) -> bool:
@@ -199,7 +189,8 @@ def _alone(shape: Shape) -> Shape:
 
 @lru_cache(maxsize=256)
 def _program(shape: Shape) -> schedules.Program:
-    lead = shape.ahead * shape.stages + shape.shard_head
+    options = dict(shape.options)
+    lead = options.get("ahead", 1) * shape.stages + shape.shard_head
     steps = max(3, -(-2 * lead // shape.microbatches) + 1)
     if shape.name in schedules.FAMILY and schedules.is_synchronous(shape.name):
         steps = 1
@@ -208,12 +199,7 @@ def _program(shape: Shape) -> schedules.Program:
         stages=shape.stages,
         microbatches=shape.microbatches,
         steps=steps,
-        ahead=shape.ahead,
-        delay=shape.delay,
-        split=shape.split,
-        costs=shape.costs,
-        chunks=shape.chunks,
-        update_interval=shape.update_interval,
         shard_head=shape.shard_head,
         tied=shape.tied_shards,
+        **options,
     )

@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import schedules
 from schedules import Op
 from schedules.costs import Costs
 from schedules.simulate import Timeline, fill_steps, simulate, throughput
 from stages.config import RunConfig
-from stages.segments import schedule_costs
+from stages.segments import schedule_options
 
 ROUNDS_SIMULATED = 4
 """Rounds of an interleaved step to simulate; further rounds take equally long."""
@@ -309,8 +309,8 @@ def least_step(config: RunConfig, times: StageTimes) -> float:
 
 def known_cycles(config: RunConfig) -> list[_Cycle]:
     """Those found in programs whose forwards and backwards come in the order of this run's."""
-    key = _sharded_key(config, microbatches=0)
-    return _found_cycles((key._replace(delay=None), config.parallel.shard_head))
+    key = _sharded_key(config, microbatches=0, without="delay")
+    return _found_cycles((key, config.parallel.shard_head))
 
 
 @lru_cache(maxsize=1024)
@@ -439,26 +439,15 @@ class _ShardedKey(NamedTuple):
     name: str
     stages: int
     microbatches: int
-    ahead: int
-    delay: int | None
-    chunks: int
-    split: bool
-    costs: tuple[int, ...]
     tied: bool
+    options: tuple[tuple[str, Any], ...]
 
 
-def _sharded_key(config: RunConfig, *, microbatches: int) -> _ShardedKey:
-    schedule, options = config.schedule, schedules.options_taken(config.schedule.name)
+def _sharded_key(config: RunConfig, *, microbatches: int, without: str = "") -> _ShardedKey:
+    """What the program depends on, but for the option `without`."""
+    options = (item for item in schedule_options(config).items() if item[0] != without)
     return _ShardedKey(
-        schedule.name,
-        config.parallel.stages,
-        microbatches,
-        schedule.ahead if "ahead" in options else 1,
-        schedule.delay if "delay" in options else None,
-        schedule.chunks,
-        schedule.split,
-        schedule_costs(config),
-        config.model.tied,
+        config.schedule.name, config.parallel.stages, microbatches, config.model.tied, tuple(options)
     )
 
 
@@ -467,7 +456,15 @@ def _sharded_program(key: _ShardedKey) -> schedules.Program:
     steps, needed = 0, 3
     while steps < needed:
         steps = needed
-        program = schedules.build(**key._asdict(), steps=steps, shard_head=True)
+        program = schedules.build(
+            key.name,
+            stages=key.stages,
+            microbatches=key.microbatches,
+            steps=steps,
+            shard_head=True,
+            tied=key.tied,
+            **dict(key.options),
+        )
         fill = fill_steps(program)
         # Where several steps are in the pipeline, long and short ones may alternate.
         measured = 1 if schedules.is_synchronous(key.name) else 2 if fill == 1 else STEPS_MEASURED

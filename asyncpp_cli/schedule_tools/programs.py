@@ -11,7 +11,7 @@ from asyncpp_cli.console import say
 from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.output import comparison_row
-from schedules import FAMILY, Program, ScheduleError, build, find_problems, is_custom, options_taken
+from schedules import FAMILY, OPTIONS, Program, ScheduleError, build, find_problems, is_custom, options_taken
 from schedules.catalogue import least_lead
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.io.program_file import from_text
@@ -145,36 +145,33 @@ def _stages(name: str, geometry: Geometry, costs: BlockCosts) -> int:
 
 def _taken(name: str, geometry: Geometry, costs: BlockCosts) -> dict[str, Any]:
     """The arguments that schedule `name` takes; a comparison may have others for other schedules."""
-    options = options_taken(name)
     taken: dict[str, Any] = {"stages": geometry.stages, "microbatches": geometry.microbatches}
-    values = {
-        "chunks": 2 if geometry.chunks is None else geometry.chunks,
-        "costs": costs,
-        "delay": geometry.delay,
-        "ahead": 1 if geometry.ahead is None else geometry.ahead,
-        "split": bool(geometry.split),
-        "update_interval": geometry.update_interval,
-    }
     if geometry.shard_head:
         taken["shard_head"], taken["tied"] = True, bool(geometry.tied)
-    return taken | {option: value for option, value in values.items() if option in options}
+    options = options_taken(name)
+    return taken | {option: value for option, value in _options(geometry, costs).items() if option in options}
+
+
+def _options(geometry: Geometry, costs: BlockCosts) -> dict[str, Any]:
+    """The options that are set, over the defaults of `asyncpp schedule`."""
+    return {"costs": costs, "chunks": 2, **_given(geometry)}
+
+
+def _given(geometry: Geometry) -> dict[str, Any]:
+    flags = {name: value for name, value in vars(geometry).items() if name in OPTIONS}
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def note_delay(names: Sequence[str], geometry: Geometry, costs: BlockCosts = EVEN_COSTS) -> None:
     """Print a note on standard error for each schedule that cannot have a delay of 1."""
     if geometry.delay is not None:
         return
-    stages, microbatches, ahead = geometry.stages or 1, geometry.microbatches or 1, geometry.ahead or 1
+    stages, microbatches = geometry.stages or 1, geometry.microbatches or 1
     for name in names:
         if name not in FAMILY:
             continue
         least = least_lead(
-            name,
-            stages=stages,
-            ahead=ahead,
-            split=bool(geometry.split),
-            costs=costs,
-            shard_head=bool(geometry.shard_head),
+            name, stages=stages, shard_head=bool(geometry.shard_head), **_options(geometry, costs)
         )
         if least is None:
             continue
@@ -190,10 +187,9 @@ def refuse_untaken(names: Sequence[str], geometry: Geometry) -> None:
     """Refuse an option that none of the schedules takes, rather than ignore it."""
     if geometry.tied and not geometry.shard_head:
         raise UserError("--tied: the shards are those of --shard-head, which is missing")
-    options = [FAMILY[name].options for name in names if name in FAMILY]
-    for option in ("chunks", "ahead", "delay", "split", "update_interval"):
-        value = getattr(geometry, option)
-        if options and value is not None and not any(option in taken for taken in options):
+    taken = [FAMILY[name].options for name in names if name in FAMILY]
+    for option, value in _given(geometry).items():
+        if taken and not any(option in of_one for of_one in taken):
             raise UserError(f"--{option.replace('_', '-')} {value}: not an option of {', '.join(names)}")
 
 

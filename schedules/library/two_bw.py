@@ -12,12 +12,11 @@ to half of a micro-batch's time each. It changes what is in flight, and no versi
 from __future__ import annotations
 
 from schedules.actions import Program
-from schedules.library.v_block import EVEN_COSTS, BlockCosts
 from schedules.schedule import Schedule
 from schedules.segment import Segment, legal_delay, unflushed
 
 
-def lead(*, ranks: int, ahead: int, split: bool, costs: BlockCosts = EVEN_COSTS) -> int:
+def lead(*, ranks: int, ahead: int = 1) -> int:
     """Forwards that the first stage runs ahead of its backwards: a delay of d needs d m >= a (p - 1)."""
     return ahead * (ranks - 1)
 
@@ -35,9 +34,7 @@ def two_bw(segment: Segment, *, ahead: int = 1, delay: int | None = None, delaye
     Raises:
         ScheduleError: `delay` is smaller than the order allows.
     """
-    delay = legal_delay(
-        segment, schedule="2bw", delay=delay, lead=lead(ranks=segment.ranks, ahead=ahead, split=False)
-    )
+    delay = legal_delay(segment, schedule="2bw", delay=delay, lead=lead(ranks=segment.ranks, ahead=ahead))
     end_step = segment.first_step + segment.steps
     return unflushed(
         segment,

@@ -27,7 +27,7 @@ def block_of(*, ranks: int, ahead: int, split: bool, costs: BlockCosts = EVEN_CO
     return v_block(ranks=ranks, forward=costs.forward, backward=backward, weight=weight, message=message)
 
 
-def lead(*, ranks: int, ahead: int, split: bool, costs: BlockCosts = EVEN_COSTS) -> int:
+def lead(*, ranks: int, ahead: int = 1, split: bool = False, costs: BlockCosts = EVEN_COSTS) -> int:
     """A delay of d needs d m >= L - 1 where the activations of a stage live L periods at most.
 
     So the update of step t - d - 1 stands before step t's first forward.

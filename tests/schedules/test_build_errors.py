@@ -57,6 +57,11 @@ def test_bad_arguments(asked, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_word_that_is_no_option_is_refused():
+    with pytest.raises(TypeError, match="no option of schedules: dealy; accepted: delay, "):
+        build("2bw", stages=4, microbatches=4, steps=1, dealy=2)
+
+
 def test_synchronous_schedules_are_known_by_name():
     assert is_synchronous("zero-bubble")
     assert not is_synchronous("paci")

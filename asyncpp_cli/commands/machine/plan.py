@@ -469,7 +469,8 @@ def _named(config: RunConfig) -> str:
 
     schedule = config.schedule
     takes_chunks = "chunks" in schedules.options_taken(schedule.name)
-    name = f"{schedule.name} x {schedule.chunks}" if takes_chunks and schedule.chunks > 1 else schedule.name
+    name: str = schedule.name
+    name += f" x {schedule.chunks}" if takes_chunks and schedule.chunks > 1 else ""
     name += ", split" * schedule.split + f", ahead {schedule.ahead}" * (schedule.ahead > 1)
     return name + ", head in shards" * config.parallel.shard_head
 

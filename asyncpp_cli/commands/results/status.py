@@ -14,11 +14,11 @@ import typer
 
 from asyncpp_cli.completion import experiments
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.runs.attempts.cost import Cost, amount, cost_of_run, cost_text, total
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.tables import Fit, printed
 
 if TYPE_CHECKING:
+    from asyncpp_cli.runs.attempts.cost import Cost
     from asyncpp_cli.runs.experiment_folder import Experiment
     from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 
@@ -118,6 +118,8 @@ def _current_table(
 def _table(
     experiment: Experiment, run_statuses: list[RunStatus], *, cells: bool, failed: bool
 ) -> tuple[str, list[str], list[list[str]]]:
+    from asyncpp_cli.runs.attempts.cost import cost_of_run, cost_text, total
+
     counts = Counter(_state(run_status) for run_status in run_statuses)
     title = f"{experiment.name}: {', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}"
     costs = {each.run.id: cost_of_run(each.run, each.status) for each in run_statuses}
@@ -140,6 +142,8 @@ def _cell_rows(
     experiment: Experiment, run_statuses: list[RunStatus], costs: Mapping[str, Cost | None]
 ) -> tuple[list[str], list[list[str]]]:
     """A row for each cell, its seeds together: runs in each state, mean training loss, cost."""
+    from asyncpp_cli.runs.attempts.cost import total
+
     axes = [axis for axis in experiment.cells[0].axes if axis != "seed"]
     varying = [
         axis for axis in axes if len({str(cell.axes.get(axis)) for cell in experiment.cells}) > 1
@@ -181,6 +185,8 @@ def _state(run_status: RunStatus) -> str:
 
 
 def _hours(cost: Cost | None) -> str:
+    from asyncpp_cli.runs.attempts.cost import amount
+
     if cost is None:
         return ""
     return f"{amount(cost.gpu_hours)} GPU-h" if cost.gpu_hours else f"{amount(cost.core_hours)} core-h"

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from typer.testing import CliRunner
 
 from asyncpp_cli.errors import DamagedError, UserError, refusal_of
 from asyncpp_cli.main import app
-from schedules import NAMES, build, verify
+from asyncpp_cli.schedule_tools.options import Geometry
+from schedules import NAMES, OPTIONS, build, verify
 from schedules.io.program_file import from_text, to_text
 
 KEYS = {
@@ -354,3 +356,7 @@ def test_a_list_repeated_too_often_and_a_header_too_large_are_refused(tmp_path: 
     text = run("export", "1f1b", *geometry(2, 2)).replace("steps: 1\n", f"steps: {10**12}\n")
     (tmp_path / "long.program").write_text(text)
     assert "2,000,000,000,000 micro-batches" in refusal("show", str(tmp_path / "long.program"))
+
+
+def test_every_option_of_schedules_is_a_flag_but_those_that_follow_from_times():
+    assert {field.name for field in fields(Geometry)} >= OPTIONS.keys() - {"costs"}
