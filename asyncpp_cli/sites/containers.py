@@ -64,7 +64,8 @@ class Container:
     """Image and mounts of the ranks' container."""
 
     runtime: Literal["apptainer", "pyxis", "kubernetes"]
-    """`kubernetes`: for `launch --print kubernetes` alone; a mount's SOURCE is a PersistentVolumeClaim."""
+    """`apptainer`, `pyxis`, or `kubernetes`: for `launch --print kubernetes` alone; a mount's SOURCE is a
+    PersistentVolumeClaim."""
     image: str
     """Absolute path of an image, or its name in a registry."""
     python: Annotated[str, _PYTHON] = "python3"

@@ -49,17 +49,21 @@ class Site:
     """Name of the file without its suffix."""
     file: Path
     description: str = ""
+    """What `asyncpp templates list` says of it."""
     scheduler: Literal["slurm", "local"] = "slurm"
     """`slurm`; `local` only in the profile of that name."""
     partition: Word | None = None
+    """As for sbatch."""
     account: Word | None = None
+    """As for sbatch."""
     qos: Word | None = None
+    """As for sbatch."""
     constraint: Word | None = None
     """Features that nodes must have, in sbatch's notation."""
     exclude: Annotated[str, _NODES] | None = None
-    """Nodes to exclude, in sbatch's notation: n[3-4],n7. See also `bad_nodes`."""
+    """Nodes to exclude, in sbatch's notation: `n[3-4],n7`; see [bad nodes](slurm.md#bad-nodes)."""
     gpus_per_node: Count = 0
-    """GPUs per node; each task takes one. 0: runs train on CPUs."""
+    """GPUs per node, and so the most ranks per node: a job requests one per rank. 0: runs train on CPUs."""
     gpu_type: Word | None = None
     """Type in `--gres=gpu:TYPE:N`."""
     cpus_per_node: Positive | None = None
@@ -71,43 +75,49 @@ class Site:
     max_nodes: Positive | None = None
     """Maximum number of nodes per job."""
     memory: Annotated[str, _MEMORY] | None = None
-    """Memory per node, in sbatch's notation: 64G."""
+    """Memory per node, in sbatch's notation: `64G`."""
     time: Annotated[str, _TIME] = "24:00:00"
-    """Time limit of a job, in quotes: "MINUTES", "HH:MM:SS" or "D-HH:MM:SS". A longer run resumes in the next
-    job."""
+    """Time limit of a job, in quotes: `"MINUTES"`, `"HH:MM:SS"` or `"D-HH:MM:SS"`. A longer run resumes in
+    the next job."""
     signal_lead: int = 120
-    """Seconds before the time limit at which a job is signalled to save and requeue itself."""
+    """Seconds before the time limit at which a job is signalled to save and requeue itself; at least
+    `site.grace` + 10. SLURM may be a minute early."""
     retries: Count = 2
-    """How often a failed run is started again. Preempted runs are always requeued."""
+    """How often a failed run is started again; also `launch --retries`. Preempted runs are always
+    requeued."""
     max_parallel: Positive | None = None
-    """Maximum number of runs at a time; null: no limit."""
+    """Maximum number of runs of a launch at a time, over all its arrays; also `launch --max-parallel`. null:
+    no limit."""
     confirm_hours: Count | None = None
-    """Expected GPU-hours above which `launch` asks; it also asks if they are unknown.
-    null: never."""
+    """Expected GPU-hours ([how](plan.md#cost)) above which `launch` asks before it starts anything; it also
+    asks if they are unknown. `--yes` for scripts. null: never."""
     array_limit: Positive | None = None
-    """Maximum number of tasks per array; null: SLURM's MaxArraySize."""
+    """Maximum number of tasks per array; null: SLURM's `MaxArraySize`."""
     submit_limit: Positive | None = None
-    """Maximum number of your queued and running jobs, counting array tasks; null: no limit."""
+    """Maximum number of your queued and running jobs, counting array tasks. The rest waits for the next
+    launch, or for `--wait`. null: no limit."""
     network_interface: Annotated[str, _INTERFACE] | None = None
-    """Interface for traffic between nodes: ib0. null: chosen by gloo and NCCL."""
+    """Interface for traffic between nodes: `ib0`. null: chosen by gloo and NCCL."""
     setup: list[Annotated[str, _LINE]] = field(default_factory=list)
-    """Shell lines to run at the beginning of each job: module load ..."""
+    """Shell lines to run at the beginning of each job: `module load ...`"""
     environment: dict[str, str | int | float] = field(default_factory=dict)
     """Environment variables of each job."""
     flags: dict[str, Any] = field(default_factory=dict)
-    """sbatch flags to add or replace: {exclusive: true, licenses: "a:1"}."""
+    """sbatch flags to add or replace: `{exclusive: true, licenses: "a:1"}`."""
     remove_flags: list[str] = field(default_factory=list)
-    """sbatch flags to remove because the site refuses them."""
+    """sbatch flags to remove because the site refuses them: `[requeue]`."""
     srun_flags: list[Annotated[str, _WITH_DASH]] = field(default_factory=list)
-    """Additional arguments of srun: [--mpi=none]."""
+    """Additional arguments of srun: `[--mpi=none]`."""
     container: Container | None = None
-    """Container in which srun starts the ranks."""
+    """Container in which srun starts the ranks ([containers](slurm.md#containers)); its keys are below."""
     on_end: list[str] = field(default_factory=list)
-    """Command to run when a launch has ended, as words: [notify-send, asyncpp]. On a cluster a last job runs
-    it, or with --wait the command that waited. Its last word will be a sentence; ASYNCPP_FOLDER,
-    ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its environment."""
+    """Command to run once when all runs of a launch have ended or were cancelled, as words:
+    `[notify-send, asyncpp]`. On a cluster a last, short job runs it (its output: `end-*.out` in the
+    submission's folder), or with `--wait` the command that waited. Its last word will be a sentence, such as
+    "mine: 6 of 6 runs completed in mine"; ASYNCPP_FOLDER, ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its
+    environment."""
     run: dict[str, Any] = field(default_factory=dict)
-    """Settings `site.*` (device, threads, timeout, grace, ...) that override those of the runs."""
+    """Settings `site.*` that override those of the runs: `{grace: 240, timeout: 600, threads: 4}`."""
 
 
 _KEYS = {entry.name: entry for entry in dataclasses.fields(Site) if entry.name not in ("name", "file")}
