@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from omegaconf import MISSING
 
 from asyncpp_cli.sites.containers import Container
 from asyncpp_cli.sites.profile import Site
 from optimizers import CORRECTIONS, METHODS, CorrectionMethod, Method
 from schedules import OPTIONS
 from stages.config import CORRECTION_NAMES, RunConfig
-from stages.config_keys import KeyFacts, facts
+from stages.config_keys import MISSING, KeyFacts, facts
 
 DECLARED: dict[str, list[Method] | list[CorrectionMethod]] = {
     "optimizer": list(METHODS.values()),

@@ -19,8 +19,7 @@ from schedules import OPTIONS
 T = TypeVar("T")
 
 MISSING: Any = "???"
-"""Default of a key that must be set: OmegaConf's, which takes as long to import as the rest of the
-configuration, so only what converts values does that."""
+"""Default of a key that must be set."""
 
 LARGEST = 1e9
 """Upper bound of a number whose key declares none: products of three stay within float32."""

@@ -29,7 +29,7 @@ _HANDSHAKE_TIMEOUT = 120.0
 """Seconds for the handshake; longer than either rank waits (`node_check`)."""
 _VISIBILITY_TIMEOUT = 15.0
 """Seconds until a file on a slow shared disk is seen here."""
-_STARTER = "import os, sys; import omegaconf, submitit; os.execvp(sys.argv[1], sys.argv[1:])"
+_STARTER = "import os, sys; import msgspec, submitit; os.execvp(sys.argv[1], sys.argv[1:])"
 """Python code that becomes the command in its arguments, where the job of a run finds its packages."""
 _OVER_TCP = (
     "NCCL uses TCP; on InfiniBand or RoCE it needs libibverbs and its providers, in the image, too "
@@ -228,7 +228,7 @@ def software_check(versions: dict[str, str]) -> Check:
 
 def image_check(container: Container, node: dict[str, Any]) -> Check:
     """Whether the image has what the ranks need. Its versions need not be those of this machine."""
-    versions = {"Python": node["python"], **{name: node["versions"][name] for name in ("torch", "omegaconf")}}
+    versions = {"Python": node["python"], **{name: node["versions"][name] for name in ("torch", "msgspec")}}
     if missing := [name for name, version in versions.items() if not version]:
         advice = (
             "install asyncpp's requirements in the image (containers/ has recipes), or set container.python"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -10,21 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from asyncpp_cli.errors import UserError
 from stages.records import read_text
 
 _LARGEST = 4 * 2**20
-
-# omegaconf 2.4 bounds the nodes of a text, against aliases that multiply. Here aliases are refused, and the
-# size is bounded.
-_ANY_NUMBER_OF_NODES: dict[str, Any] = (
-    {"max_yaml_expanded_nodes": None}
-    if "max_yaml_expanded_nodes" in inspect.signature(OmegaConf.create).parameters
-    else {}
-)
 
 _HASH = "\ufffd"
 """Replaces # to parse a text as if it had no comments."""
@@ -32,8 +21,6 @@ _HASH = "\ufffd"
 
 def read_mapping(file: Path) -> dict[str, Any]:
     """The mapping in a YAML file; all keys are text.
-
-    Parsed by OmegaConf, which reads 2e-3 as a number (PyYAML reads text) and refuses repeated keys.
 
     Raises:
         UserError: the file does not exist, is not YAML, or holds more than data.
@@ -71,26 +58,67 @@ def _without_comments(text: str, *, where: str) -> Any:
     return json.loads(json.dumps(content, ensure_ascii=False).replace(_HASH, "#"))
 
 
+class _Loader(yaml.SafeLoader):
+    """Builds plain data. Unlike PyYAML's own loader it reads 2e-3 as a number and dates as text, and refuses
+    repeated keys."""
+
+    where = ""
+    """What is read, for messages."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        where = f"{self.where}, line {event.start_mark.line + 1}"
+        if (tag := getattr(event, "tag", None)) is not None:
+            raise UserError(f"{where}: the tag {tag} is not accepted; this is data only")
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
+            _refuse_odd_number(event.value, where=where)
+        if isinstance(event, yaml.AliasEvent):
+            raise UserError(f"{where}: aliases (*{event.anchor}) are not accepted")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        known = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in known:
+                problem = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
+            known.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag not in ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$"
+        r"|\.(nan|NaN|NAN)$",
+        re.ASCII,
+    ),
+    list("-+.0123456789"),
+)
+
+
 def _parse(text: str, *, where: str) -> Any:
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            line = event.start_mark.line + 1 if event.start_mark is not None else 1
-            if (tag := getattr(event, "tag", None)) is not None:
-                raise UserError(f"{where}, line {line}: the tag {tag} is not accepted; this is data only")
-            if isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
-                _refuse_odd_number(event.value, where=f"{where}, line {line}")
-            if isinstance(event, yaml.AliasEvent):
-                raise UserError(f"{where}, line {line}: aliases (*{event.anchor}) are not accepted")
-        content = OmegaConf.to_container(OmegaConf.create(text, **_ANY_NUMBER_OF_NODES), resolve=False)
+        loader = _Loader(text)
+        loader.where = where
+        content = loader.get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark is not None else ""
         raise UserError(f"{where}{place}: not YAML ({getattr(error, 'problem', None) or error})") from error
-    # ValueError: a number of thousands of digits, or an invalid date.
-    except (OmegaConfBaseException, RecursionError, ValueError) as error:
+    # ValueError: a number of thousands of digits.
+    except (RecursionError, ValueError) as error:
         raise UserError(f"{where} is not accepted: {error}") from error
     _check(content, where=where)
-    return content
+    return {} if content is None else content
 
 
 def _refuse_odd_number(text: str, *, where: str) -> None:

@@ -1,6 +1,6 @@
 """Run configurations by dotted key: accepted keys, types of values, access, and the hash of a run.
 
-The types are those of `stages.config`; values are checked against them as OmegaConf does, without its import.
+The types are those of `stages.config`; values are converted to them as OmegaConf does, which tests compare.
 Checked values are cached, since the cells of a matrix repeat them.
 """
 

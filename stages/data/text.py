@@ -11,6 +11,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,23 @@ BLOCK = 1 << 20
 """Bytes read at once."""
 
 
-def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
+@dataclass(frozen=True)
+class TextFile:
+    """A text file, with the size and time it had when it was described."""
+
+    path: Path
+    name: str
+    """Path relative to the folder of the text."""
+    size: int
+    modified: int
+    """Modification time, nanoseconds."""
+
+
+def text_files(config: DataConfig) -> tuple[Path, list[TextFile]]:
     """The folder that names are relative to, and its text files, sorted by name.
 
     Raises:
-        DataError: the path does not exist or holds no text.
+        DataError: the path does not exist or holds no text, or a file is gone.
     """
     if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
@@ -46,12 +59,12 @@ def text_files(config: DataConfig) -> tuple[Path, list[Path]]:
                 "prepared data are accepted"
             )
     # Skips empty and binary files (a zero byte near the start).
-    files = sorted(path for path in files if is_text(path))
-    if not files:
+    texts = [file for file in _described(root, sorted(files)) if _was_text(file)]
+    if not texts:
         raise DataError(
             f"{config.path or root} holds no text; a text file or a folder of text files is accepted"
         )
-    return root, files
+    return root, texts
 
 
 def _library_text(root: Path) -> list[Path]:
@@ -88,24 +101,13 @@ def is_text(path: Path) -> bool:
     return bool(start) and b"\0" not in start
 
 
-@dataclass(frozen=True)
-class TextFile:
-    """A text file, with the size and time it had when it was described."""
-
-    path: Path
-    name: str
-    """Path relative to the folder of the text."""
-    size: int
-    modified: int
-    """Modification time, nanoseconds."""
+@lru_cache(maxsize=1 << 14)
+def _was_text(file: TextFile) -> bool:
+    """`is_text`, read once per process: a command opens the same text several times."""
+    return is_text(file.path)
 
 
-def describe(root: Path, files: Sequence[Path]) -> list[TextFile]:
-    """The files with their sizes and times.
-
-    Raises:
-        DataError: a file is gone.
-    """
+def _described(root: Path, files: Sequence[Path]) -> list[TextFile]:
     try:
         stats = [(path, path.stat()) for path in files]
     except OSError as error:

@@ -33,7 +33,7 @@ from stages.data.checksummed_json import (
     write_checksummed,
 )
 from stages.data.shards import DataError
-from stages.data.text import BLOCK, SPLITS, TextFile, byte_counts, describe, entropy, split_text, text_files
+from stages.data.text import BLOCK, SPLITS, TextFile, byte_counts, entropy, split_text, text_files
 
 FORMAT = 2
 MANIFEST, CHECKED = "manifest.json", "checked.json"
@@ -67,8 +67,7 @@ def prepare_text(config: DataConfig, *, cache: Path | None, spare: Path | None =
     Raises:
         DataError: there is no text, or no folder to split it into.
     """
-    root, paths = text_files(config)
-    files = describe(root, paths)
+    root, files = text_files(config)
     name = f"bytes-{_key(config.validation_share, root, files)}"
     problem: OSError | None = None
     for place in (cache, spare):

@@ -21,7 +21,7 @@ from asyncpp_cli.version import running_stamp, write_stamp
 _ROOT = Path(__file__).parents[3]
 _PACKAGES = ("asyncpp", "asyncpp_cli", "stages", "schedules", "optimizers", "templates")
 _ENDINGS = (".py", ".yaml", ".typed")
-_COMPARED = ("torch", "numpy", "omegaconf")
+_COMPARED = ("torch", "numpy")
 
 
 def code_hash() -> str:

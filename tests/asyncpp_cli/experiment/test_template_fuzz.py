@@ -10,8 +10,11 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from support.command_line import asyncpp
 
+from asyncpp_cli.errors import UserError
+from asyncpp_cli.experiment.yaml_data import parse_value
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.settings import KEYS, SECTIONS
 from optimizers import CORRECTIONS
@@ -120,3 +123,29 @@ def test_any_override(changes: list[tuple[str, str]]) -> None:
 def test_any_text(place: int, junk: str) -> None:
     text = yaml.safe_dump(BASE)
     refused_or_trainable(text[:place] + junk.encode(errors="replace").decode() + text[place:], [])
+
+
+SCALARS = """
+    1 -3 +4 1_000 012x 0x1f 0b11 0o7 2e-3 1.5 1e5 1.e3 .5 .5e-3 1E+3 9_9.9 1.5e 1e- 1__0 1._5 ._5 1e1_0 0. 0e0
+    00 -0 e3 inf .inf -.inf +.inf .nan NaN true yes no off null ~ abc _1 1.2.3 - + = 2020-01-01 ??? '1' "2e-3"
+    [1,2] {a:1} {} []
+"""
+
+
+def test_values_are_those_that_omegaconf_reads() -> None:
+    def read(text: str) -> str:
+        try:
+            return repr(parse_value(text, where="x"))
+        except UserError:
+            return "refused"
+
+    def expected(text: str) -> str:
+        try:
+            [value] = OmegaConf.to_container(OmegaConf.create(f"- {text}\n"))
+        except yaml.YAMLError:
+            return "refused"
+        return repr(value)
+
+    texts = SCALARS.split()
+    assert {text: read(text) for text in texts} == {text: expected(text) for text in texts}
+    assert parse_value("-.5", where="x") == -0.5, "OmegaConf reads text"

@@ -125,13 +125,13 @@ def test_text_that_changes_while_it_is_read_is_refused(
 ) -> None:
     from stages.data import text_cache
 
-    def late(root: Path, files: list[Path]) -> object:
-        described = describe(root, files)
+    def late(config: DataConfig) -> object:
+        described = text_files(config)
         (tmp_path / "a.txt").write_text(WORDS * 2)
         return described
 
-    describe = text_cache.describe
-    monkeypatch.setattr(text_cache, "describe", late)
+    text_files = text_cache.text_files
+    monkeypatch.setattr(text_cache, "text_files", late)
     with pytest.raises(DataError, match="changes while it is read"):
         prepare(config, cache=tmp_path / "cache")
 
