@@ -87,8 +87,8 @@ class Experiment:
         runs, and runs of another launch, are left alone; failed and interrupted ones resume.
 
         Args:
-            **options: `site`, `replay`, `max_parallel`, `wait`, `retries`, `yes` and `until`, as
-                the options of `asyncpp launch` (`asyncpp_cli.launch.options.LaunchOptions`).
+            **options: the options of `asyncpp launch`, as `site`, `replay` or `until`
+                (`asyncpp_cli.launch.options.LaunchOptions`).
 
         Returns:
             Whether all runs are completed or paused there, or (on a cluster) submitted.

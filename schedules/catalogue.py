@@ -104,11 +104,11 @@ def smallest_delay(
 def least_lead(name: str, *, stages: int, shard_head: bool = False, **options: Any) -> int | None:
     """The least d m with which schedule `name` can have a delay of d with m micro-batches per step; None: it
     takes no delay. Arguments and errors are those of `smallest_delay`."""
-    lead = find(name).lead
-    if lead is None:
+    schedule, settings = find(name), checked(options)
+    if schedule.lead is None:
         return None
-    given = {option: checked(option, options[option]) for option in parameters_of(lead) & options.keys()}
-    return lead(ranks=stages, **given) + FURTHER_AHEAD * shard_head
+    given = {option: value for option, value in settings.items() if option in schedule.lead_options}
+    return schedule.lead(ranks=stages, **given) + FURTHER_AHEAD * shard_head
 
 
 def build(
@@ -180,13 +180,7 @@ def _settled(
     name: str, taken: frozenset[str], options: Mapping[str, Any], *, microbatches: int
 ) -> dict[str, Any]:
     """The value of every option, checked."""
-    if unknown := options.keys() - OPTIONS.keys():
-        raise TypeError(
-            f"no option of schedules: {', '.join(sorted(unknown))}; accepted: {', '.join(OPTIONS)}"
-        )
-    settings = {
-        option: checked(option, options.get(option, declared.default)) for option, declared in OPTIONS.items()
-    }
+    settings = checked({option: declared.default for option, declared in OPTIONS.items()} | dict(options))
     has_anyway = {
         "chunks": FAMILY[name].stages_per_rank if name in FAMILY else 1,
         "update_interval": microbatches,

@@ -93,13 +93,21 @@ OPTIONS: Mapping[str, ScheduleOption] = {
 }
 
 
-def checked(name: str, value: Any) -> Any:
-    """A value of option `name` in its usual form.
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in their usual form.
 
     Raises:
-        ScheduleError: It is not accepted.
+        ScheduleError: A value is not accepted.
+        TypeError: There is no such option.
     """
-    option = OPTIONS[name]
-    if option.low is not None and value is not None and value < option.low:
-        raise ScheduleError(f"{name} is {value}; accepted: {option.low} or more")
-    return value if option.check is None else option.check(value)
+    if unknown := options.keys() - OPTIONS.keys():
+        raise TypeError(
+            f"no option of schedules: {', '.join(sorted(unknown))}; accepted: {', '.join(OPTIONS)}"
+        )
+    settings = {}
+    for name, value in options.items():
+        option = OPTIONS[name]
+        if option.low is not None and value is not None and value < option.low:
+            raise ScheduleError(f"{name} is {value}; accepted: {option.low} or more")
+        settings[name] = value if option.check is None else option.check(value)
+    return settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 from schedules.actions import Program
 from schedules.options import OPTIONS
@@ -35,6 +35,8 @@ class Schedule:
     """Whether the last stage's backwards come in the order of its forwards."""
     bounded_activations: bool = True
     """Whether the activations in flight stop growing with the number of micro-batches per step."""
+    unflushed: bool = False
+    """Whether its order is 1F1B's without a flush: `asyncpp plan` has its step time in closed form."""
     planned: bool = True
     """Whether `asyncpp plan` considers it where no schedules are named."""
     lead: Callable[..., int] | None = None
@@ -45,10 +47,15 @@ class Schedule:
     default_interval: Callable[[int], int] | None = None
     """Default update interval for m micro-batches per step; None: all stages update together, each step."""
 
-    @property
+    @cached_property
     def options(self) -> frozenset[str]:
         """The options that the schedule takes."""
         return options_of(self.program)
+
+    @cached_property
+    def lead_options(self) -> frozenset[str]:
+        """The options that `lead` takes."""
+        return frozenset() if self.lead is None else options_of(self.lead)
 
     @property
     def can_shard_head(self) -> bool:
@@ -61,12 +68,11 @@ class Schedule:
         return self.default_interval is None
 
 
-@lru_cache
 def parameters_of(function: Callable[..., object]) -> frozenset[str]:
     """Names of a function's parameters."""
     return frozenset(inspect.signature(function).parameters)
 
 
-def options_of(function: Callable[..., Program]) -> frozenset[str]:
-    """The options that a schedule's function has as parameters."""
+def options_of(function: Callable[..., object]) -> frozenset[str]:
+    """The options that a function has as parameters."""
     return parameters_of(function).intersection(OPTIONS)

@@ -14,6 +14,7 @@ from dataclasses import Field, dataclass, field, make_dataclass
 from typing import Any, TypeVar
 
 from optimizers import CorrectionMethod, Method
+from optimizers.options import Option
 from schedules import OPTIONS
 
 T = TypeVar("T")
@@ -90,7 +91,10 @@ def facts(declared: Field[Any]) -> KeyFacts:
 
 def with_options(methods: Iterable[Method | CorrectionMethod]) -> Callable[[type[T]], type[T]]:
     """Give a section a key for every option of `methods`; null stands for the method's default."""
-    options = {name: option for method in methods for name, option in method.options.items()}
+    options: dict[str, Option] = {}
+    for name, option in ((name, option) for method in methods for name, option in method.options.items()):
+        if type(options.setdefault(name, option).default) is not type(option.default):
+            raise TypeError(f"two methods have an option {name}, of other types")
 
     def extend(section: type[T]) -> type[T]:
         keys = [
@@ -114,6 +118,9 @@ def with_schedule_options(section: type[T]) -> type[T]:
 
 
 def _with_keys(section: type[T], keys: list[tuple[str, Any, Any]]) -> type[T]:
+    own = section.__dataclass_fields__  # type: ignore[attr-defined]
+    if taken := {name for name, _, _ in keys} & own.keys():
+        raise TypeError(f"{section.__name__} has a field of its own called {', '.join(sorted(taken))}")
     extended = make_dataclass(section.__name__, keys, bases=(section,))
     extended.__module__ = section.__module__
     return extended

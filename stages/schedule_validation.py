@@ -238,7 +238,7 @@ def _check_delay(config: RunConfig) -> None:
     options = schedule_options(config)
     for name, value in options.items():
         try:
-            checked(name, value)
+            checked({name: value})
         except schedules.ScheduleError as error:
             raise ConfigError(f"schedule.{name}", str(error)) from None
     shards = config.parallel.shard_head

@@ -105,6 +105,9 @@ def schedule_options(config: RunConfig) -> dict[str, Any]:
         for name, option in schedules.OPTIONS.items()
         if name in taken or not option.shared
     }
+    if "update_interval" not in taken and options["update_interval"] == config.schedule.microbatches:
+        # As the schedule has it; a program for planning may have fewer micro-batches.
+        del options["update_interval"]
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in options.items()

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import schedules
 from optimizers import CORRECTIONS, METHODS, check_correction, check_options, is_custom, method_named, refusal
@@ -45,7 +44,7 @@ from stages.segments import has_tied_shards, schedule_facts, segment_program, sy
 from stages.update.lr_schedule import DECAY_SHARE, SCHEDULES
 
 
-def check(config: RunConfig, *, seen: dict[tuple[Any, ...], int | DataError] | None = None) -> None:
+def check(config: RunConfig, *, seen: dict[str, int | DataError] | None = None) -> None:
     """Check the settings of a run.
 
     Args:
@@ -247,9 +246,10 @@ def _check_correction(config: RunConfig) -> None:
             f"is {config.parallel.data}, and {name} needs the master copy of all weights at every "
             "backward, which data ranks shard; accepted with it: 1",
         )
-    flavour, optimizer = str(settings.get("flavour", "")), config.optimizer
-    if not method_named(optimizer.name).predicts(flavour, optimizer_options(optimizer)):
-        raise ConfigError("correction.flavour", _unpredictable(flavour, optimizer.name))
+    if correction.prediction:
+        flavour, optimizer = str(settings[correction.prediction]), config.optimizer
+        if not method_named(optimizer.name).predicts(flavour, optimizer_options(optimizer)):
+            raise ConfigError(f"correction.{correction.prediction}", _unpredictable(flavour, optimizer.name))
 
 
 def _unpredictable(flavour: str, optimizer: str) -> str:
@@ -305,7 +305,7 @@ def _has_one_version_per_update(program: schedules.Program) -> bool:
     )
 
 
-def check_data(config: RunConfig, seen: dict[tuple[Any, ...], int | DataError]) -> None:
+def check_data(config: RunConfig, seen: dict[str, int | DataError]) -> None:
     """Check that the data exists, has the run's hash, and fits the model's vocabulary.
 
     Args:
@@ -318,9 +318,7 @@ def check_data(config: RunConfig, seen: dict[tuple[Any, ...], int | DataError]) 
     data = config.data
     _check_sources(data)
     _check_validation_sets(config)
-    sets = (tuple(sorted(data.validation.items())), tuple(sorted(data.validation_sha256.items())))
-    sources = tuple(sorted(data.sources.items()))
-    key = (data.path, sources, data.sha256, data.context, data.validation_share, *sets)
+    key = repr(data)
     if key not in seen:
         try:
             seen[key] = vocabulary(data)

@@ -123,7 +123,7 @@ def check_cells(template: Template, cells: list[ResolvedCell]) -> None:
     from stages.validation import ConfigError, check
 
     checked: dict[str, list[str]] = {}
-    seen: dict[tuple[Any, ...], Any] = {}
+    seen: dict[str, Any] = {}
 
     def reasons(config: RunConfig) -> list[str]:
         try:

@@ -76,14 +76,15 @@ class _Loader(yaml.SafeLoader):
             raise UserError(f"{where}: aliases (*{event.anchor}) are not accepted")
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         known = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in known:
                 problem = f"found duplicate key {key.value}"
                 raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
             known.add(key.value)
-        return super().construct_mapping(node, deep=deep)
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {

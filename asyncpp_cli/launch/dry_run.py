@@ -111,7 +111,7 @@ def dry_run(experiment: Experiment, *, replay: bool) -> bool:
         UserError: a cell cannot be trained; nothing is run.
         asyncpp_cli.launch.local_machine.Interrupted: Ctrl-C.
     """
-    seen: dict[tuple[Any, ...], Any] = {}
+    seen: dict[str, Any] = {}
     cells = [_checked_cell(run, seen) for run in experiment.runs]
     twins = {cell.twin_id: cell for cell in cells}
     _show_jobs(experiment, cells, replay=replay)
@@ -152,7 +152,7 @@ def _show_outcomes(experiment: Experiment, cells: list[_DryRunCell], outcomes: d
     show_table(["twin", "cells", "outcome"], rows, title=title, fit=Fit(below=["outcome"]))
 
 
-def _checked_cell(run: Run, seen: dict[tuple[Any, ...], Any]) -> _DryRunCell:
+def _checked_cell(run: Run, seen: dict[str, Any]) -> _DryRunCell:
     try:
         config = config_to_train(run)
         check(config, seen=seen)

@@ -411,7 +411,7 @@ def tasks_of(
         UserError: a run needs more than the machine has, cannot be paused there, or its data is missing or
             has changed.
     """
-    seen: dict[tuple[Any, ...], Any] = {}
+    seen: dict[str, Any] = {}
     tasks: list[Task] = []
     damaged: list[str] = []
     for run in runs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +65,16 @@ class LaunchOptions(TrainOptions):
     """Steps after which runs pause; from `until`, or those of a tuning's rungs."""
     tell_end: bool = False
     """On a cluster, add a job that runs the site's `on_end`."""
+
+
+def flags(options: TrainOptions) -> list[str]:
+    """The words of a command line for the options that `launch` and `tune` share, without defaults."""
+    words = []
+    for each in fields(TrainOptions):
+        value = getattr(options, each.name)
+        if value != each.default:
+            words += [f"--{each.name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
 
 
 def check_pause(run: Run, config: RunConfig, pauses: Pauses) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.options import LaunchOptions, Pauses
+from asyncpp_cli.launch.options import LaunchOptions, Pauses, flags
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -201,13 +201,10 @@ def resume_command(runs: Sequence[Run], folder: Path, options: LaunchOptions) ->
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import State
 
-    flags = ["--replay"] if options.replay else []
-    flags += ["--max-parallel", str(options.max_parallel)] if options.max_parallel is not None else []
-    if options.only is not None and options.pauses:
-        return command("tune", folder, *flags)
-    if options.only is not None:
-        return command(
-            "launch", folder, *(run.id for run in runs if current_status(run).state != State.COMPLETED)
-        )
-    flags += ["--until", str(next(iter(options.pauses.values())))] if options.pauses else []
-    return command("launch", folder, *flags)
+    if options.pauses and options.until is None:
+        return command("tune", folder, *flags(options))
+    # What was chosen to be tried again is chosen by its name: it has not failed this time.
+    left = (run.id for run in runs if current_status(run).state != State.COMPLETED)
+    names = () if options.only is None else left
+    until = [] if options.until is None else ["--until", str(options.until)]
+    return command("launch", folder, *names, *flags(options), *until)

@@ -509,7 +509,7 @@ def _has_closed_form(name: str) -> bool:
     if schedules.is_custom(name):
         return False
     member = schedules.find(name)
-    return member.synchronous or member.stages_per_rank == 1
+    return member.synchronous or member.unflushed
 
 
 def _step_time(config: RunConfig, times: StageTimes) -> StepTime:
@@ -778,14 +778,15 @@ def _alike_cuts(config: RunConfig, sizes: Sequence[float]) -> list[StageCut]:
 class _Settings:
     """A configuration as key of a cache: equal to others that differ in schedule, stages and cut alone."""
 
+    _GEOMETRY = ("stages", "cut", "shard_head")
+
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         own = (config.model, config.data, config.train, config.error_feedback, config.correction, config.site)
         values = [value for section in (*own, config.optimizer) for value in vars(section).values()]
         self._key = (
             *(repr(value) if isinstance(value, dict | list) else value for value in values),
-            config.parallel.data,
-            config.parallel.shard_gradients,
+            *(value for name, value in vars(config.parallel).items() if name not in self._GEOMETRY),
         )
         self._hash = hash(self._key)
 

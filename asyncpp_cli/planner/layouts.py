@@ -172,7 +172,10 @@ def layout(
     """`base` in this layout, with the settings that its schedule requires."""
     config = copy_of(base)
     schedule = schedules.find(name)
-    options: dict[str, Any] = {"chunks": chunks, "ahead": ahead, "split": split, "update_interval": None}
+    own: dict[str, Any] = {"chunks": chunks, "ahead": ahead, "split": split}
+    options = {
+        name: option.run_default for name, option in schedules.OPTIONS.items() if not option.shared
+    } | own
     config.schedule = replace(base.schedule, name=name, microbatches=microbatches, **options)
     config.schedule.delay = schedules.smallest_delay(
         name, stages=stages, microbatches=microbatches, shard_head=shard_head, **schedule_options(config)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from optimizers.corrections.catalogue import correction_temporaries
 from optimizers.state_size import step_values
-from stages.config import RunConfig, optimizer_options
+from stages.config import RunConfig, chosen_correction, optimizer_options
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
 from stages.model.activations import INDEX_BYTES
 from stages.model.families.catalogue import describe
@@ -98,10 +99,15 @@ def _gradient_bytes(config: RunConfig, cut: StageCut) -> int:
 def update_bytes(config: RunConfig, owned: Sequence[Parameter]) -> int:
     """Temporaries of an optimizer step on the parameters that a data rank owns."""
     roles = [(parameter.role, parameter.shape) for parameter in owned]
-    values = step_values(config.optimizer.name, roles, optimizer_options(config.optimizer))
-    if config.error_feedback.coefficient != 0 and config.train.precision == "bfloat16":
-        values += sum(parameter.size for parameter in owned)  # the weights before the step
-    return values * sizes(config).master
+    values, size = (
+        step_values(config.optimizer.name, roles, optimizer_options(config.optimizer)),
+        sizes(config),
+    )
+    if (chosen := chosen_correction(config)) is not None:
+        parameters = [parameter.size for parameter in owned]
+        taken = correction_temporaries(*chosen, parameters, narrow=size.replica < size.master)
+        values = max(values + taken.during_step, taken.after_step)
+    return values * size.master
 
 
 NCCL_BUFFER = 2**22

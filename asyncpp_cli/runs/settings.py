@@ -57,7 +57,14 @@ KEYS: tuple[str, ...] = tuple(
 )
 """Dotted keys of a run configuration, in order, without `OPEN_KEYS`."""
 
-LIST_KEYS: Mapping[str, tuple[type, ...]] = {"parallel.cut": (int, float), "schedule.costs": (int,)}
+LIST_KEYS: Mapping[str, tuple[type, ...]] = {
+    f"{section}.{name}": (int, float) if item is float else (item,)
+    for section in SECTIONS
+    for name, hint in typing.get_type_hints(type(getattr(RunConfig(), section))).items()
+    for each in typing.get_args(hint)
+    if typing.get_origin(each) is list
+    for item in typing.get_args(each)
+}
 """Keys whose value is a list, and the types of its items."""
 
 SITE = "site"

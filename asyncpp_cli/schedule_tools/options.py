@@ -20,7 +20,7 @@ Chunks = Annotated[
 ]
 Delay = Annotated[
     int | None,
-    typer.Option(metavar="D", max=10_000, help="Delay of 2bw and 2bw-v (default: the smallest possible)."),
+    typer.Option(metavar="D", max=1_000, help="Delay of 2bw and 2bw-v (default: the smallest possible)."),
 ]
 Ahead = Annotated[
     int | None,
@@ -35,7 +35,7 @@ Tied = Annotated[
 ]
 Interval = Annotated[
     int | None,
-    typer.Option(metavar="A", help="Backwards per update (default: pipedream 1, paci M)."),
+    typer.Option(metavar="A", help="Backwards per update (default: pipedream 1; paci, paci-v M)."),
 ]
 Steps = Annotated[int, typer.Option(metavar="N", min=1, help="Steps to show.")]
 EvenSteps = Annotated[

@@ -113,9 +113,9 @@ class Site:
     on_end: list[str] = field(default_factory=list)
     """Command to run once when all runs of a launch have ended or were cancelled, as words:
     `[notify-send, asyncpp]`. On a cluster a last, short job runs it (its output: `end-*.out` in the
-    submission's folder), or with `--wait` the command that waited. Its last word will be a sentence, such as
-    "mine: 6 of 6 runs completed in mine"; ASYNCPP_FOLDER, ASYNCPP_COMPLETED and ASYNCPP_RUNS are in its
-    environment."""
+    submission's folder), or with `--wait` or `--site local` the command that waited. Its last word will be a
+    sentence, such as "mine: 6 of 6 runs completed in mine"; ASYNCPP_FOLDER, ASYNCPP_COMPLETED and
+    ASYNCPP_RUNS are in its environment."""
     run: dict[str, Any] = field(default_factory=dict)
     """Settings `site.*` that override those of the runs: `{grace: 240, timeout: 600, threads: 4}`."""
 

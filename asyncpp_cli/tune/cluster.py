@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from asyncpp_cli.console import say
 from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.launch.options import LaunchOptions, flags
 from asyncpp_cli.launch.submission.arrays import plan_arrays, read_manifest
 from asyncpp_cli.launch.submission.submit import submit
 from asyncpp_cli.runs.experiment_folder import Experiment
@@ -82,11 +82,8 @@ def submit_due(
 
 def _command(experiment: Experiment, site: Site, options: LaunchOptions) -> Sequence[str]:
     """Words of the command that goes on when arrays have ended."""
-    words = ["tune", str(experiment.folder.absolute()), "--site", str(site.file.absolute()), PROMOTE]
-    words += ["--replay"] if options.replay else []
-    words += ["--max-parallel", str(options.max_parallel)] if options.max_parallel is not None else []
-    words += ["--retries", str(options.retries)] if options.retries is not None else []
-    return words
+    site_file = str(site.file.absolute())
+    return ["tune", str(experiment.folder.absolute()), "--site", site_file, PROMOTE, *flags(options)]
 
 
 def _was_submitted(queue: SlurmQueue, each: RunStatus, arm: ArmStanding) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from optimizers.options import Option, Value, settled
 
@@ -15,6 +16,14 @@ class Needs(StrEnum):
     DELAY = "delay"
     STASH = "delay, stashed weights"
     MISMATCH = "delay, unstashed weights"
+
+
+class Temporaries(NamedTuple):
+    """Values that an update takes for itself beside what the optimizer's step takes."""
+
+    during_step: int = 0
+    after_step: int = 0
+    """Or before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +42,19 @@ class CorrectionMethod:
     `delay` and `mismatch`; empty: the update is plain, and the gradient or the program is what changes."""
     active: Callable[[Mapping[str, Value], int], bool] = lambda settings, mismatch: True
     """Whether it changes the updates of a stage, from the settings and the stage's mismatch."""
+    temporaries: Callable[[Mapping[str, Value], Sequence[int], bool], Temporaries] = (
+        lambda settings, sizes, narrow: Temporaries()
+    )
+    """What an update takes for itself, from the settings, the sizes of the parameters, and whether replicas
+    are narrower than the master copy."""
     evaluates_its_state: bool = False
     """Whether the weights to evaluate depend on the state that it keeps."""
     synchronous_start: str = ""
     """The option that counts synchronous steps at the start of the run; empty: there are none."""
+    compensation: str = ""
+    """The option with the strength of a compensation of the gradient; empty: there is none."""
+    prediction: str = ""
+    """The option that says what is read of the optimizer's state to predict weights; empty: nothing is."""
     needs_one_version: bool = False
     """Whether it needs one weight version for all micro-batches of an update."""
     reads_all_weights: bool = False
@@ -66,6 +84,29 @@ def _has_coefficient(settings: Mapping[str, Value], mismatch: int) -> bool:
     return settings["coefficient"] != 0
 
 
+def _look_ahead(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
+    # Replicas as wide as the master hold the weights before the step.
+    copied = sum(sizes) if narrow else 0
+    return Temporaries(copied, copied)
+
+
+def _buffered(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
+    return Temporaries(2 * sum(sizes), 3 * sum(sizes))
+
+
+def _predicted(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
+    copied = sum(sizes)
+    return Temporaries(copied, copied) if settings["flavour"] == "last-update" else Temporaries(0, 2 * copied)
+
+
+def _moved(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
+    return Temporaries(sum(sizes), sum(sizes))
+
+
+def _compensated(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
+    return Temporaries(0, sum(sizes))
+
+
 _CORRECTIONS = (
     CorrectionMethod(
         name="error-feedback",
@@ -76,6 +117,7 @@ _CORRECTIONS = (
         options={"coefficient": _COEFFICIENT},
         factory="optimizers.corrections.error_feedback:look_ahead",
         active=_has_coefficient,
+        temporaries=_look_ahead,
     ),
     CorrectionMethod(
         name="error-feedback-buffered",
@@ -91,6 +133,7 @@ _CORRECTIONS = (
         },
         factory="optimizers.corrections.error_feedback:buffered",
         active=_has_coefficient,
+        temporaries=_buffered,
         evaluates_its_state=True,
     ),
     CorrectionMethod(
@@ -108,6 +151,8 @@ _CORRECTIONS = (
             "reach": Option(default=1.0, low=0.0, meaning="horizon as a share of the stage's delay"),
         },
         factory="optimizers.corrections.weight_prediction:of_stage",
+        temporaries=_predicted,
+        prediction="flavour",
     ),
     CorrectionMethod(
         name="lr-discount",
@@ -135,6 +180,7 @@ _CORRECTIONS = (
         },
         factory="optimizers.corrections.discrepancy:of_stage",
         active=lambda settings, mismatch: mismatch > 0,
+        temporaries=_moved,
         reads_all_weights=True,
     ),
     CorrectionMethod(
@@ -144,6 +190,8 @@ _CORRECTIONS = (
         needs=Needs.STASH,
         values_per_parameter=0,
         options={"strength": Option(default=0.04, low=0.0, meaning="lambda")},
+        temporaries=_compensated,
+        compensation="strength",
         needs_one_version=True,
     ),
     CorrectionMethod(
@@ -178,6 +226,23 @@ def check_correction(name: str, options: Mapping[str, object]) -> dict[str, Valu
         ValueError: Unknown correction or option, or a value not accepted; the message says what would be.
     """
     return settled(f"correction {name!r}", correction_named(name).options, options)
+
+
+def correction_temporaries(
+    name: str, options: Mapping[str, object], sizes: Sequence[int], *, narrow: bool
+) -> Temporaries:
+    """Values that an update with correction `name` takes for itself.
+
+    Args:
+        name: A name of `CORRECTIONS`.
+        options: Its options.
+        sizes: Of the parameters.
+        narrow: Whether replicas are narrower than the master copy.
+
+    Raises:
+        ValueError: An unknown option, or a value that is not accepted.
+    """
+    return correction_named(name).temporaries(check_correction(name, options), sizes, narrow)
 
 
 def refusal(name: str, *, synchronous: bool, stashed: bool) -> str | None:

@@ -26,7 +26,7 @@ def compensate(
         strength: lambda of the paper.
     """
     moved = [
-        (now.to(gradient.dtype) - then.to(gradient.dtype))
+        now.to(gradient.dtype, copy=True).sub_(then)
         for now, then, gradient in zip(current, computed_at, gradients, strict=True)
     ]
     torch._foreach_mul_(moved, list(gradients))

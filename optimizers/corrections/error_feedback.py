@@ -25,6 +25,9 @@ from torch.optim import Optimizer
 
 from optimizers.corrections.base import Correction, PlainUpdate, check_form
 
+PART = 2**20
+"""Values of a parameter that are copied at once."""
+
 
 class LookAheadErrorFeedback(PlainUpdate):
     """Error feedback without a history: the master parameters hold y, replicas get y' + c (y' - y).
@@ -52,9 +55,14 @@ class LookAheadErrorFeedback(PlainUpdate):
         else:
             # The ordinary step leaves x' = y - u in the master, which then becomes y' = x' + c u.
             torch._foreach_sub_(old, current)
-            first = [tensor.clone() for tensor in current]
-            torch._foreach_add_(current, old, alpha=c)
-            torch._foreach_copy_(written, first)
+            for tensors in zip(current, old, written, strict=True):
+                # By parts, so that the copies stay small: `update` may be `output`.
+                ends = tuple(range(PART, tensors[0].numel(), PART))
+                parts = (torch.tensor_split(each.view(-1), ends) for each in tensors)
+                for weights, update, output in zip(*parts, strict=True):
+                    first = weights.clone()
+                    weights.add_(update, alpha=c)
+                    output.copy_(first)
             self._started = True
 
     def state_dict(self) -> dict[str, Any]:

@@ -84,11 +84,10 @@ def _adam_direction(state: Mapping[str, Tensor], group: Mapping[str, Any]) -> Te
     if "exp_avg_sq" not in state or "betas" not in group:
         raise ValueError(f"weight prediction by Adam's moments: the rule {group.get('rule')!r} keeps none")
     beta1, beta2 = group["betas"]
-    step = float(state["step"])
+    step = state["step"].double()  # stays on its device: a float would wait for it
     second = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
     first: Tensor = state["exp_avg"] / (1 - beta1**step)
-    direction: Tensor = first / second
-    return direction
+    return first.div_(second)
 
 
 def of_stage(settings: Mapping[str, Any], *, delay: int, mismatch: int) -> Correction:

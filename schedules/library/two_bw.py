@@ -53,5 +53,6 @@ TWO_BW = Schedule(
     description="1f1b never flushed; weights d updates old at every stage",
     program=two_bw,
     synchronous=False,
+    unflushed=True,
     lead=lead,
 )

@@ -10,6 +10,7 @@ import itertools
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,7 +41,7 @@ def text_files(config: DataConfig) -> tuple[Path, list[TextFile]]:
     """The folder that names are relative to, and its text files, sorted by name.
 
     Raises:
-        DataError: the path does not exist or holds no text, or a file is gone.
+        DataError: the path does not exist or holds no text.
     """
     if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
@@ -107,14 +108,12 @@ def _was_text(file: TextFile) -> bool:
     return is_text(file.path)
 
 
-def _described(root: Path, files: Sequence[Path]) -> list[TextFile]:
-    try:
-        stats = [(path, path.stat()) for path in files]
-    except OSError as error:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
-    return [
-        TextFile(path, str(path.relative_to(root)), stat.st_size, stat.st_mtime_ns) for path, stat in stats
-    ]
+def _described(root: Path, files: Sequence[Path]) -> Iterator[TextFile]:
+    """The files that are there: a link may lead nowhere."""
+    for path in files:
+        with suppress(OSError):
+            stat = path.stat()
+            yield TextFile(path, str(path.relative_to(root)), stat.st_size, stat.st_mtime_ns)
 
 
 def split_text(files: Sequence[TextFile], *, share: float) -> Iterator[tuple[str, bytes]]:

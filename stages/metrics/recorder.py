@@ -10,7 +10,8 @@ class Recorder(Protocol):
     """Receives a run's measurements. Only the rank of the last stage, which has the loss, calls it."""
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Append a row to the run's metrics; its `kind` is start, step, eval, segment, diagnostics or end."""
+        """Append a row to the run's metrics; its `kind` is start, step, eval, segment, diagnostics, pause or
+        end."""
 
     def timeline(self, timeline: Mapping[str, Any]) -> None:
         """Replace the timeline: when the ranks performed the latest actions of a segment."""

@@ -66,12 +66,14 @@ class LrSchedule(NamedTuple):
     """Share of the peak, given step, steps and warm-up steps."""
     has_decay_share: bool = False
     """Whether it takes `optimizer.decay_share`."""
+    constant: bool = False
+    """Whether decays of a run are as good as runs of their length (arXiv 2405.18392)."""
 
 
 SCHEDULES = {
     "cosine": LrSchedule(_cosine),
     "linear": LrSchedule(_linear),
-    "constant": LrSchedule(_constant),
+    "constant": LrSchedule(_constant, constant=True),
     "wsd": LrSchedule(_wsd, has_decay_share=True),
 }
 """The schedules by `optimizer.schedule`."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from optimizers.build import build_optimizer
 from optimizers.corrections.base import Correction, PlainUpdate
 from optimizers.corrections.build import build_stage_correction
-from optimizers.corrections.catalogue import check_correction
+from optimizers.corrections.catalogue import CORRECTIONS, check_correction
 from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.named import is_custom
@@ -116,7 +116,8 @@ class StageUpdate:
         self.tally = LoadTally(blocks, experts=config.model.experts, device=biases.device)
         """Loads of the segment's updates."""
         chosen = chosen_correction(config)
-        self._strength = float(check_correction(*chosen).get("strength", 0.0)) if chosen else 0.0
+        compensation = CORRECTIONS[chosen[0]].compensation if chosen else ""
+        self._strength = float(check_correction(*chosen)[compensation]) if chosen and compensation else 0.0
         self._delay, self._mismatch = delays[stage], mismatch
         correction = self._new_correction()
         self._discrepancy = correction if isinstance(correction, DiscrepancyCorrection) else None

@@ -147,6 +147,13 @@ def test_the_first_update_is_ordinary() -> None:
         assert_close(evaluated, start)
 
 
+def test_the_first_update_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _, _ = train("adamw", error_feedback(1.0), steps=2)
+    monkeypatch.setattr("optimizers.corrections.error_feedback.PART", 7)
+    in_parts, _, _ = train("adamw", error_feedback(1.0), steps=2)
+    assert all(torch.equal(a, b) for a, b in zip(whole, in_parts, strict=True))
+
+
 def test_a_smaller_replica_gets_the_same_weights_rounded() -> None:
     for steps in (1, 5):
         weights = parameters()

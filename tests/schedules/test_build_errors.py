@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedules import ScheduleError, build, is_synchronous
+from schedules import ScheduleError, build, is_synchronous, smallest_delay
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,8 @@ def test_bad_arguments(asked, message):
 def test_a_word_that_is_no_option_is_refused():
     with pytest.raises(TypeError, match="no option of schedules: dealy; accepted: delay, "):
         build("2bw", stages=4, microbatches=4, steps=1, dealy=2)
+    with pytest.raises(TypeError, match="no option of schedules: ahed"):
+        smallest_delay("2bw", stages=4, microbatches=2, ahed=2)
 
 
 def test_synchronous_schedules_are_known_by_name():

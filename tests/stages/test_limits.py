@@ -9,8 +9,10 @@ import pytest
 from support.small_runs import small_config
 
 from asyncpp_cli.runs.settings import KEYS, assign, get
-from stages.config import RunConfig
-from stages.config_keys import facts
+from optimizers import METHODS
+from optimizers.options import Option
+from stages.config import OptimizerConfig, RunConfig
+from stages.config_keys import facts, with_options
 from stages.validation import ConfigError, check
 
 WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int)]
@@ -77,3 +79,12 @@ def test_sizes_too_large_in_combination_are_refused(
 def test_large_settings_within_the_bounds_are_accepted(text: Path) -> None:
     config = small_config(text=text, layers=1000, microbatches=512, stages=64)
     check(replace(config, seed=2**63 - 1))
+
+
+def test_options_that_would_hide_a_key_or_another_option_are_refused() -> None:
+    one, other = METHODS["adamw"], METHODS["muon"]
+    with pytest.raises(TypeError, match="has a field of its own called lr"):
+        with_options([replace(one, options={"lr": Option(default=0.1, meaning="")})])(OptimizerConfig)
+    whole, part = Option(default=1, meaning=""), Option(default=0.5, meaning="")
+    with pytest.raises(TypeError, match="two methods have an option rank, of other types"):
+        with_options([replace(one, options={"rank": whole}), replace(other, options={"rank": part})])

@@ -58,7 +58,10 @@ def _check(options: ReportOptions) -> None:
         )
     for name, each in FORMATS.items():
         for option in each.options:
-            if each is not options.format and getattr(options, option.removeprefix("--")) is not None:
+            if (
+                each is not options.format
+                and getattr(options, option.removeprefix("--").replace("-", "_")) is not None
+            ):
                 raise UserError(f"{option} is for --format {name}")
     if options.label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", options.label):
         raise UserError(f"--label {options.label}: accepted: letters, digits and : . _ -")

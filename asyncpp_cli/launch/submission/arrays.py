@@ -80,7 +80,7 @@ def plan_arrays(
         UserError: a run cannot be read, trained, or placed at this site.
     """
     planned = []
-    seen: dict[tuple[Any, ...], Any] = {}
+    seen: dict[str, Any] = {}
     for run in runs:
         config = _checked_config(run, site, seen)
         shape = shape_of(config, site, replay=options.replay)
@@ -109,7 +109,7 @@ def _shape(planned: PlannedRun) -> JobShape:
     return planned.shape
 
 
-def config_at(run: Run, site: Site, seen: dict[tuple[Any, ...], Any] | None = None) -> RunConfig:
+def config_at(run: Run, site: Site, seen: dict[str, Any] | None = None) -> RunConfig:
     """The configuration of a run at a site, checked.
 
     Raises:
@@ -126,7 +126,7 @@ def config_at(run: Run, site: Site, seen: dict[tuple[Any, ...], Any] | None = No
     return config
 
 
-def _checked_config(run: Run, site: Site, seen: dict[tuple[Any, ...], Any]) -> RunConfig:
+def _checked_config(run: Run, site: Site, seen: dict[str, Any]) -> RunConfig:
     config = config_at(run, site, seen)
     if site.container is not None:
         try:

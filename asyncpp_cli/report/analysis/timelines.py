@@ -182,6 +182,8 @@ def _settings(cell: CellResult, config: RunConfig) -> list[str]:
         "schedule.microbatches": (f"{size} per step", True),
         "schedule.delay": (f"delay {schedule.delay}", schedule.delay != default.delay),
         "schedule.ahead": (f"ahead {schedule.ahead}", schedule.ahead != default.ahead),
+        "schedule.split": ("split backwards", schedule.split),
+        "schedule.costs": (f"costs {schedule.costs}", schedule.costs is not None),
         "schedule.chunks": (f"{schedule.chunks} stages per rank", True),
         "schedule.update_interval": (
             f"an update every {schedule.update_interval}",

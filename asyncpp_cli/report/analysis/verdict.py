@@ -20,6 +20,7 @@ from asyncpp_cli.report.analysis.counterparts import CORRECTION, LENGTH
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.pairs import pairs
 from asyncpp_cli.report.analysis.statistics import CONFIDENCE, Interval, paired, t_quantile
+from stages.update.lr_schedule import SCHEDULES
 
 if TYPE_CHECKING:
     from asyncpp_cli.report.analysis.steps_to_loss import StepsRatio
@@ -231,7 +232,9 @@ def _is_branch(cell: CellResult) -> bool:
     """Whether the runs are decays of a trunk at a constant rate: as good as runs of their length from the
     beginning (arXiv 2405.18392)."""
     parents = [run.lineage.changed.get("optimizer.schedule") for run in cell.runs if run.lineage is not None]
-    return bool(parents) and all(parent is not None and parent[0] == "constant" for parent in parents)
+    return bool(parents) and all(
+        parent is not None and parent[0] in SCHEDULES and SCHEDULES[parent[0]].constant for parent in parents
+    )
 
 
 def _batch(cell: CellResult) -> int:

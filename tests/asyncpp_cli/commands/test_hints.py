@@ -34,6 +34,12 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     )
     # What was chosen to be tried again is chosen by its name: it has not failed this time.
     options = replace(options, only=[run.id])
-    assert resume_command([run], Path("-a dash"), options) == f"asyncpp launch './-a dash' {run.id}"
+    again = f"asyncpp launch './-a dash' {run.id} --replay --max-parallel 2"
+    assert resume_command([run], Path("-a dash"), options) == again
+    # A tuning pauses its runs, too, but says nothing of a step.
+    options = replace(options, pauses={run.id: 3})
+    said = resume_command([run], Path("-a dash"), options)
+    assert said == "asyncpp tune './-a dash' --replay --max-parallel 2"
+    assert resume_command([run], Path("-a dash"), replace(options, until=3)) == f"{again} --until 3"
     run.write_status(Status(state=State.COMPLETED))
     succeeded("status", *shlex.split(command("status", Path("-a dash")))[2:])

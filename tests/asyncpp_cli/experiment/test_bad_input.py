@@ -108,6 +108,7 @@ def test_a_change_that_is_wrong_is_refused_by_key(tmp_path: Path, change: str, n
         ("a: [1", "not YAML"),
         ("- 1", "mapping"),
         ("seed: 1\nseed: 2", "duplicate"),
+        ("<<: {seed: 1, seed: 2}", "duplicate"),
         ("name: !!python/object/apply:os.system ['touch hacked']", "tag"),
         ("name: ${oc.env:HOME}", "interpolation"),
         ("name: &a x\ndescription: *a", "aliases"),

@@ -17,6 +17,7 @@ from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import own_estimate, stage_times
 from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.step_time import StageTimes, _found_cycles, least_step, simulated_step, step_time
+from schedules import FAMILY
 from schedules.simulate import steps_to_measure
 from stages.model.partition import cut_of
 from stages.segments import segment_program
@@ -49,7 +50,10 @@ def simulated(
     return whole.seconds, whole.bubble
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", "2bw", "pipedream", "paci"])
+UNFLUSHED = [name for name, schedule in FAMILY.items() if schedule.unflushed]
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero-bubble", *UNFLUSHED])
 @pytest.mark.parametrize("stages", [1, 2, 3, 8, 16])
 def test_steps_take_as_long_as_in_the_simulator(name: str, stages: int) -> None:
     for microbatches in (2, 8, 64):
@@ -143,6 +147,18 @@ def test_shards_of_the_head_take_as_long_as_in_the_simulator(
     planned = own_estimate(config, costs).step
     assert planned.seconds == pytest.approx(played.seconds, rel=0.01)
     assert planned.bubble == pytest.approx(played.bubble, abs=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name, schedule in FAMILY.items() if schedule.can_shard_head])
+@pytest.mark.parametrize("shard_head", [False, True])
+def test_an_update_interval_of_all_microbatches_is_planned_as_none(name: str, shard_head: bool) -> None:
+    base, costs = base_of("7b", []).config, Roofline(find_device("h100", key=""))
+    config = layout(
+        base, name, stages=4, data=1, microbatches=64, size=1, recompute="none", shard_head=shard_head
+    )
+    planned = own_estimate(config, costs).step
+    config.schedule.update_interval = config.schedule.microbatches
+    assert own_estimate(config, costs).step == planned
 
 
 @hypothesis.settings(max_examples=25, deadline=None)

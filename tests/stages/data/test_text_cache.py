@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stages.config import DataConfig
 from stages.data.checksummed_json import checksum_of, read_checksummed
 from stages.data.dataset import Corpus, DataError, prepare
+from stages.data.text import text_files
 from stages.data.text_cache import CHECKED, MANIFEST
 
 WORDS = "a pipeline of stages that never waits takes steps with old gradients .\n" * 40
@@ -134,6 +135,15 @@ def test_text_that_changes_while_it_is_read_is_refused(
     monkeypatch.setattr(text_cache, "text_files", late)
     with pytest.raises(DataError, match="changes while it is read"):
         prepare(config, cache=tmp_path / "cache")
+
+
+def test_a_link_that_leads_nowhere_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's standard library has a link into /etc, which images may lack."""
+    (tmp_path / "a.py").write_text(WORDS)
+    (tmp_path / "sitecustomize.py").symlink_to(tmp_path / "gone.py")
+    monkeypatch.setattr("stages.data.text.sysconfig.get_path", lambda name: str(tmp_path))
+    _, [file] = text_files(DataConfig(path=None))
+    assert file.name == "a.py"
 
 
 def test_a_seal_does_not_depend_on_the_layout() -> None:

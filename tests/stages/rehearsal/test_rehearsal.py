@@ -20,8 +20,9 @@ import stages.model.block.runner
 from asyncpp_cli.planner.base_config import base_of
 from asyncpp_cli.planner.peak_memory import update_bytes
 from asyncpp_cli.planner.rehearsal import rehearse
+from optimizers import CORRECTIONS
 from optimizers.catalogue import NAMES, method_named
-from stages.config import RunConfig
+from stages.config import RunConfig, chosen_correction
 from stages.model import layers
 from stages.model.block.runner import block_runner
 from stages.model.decoder import RunBlock, make_block
@@ -318,3 +319,44 @@ def test_what_an_optimizers_step_takes_for_itself_is_the_plan_s(name: str) -> No
         batched = method_named(name).main.batch != "0"
         assert found.temporaries["update"] - norms <= planned
         assert planned <= (1.2 if batched else 1.0) * found.temporaries["update"] + norms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [
+        ("2bw", ["error_feedback.coefficient=1"]),
+        ("2bw", ["error_feedback.coefficient=1", "error_feedback.form=buffered"]),
+        ("2bw", ["correction.name=weight-prediction"]),
+        ("2bw", ["correction.name=weight-prediction", "correction.flavour=momentum"]),
+        ("2bw", ["correction.name=weight-prediction", "correction.flavour=adam-moments"]),
+        ("2bw", ["correction.name=lr-discount"]),
+        ("2bw", ["correction.name=delay-compensation"]),
+        ("paci", ["correction.name=discrepancy"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[-1].rpartition("=")[2],
+)
+def test_what_a_corrections_update_takes_for_itself_is_the_plan_s(
+    schedule: str, settings: list[str], precision: str
+) -> None:
+    shape = ["parallel.stages=2", "schedule.microbatches=2", "model.layers=2", "data.context=512"]
+    shape += [
+        "optimizer=adamw",
+        "train.microbatch_size=1",
+        "train.clip=stage",
+        f"train.precision={precision}",
+    ]
+    config = base_of("135m", [f"schedule={schedule}", *shape, *settings]).config
+    config.train.steps = 20
+    config.train.compile = False
+    found = _rehearsed(config, rank=0)
+    assert not found.faults
+    (owned,) = owned_members(stage_parameters(config.model, cut_of(config)[0]), data_ranks=1)
+    planned = update_bytes(config, owned)
+    size = 4 * sum(parameter.size for parameter in owned)
+    chosen = chosen_correction(config)
+    assert chosen is not None
+    # What the correction keeps is planned with the stage's own tensors.
+    kept = CORRECTIONS[chosen[0]].values_per_parameter * size
+    assert found.temporaries["update"] == pytest.approx(planned + kept, abs=0.01 * size)
