@@ -75,7 +75,7 @@ class ErrorFeedbackConfig:
     only)."""
 
 
-CORRECTION_NAMES = tuple(name for name in CORRECTIONS if not name.startswith("error-feedback"))
+CORRECTION_NAMES = tuple(name for name, method in CORRECTIONS.items() if not method.set_by)
 """The corrections that `correction.name` accepts; error feedback has a section of its own."""
 
 
@@ -84,7 +84,11 @@ CORRECTION_NAMES = tuple(name for name in CORRECTIONS if not name.startswith("er
 class CorrectionConfig(_Declared):
     """With a key for every option that a correction declares."""
 
-    name: str = key("none", choices=("none", *CORRECTION_NAMES))
+    name: str = key(
+        "none",
+        choices=("none", *CORRECTION_NAMES),
+        set_by={name: method.set_by for name, method in CORRECTIONS.items() if method.set_by},
+    )
     """A correction instead of error feedback, one of `optimizers.CORRECTIONS`, or `none`."""
 
 

@@ -9,7 +9,7 @@ range of float32, signed 64-bit integers, or the system's clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, make_dataclass
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ class KeyFacts:
     """Largest accepted number, with either sign."""
     choices: tuple[str, ...] = ()
     """Accepted texts; empty: any, or the names of a catalogue."""
+    set_by: Mapping[str, str] = field(default_factory=dict)
+    """What to set instead, by texts that are not accepted here."""
     option: bool = False
     """The key is an option of the section's optimizers or corrections."""
 
@@ -54,7 +56,9 @@ class KeyFacts:
     def refusal(self, value: object) -> str | None:
         """Why `value` is not accepted; None if it is."""
         if self.choices and value not in self.choices:
-            return f"{value!r} is not known; accepted: {', '.join(self.choices)}"
+            instead = self.set_by.get(value) if isinstance(value, str) else None
+            wrong = "is not known" if instead is None else f"is set by {instead}"
+            return f"{value!r} {wrong}; accepted: {', '.join(self.choices)}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if self.low is not None and not value >= self.low:
@@ -76,9 +80,10 @@ def key(
     below: float | None = None,
     high: float = LARGEST,
     choices: tuple[str, ...] = (),
+    set_by: Mapping[str, str] | None = None,
 ) -> Any:
     """A field of a section that accepts what `KeyFacts` describes."""
-    declared = KeyFacts(low=low, above=above, below=below, high=high, choices=choices)
+    declared = KeyFacts(low=low, above=above, below=below, high=high, choices=choices, set_by=set_by or {})
     return field(default=default, metadata={"key": declared})
 
 

@@ -759,7 +759,11 @@ def _parts(config: RunConfig, sizes: Sequence[float]) -> list[dict[str, int]]:
             of_rank["reduction"] = _reduction_bytes(settings, held)
             of_rank["communicators"] = _communicators(config, rank, rank_of_stage)
         facts = run.course.versions[stage], run.course.mismatch[stage], run.buffers[stage]
-        parts.append(_lasting(settings, cut, *facts) | of_rank | _of_an_action(settings, cut))
+        parts.append(
+            _lasting(settings, cut, *facts)
+            | of_rank
+            | _of_an_action(settings, cut, run.course.mismatch[stage] > 0)
+        )
     return parts
 
 
@@ -823,7 +827,7 @@ def _lasting(settings: _Settings, cut: StageCut, *facts: int) -> dict[str, int]:
 
 
 @_remembered
-def _of_an_action(settings: _Settings, cut: StageCut) -> dict[str, int]:
+def _of_an_action(settings: _Settings, cut: StageCut, mismatched: bool) -> dict[str, int]:
     """Bytes of a micro-batch in flight, and temporaries of the actions."""
     config = settings.config
     owned = owned_members(stage_parameters(config.model, cut), data_ranks=config.parallel.data)
@@ -832,7 +836,7 @@ def _of_an_action(settings: _Settings, cut: StageCut) -> dict[str, int]:
         "whole": whole,
         "half": half,
         "forward": forward_bytes(config, cut),
-        "backward": backward_bytes(config, cut),
+        "backward": backward_bytes(config, cut, mismatched=mismatched),
         "slot": slot_bytes(config, cut),
         "update": max(update_bytes(config, of_rank) for of_rank in owned),
     }

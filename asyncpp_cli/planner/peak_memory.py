@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optimizers.corrections.catalogue import correction_temporaries
+from optimizers.corrections.catalogue import CORRECTIONS, correction_temporaries
 from optimizers.state_size import step_values
 from stages.config import RunConfig, chosen_correction, optimizer_options
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
@@ -17,8 +17,24 @@ from stages.model.spec import ModelPart, Parameter
 from stages.model.stacks import is_stack
 
 
-def backward_bytes(config: RunConfig, cut: StageCut) -> int:
-    """Temporaries of a backward: gradients of activations and of the largest parameter."""
+def backward_bytes(config: RunConfig, cut: StageCut, *, mismatched: bool = False) -> int:
+    """Temporaries of a backward: gradients of activations and of the largest parameter; and where a
+    correction writes weights for it, those that it replaces, and the new ones.
+
+    Args:
+        config: of the run.
+        cut: of the stage.
+        mismatched: whether there are updates between a micro-batch's forward and its backward.
+    """
+    plain = _plain_backward_bytes(config, cut)
+    chosen = chosen_correction(config)
+    if chosen is None or not mismatched or not CORRECTIONS[chosen[0]].reads_all_weights:
+        return plain
+    size, count = sizes(config), sum(each.size for each in stage_parameters(config.model, cut))
+    return count * size.replica + max(count * size.master, plain)
+
+
+def _plain_backward_bytes(config: RunConfig, cut: StageCut) -> int:
     spec, size = describe(config.model), sizes(config)
     tokens = config.train.microbatch_size * config.data.context
     if cut.head_rows is not None:
@@ -56,7 +72,7 @@ def slot_bytes(config: RunConfig, cut: StageCut) -> int:
     activations: the slot's tensors, and temporaries in a pool of its own. 0 without graphs."""
     if not config.train.cuda_graphs or cut.head_rows is not None:
         return 0
-    return _slot_tensors(config, cut) + max(forward_bytes(config, cut), backward_bytes(config, cut))
+    return _slot_tensors(config, cut) + max(forward_bytes(config, cut), _plain_backward_bytes(config, cut))
 
 
 def _slot_tensors(config: RunConfig, cut: StageCut) -> int:

@@ -37,6 +37,8 @@ class CorrectionMethod:
     values_per_parameter: int
     """Values kept for each parameter in addition to the optimizer's, where the correction is active."""
     options: Mapping[str, Option]
+    set_by: str = ""
+    """What a run sets to have it, if not `correction.name`."""
     factory: str = ""
     """`package.module:name` of a function that makes a stage's `Correction` from the settings and the stage's
     `delay` and `mismatch`; empty: the update is plain, and the gradient or the program is what changes."""
@@ -115,6 +117,7 @@ _CORRECTIONS = (
         needs=Needs.DELAY,
         values_per_parameter=0,
         options={"coefficient": _COEFFICIENT},
+        set_by="error_feedback.coefficient",
         factory="optimizers.corrections.error_feedback:look_ahead",
         active=_has_coefficient,
         temporaries=_look_ahead,
@@ -131,6 +134,7 @@ _CORRECTIONS = (
                 default="y", choices=("y", "x"), meaning="weights that weight decay applies to"
             ),
         },
+        set_by="error_feedback.coefficient and error_feedback.form: buffered",
         factory="optimizers.corrections.error_feedback:buffered",
         active=_has_coefficient,
         temporaries=_buffered,

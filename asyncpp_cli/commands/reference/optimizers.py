@@ -90,6 +90,7 @@ def show(
     if name in METHODS:
         method = METHODS[name]
         show_line(f"{name}: {method.summary} ({method.reference})")
+        print(f"Set by optimizer.name: {name}")
         print(f"Keeps for a matrix: {method.matrix_state} values\n")
         show_table(
             ["parameters", "rule", "weight decay"],
@@ -102,6 +103,7 @@ def show(
     elif name in CORRECTIONS:
         correction = CORRECTIONS[name]
         show_line(f"{name}: {correction.summary} ({correction.reference})")
+        print(f"Set by {correction.set_by or f'correction.name: {name}'}")
         print(f"Keeps for each parameter: {correction.values_per_parameter} values\n")
         options = correction.options
     else:

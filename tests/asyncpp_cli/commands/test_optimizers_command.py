@@ -33,6 +33,7 @@ def test_list_names_every_optimizer_and_correction_with_its_paper() -> None:
 
 def test_show_gives_rules_and_settings() -> None:
     ended = succeeded("optimizers", "show", "muon")
+    assert "Set by optimizer.name: muon" in ended.output
     assert "embedding   adamw  no" in ended.output
     assert "scale               match-rms      match-rms | original" in ended.output
 
@@ -40,7 +41,9 @@ def test_show_gives_rules_and_settings() -> None:
 def test_show_gives_a_corrections_settings() -> None:
     ended = succeeded("optimizers", "show", "weight-prediction")
     assert "flavour  last-update  last-update | momentum | adam-moments" in ended.output
-    succeeded("optimizers", "show", "discrepancy")
+    assert "Set by correction.name: weight-prediction" in ended.output
+    buffered = succeeded("optimizers", "show", "error-feedback-buffered").output
+    assert "Set by error_feedback.coefficient and error_feedback.form: buffered" in buffered
 
 
 def test_an_unknown_optimizer_is_one_line() -> None:

@@ -77,6 +77,7 @@ def test_a_template_that_is_wrong_is_refused_by_file_and_key(
     [
         ("schedule=3bw", ["schedule.name", "3bw", "1f1b", "2bw"]),
         ("optimizer=adamv", ["optimizer.name", "adamv", "adamw", "muon"]),
+        ("correction.name=error-feedback", ["is set by error_feedback.coefficient", "weight-prediction"]),
         ("model=huge", ["model", "huge", "nano", "135m"]),
         ("matrix.error_feedback=true", ["error_feedback", "1f1b"]),
         ("matrix.seed=[0,0]", ["same run"]),

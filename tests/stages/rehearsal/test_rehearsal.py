@@ -18,7 +18,7 @@ from torch import Tensor
 
 import stages.model.block.runner
 from asyncpp_cli.planner.base_config import base_of
-from asyncpp_cli.planner.peak_memory import update_bytes
+from asyncpp_cli.planner.peak_memory import backward_bytes, update_bytes
 from asyncpp_cli.planner.rehearsal import rehearse
 from optimizers import CORRECTIONS
 from optimizers.catalogue import NAMES, method_named
@@ -360,3 +360,19 @@ def test_what_a_corrections_update_takes_for_itself_is_the_plan_s(
     # What the correction keeps is planned with the stage's own tensors.
     kept = CORRECTIONS[chosen[0]].values_per_parameter * size
     assert found.temporaries["update"] == pytest.approx(planned + kept, abs=0.01 * size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_a_correction_takes_for_a_backward_is_the_plan_s(precision: str) -> None:
+    settings = ["schedule=paci", "parallel.stages=2", "schedule.microbatches=2", "model.layers=2"]
+    settings += ["optimizer=adamw", "train.microbatch_size=1", "train.clip=stage", "data.context=512"]
+    config = base_of("135m", [*settings, f"train.precision={precision}"]).config
+    config.train.steps, config.train.compile = 20, False
+    config.correction.name, cut = "discrepancy", cut_of(config)[0]
+    found = _rehearsed(config, rank=0)
+    assert not found.faults
+    # Beside the velocities, which last.
+    velocities = 4 * sum(parameter.size for parameter in stage_parameters(config.model, cut))
+    planned = backward_bytes(config, cut, mismatched=True)
+    assert found.temporaries["B"] - velocities == pytest.approx(planned, abs=0.01 * velocities)
