@@ -200,11 +200,13 @@ def resume_command(runs: Sequence[Run], folder: Path, options: LaunchOptions) ->
     from asyncpp_cli.console import command
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import State
+    from asyncpp_cli.sites.profile import LOCAL
 
+    words = flags(options) + ([] if options.site == LOCAL else ["--site", options.site])
     if options.pauses and options.until is None:
-        return command("tune", folder, *flags(options))
+        return command("tune", folder, *words)
     # What was chosen to be tried again is chosen by its name: it has not failed this time.
     left = (run.id for run in runs if current_status(run).state != State.COMPLETED)
     names = () if options.only is None else left
     until = [] if options.until is None else ["--until", str(options.until)]
-    return command("launch", folder, *names, *flags(options), *until)
+    return command("launch", folder, *names, *words, *until)

@@ -838,7 +838,7 @@ def _of_an_action(settings: _Settings, cut: StageCut, mismatched: bool) -> dict[
         "forward": forward_bytes(config, cut),
         "backward": backward_bytes(config, cut, mismatched=mismatched),
         "slot": slot_bytes(config, cut),
-        "update": max(update_bytes(config, of_rank) for of_rank in owned),
+        "update": max(update_bytes(config, of_rank, mismatched=mismatched) for of_rank in owned),
     }
 
 

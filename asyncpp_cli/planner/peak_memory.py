@@ -112,17 +112,24 @@ def _gradient_bytes(config: RunConfig, cut: StageCut) -> int:
     return max(embedding * size.master, stacks * (size.replica if plain else by_autograd))
 
 
-def update_bytes(config: RunConfig, owned: Sequence[Parameter]) -> int:
-    """Temporaries of an optimizer step on the parameters that a data rank owns."""
+def update_bytes(config: RunConfig, owned: Sequence[Parameter], *, mismatched: bool = False) -> int:
+    """Temporaries of an optimizer step on the parameters that a data rank owns; `mismatched`: as in
+    `backward_bytes`."""
     roles = [(parameter.role, parameter.shape) for parameter in owned]
     values, size = (
         step_values(config.optimizer.name, roles, optimizer_options(config.optimizer)),
         sizes(config),
     )
+    parameters = [parameter.size for parameter in owned]
     if (chosen := chosen_correction(config)) is not None:
-        parameters = [parameter.size for parameter in owned]
-        taken = correction_temporaries(*chosen, parameters, narrow=size.replica < size.master)
+        taken = correction_temporaries(
+            *chosen, parameters, narrow=size.replica < size.master, mismatch=int(mismatched)
+        )
         values = max(values + taken.during_step, taken.after_step)
+    if config.train.diagnostics:
+        # The weights before the update; then three float64 tensors of a parameter, for products of updates.
+        products = 3 * 8 // size.master * max(parameters, default=0)
+        values = sum(parameters) + max(values, products)
     return values * size.master
 
 

@@ -194,6 +194,7 @@ _CORRECTIONS = (
         needs=Needs.STASH,
         values_per_parameter=0,
         options={"strength": Option(default=0.04, low=0.0, meaning="lambda")},
+        active=lambda settings, mismatch: settings["strength"] != 0,
         temporaries=_compensated,
         compensation="strength",
         needs_one_version=True,
@@ -233,20 +234,22 @@ def check_correction(name: str, options: Mapping[str, object]) -> dict[str, Valu
 
 
 def correction_temporaries(
-    name: str, options: Mapping[str, object], sizes: Sequence[int], *, narrow: bool
+    name: str, options: Mapping[str, object], sizes: Sequence[int], *, narrow: bool, mismatch: int
 ) -> Temporaries:
-    """Values that an update with correction `name` takes for itself.
+    """Values that an update with correction `name` takes for itself; none where it is not active.
 
     Args:
         name: A name of `CORRECTIONS`.
         options: Its options.
         sizes: Of the parameters.
         narrow: Whether replicas are narrower than the master copy.
+        mismatch: Of the stage.
 
     Raises:
         ValueError: An unknown option, or a value that is not accepted.
     """
-    return correction_named(name).temporaries(check_correction(name, options), sizes, narrow)
+    method, settings = correction_named(name), check_correction(name, options)
+    return method.temporaries(settings, sizes, narrow) if method.active(settings, mismatch) else Temporaries()
 
 
 def refusal(name: str, *, synchronous: bool, stashed: bool) -> str | None:

@@ -111,7 +111,7 @@ def _was_text(file: TextFile) -> bool:
 def _described(root: Path, files: Sequence[Path]) -> Iterator[TextFile]:
     """The files that are there: a link may lead nowhere."""
     for path in files:
-        with suppress(OSError):
+        with suppress(FileNotFoundError):
             stat = path.stat()
             yield TextFile(path, str(path.relative_to(root)), stat.st_size, stat.st_mtime_ns)
 

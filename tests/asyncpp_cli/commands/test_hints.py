@@ -41,5 +41,7 @@ def test_a_folder_that_begins_with_a_dash_is_no_option(
     said = resume_command([run], Path("-a dash"), options)
     assert said == "asyncpp tune './-a dash' --replay --max-parallel 2"
     assert resume_command([run], Path("-a dash"), replace(options, until=3)) == f"{again} --until 3"
+    here = replace(options, pauses={}, site="here.yaml")
+    assert resume_command([run], Path("-a dash"), here) == f"{again} --site here.yaml"
     run.write_status(Status(state=State.COMPLETED))
     succeeded("status", *shlex.split(command("status", Path("-a dash")))[2:])
