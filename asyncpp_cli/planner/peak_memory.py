@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optimizers.corrections.catalogue import CORRECTIONS, correction_temporaries
+from optimizers.corrections.catalogue import CORRECTIONS, correction_copies
 from optimizers.state_size import step_values
 from stages.config import RunConfig, chosen_correction, optimizer_options
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
@@ -121,15 +121,15 @@ def update_bytes(config: RunConfig, owned: Sequence[Parameter], *, mismatched: b
         sizes(config),
     )
     parameters = [parameter.size for parameter in owned]
+    weights = sum(parameters)
     if (chosen := chosen_correction(config)) is not None:
-        taken = correction_temporaries(
-            *chosen, parameters, narrow=size.replica < size.master, mismatch=int(mismatched)
-        )
-        values = max(values + taken.during_step, taken.after_step)
+        narrow = size.replica < size.master
+        copies = correction_copies(*chosen, narrow=narrow, mismatch=int(mismatched))
+        values = max(values + copies.during_step * weights, copies.outside * weights)
     if config.train.diagnostics:
         # The weights before the update; then three float64 tensors of a parameter, for products of updates.
         products = 3 * 8 // size.master * max(parameters, default=0)
-        values = sum(parameters) + max(values, products)
+        values = weights + max(values, products)
     return values * size.master
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -18,12 +18,13 @@ class Needs(StrEnum):
     MISMATCH = "delay, unstashed weights"
 
 
-class Temporaries(NamedTuple):
-    """Values that an update takes for itself beside what the optimizer's step takes."""
+class Copies(NamedTuple):
+    """How many copies of the weights an update holds for itself, beside what it keeps."""
 
     during_step: int = 0
-    after_step: int = 0
-    """Or before it."""
+    """Beside the temporaries of the optimizer's step."""
+    outside: int = 0
+    """Before or after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +45,9 @@ class CorrectionMethod:
     `delay` and `mismatch`; empty: the update is plain, and the gradient or the program is what changes."""
     active: Callable[[Mapping[str, Value], int], bool] = lambda settings, mismatch: True
     """Whether it changes the updates of a stage, from the settings and the stage's mismatch."""
-    temporaries: Callable[[Mapping[str, Value], Sequence[int], bool], Temporaries] = (
-        lambda settings, sizes, narrow: Temporaries()
-    )
-    """What an update takes for itself, from the settings, the sizes of the parameters, and whether replicas
-    are narrower than the master copy."""
+    copies: Callable[[Mapping[str, Value], bool], Copies] = lambda settings, narrow: Copies()
+    """Copies that an update takes where the correction is active, from the settings and whether replicas are
+    narrower than the master copy."""
     evaluates_its_state: bool = False
     """Whether the weights to evaluate depend on the state that it keeps."""
     synchronous_start: str = ""
@@ -86,27 +85,8 @@ def _has_coefficient(settings: Mapping[str, Value], mismatch: int) -> bool:
     return settings["coefficient"] != 0
 
 
-def _look_ahead(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
-    # Replicas as wide as the master hold the weights before the step.
-    copied = sum(sizes) if narrow else 0
-    return Temporaries(copied, copied)
-
-
-def _buffered(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
-    return Temporaries(2 * sum(sizes), 3 * sum(sizes))
-
-
-def _predicted(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
-    copied = sum(sizes)
-    return Temporaries(copied, copied) if settings["flavour"] == "last-update" else Temporaries(0, 2 * copied)
-
-
-def _moved(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
-    return Temporaries(sum(sizes), sum(sizes))
-
-
-def _compensated(settings: Mapping[str, Value], sizes: Sequence[int], narrow: bool) -> Temporaries:
-    return Temporaries(0, sum(sizes))
+def _predicted(settings: Mapping[str, Value], narrow: bool) -> Copies:
+    return Copies(1, 1) if settings["flavour"] == "last-update" else Copies(0, 2)
 
 
 _CORRECTIONS = (
@@ -120,7 +100,8 @@ _CORRECTIONS = (
         set_by="error_feedback.coefficient",
         factory="optimizers.corrections.error_feedback:look_ahead",
         active=_has_coefficient,
-        temporaries=_look_ahead,
+        # Replicas as wide as the master hold the weights before the step.
+        copies=lambda settings, narrow: Copies(narrow, narrow),
     ),
     CorrectionMethod(
         name="error-feedback-buffered",
@@ -137,7 +118,7 @@ _CORRECTIONS = (
         set_by="error_feedback.coefficient and error_feedback.form: buffered",
         factory="optimizers.corrections.error_feedback:buffered",
         active=_has_coefficient,
-        temporaries=_buffered,
+        copies=lambda settings, narrow: Copies(2, 3),
         evaluates_its_state=True,
     ),
     CorrectionMethod(
@@ -155,7 +136,7 @@ _CORRECTIONS = (
             "reach": Option(default=1.0, low=0.0, meaning="horizon as a share of the stage's delay"),
         },
         factory="optimizers.corrections.weight_prediction:of_stage",
-        temporaries=_predicted,
+        copies=_predicted,
         prediction="flavour",
     ),
     CorrectionMethod(
@@ -184,7 +165,7 @@ _CORRECTIONS = (
         },
         factory="optimizers.corrections.discrepancy:of_stage",
         active=lambda settings, mismatch: mismatch > 0,
-        temporaries=_moved,
+        copies=lambda settings, narrow: Copies(1, 1),
         reads_all_weights=True,
     ),
     CorrectionMethod(
@@ -195,7 +176,7 @@ _CORRECTIONS = (
         values_per_parameter=0,
         options={"strength": Option(default=0.04, low=0.0, meaning="lambda")},
         active=lambda settings, mismatch: settings["strength"] != 0,
-        temporaries=_compensated,
+        copies=lambda settings, narrow: Copies(0, 1),
         compensation="strength",
         needs_one_version=True,
     ),
@@ -233,15 +214,12 @@ def check_correction(name: str, options: Mapping[str, object]) -> dict[str, Valu
     return settled(f"correction {name!r}", correction_named(name).options, options)
 
 
-def correction_temporaries(
-    name: str, options: Mapping[str, object], sizes: Sequence[int], *, narrow: bool, mismatch: int
-) -> Temporaries:
-    """Values that an update with correction `name` takes for itself; none where it is not active.
+def correction_copies(name: str, options: Mapping[str, object], *, narrow: bool, mismatch: int) -> Copies:
+    """Copies of the weights that an update with correction `name` takes; none where it is not active.
 
     Args:
         name: A name of `CORRECTIONS`.
         options: Its options.
-        sizes: Of the parameters.
         narrow: Whether replicas are narrower than the master copy.
         mismatch: Of the stage.
 
@@ -249,7 +227,7 @@ def correction_temporaries(
         ValueError: An unknown option, or a value that is not accepted.
     """
     method, settings = correction_named(name), check_correction(name, options)
-    return method.temporaries(settings, sizes, narrow) if method.active(settings, mismatch) else Temporaries()
+    return method.copies(settings, narrow) if method.active(settings, mismatch) else Copies()
 
 
 def refusal(name: str, *, synchronous: bool, stashed: bool) -> str | None:

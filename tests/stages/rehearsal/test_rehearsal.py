@@ -356,7 +356,6 @@ def test_what_a_corrections_update_takes_for_itself_is_the_plan_s(
     assert all("recorded_updates" in fault.where for fault in found.faults)
     (owned,) = owned_members(stage_parameters(config.model, cut_of(config)[0]), data_ranks=1)
     planned = update_bytes(config, owned, mismatched=schedule == "paci")
-    assert update_bytes(config, owned, mismatched=True) >= planned
     size = 4 * sum(parameter.size for parameter in owned)
     # What is kept is planned with the stage's own tensors.
     chosen = chosen_correction(config)
@@ -377,4 +376,5 @@ def test_what_a_correction_takes_for_a_backward_is_the_plan_s(precision: str) ->
     # Beside the velocities, which last.
     velocities = 4 * sum(parameter.size for parameter in stage_parameters(config.model, cut))
     planned = backward_bytes(config, cut, mismatched=True)
+    assert backward_bytes(config, cut) < planned / 2, "the last stage, without a mismatch"
     assert found.temporaries["B"] - velocities == pytest.approx(planned, abs=0.01 * velocities)
