@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +61,10 @@ def running_stamp() -> Stamp:
 def stamp_of(root: Path) -> Stamp:
     """The stamp of the code in a folder: a checkout, or a package built from one."""
     if (root / ".git").exists():
-        commit = commit_of_checkout(root)
-        return Stamp(commit, released=commit is not None and _is_release(root, commit))
+        checkout = checkout_of(root)
+        if checkout is None:
+            return Stamp(None)
+        return Stamp(checkout.commit, released=_is_release(checkout))
     try:
         content = json.loads((root / "asyncpp_cli" / STAMP_FILE).read_text(encoding="utf-8"))
         commit, released = content["commit"], content["released"]
@@ -75,26 +80,104 @@ def write_stamp(stamp: Stamp, root: Path) -> None:
     (root / "asyncpp_cli" / STAMP_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def commit_of_checkout(root: Path) -> str | None:
-    """The commit of a git checkout, with `-dirty` if tracked files were changed; None if git fails."""
-    return _git(root, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+@dataclass(frozen=True)
+class Checkout:
+    """A git checkout, and what git says of it.
+
+    The settings of a repository may name programs that git runs (`core.fsmonitor`, filters and others). Only
+    `git rev-parse` reads them here, which runs none and refuses a repository of another user. Files are
+    compared without settings, in a temporary repository that has the objects and the index of this one.
+    """
+
+    root: Path
+    """The top folder, without links."""
+    head: str
+    """The commit: 12 digits or more."""
+    index: Path
+    objects: Path
+    object_format: str
+
+    @functools.cached_property
+    def changed(self) -> tuple[str, ...] | None:
+        """Tracked files whose content differs from the commit, relative to `root`; None if git fails."""
+        names = self._compare("--name-only", "-z")
+        return None if names is None else tuple(os.fsdecode(names).split("\0")[:-1])
+
+    @property
+    def commit(self) -> str | None:
+        """The commit, with `-dirty` if tracked files were changed; None if git fails."""
+        if self.changed is None:
+            return None
+        return f"{self.head}-dirty" if self.changed else self.head
+
+    def diff(self, names: Sequence[str]) -> str | None:
+        """The changes of files against the commit; None if git fails."""
+        found = self._compare("--text", "--", *names)
+        return None if found is None else found.decode(errors="replace").strip()
+
+    def _compare(self, *arguments: str) -> bytes | None:
+        # A submodule has settings of its own.
+        options = ("--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--ignore-submodules=all")
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                (Path(folder) / "refs").mkdir()
+                (Path(folder) / "HEAD").write_text("ref: refs/heads/main\n")
+                (Path(folder) / "config").write_text(
+                    # A change of the mode alone is none: some filesystems keep no modes.
+                    "[core]\nrepositoryFormatVersion = 1\nfileMode = false\n"
+                    f"[extensions]\nobjectFormat = {self.object_format}\n"
+                )
+                for shared in self.index.parent.glob("sharedindex.*"):
+                    (Path(folder) / shared.name).symlink_to(shared)
+                environment = {
+                    **dict.fromkeys(("GIT_DIR", "HOME", "XDG_CONFIG_HOME"), folder),
+                    "GIT_WORK_TREE": str(self.root),
+                    "GIT_INDEX_FILE": str(self.index),
+                    "GIT_OBJECT_DIRECTORY": str(self.objects),
+                    **dict.fromkeys(("GIT_CONFIG_NOSYSTEM", "GIT_ATTR_NOSYSTEM"), "1"),
+                    "GIT_LITERAL_PATHSPECS": "1",
+                }
+                return _git(self.root, "diff", *options, self.head, *arguments, environment=environment)
+        except OSError:
+            return None
 
 
-def changes_of_checkout(root: Path) -> str | None:
-    """The changes of tracked files in the checkout that holds a folder; None without any, or if git fails."""
-    return _git(root, "diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
+def checkout_of(folder: Path) -> Checkout | None:
+    """The git checkout that holds a folder; None if there is none, it is another user's, or git fails."""
+    facts = ("--show-toplevel", "--git-path", "index", "--git-path", "objects", "--show-object-format")
+    # The user's own settings say which repositories of others are safe.
+    own = {name: value for name, value in os.environ.items() if name.startswith("GIT_CONFIG_")}
+    answer = _git(folder, "rev-parse", *facts, "--short=12", "HEAD", environment=own)
+    lines = os.fsdecode(answer or b"").splitlines()
+    if len(lines) != 5:
+        return None
+    root, index, objects, object_format, head = lines
+    if object_format != "sha256":
+        object_format = "sha1"  # an older git repeats the option
+    # Paths that are not absolute are relative to the folder.
+    index_file, object_folder = (Path(os.path.realpath(folder / each)) for each in (index, objects))
+    return Checkout(Path(root), head, index_file, object_folder, object_format)
 
 
-def _is_release(root: Path, commit: str) -> bool:
-    tags = _git(root, "tag", "--points-at", "HEAD") or ""
-    return not commit.endswith("-dirty") and f"v{RELEASE}" in tags.split()
+def _is_release(checkout: Checkout) -> bool:
+    tag = f"refs/tags/v{RELEASE}^{{commit}}"
+    tagged = _git(checkout.root, "rev-parse", "--short=12", "--verify", "-q", tag, environment={})
+    return not checkout.changed and os.fsdecode(tagged or b"").strip() == checkout.head
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    # git refuses checkouts of another owner, which are common in containers.
-    command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *arguments]
+def _git(folder: Path, *arguments: str, environment: Mapping[str, str]) -> bytes | None:
+    """What git prints; None if it fails. Of variables GIT_* it sees only those given."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    # Nothing is written, and what a partial clone lacks is not fetched, since that may run a command.
+    kept |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        result = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            timeout=10,
+            check=True,
+            env=kept | dict(environment),
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return result.stdout.strip() or None
+    return result.stdout

@@ -18,7 +18,6 @@ from asyncpp_cli.version import (
     STAMP_FILE,
     Stamp,
     asyncpp_version,
-    commit_of_checkout,
     stamp_of,
     write_stamp,
 )
@@ -105,11 +104,11 @@ def test_a_release_is_called_by_its_tag_and_other_commits_are_not(tmp_path: Path
     assert stamp_of(tmp_path) == Stamp(head, released=True)
     assert stamp_of(tmp_path).version == RELEASE
     (tmp_path / "notes.txt").write_text("untracked")
-    assert commit_of_checkout(tmp_path) == head
+    assert stamp_of(tmp_path).commit == head
     (tmp_path / "code.py").write_text("one = 2\n")
     assert stamp_of(tmp_path).version == f"{RELEASE}+g{head}.dirty"
     (tmp_path / ".git" / "HEAD").unlink()
-    assert commit_of_checkout(tmp_path) is None
+    assert stamp_of(tmp_path).commit is None
 
 
 @pytest.mark.parametrize(

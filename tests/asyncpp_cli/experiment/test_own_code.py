@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from support.launches import TINY
 
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.version import stamp_of
 from stages.config import RunConfig
 from stages.own_code import code_sha256, own_code
 
@@ -78,16 +81,25 @@ def sweep(folder: Path, seeds: str) -> list[str | Path]:
 
 
 def test_edited_code_is_neither_trained_nor_averaged(rules: Path, tmp_path: Path) -> None:
-    git = ["git", "-C", str(rules), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        subprocess.run([*git, *words], check=True)
+    (rules / ".env").write_text("KEY=")
+    (rules / "gone.key").write_text("a private key")
+    committed(rules)
+    (rules / ".env").write_text("KEY=a secret")
+    (rules / "gone.key").unlink()
     write_rules(rules, factor=3)
     old, new = tmp_path / "old", tmp_path / "new"
     succeeded(*sweep(old, "[0,1]"))
     run, later = open_experiment(old).runs
     assert (run.code / "rules" / "factors.py").read_text() == "FACTOR = 3\n"
-    assert "+FACTOR = 3" in (run.code / "changes.diff").read_text()
-    assert json.loads((run.code / "repository.json").read_text())["commit"].endswith("-dirty")
+    changes = (run.code / "changes.diff").read_text()
+    assert ("+FACTOR = 3" in changes, "unused.py" in changes) == (True, False)
+    recorded = json.loads((run.code / "repository.json").read_text())
+    assert recorded["commit"].endswith("-dirty")
+    # What is not copied may hold secrets, and is known by its hash alone.
+    others = {name: sha256((rules / name).read_bytes()).hexdigest() for name in (".env", "rules/unused.py")}
+    assert recorded["other_changes"] == {**others, "gone.key": None}
+    files = [file.read_bytes() for file in old.rglob("*") if file.is_file()]
+    assert not any(b"a secret" in content or b"a private key" in content for content in files)
     shutil.move(later.folder, tmp_path / "aside")
     assert asyncpp("launch", old, "--replay").code != 2
     shutil.move(tmp_path / "aside", later.folder)
@@ -108,6 +120,80 @@ def test_edited_code_is_neither_trained_nor_averaged(rules: Path, tmp_path: Path
     assert "Runs that also differ in optimizer.code_sha256 were not averaged" in reported.output
     assert all(str(value) in reported.output for value in hashes)
     assert "optimizer.code_sha256" in asyncpp("diff", run.folder, edited.folder).output
+
+
+def committed(folder: Path) -> None:
+    """Make a folder a git repository that has one commit."""
+    git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+
+
+@pytest.mark.parametrize("owner", ["me", "another"])
+def test_no_program_that_a_repository_names_is_run(
+    rules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    part = rules / "part"
+    part.mkdir()
+    for each in (part, rules):
+        (each / "data.txt").write_text("first\n")
+        (each / ".gitattributes").write_text("* filter=mine diff=mine\n")
+        committed(each)
+    ran = tmp_path / "ran"
+    ran.mkdir()
+    settings = {
+        **{f"{key}.{name}": name for key in ("filter.mine",) for name in ("clean", "smudge", "process")},
+        **{f"diff.mine.{name}": name for name in ("textconv", "command")},
+        **{f"core.{name}": name for name in ("fsmonitor", "pager", "editor", "sshCommand", "askPass")},
+        "diff.external": "external",
+        "gpg.program": "gpg",
+        "alias.diff": "!alias",
+        "pager.diff": "pager",
+        "pager.tag": "pager",
+        "interactive.diffFilter": "interactive",
+        "remote.origin.url": "ext::remote",
+        "remote.origin.promisor": "true",
+        "remote.origin.partialCloneFilter": "blob:none",
+        "extensions.partialClone": "origin",
+    }
+    for each in (part, rules):
+        hooks = each / ".git" / "hooks"
+        names = {*settings.values(), *(file.name.removesuffix(".sample") for file in hooks.iterdir())}
+        for name in names:
+            program = hooks / name
+            program.write_text(f"#!/bin/sh\ntouch {ran}/{name}\nexit 1\n")
+            program.chmod(0o755)
+        programs = {*settings.values()} - {"true", "blob:none", "origin", "ext::remote", "!alias"}
+        included = each / ".git" / "included"
+        for key, name in settings.items():
+            value = f"{hooks}/{name}" if name in programs else name.replace("remote", f"{hooks}/pager")
+            subprocess.run(["git", "config", "--file", included, key, value], check=True)
+        subprocess.run(["git", "-C", each, "config", "include.path", "included"], check=True)
+        (each / "data.txt").write_text("other\n")
+        (each / "rules").mkdir(exist_ok=True)
+    write_rules(rules, factor=3)
+    monkeypatch.setenv("GIT_EXTERNAL_DIFF", f"{rules}/.git/hooks/external")
+    monkeypatch.setenv("GIT_DIR", f"{part}/.git")  # as in a hook of another repository
+    environment = {name: value for name, value in os.environ.items() if name != "GIT_DIR"}
+    subprocess.run(["git", "-C", rules, "diff"], capture_output=True, check=False, env=environment)
+    assert {"fsmonitor", "clean", "process"} & {file.name for file in ran.iterdir()}, "nothing to see"
+    for file in ran.iterdir():
+        file.unlink()
+    if owner == "another":
+        if os.geteuid() != 0:
+            pytest.skip("needs root")
+        shutil.chown(rules / ".git", 65534)
+    succeeded(*sweep(tmp_path / "e", "[0]"))
+    assert list(ran.iterdir()) == []
+    [run] = open_experiment(tmp_path / "e").runs
+    assert (run.code / "rules" / "factors.py").exists()
+    assert (run.code / "repository.json").exists() == (owner == "me")
+    if owner == "me":
+        recorded = json.loads((run.code / "repository.json").read_text())
+        assert recorded["commit"].endswith("-dirty")
+        assert recorded["other_changes"].keys() == {"data.txt", "rules/unused.py"}
+    assert stamp_of(rules).commit == (recorded["commit"] if owner == "me" else None)
+    assert list(ran.iterdir()) == []
 
 
 def test_a_run_without_own_code_has_no_copy_and_its_old_id(tmp_path: Path) -> None:
