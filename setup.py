@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parent
 
 def _code_version() -> ModuleType:
     """The module that reads the stamp later; by its path, since the package is not installed yet."""
-    spec = importlib.util.spec_from_file_location("asyncpp_code_version", ROOT / "asyncpp_cli" / "version.py")
+    spec = importlib.util.spec_from_file_location(
+        "asyncpp_code_version", ROOT / "asyncpp_cli" / "base" / "version.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

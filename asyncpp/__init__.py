@@ -12,6 +12,6 @@ Importing it imports neither torch nor polars nor plotly.
 
 from asyncpp.experiment import Experiment, open, sweep
 from asyncpp.tuning import tune
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 
 __all__ = ["Experiment", "UserError", "open", "sweep", "tune"]

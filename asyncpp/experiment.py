@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_experiment
 from asyncpp_cli.planner.sweeping import sweep_template
 from asyncpp_cli.slurm.status_records import status_records
@@ -88,7 +88,7 @@ class Experiment:
 
         Args:
             **options: the options of `asyncpp launch`, as `site`, `replay` or `until`
-                (`asyncpp_cli.launch.options.LaunchOptions`).
+                (`asyncpp_cli.launch.common.options.LaunchOptions`).
 
         Returns:
             Whether all runs are completed or paused there, or (on a cluster) submitted.
@@ -204,7 +204,7 @@ class Experiment:
             UserError: a run is running or queued, no run would be left, or `yes` is not given; nothing is
                 removed.
         """
-        from asyncpp_cli.errors import UserError
+        from asyncpp_cli.base.errors import UserError
         from asyncpp_cli.experiment.removal import losses, remove_runs
         from asyncpp_cli.runs.experiment_folder import select_runs
 
@@ -229,7 +229,7 @@ class Experiment:
         Raises:
             UserError: the path names no experiment or run.
         """
-        from asyncpp_cli.threads import need_polars
+        from asyncpp_cli.base.threads import need_polars
 
         need_polars()
         from asyncpp_cli.report.analysis.difference import difference
@@ -251,7 +251,7 @@ class Experiment:
         return status_records(experiment, SlurmQueue(experiment).run_statuses(with_accounting=True))
 
     def _report(self, *, keep_steps: bool) -> Report:
-        from asyncpp_cli.threads import need_polars
+        from asyncpp_cli.base.threads import need_polars
 
         need_polars()
         from asyncpp_cli.report.build import report_of
@@ -259,7 +259,7 @@ class Experiment:
         return report_of([self._read()], keep_steps=keep_steps)
 
     def _repr_html_(self) -> str:
-        from asyncpp_cli.report.formats.html.table import html_table
+        from asyncpp_cli.report.formats.page_table import html_table
 
         report = self._report(keep_steps=False)
         lines = "".join(f"<p>{escape(line)}</p>" for line in report.summary)
@@ -273,7 +273,7 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    from asyncpp_cli.threads import need_polars
+    from asyncpp_cli.base.threads import need_polars
 
     need_polars()
     from asyncpp_cli.report.formats.records import frame_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.start import INTERRUPTED_CODE
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ def main() -> None:
             raise
         import atexit
 
-        from stages.torch_process import leave
+        from stages.config.torch_process import leave
 
         atexit._run_exitfuncs()
         leave(leaving.code)

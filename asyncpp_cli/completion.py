@@ -105,7 +105,7 @@ def _folders(incomplete: str) -> list[str]:
 
 
 def _ids(folder: Path) -> list[str]:
-    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.runs.experiment_folder import open_experiment
 
     try:

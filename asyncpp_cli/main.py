@@ -14,6 +14,9 @@ import typer
 import typer.main
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import FAILED, WRONG, refusal_of
+from asyncpp_cli.base.standard_streams import abandon_output, make_fit
 from asyncpp_cli.commands.machine import data
 from asyncpp_cli.commands.machine.completion import completion
 from asyncpp_cli.commands.machine.doctor import doctor
@@ -36,9 +39,6 @@ from asyncpp_cli.commands.runs.remove import remove
 from asyncpp_cli.commands.runs.sweep import sweep
 from asyncpp_cli.commands.runs.train import train
 from asyncpp_cli.commands.runs.tune import tune
-from asyncpp_cli.console import say
-from asyncpp_cli.errors import FAILED, WRONG, refusal_of
-from asyncpp_cli.standard_streams import abandon_output, make_fit
 
 _COMPLETION = "_ASYNCPP_COMPLETE"
 """Set by the scripts of `asyncpp completion`, with what the shell wants."""
@@ -78,7 +78,7 @@ _Context.formatter_class = _Help
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from asyncpp_cli.version import asyncpp_version
+        from asyncpp_cli.base.version import asyncpp_version
 
         typer.echo(f"asyncpp {asyncpp_version()}")
         raise typer.Exit
@@ -133,8 +133,8 @@ def click_command() -> Any:
 def main() -> None:
     """Run the command line and exit the process.
 
-    The only place where an error becomes one line on standard error and an exit code (`asyncpp_cli.errors`)
-    or, for a bug of asyncpp, a traceback that says where to report it.
+    The only place where an error becomes one line on standard error and an exit code
+    (`asyncpp_cli.base.errors`) or, for a bug of asyncpp, a traceback that says where to report it.
     """
     make_fit()
     try:
@@ -191,7 +191,7 @@ def _is_closed_pipe(error: BaseException) -> bool:
 def _where_to_report() -> str:
     from importlib.metadata import metadata
 
-    from asyncpp_cli.version import asyncpp_version
+    from asyncpp_cli.base.version import asyncpp_version
 
     urls = dict(url.split(", ", 1) for url in metadata("asyncpp").get_all("Project-URL") or [])
     recipient = urls.get("Issues", "the maintainers")

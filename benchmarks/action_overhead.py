@@ -23,7 +23,7 @@ from torch import nn
 from optimizers.build import build_optimizer
 from schedules import build
 from stages.comm.topology import connect_in_process
-from stages.config import (
+from stages.config.run_config import (
     DataConfig,
     ModelConfig,
     OptimizerConfig,
@@ -37,12 +37,12 @@ from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.metrics.rows import step_row
 from stages.model.decoder import Stage, initialise
-from stages.model.head.loss import next_token_loss
-from stages.model.partition import cut_model
+from stages.model.head_loss import next_token_loss
 from stages.pipeline.build import build_ranks
-from stages.pipeline.rank_stats import StepResult
 from stages.pipeline.replay import drive
+from stages.shape.partition import cut_model
 from stages.update.lr_schedule import learning_rate_factor
+from stages.update.rank_stats import StepResult
 
 PLAIN_STEPS = 2
 """Of a turn."""

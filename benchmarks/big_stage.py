@@ -37,19 +37,19 @@ from schedules import Program, analyze
 from schedules.dependencies import POSTED_AHEAD, Place
 from schedules.messages import Message
 from stages.comm.collectives import Exchange, Reduction, SingleRankGroup
+from stages.comm.reduction_rounds import ReductionPlan
 from stages.comm.topology import Connection
-from stages.config import RunConfig, tokens_per_step
+from stages.config.run_config import RunConfig, tokens_per_step
+from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.memory.measure import MemoryMeter
 from stages.model.block.compiler import compiles_here
-from stages.model.families.catalogue import describe
-from stages.model.partition import cut_of
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes, segment_lengths
-from stages.pipeline.rank_stats import staleness_problem
 from stages.pipeline.replay import drive
-from stages.segments import segment_program
-from stages.update.reduction_rounds import ReductionPlan
+from stages.shape.families import describe
+from stages.shape.partition import cut_of
+from stages.update.rank_stats import staleness_problem
 from stages.validation import ConfigError, check
 
 GB = 1e9

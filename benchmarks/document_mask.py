@@ -18,13 +18,20 @@ import numpy as np
 import torch
 
 from benchmarks.frame import conditions, in_turns, parser, publish, seconds_of
-from stages.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig
+from stages.config.run_config import (
+    DataConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
 from stages.data.batches import Batches
 from stages.data.dataset import Corpus
 from stages.data.documents import attention_share
 from stages.data.shards import Shard
 from stages.model.decoder import Stage, initialise
-from stages.model.partition import cut_model
+from stages.shape.partition import cut_model
 
 TOKENS = 1 << 20
 END = 0

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from asyncpp_cli.version import commit
+from asyncpp_cli.base.version import commit
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from frame import conditions, parser, publish
 
 from stages.comm.device_settings import set_environment
 from stages.comm.process import connected
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     "of a run": {},

@@ -25,7 +25,7 @@ from asyncpp_cli.report.analysis.statistics import t_quantile
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.run_folder import Run
-    from stages.config import RunConfig
+    from stages.config.run_config import RunConfig
 
 TOKENS = 2**19
 """Validation tokens that all blocks have together, unless --tokens says otherwise."""

@@ -54,11 +54,11 @@ from schedules import Program, ScheduleError, build
 from stages.comm.collectives import DistributedGroup
 from stages.comm.process import Process, connected
 from stages.comm.topology import connect
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.liveness.stop_signal import never
-from stages.model.head.loss import next_token_loss
-from stages.pipeline.clock import HostClock
+from stages.model.head_loss import next_token_loss
 from stages.pipeline.executor import RankExecutor
+from stages.update.clock import HostClock
 from stages.update.optimizer_step import StageState
 from stages.update.step_decision import UpdateRules
 from stages.update.update_stream import OneStream

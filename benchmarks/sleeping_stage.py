@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from stages.comm.collectives import Group
 from stages.comm.communicator import Communicator, Work
-from stages.model.head.loss import next_token_loss
-from stages.model.head.shard import HeadShard, ShardPass
-from stages.model.moe.routing import Routing
-from stages.model.optimizer_sharding import assign_owners
+from stages.comm.gradient_reduction import runs_of
+from stages.comm.reduction_rounds import reduction_plan
+from stages.model.head_loss import next_token_loss
+from stages.model.head_shard import HeadShard, ShardPass
+from stages.model.routing import Routing
+from stages.shape.optimizer_sharding import assign_owners
 from stages.update.balance import LoadTally
-from stages.update.gradient_reduction import runs_of
 from stages.update.optimizer_step import UpdateResult
-from stages.update.reduction_rounds import reduction_plan
 
 SHAPE = (1, 8, 64)
 """Of every activation."""

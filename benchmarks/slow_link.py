@@ -34,7 +34,7 @@ from sleeping_stage import ENTRIES, LAYERS
 
 from asyncpp_cli.planner.step_time import StageTimes, step_time
 from stages.comm.process import connected
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 ARMS = ("1f1b", "2bw")
 RANKS = 2

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.model.block.compiler import compiles_here
 from stages.model.block.runner import block_runner
 from stages.model.decoder import Stage
-from stages.model.partition import StageCut
-from stages.model.split_backward import DeferredGradients, deferring
+from stages.model.gradients.split_backward import DeferredGradients, deferring
 from stages.pipeline.build import dtypes
-from stages.pipeline.weights.tied_head import TiedHead
-from stages.pipeline.weights.weight_versions import WeightVersions
+from stages.shape.partition import StageCut
 from stages.update.optimizer_step import StageUpdate, squared_norm
+from stages.weights.tied_head import TiedHead
+from stages.weights.weight_versions import WeightVersions
 
 BLOCKS = 2
 """Blocks measured together; a block's cost is its share."""

@@ -6,17 +6,17 @@ import schedules
 from optimizers import method_named
 from schedules.catalogue import least_lead
 from schedules.options import checked
-from stages.config import ModelConfig, RunConfig
-from stages.limits import ConfigError
-from stages.model.head.chunks import has_terms
-from stages.pipeline.weights.gradient_buffers import gradient_buffers
-from stages.segments import (
+from stages.config.limits import ConfigError
+from stages.config.run_config import ModelConfig, RunConfig
+from stages.config.segments import (
     has_tied_shards,
     schedule_facts,
     schedule_options,
     segment_program,
     sync_steps,
 )
+from stages.shape.head_chunks import has_terms
+from stages.weights.gradient_buffers import gradient_buffers
 
 MOST_SLOTS = 100_000
 """Upper bound of stages times micro-batches in a step, the size of a step's program."""

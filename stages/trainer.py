@@ -8,14 +8,14 @@ from pathlib import Path
 from stages.checkpoint.files import Owner
 from stages.comm.process import Process, choose_device
 from stages.comm.topology import connect, connect_in_process
-from stages.config import RunConfig
-from stages.determinism import deterministic
+from stages.config.determinism import deterministic
+from stages.config.run_config import RunConfig
+from stages.config.segments import schedule_facts
 from stages.liveness.stop_signal import never
 from stages.liveness.watchdog import ActivityTracker, Waiting, watching
 from stages.metrics.recorder import Recorder
 from stages.pipeline.build import activation_shape, dtypes, representative_programs
 from stages.pipeline.torch_profile import memory_snapshot
-from stages.segments import schedule_facts
 from stages.training_loop import TrainingLoop, TrainingResult
 
 

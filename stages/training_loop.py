@@ -18,7 +18,8 @@ from stages.checkpoint.manager import Checkpoints, Progress
 from stages.comm.json_data import from_json
 from stages.comm.process import Process
 from stages.comm.topology import Connection
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.diagnostics.at_drains import Diagnostics
 from stages.liveness.watchdog import ActivityTracker
@@ -29,11 +30,10 @@ from stages.metrics.rows import tensor_digest
 from stages.pipeline.build import build_ranks, dtypes, representative_programs, segment_lengths
 from stages.pipeline.drain_meetings import DrainMeetings
 from stages.pipeline.evaluation import ValidationLoss, evaluate, weights_and_biases
-from stages.pipeline.rank_stats import StepResult, staleness_problem
 from stages.pipeline.replay import drive
 from stages.pipeline.torch_profile import StepProfiler
 from stages.pipeline.warm_up import warm_up_ranks
-from stages.segments import segment_program
+from stages.update.rank_stats import StepResult, staleness_problem
 
 
 @dataclass(frozen=True, kw_only=True)

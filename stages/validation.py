@@ -11,7 +11,10 @@ import schedules
 from optimizers import CORRECTIONS, METHODS, check_correction, check_options, is_custom, method_named, refusal
 from optimizers import NAMES as OPTIMIZER_NAMES
 from optimizers.growth import growth_refusal
-from stages.config import (
+from stages.config.limits import ConfigError as ConfigError
+from stages.config.limits import check_limits
+from stages.config.own_code import check_code
+from stages.config.run_config import (
     CORRECTION_NAMES,
     OWN_SPLIT,
     DataConfig,
@@ -23,6 +26,7 @@ from stages.config import (
     optimizer_options,
     trained_paths,
 )
+from stages.config.segments import has_tied_shards, schedule_facts, segment_program, sync_steps
 from stages.data.dataset import (
     BYTE_VALUES,
     DataError,
@@ -32,15 +36,11 @@ from stages.data.dataset import (
     vocabulary,
     where_of,
 )
-from stages.limits import ConfigError as ConfigError
-from stages.limits import check_limits
 from stages.model.block.compiler import compile_refusal
-from stages.model.families.catalogue import FAMILIES
-from stages.model.moe.validation import check_experts
-from stages.model.spec import head_dim
-from stages.own_code import check_code
 from stages.schedule_validation import check_schedule
-from stages.segments import has_tied_shards, schedule_facts, segment_program, sync_steps
+from stages.shape.families import FAMILIES
+from stages.shape.moe_validation import check_experts
+from stages.shape.spec import head_dim
 from stages.update.lr_schedule import DECAY_SHARE, SCHEDULES
 
 

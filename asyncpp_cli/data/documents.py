@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from hashlib import blake2b
 
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.threads import need_polars
 from asyncpp_cli.data.parts import LONGEST, LONGEST_LINE, InputPiece, end_of_line, too_long
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.threads import need_polars
 
 
 def documents(piece: InputPiece, *, field: str, separator: str) -> Iterator[bytes]:

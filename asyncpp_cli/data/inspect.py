@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from asyncpp_cli.console import show_table, tell
+from asyncpp_cli.base.console import show_table, tell
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.data.tokenizers import Bytes, Tokenizer, read_tokenizer
-from asyncpp_cli.errors import UserError
-from stages.config import DataConfig
+from stages.config.run_config import DataConfig
 from stages.data.dataset import is_prepared, prepare
 from stages.data.foreign_formats import find_shards
 from stages.data.prepared import MANIFEST, Prepared, read_prepared

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.data.tokenizers import Tokenizer, sha256_of
 from asyncpp_cli.data.worker import PartRecord
-from asyncpp_cli.errors import UserError
 from stages.data.prepared import FORMAT, SPLITS
 from stages.data.shards import dtype_for
 from stages.data.text import entropy

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.threads import need_polars
 from asyncpp_cli.data.sources import Source, opened
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.threads import need_polars
 
 READ = 1 << 20
 """Bytes to read at once."""

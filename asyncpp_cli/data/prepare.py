@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from asyncpp_cli.atomic_files import read_json, write_json, write_text
-from asyncpp_cli.console import say
+from asyncpp_cli.base.atomic_files import read_json, write_json, write_text
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.data.documents import documents, is_held_out
 from asyncpp_cli.data.manifest import manifest
 from asyncpp_cli.data.parts import InputPart, part_size, parts
@@ -33,7 +34,6 @@ from asyncpp_cli.data.worker import (
     start_worker,
     tokenize_in_worker,
 )
-from asyncpp_cli.errors import DamagedError, UserError
 from stages.data.dataset import cache_folder
 from stages.data.integrity import ShardFacts, cache_facts
 from stages.data.prepared import FORMAT, MANIFEST, UNFINISHED, Prepared, read_prepared

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from stages.data.text import is_hidden
 
 COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.data.sources import EXTRA
-from asyncpp_cli.errors import UserError
 from stages.data.shards import dtype_for
 
 FORMS = "accepted: bytes, a tokenizer.json, a folder with GPT-2's BPE files, or train:SIZE"

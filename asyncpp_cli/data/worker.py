@@ -14,13 +14,13 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from asyncpp_cli.atomic_files import write_record
+from asyncpp_cli.base.atomic_files import write_record
 from asyncpp_cli.data.documents import documents, is_held_out
 from asyncpp_cli.data.parts import InputPart
 from asyncpp_cli.data.tokenizers import BATCH, Bytes, Library, Tokenizer
+from stages.config.records import DamagedError, FileRecord, read_record
 from stages.data.prepared import SPLITS, UNFINISHED
 from stages.data.shards import dtype_for
-from stages.records import DamagedError, FileRecord, read_record
 
 
 @dataclass(frozen=True, kw_only=True)

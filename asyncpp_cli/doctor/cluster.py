@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncpp_cli.doctor.checks import Check, good, wrong
+from asyncpp_cli.launch.common.arrays import JobShape
 from asyncpp_cli.launch.submission import sbatch
-from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.processes import user_name
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import SlurmError
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 _LOCAL_FILESYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs")

@@ -16,9 +16,9 @@ from typing import Any
 from asyncpp_cli.doctor import node_check
 from asyncpp_cli.doctor.checks import Check, exchanged, good, wrong
 from asyncpp_cli.doctor.cluster import find_partition, nodes_of, partitions
-from asyncpp_cli.launch.job.srun_command import network_variables
+from asyncpp_cli.launch.common.snapshot import copy_code, interpreter
+from asyncpp_cli.launch.common.srun_command import network_variables
 from asyncpp_cli.launch.submission import sbatch
-from asyncpp_cli.launch.submission.snapshot import copy_code, interpreter
 from asyncpp_cli.sites.containers import Container, ContainerError, container_words, mounts_with
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.slurm import client as slurm

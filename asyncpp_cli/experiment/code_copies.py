@@ -15,11 +15,11 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import write_json, write_text
+from asyncpp_cli.base.atomic_files import write_json, write_text
+from asyncpp_cli.base.version import Checkout, checkout_of
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.version import Checkout, checkout_of
-from stages.config import RunConfig
-from stages.own_code import own_code
+from stages.config.own_code import own_code
+from stages.config.run_config import RunConfig
 
 _LONGEST_DIFF = 1 << 20
 """Characters of a diff that are kept."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import schedules
-from asyncpp_cli.atomic_files import new_folder, write_record, write_text
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.atomic_files import new_folder, write_record, write_text
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.matrix import axis_value, run_id
 from asyncpp_cli.experiment.run_data import config_to_train, owners_of
@@ -32,7 +32,7 @@ from stages.checkpoint.files import (
     read_index,
     read_manifest,
 )
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.update.lr_schedule import learning_rate_factor
 from stages.validation import ConfigError, check
 

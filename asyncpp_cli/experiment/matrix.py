@@ -15,8 +15,8 @@ from typing import Any
 
 from msgspec import structs
 
-from asyncpp_cli.console import say
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.shipped import recommended_settings, template_names
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from asyncpp_cli.experiment.template import SHORTHANDS, Settings, Template, settings_of
@@ -31,7 +31,7 @@ from asyncpp_cli.runs.settings import (
     get,
     unset_keys,
 )
-from stages.config import RunConfig, trained_paths
+from stages.config.run_config import RunConfig, trained_paths
 
 MOST_CELLS = 100_000
 """Cells of a template at most; more are taken for a mistake."""
@@ -263,7 +263,7 @@ def _pin_data(config: RunConfig, template: Template, checksums: dict[tuple[Any, 
 
 def _pin_code(config: RunConfig, template: Template, known: dict[tuple[Any, ...], dict[str, str]]) -> None:
     """Put the hashes of the cell's own code into its configuration; `known` caches those computed."""
-    from stages.own_code import code_sha256, own_code
+    from stages.config.own_code import code_sha256, own_code
 
     key = (config.schedule.name, config.optimizer.name, config.model.factory)
     if key not in known:

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.runs.experiment_folder import Cell, Experiment
 from asyncpp_cli.runs.settings import get, identity
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 _MOST_KEYS = 4
 """Keys that a line names."""

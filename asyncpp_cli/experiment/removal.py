@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.render import experiment_locked
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run

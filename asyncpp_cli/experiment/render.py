@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import temporary_folder, write_text
-from asyncpp_cli.errors import DamagedError, UserError, doing
+from asyncpp_cli.base.atomic_files import temporary_folder, write_text
+from asyncpp_cli.base.errors import DamagedError, UserError, doing
 from asyncpp_cli.experiment.code_copies import CodeCopies
 from asyncpp_cli.experiment.existing_cells import check_same_data, record_locations, with_existing_ids
 from asyncpp_cli.experiment.matrix import ResolvedCell
@@ -21,7 +21,7 @@ from asyncpp_cli.experiment.template import Template, text_of
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, Experiment, open_experiment, write_experiment
 from asyncpp_cli.runs.run_folder import Run
-from stages.records import read_text
+from stages.config.records import read_text
 
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 

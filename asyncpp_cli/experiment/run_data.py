@@ -9,14 +9,14 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import write_bytes
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.atomic_files import write_bytes
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import assign, config_hash
 from stages.checkpoint.files import Owner
-from stages.config import DataConfig, RunConfig, trained_paths
-from stages.records import FileRecord, encoded, read_record
+from stages.config.records import FileRecord, encoded, read_record
+from stages.config.run_config import DataConfig, RunConfig, trained_paths
 
 LOCATIONS = "data.json"
 

@@ -7,10 +7,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.yaml_data import read_mapping
 from asyncpp_cli.runs.settings import SettingError, flatten, typed, unset_keys
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 TEMPLATES_FOLDER = Path(__file__).parents[2] / "templates"
 """The shipped templates, installed next to this package."""

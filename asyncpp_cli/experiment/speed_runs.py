@@ -11,11 +11,11 @@ from typing import Any
 
 import optimizers
 import schedules
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.settings import identity
 from schedules import Op
-from stages.config import RunConfig
-from stages.segments import schedule_facts, segment_program
+from stages.config.run_config import RunConfig
+from stages.config.segments import schedule_facts, segment_program
 
 _ADDING = (Op.BACKWARD, Op.BACKWARD_WEIGHT, Op.HEAD_WEIGHT)
 """Ops that add to the gradient of a stage's weights."""

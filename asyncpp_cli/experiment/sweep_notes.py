@@ -9,11 +9,11 @@ from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.run_data import paths_of
 from optimizers import CORRECTIONS
 from schedules import analyze
-from stages.config import trained_paths
+from stages.config.run_config import trained_paths
+from stages.config.segments import segment_program
 from stages.data.dataset import find_corpus, is_prepared, where_of
 from stages.data.prepared import few_documents, read_prepared
 from stages.data.shards import count
-from stages.segments import segment_program
 
 
 def notes(cells: Sequence[ResolvedCell]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.shipped import find_template, model_settings
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
 from asyncpp_cli.runs.settings import LIST_KEYS, SECTIONS, SettingError, check_key, flatten, typed

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from asyncpp_cli.errors import UserError
-from stages.records import read_text
+from asyncpp_cli.base.errors import UserError
+from stages.config.records import read_text
 
 _LARGEST = 4 * 2**20
 

@@ -11,8 +11,8 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from asyncpp_cli.atomic_files import FULL, append_line
-from asyncpp_cli.console import say
+from asyncpp_cli.base.atomic_files import FULL, append_line
+from asyncpp_cli.base.console import say
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import StopRequest
 from asyncpp_cli.runs.experiment_folder import Experiment
@@ -23,7 +23,7 @@ from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import JobPhase, SlurmError, phase_of
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue
 from asyncpp_cli.slurm.submissions import submission_lock
-from stages.records import DamagedError, Record, decoded, encoded
+from stages.config.records import DamagedError, Record, decoded, encoded
 
 _POLL_SECONDS = 0.5
 _EXTRA_SECONDS = 20.0

@@ -8,11 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Container, Sequence
 from pathlib import Path
 
-from asyncpp_cli.console import command, say
-from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
-from asyncpp_cli.launch.options import LaunchOptions
-from asyncpp_cli.launch.progress import shown_progress
-from asyncpp_cli.launch.submission.arrays import (
+from asyncpp_cli.base.console import command, say
+from asyncpp_cli.launch.common.arrays import (
     PlannedArray,
     Throttle,
     free_jobs,
@@ -20,7 +17,10 @@ from asyncpp_cli.launch.submission.arrays import (
     runs_to_submit,
     site_settings_of,
 )
-from asyncpp_cli.launch.submission.snapshot import code_hash
+from asyncpp_cli.launch.common.options import LaunchOptions
+from asyncpp_cli.launch.common.snapshot import code_hash
+from asyncpp_cli.launch.common.srun_command import network_variables, srun_command
+from asyncpp_cli.launch.progress import shown_progress
 from asyncpp_cli.launch.submission.submit import array_script, submit
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State, is_done

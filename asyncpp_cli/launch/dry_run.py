@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.console import say, show_table
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.console import say, show_table
+from asyncpp_cli.base.errors import DamagedError, UserError
+from asyncpp_cli.base.tables import Fit
 from asyncpp_cli.experiment.run_data import config_to_train
 from asyncpp_cli.launch.local_machine import Launcher, Task
 from asyncpp_cli.launch.progress import shown_progress
@@ -26,9 +27,8 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import config_hash, copy_of
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import ranks_of, resources_of, this_machine
-from asyncpp_cli.tables import Fit
-from stages.config import ModelConfig, RunConfig, TrainConfig
-from stages.segments import schedule_facts
+from stages.config.run_config import ModelConfig, RunConfig, TrainConfig
+from stages.config.segments import schedule_facts
 from stages.validation import ConfigError, check
 
 MOST_PROCESSES = 8

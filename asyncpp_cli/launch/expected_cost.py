@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.experiment.matrix import ResolvedCell
-from asyncpp_cli.launch.options import NO_PAUSES, Pauses
+from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
 from asyncpp_cli.planner.cells import device_of, expected
 from asyncpp_cli.runs.attempts.cost import amount
 from asyncpp_cli.runs.attempts.settle import current_status

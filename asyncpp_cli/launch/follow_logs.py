@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from asyncpp_cli.plain_text import printable_lines
+from asyncpp_cli.base.plain_text import printable_lines
 from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.logs import RankLog, log_to_show
 from asyncpp_cli.runs.experiment_folder import Experiment
-from asyncpp_cli.runs.logs import RankLog, log_to_show
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.slurm.run_status import RunStatus, SlurmQueue, output_file

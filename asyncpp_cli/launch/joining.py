@@ -27,10 +27,11 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from asyncpp_cli.atomic_files import write_record
-from asyncpp_cli.errors import FAILED, DamagedError, UserError
-from asyncpp_cli.launch.rank_env import RankEnv
-from asyncpp_cli.launch.supervisor import ATTEMPT_VARIABLE
+from asyncpp_cli.base.atomic_files import write_record
+from asyncpp_cli.base.errors import FAILED, DamagedError, UserError
+from asyncpp_cli.base.version import asyncpp_version
+from asyncpp_cli.launch.common.rank_env import RankEnv
+from asyncpp_cli.launch.common.supervisor import ATTEMPT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim
 from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
@@ -40,11 +41,10 @@ from asyncpp_cli.runs.processes import ProcessId, is_gone, is_local, this_proces
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import this_machine
-from asyncpp_cli.version import asyncpp_version
-from stages.config import RunConfig
+from stages.config.records import Count, FileRecord, encoded, read_record
+from stages.config.run_config import RunConfig
+from stages.config.torch_process import leave
 from stages.liveness.stop_signal import RESUMABLE
-from stages.records import Count, FileRecord, encoded, read_record
-from stages.torch_process import leave
 
 _Kind = TypeVar("_Kind", bound=FileRecord)
 _POLL_SECONDS = 0.1

@@ -20,11 +20,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from asyncpp_cli.console import say
-from asyncpp_cli.errors import FAILED, DamagedError, UserError, refusal_of
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import FAILED, DamagedError, UserError, refusal_of
 from asyncpp_cli.experiment.run_data import config_to_train
-from asyncpp_cli.launch.options import NO_PAUSES, Pauses, check_pause
-from asyncpp_cli.launch.supervisor import TAKEN_OVER
+from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses, check_pause
+from asyncpp_cli.launch.common.supervisor import TAKEN_OVER
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import RankEnd, Scheduler
@@ -33,9 +33,9 @@ from asyncpp_cli.runs.processes import ProcessId, is_gone, is_suspended, send_si
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status, is_done
 from asyncpp_cli.sites.resources import Machine, Resources, import_path, resources_of
-from stages.config import SiteConfig
+from stages.config.own_code import check_code
+from stages.config.run_config import SiteConfig
 from stages.liveness.watchdog import longest_silence
-from stages.own_code import check_code
 from stages.validation import ConfigError, check_data
 
 _POLL_SECONDS = 0.25
@@ -79,7 +79,7 @@ class LocalJobs:
         path = {"PYTHONSAFEPATH": "1", "PYTHONPATH": import_path(str(Path(__file__).parents[2]))}
         with attempt.startup_log.open("ab") as errors:
             self._supervisors[attempt.run.id] = subprocess.Popen(
-                [sys.executable, "-m", "asyncpp_cli.launch.supervisor", *words, ",".join(devices)],
+                [sys.executable, "-m", "asyncpp_cli.launch.common.supervisor", *words, ",".join(devices)],
                 env=dict(os.environ) | path,
                 stdin=subprocess.DEVNULL,
                 stdout=errors,

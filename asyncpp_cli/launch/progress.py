@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from asyncpp_cli.console import console, duration, say
+from asyncpp_cli.base.console import console, duration, say
+from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.launch import local_machine as launcher
-from asyncpp_cli.launch.options import NO_PAUSES, Pauses
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.launch.common.options import NO_PAUSES, Pauses
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from asyncpp_cli.console import command, say
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.console import command, say
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.repair import repair_run
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run

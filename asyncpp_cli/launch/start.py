@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.options import LaunchOptions, Pauses, flags
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, flags
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,8 +25,8 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
     Raises:
         UserError: a run, the site or an option is not accepted; nothing was started.
     """
-    from asyncpp_cli.console import say
-    from asyncpp_cli.launch.end_message import claim_end, tell_end
+    from asyncpp_cli.base.console import say
+    from asyncpp_cli.launch.submission.end_message import claim_end, tell_end
     from asyncpp_cli.sites.profile import LOCAL, find_site
 
     profile = find_site(options.site)
@@ -59,7 +59,7 @@ def launch_experiment(experiment: Experiment, options: LaunchOptions) -> int:
 
 def _next(experiment: Experiment, *, complete: bool) -> str:
     """What to do after a launch."""
-    from asyncpp_cli.console import command
+    from asyncpp_cli.base.console import command
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import State
 
@@ -81,11 +81,11 @@ def confirmed(
     Raises:
         UserError: it is not, and there is no terminal to ask on.
     """
-    from asyncpp_cli.console import agreed
+    from asyncpp_cli.base.console import agreed
 
     if site.confirm_hours is None:
         return True
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.launch.expected_cost import cost_line, expected_cost, question
 
     cost = expected_cost(experiment, site, pauses, only=only)
@@ -96,7 +96,7 @@ def confirmed(
 
 
 def _rehearse(experiment: Experiment, options: LaunchOptions) -> int:
-    from asyncpp_cli.console import command, say
+    from asyncpp_cli.base.console import command, say
     from asyncpp_cli.launch.dry_run import dry_run
     from asyncpp_cli.launch.local_machine import Interrupted
     from asyncpp_cli.sites.profile import LOCAL
@@ -120,7 +120,7 @@ def launch_on_cluster(experiment: Experiment, site: Site, options: LaunchOptions
     Raises:
         UserError: a run or the profile is invalid, or SLURM refuses; nothing is queued.
     """
-    from asyncpp_cli.console import command, say
+    from asyncpp_cli.base.console import command, say
     from asyncpp_cli.launch.cancel import Cancellations
     from asyncpp_cli.launch.cluster import follow, submit_missing
     from asyncpp_cli.launch.submission.sbatch import check_folder_name
@@ -144,7 +144,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
     Raises:
         UserError: a run needs more than this machine has.
     """
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.launch.cancel import Cancellations
     from asyncpp_cli.launch.local_machine import Interrupted, Launcher, tasks_of
     from asyncpp_cli.launch.progress import shown_progress
@@ -197,7 +197,7 @@ def launch_locally(experiment: Experiment, options: LaunchOptions) -> int:
 
 def resume_command(runs: Sequence[Run], folder: Path, options: LaunchOptions) -> str:
     """The command that resumes what this one has not completed."""
-    from asyncpp_cli.console import command
+    from asyncpp_cli.base.console import command
     from asyncpp_cli.runs.attempts.settle import current_status
     from asyncpp_cli.runs.status import State
     from asyncpp_cli.sites.profile import LOCAL

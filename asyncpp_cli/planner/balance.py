@@ -9,9 +9,10 @@ from asyncpp_cli.runs.settings import copy_of
 from schedules import options_taken
 from schedules.costs import RankTimes
 from schedules.library.v_block import whole_costs
-from stages.config import RunConfig
-from stages.model.families.catalogue import describe
-from stages.model.partition import (
+from stages.config.run_config import RunConfig
+from stages.config.segments import schedule_facts
+from stages.shape.families import describe
+from stages.shape.partition import (
     RankWork,
     StageCut,
     cut_model,
@@ -21,7 +22,6 @@ from stages.model.partition import (
     stage_cuts,
     with_head_shards,
 )
-from stages.segments import schedule_facts
 
 STAGES = (4, 8, 16)
 """Numbers of stages that are compared."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.shipped import model_settings, recommended_settings, template_names
 from asyncpp_cli.experiment.template import load, settings_of
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
 from asyncpp_cli.runs.settings import SettingError, assign
-from stages.config import RunConfig, tokens_per_step
+from stages.config.run_config import RunConfig, tokens_per_step
 from stages.validation import ConfigError, check_optimizer
 
 CONTEXT = 2048
@@ -79,7 +79,7 @@ def _is_model_file(what: str) -> bool:
 
 
 def _of_model(name: str, changes: Sequence[str]) -> Base:
-    from stages.model.families.catalogue import describe
+    from stages.shape.families import describe
 
     config = RunConfig()
     defaults: dict[str, Any] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell, describe
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.profile_costs import Measured
@@ -16,7 +16,7 @@ from asyncpp_cli.planner.layouts import RECOMPUTE
 from asyncpp_cli.runs.settings import copy_of, items
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import ranks_of
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 import schedules
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.estimate import CostModel, Estimate, losses
 from asyncpp_cli.planner.layouts import CONSIDERED, layouts
 from asyncpp_cli.planner.ranking import best_first
 from asyncpp_cli.planner.representative import Shape, delay_of
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 KINDS = ("synchronous", "delay 1", "more delay")
 """Kinds of layouts that are told apart: their weights take different numbers of steps to a loss."""

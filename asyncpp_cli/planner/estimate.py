@@ -35,7 +35,15 @@ from schedules import Op
 from schedules.catalogue import least_lead
 from schedules.messages import Kind, channels_between_ranks
 from schedules.simulate import steps_to_measure
-from stages.config import RunConfig, tokens_per_step
+from stages.comm.reduction_rounds import ROUND_BYTES, UNDER_WAY
+from stages.config.run_config import RunConfig, tokens_per_step
+from stages.config.segments import (
+    has_tied_shards,
+    schedule_facts,
+    schedule_options,
+    segment_program,
+    sync_steps,
+)
 from stages.memory.estimate import (
     StageMemory,
     lasting_bytes,
@@ -45,8 +53,8 @@ from stages.memory.estimate import (
     sizes,
     stage_memory,
 )
-from stages.model.families.catalogue import describe
-from stages.model.partition import (
+from stages.shape.families import describe
+from stages.shape.partition import (
     RankWork,
     StageCut,
     cut_model,
@@ -59,15 +67,7 @@ from stages.model.partition import (
     stage_parameters,
     with_head_shards,
 )
-from stages.model.spec import Parameter
-from stages.segments import (
-    has_tied_shards,
-    schedule_facts,
-    schedule_options,
-    segment_program,
-    sync_steps,
-)
-from stages.update.reduction_rounds import ROUND_BYTES, UNDER_WAY
+from stages.shape.spec import Parameter
 
 GB = 1e9
 WORTH_A_CUT = 0.01

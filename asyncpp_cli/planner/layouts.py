@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import schedules
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.balance import efficiency
 from asyncpp_cli.planner.estimate import WORTH_A_CUT
 from asyncpp_cli.runs.settings import copy_of
-from stages.config import RunConfig
-from stages.limits import ConfigError
-from stages.model.partition import cut_model
+from stages.config.limits import ConfigError
+from stages.config.run_config import RunConfig
+from stages.config.segments import schedule_options
 from stages.schedule_validation import check_shard_head
-from stages.segments import schedule_options
+from stages.shape.partition import cut_model
 
 CONSIDERED = tuple(schedule.name for schedule in schedules.FAMILY.values() if schedule.planned)
 """Schedules considered by default."""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from optimizers.corrections.catalogue import CORRECTIONS, correction_copies
 from optimizers.state_size import step_values
-from stages.config import RunConfig, chosen_correction, optimizer_options
+from stages.config.run_config import RunConfig, chosen_correction, optimizer_options
 from stages.memory.estimate import head_chunk_rows, sizes, tied_values
-from stages.model.activations import INDEX_BYTES
-from stages.model.families.catalogue import describe
-from stages.model.head.chunks import shard_chunk
-from stages.model.partition import StageCut, stage_parameters
-from stages.model.spec import ModelPart, Parameter
-from stages.model.stacks import is_stack
+from stages.shape.activations import INDEX_BYTES
+from stages.shape.families import describe
+from stages.shape.head_chunks import shard_chunk
+from stages.shape.partition import StageCut, stage_parameters
+from stages.shape.spec import ModelPart, Parameter
+from stages.shape.stacks import is_stack
 
 
 def backward_bytes(config: RunConfig, cut: StageCut, *, mismatched: bool = False) -> int:
@@ -103,7 +103,8 @@ def _gradient_bytes(config: RunConfig, cut: StageCut) -> int:
     by_autograd = size.replica + size.master
     if config.model.factory is not None:
         return largest * by_autograd
-    # Of what `stages.model.weight_gradient` adds, that of the embedding is a tensor, and those of stacks are.
+    # Of what `stages.model.gradients.weight_gradient` adds, that of the embedding is a tensor, and those of
+    # stacks are.
     tokens = config.train.microbatch_size * config.data.context
     embedding = 2 * tokens * config.model.width if cut.has_embedding else 0  # rows, and their sums by token
     in_blocks = [parameter for parameter in parameters if parameter.part is ModelPart.BLOCK]

@@ -8,7 +8,7 @@ from itertools import chain
 from math import inf
 
 import schedules
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.estimate import (
     CostModel,
     Estimate,
@@ -22,7 +22,7 @@ from asyncpp_cli.planner.estimate import (
 )
 from asyncpp_cli.planner.layouts import layouts
 from asyncpp_cli.planner.representative import Shape, is_tieable
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.schedule_validation import can_tie
 
 _MARGIN = 0.99

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from asyncpp_cli.planner.estimate import GB, OF_THE_DEVICE, planned_memory
-from stages.config import RunConfig
-from stages.model.families.catalogue import describe
-from stages.model.optimizer_sharding import assign_owners
-from stages.model.partition import cut_of, stage_parameters
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program, sync_steps
 from stages.rehearsal.rank import Rehearsal, rehearse_rank
-from stages.segments import segment_program, sync_steps
+from stages.shape.families import describe
+from stages.shape.optimizer_sharding import assign_owners
+from stages.shape.partition import cut_of, stage_parameters
 
 TOLERANCE = 0.05
 """Share of the planned memory by which a rank may differ from it."""

@@ -13,11 +13,11 @@ from schedules.deadlock import sends_in_flight
 from schedules.dependencies import POSTED_AHEAD, most_messages
 from schedules.head_shards import EMBEDDED_AHEAD
 from schedules.messages import Kind, channels_between_ranks
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import has_tied_shards, schedule_facts, schedule_options
 from stages.memory.estimate import Course, course_of
-from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.schedule_validation import tied_problem
-from stages.segments import has_tied_shards, schedule_facts, schedule_options
+from stages.weights.gradient_buffers import gradient_buffers
 
 Sizes = tuple[int, ...]
 """Of each kind of message, in the order of `Kind`."""

@@ -21,8 +21,8 @@ import schedules
 from schedules import Op
 from schedules.costs import Costs
 from schedules.simulate import Timeline, fill_steps, simulate, throughput
-from stages.config import RunConfig
-from stages.segments import schedule_options
+from stages.config.run_config import RunConfig
+from stages.config.segments import schedule_options
 
 ROUNDS_SIMULATED = 4
 """Rounds of an interleaved step to simulate; further rounds take equally long."""

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import write_bytes
-from asyncpp_cli.console import say
+from asyncpp_cli.base.atomic_files import write_bytes
+from asyncpp_cli.base.console import say
 from asyncpp_cli.report.analysis.aggregate import aggregate_best
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.transfer import DEVICE, Target, Transfer, transfers
 from asyncpp_cli.report.analysis.verdict import verdicts
+from asyncpp_cli.report.formats.options import ReportOptions
 from asyncpp_cli.report.formats.terminal import to_table
 from asyncpp_cli.report.load.experiments import load
-from asyncpp_cli.report.options import ReportOptions
 from asyncpp_cli.report.tables.document import Report
 from asyncpp_cli.report.tables.pivot import keys_of
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
@@ -97,7 +97,7 @@ def _write(options: ReportOptions, report: Report) -> None:
         write_figures(report, folder=options.figures, width=options.figure_width)
         say(f"Wrote the figures into {options.figures}")
     if options.out is None and options.output_format == "table" and sys.stdout.isatty():
-        from asyncpp_cli.console import console
+        from asyncpp_cli.base.console import console
 
         to_table(report, console=console())
         return

@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.settings import SettingError, assign, flatten, unset_keys
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 # libyaml's reader and writer in C, if PyYAML was built with them, are ten times as fast.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -9,7 +9,7 @@ import hashlib
 from typing import Annotated, Any
 
 from stages.checkpoint.files import Owner
-from stages.records import Count, FileRecord, Meta
+from stages.config.records import Count, FileRecord, Meta
 
 FILE = "parent.json"
 

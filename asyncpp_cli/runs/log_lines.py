@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from asyncpp_cli.console import duration
+from asyncpp_cli.base.console import duration
 
 _SECONDS_BETWEEN_LINES = 5.0
 

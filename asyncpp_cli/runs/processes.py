@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from stages.records import Meta
+from stages.config.records import Meta
 
 _UNKNOWN = 0
 _STOPPED_STATES = ("T", "t")

@@ -21,14 +21,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import locked, read_json, remove_temporary, write_json
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.atomic_files import locked, read_json, remove_temporary, write_json
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.lineage import DIGITS, Lineage, run_hash
 from asyncpp_cli.runs.lineage import FILE as LINEAGE_FILE
 from asyncpp_cli.runs.status import State, Status
 from stages.checkpoint.files import saved_steps
-from stages.config import RunConfig
-from stages.records import CHECKSUM, read_record
+from stages.config.records import CHECKSUM, read_record
+from stages.config.run_config import RunConfig
 
 FORMAT = 1
 """Format number of the JSON files of an experiment; readers refuse a later one."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpp_cli.atomic_files import append_line
+from asyncpp_cli.base.atomic_files import append_line
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Time
 from stages.checkpoint.files import Owner
-from stages.records import Count, DamagedError, Record, decoded, encoded
+from stages.config.records import Count, DamagedError, Record, decoded, encoded
 
 FILE = "scores.jsonl"
 

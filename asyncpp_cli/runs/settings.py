@@ -1,7 +1,7 @@
 """Run configurations by dotted key: accepted keys, types of values, access, and the hash of a run.
 
-The types are those of `stages.config`; values are converted to them as OmegaConf does, which tests compare.
-Checked values are cached, since the cells of a matrix repeat them.
+The types are those of `stages.config.run_config`; values are converted to them as OmegaConf does, which tests
+compare. Checked values are cached, since the cells of a matrix repeat them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from stages.config import RunConfig, trained_paths
-from stages.config_keys import MISSING
+from stages.config.keys import MISSING
+from stages.config.run_config import RunConfig, trained_paths
 
 
 class SettingError(Exception):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
-from stages.records import Count, Meta
+from stages.config.records import Count, Meta
 
 AttemptNumber = Annotated[int, Meta(ge=0, le=100_000)]
 Time = Annotated[float, Meta(ge=0, le=1e12)]

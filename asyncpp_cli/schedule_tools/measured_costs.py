@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.experiment_folder import run_at
 from schedules.costs import RankTimes
 

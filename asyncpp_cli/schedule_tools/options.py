@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.numbers import finite
+from asyncpp_cli.base.numbers import finite
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Schedule (see `list`), program file or CSV file.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="Schedules (see `list`) or files.")]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from asyncpp_cli.console import console, show_table
+from asyncpp_cli.base.console import console, show_table
 from schedules import Analysis, Program, analyze
 from schedules.io.text_gantt import LEGEND, SHARDS_LEGEND, TIED_LEGEND, Piece, gantt
 from schedules.simulate import Timeline, throughput

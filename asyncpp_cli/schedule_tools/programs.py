@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.console import say
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.schedule_tools.options import Geometry
 from asyncpp_cli.schedule_tools.output import comparison_row
 from schedules import FAMILY, OPTIONS, Program, ScheduleError, build, find_problems, is_custom, options_taken
@@ -18,7 +18,7 @@ from schedules.io.program_file import from_text
 from schedules.io.torch_lists import from_csv
 from schedules.library.v_block import EVEN_COSTS, BlockCosts, whole_costs
 from schedules.simulate import Timeline, simulate, steps_to_measure
-from stages.records import read_text
+from stages.config.records import read_text
 
 
 @dataclass(frozen=True, kw_only=True)

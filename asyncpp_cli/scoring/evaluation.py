@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from asyncpp_cli.console import say
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.run_data import owners_of
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.scores import FILE, Score, add_scores, scores_of
@@ -26,7 +26,7 @@ from asyncpp_cli.runs.status import State
 from asyncpp_cli.scoring.exported import export_run
 from asyncpp_cli.scoring.harness import Answer, Request
 from stages.checkpoint.files import MANIFEST, folder_of, saved_steps
-from stages.records import encoded, read_record
+from stages.config.records import encoded, read_record
 
 LOG = "evaluate.log"
 """Output of the harness, in the run's folder of logs."""

@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.console import say
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.data.tokenizers import Bytes, byte_tokenizer_json
-from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.run_data import config_to_train, owners_of
 from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.torch_process import importing_torch
 from stages.data.dataset import is_prepared, tokenizer_folder
 from stages.data.foreign_formats import find_shards
 from stages.data.prepared import read_prepared
 from stages.data.shards import DataError
-from stages.torch_process import importing_torch
 
 
 def export_run(

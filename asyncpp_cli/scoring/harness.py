@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stages.records import Count, FileRecord, Record, encoded, read_record
+from stages.config.records import Count, FileRecord, Record, encoded, read_record
 
 
 class Request(FileRecord, frozen=True, kw_only=True):

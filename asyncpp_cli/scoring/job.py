@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from asyncpp_cli.console import tell
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.submission import sbatch, snapshot
+from asyncpp_cli.base.console import tell
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.launch.common import snapshot
+from asyncpp_cli.launch.submission import sbatch
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.scoring.evaluation import Asked, check_harness

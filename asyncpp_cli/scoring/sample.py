@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.data.tokenizers import Bytes, Library, Tokenizer, read_tokenizer
-from asyncpp_cli.errors import DamagedError, UserError
 from asyncpp_cli.experiment.run_data import config_to_train, owners_of
 from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.files import CheckpointError
-from stages.config import DataConfig
+from stages.config.run_config import DataConfig
+from stages.config.torch_process import importing_torch
 from stages.data.dataset import is_prepared, tokenizer_folder
 from stages.data.foreign_formats import find_shards
 from stages.data.prepared import read_prepared
 from stages.data.shards import DataError
-from stages.torch_process import importing_torch
 
 
 def sample_run(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from stages.config import RunConfig, trained_paths
-from stages.records import Meta
+from stages.config.records import Meta
+from stages.config.run_config import RunConfig, trained_paths
 
 _REFERENCE = {
     "apptainer": re.compile(r"(docker|oras|library)://[A-Za-z0-9][A-Za-z0-9._:/@+-]*"),

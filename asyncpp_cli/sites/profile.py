@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.shipped import find_template, template_names
 from asyncpp_cli.experiment.yaml_data import read_mapping
 from asyncpp_cli.runs.settings import SettingError, typed
 from asyncpp_cli.sites.containers import Container, ContainerError, check_container
-from stages.records import Count, Meta, converted
+from stages.config.records import Count, Meta, converted
 
 LOCAL = "local"
 

@@ -8,9 +8,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpp_cli.errors import UserError
-from stages.config import RunConfig
-from stages.segments import segment_program
+from asyncpp_cli.base.errors import UserError
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 
 
 @dataclass(frozen=True)

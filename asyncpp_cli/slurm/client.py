@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 
 _USUAL_MAX_ARRAY_SIZE = 1001
 _TIMEOUT = 60.0

@@ -47,7 +47,7 @@ def _continues(run_status: RunStatus) -> dict[str, Any] | None:
     """The run that it continues (`asyncpp extend`); None for a run from the beginning."""
     from msgspec import to_builtins
 
-    from asyncpp_cli.errors import DamagedError
+    from asyncpp_cli.base.errors import DamagedError
 
     try:
         lineage = run_status.run.lineage()

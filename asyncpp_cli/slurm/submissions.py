@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import locked, read_json, write_json
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.atomic_files import locked, read_json, write_json
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.lineage import FolderName, RunId
 from asyncpp_cli.runs.run_folder import FORMAT
-from stages.records import converted
+from stages.config.records import converted
 
 _FILE = "submission.json"
 

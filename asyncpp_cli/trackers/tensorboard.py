@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from asyncpp_cli.console import quoted
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.console import quoted
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.trackers.points import PointReader, Restart
 

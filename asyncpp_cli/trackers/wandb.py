@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from asyncpp_cli.atomic_files import read_json, write_json
-from asyncpp_cli.console import quoted
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.atomic_files import read_json, write_json
+from asyncpp_cli.base.console import quoted
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import items
 from asyncpp_cli.trackers.points import Point, PointReader

@@ -10,10 +10,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from asyncpp_cli.console import say
-from asyncpp_cli.errors import DamagedError
-from asyncpp_cli.launch.options import LaunchOptions, flags
-from asyncpp_cli.launch.submission.arrays import plan_arrays, read_manifest
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import DamagedError
+from asyncpp_cli.launch.common.arrays import plan_arrays, read_manifest
+from asyncpp_cli.launch.common.options import LaunchOptions, flags
 from asyncpp_cli.launch.submission.submit import submit
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.sites.profile import Site

@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import write_json
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.atomic_files import write_json
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.template import Settings, Template
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.lineage import RunId
 from asyncpp_cli.runs.run_folder import FORMAT
 from asyncpp_cli.tune.search import Point
-from stages.records import read_record
-from stages.segments import pauses_exactly
+from stages.config.records import read_record
+from stages.config.segments import pauses_exactly
 
 PLAN_FILE = "tune.json"
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncpp_cli.console import command
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.console import command
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.tables import printed
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.tables import printed
 from asyncpp_cli.tune.plan import PLAN_FILE, Plan, read_plan
 from asyncpp_cli.tune.standing import ArmStanding, standings
 

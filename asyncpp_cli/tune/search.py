@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.template import SHORTHANDS, canonical
 from asyncpp_cli.experiment.yaml_data import parse_value
 from asyncpp_cli.runs.settings import SettingError, typed

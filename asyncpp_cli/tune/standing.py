@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.files import Scheduler
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment

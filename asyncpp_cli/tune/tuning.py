@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.start import INTERRUPTED_CODE, confirmed, launch_locally
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def write_tuning(question: Question, *, out: Path) -> None:
     Raises:
         UserError: the question is not accepted, or the folder holds something else.
     """
-    from asyncpp_cli.console import command
+    from asyncpp_cli.base.console import command
     from asyncpp_cli.experiment.render import render
     from asyncpp_cli.tune.plan import read_plan, write_plan
 
@@ -127,7 +127,7 @@ def plan_in(folder: Path) -> Plan:
 def _on_cluster(
     experiment: Experiment, plan: Plan, site: Site, options: LaunchOptions, *, promoting: bool
 ) -> int:
-    from asyncpp_cli.console import command, say
+    from asyncpp_cli.base.console import command, say
     from asyncpp_cli.launch.submission.sbatch import check_folder_name
     from asyncpp_cli.tune.cluster import submit_due
 
@@ -138,7 +138,7 @@ def _on_cluster(
 
 
 def _locally(experiment: Experiment, plan: Plan, options: LaunchOptions) -> int:
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.slurm.run_status import SlurmQueue
     from asyncpp_cli.tune.standing import standings
 

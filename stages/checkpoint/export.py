@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import SavedWeights
-from stages.config import RunConfig
-from stages.model.families.catalogue import describe
-from stages.model.hf_config import hf_config, hugging_face_of
-from stages.model.moe.hugging_face import NoClassError, empty_weights
-from stages.model.parametrization import factor_in_plain_decoder
+from stages.config.run_config import RunConfig
+from stages.shape.families import describe
+from stages.shape.hf_config import hf_config, hugging_face_of
+from stages.shape.moe_hugging_face import NoClassError, empty_weights
+from stages.shape.parametrization import factor_in_plain_decoder
 
 SHARD_BYTES = 4 * 10**9
 """Most bytes of weights in one file; also about the memory that writing takes."""

@@ -24,7 +24,7 @@ from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
 
-from stages.records import Count, DamagedError, Record, decoded, encoded, open_file, read_bytes
+from stages.config.records import Count, DamagedError, Record, decoded, encoded, open_file, read_bytes
 
 FORMAT = 2
 """Format of a checkpoint; a reader refuses another."""

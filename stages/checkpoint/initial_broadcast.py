@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from stages.checkpoint.initial_weights import read_initial
 from stages.comm.process import Process
-from stages.config import ModelConfig
-from stages.model.head.rows import whole_name
+from stages.config.run_config import ModelConfig
 from stages.pipeline.build import Rank
+from stages.shape.head_rows import whole_name
 
 
 def read_initial_weights(ranks: Sequence[Rank], config: ModelConfig, *, process: Process | None) -> None:

@@ -14,14 +14,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.config import ModelConfig
-from stages.model.families.catalogue import describe
-from stages.model.hf_config import config_differences, family_difference
-from stages.model.moe.hugging_face import NoClassError
-from stages.model.moe.settings import BIAS
-from stages.model.parametrization import factor_in_plain_decoder
-from stages.model.spec import Parameter
-from stages.records import DamagedError, read_bytes
+from stages.config.records import DamagedError, read_bytes
+from stages.config.run_config import ModelConfig
+from stages.shape.families import describe
+from stages.shape.hf_config import config_differences, family_difference
+from stages.shape.moe_hugging_face import NoClassError
+from stages.shape.moe_settings import BIAS
+from stages.shape.parametrization import factor_in_plain_decoder
+from stages.shape.spec import Parameter
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -38,7 +38,7 @@ from stages.checkpoint.writer import write_tensors
 from stages.comm.process import Process
 from stages.comm.rendezvous.authenticated import Json
 from stages.comm.rendezvous.client import Meetings
-from stages.pipeline.host_copies import HostCopies
+from stages.update.host_copies import HostCopies
 from stages.update.optimizer_step import STEPS_TO_FULL_STATE, StageState, UpdateState
 
 

@@ -8,13 +8,13 @@ import torch
 
 from stages.checkpoint.export_options import Weights
 from stages.checkpoint.saved_weights import SavedWeights
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.model.custom import make_stage
 from stages.model.decoder import Stage
-from stages.model.moe.routing import Routing
-from stages.model.partition import cut_model
-from stages.model.stacks import member_names
-from stages.pipeline.weights.flat_buffers import members_of
+from stages.model.routing import Routing
+from stages.shape.partition import cut_model
+from stages.shape.stacks import member_names
+from stages.weights.flat_buffers import members_of
 
 
 def whole_model(saved: SavedWeights, config: RunConfig) -> tuple[Stage, Routing]:

@@ -16,11 +16,11 @@ from stages.checkpoint.export_options import Weights
 from stages.checkpoint.files import CheckpointError, FormatError, Owner
 from stages.checkpoint.reader import CheckpointReader, Form
 from stages.checkpoint.state import STATE_ERRORS, Saved, shown
-from stages.config import RunConfig, chosen_correction
-from stages.model.families.catalogue import describe
-from stages.model.head.rows import whole_name
+from stages.config.run_config import RunConfig, chosen_correction
+from stages.config.segments import segment_program
 from stages.pipeline.build import dtypes
-from stages.segments import segment_program
+from stages.shape.families import describe
+from stages.shape.head_rows import whole_name
 
 
 class SavedWeights:

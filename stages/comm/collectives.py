@@ -19,9 +19,9 @@ from torch import Tensor
 
 from stages.comm.communicator import Communicator, Work
 from stages.comm.full_duplex import FullDuplex
-from stages.model.optimizer_sharding import Run
-from stages.update.gradient_reduction import Reducer, add_up, runs_of
-from stages.update.reduction_rounds import ReductionPlan
+from stages.comm.gradient_reduction import Reducer, add_up, runs_of
+from stages.comm.reduction_rounds import ReductionPlan
+from stages.shape.optimizer_sharding import Run
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stages.torch_process import importing_torch, leave
+from stages.config.torch_process import importing_torch, leave
 
 with importing_torch():
     import torch
@@ -31,10 +31,10 @@ with importing_torch():
     from stages.comm.collectives import Exchange
     from stages.comm.device_settings import set_environment
     from stages.comm.process import Process, connected
+    from stages.comm.reduction_rounds import reduction_plan
     from stages.comm.topology import Connection, connect
-    from stages.config import SiteConfig
-    from stages.model.optimizer_sharding import assign_owners
-    from stages.update.reduction_rounds import reduction_plan
+    from stages.config.run_config import SiteConfig
+    from stages.shape.optimizer_sharding import assign_owners
 
 T = TypeVar("T")
 

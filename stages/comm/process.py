@@ -29,7 +29,7 @@ from stages.comm.placement import gpu_of, run_near
 from stages.comm.rendezvous.authenticated import Json, make_secret, read_secret
 from stages.comm.rendezvous.client import GoneError, GroupStore, HubStore, Meetings, Member
 from stages.comm.rendezvous.hub import Hub
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 ADDRESS_FILE = "rendezvous"
 

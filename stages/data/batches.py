@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stages.config import OWN_SPLIT, RunConfig, eval_microbatches
+from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches
 from stages.data.dataset import Corpus
 from stages.data.documents import Documents, documents_in
 from stages.data.shards import Tokens
 
 READ_AHEAD = 16
 """Batches that a host may be ahead of its device: it reads at most two for an action, and is a few actions
-ahead (`stages.pipeline.clock.AHEAD`)."""
+ahead (`stages.update.clock.AHEAD`)."""
 
 
 def whole_sequences(batch: int, context: int, *, device: torch.device) -> Documents:

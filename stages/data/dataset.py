@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stages.config import OWN_SPLIT, DataConfig, trained_paths
-from stages.config_keys import LARGEST
+from stages.config.keys import LARGEST
+from stages.config.run_config import OWN_SPLIT, DataConfig, trained_paths
 from stages.data.foreign_formats import find_shards, held_out_files, read_shard, read_shards
 from stages.data.integrity import check_shards, checksums_of
 from stages.data.prepared import MANIFEST, UNFINISHED, Prepared, read_prepared

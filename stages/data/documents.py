@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stages.config import DataConfig
+from stages.config.run_config import DataConfig
 from stages.data.dataset import Corpus, Source, find_corpus
 from stages.data.shards import Tokens
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.config import DataConfig
+from stages.config.run_config import DataConfig
 from stages.data.shards import DataError
 
 SPLITS = ("train", "validation")

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.config import DataConfig
+from stages.config.run_config import DataConfig
 from stages.data.checksummed_json import (
     CHECKSUM_KEY,
     CLOCK_RESOLUTION,

@@ -9,13 +9,13 @@ from functools import partial
 from optimizers import CORRECTIONS, check_options, is_custom
 from optimizers.theory.limits import momentum_limit
 from stages.comm.json_data import from_json
-from stages.config import RunConfig, optimizer_options, tokens_per_step
+from stages.config.run_config import RunConfig, optimizer_options, tokens_per_step
+from stages.config.segments import schedule_facts
 from stages.diagnostics.measure import Turn, curvature, turns, update_cosines
 from stages.liveness.watchdog import ActivityTracker
 from stages.metrics.row_writer import Rows
 from stages.pipeline.build import Rank
 from stages.pipeline.drain_meetings import DrainMeetings
-from stages.segments import schedule_facts
 from stages.update.lr_schedule import learning_rate_factor
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 Phase = Literal["", "building", "disk", "start"]
 

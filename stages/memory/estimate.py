@@ -16,15 +16,15 @@ from optimizers.state_size import state_values
 from schedules import Analysis, Program, analyze
 from schedules.messages import Kind
 from stages.comm.message_widths import message_width
-from stages.config import ModelConfig, RunConfig, chosen_correction, optimizer_options
+from stages.comm.reduction_rounds import reduction_plan, room_bytes
+from stages.config.run_config import ModelConfig, RunConfig, chosen_correction, optimizer_options
 from stages.memory.in_flight import Moment, after, in_flight_counts, most_held, rank_moments
-from stages.model.activations import INDEX_BYTES, CheapPart, Values
-from stages.model.families.catalogue import describe
-from stages.model.head.chunks import chunk_rows, has_terms
-from stages.model.optimizer_sharding import assign_owners
-from stages.model.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
-from stages.model.spec import Parameter, head_dim
-from stages.update.reduction_rounds import reduction_plan, room_bytes
+from stages.shape.activations import INDEX_BYTES, CheapPart, Values
+from stages.shape.families import describe
+from stages.shape.head_chunks import chunk_rows, has_terms
+from stages.shape.optimizer_sharding import assign_owners
+from stages.shape.partition import StageCut, cut_of, first_alike, owned_members, stage_parameters
+from stages.shape.spec import Parameter, head_dim
 
 INT32_BYTES = 4
 BIAS_BYTES = 4

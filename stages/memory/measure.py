@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.data.batches import whole_sequences
 from stages.memory.estimate import StageMemory
 from stages.memory.in_flight import most_held
 from stages.memory.storages import SavedTensors, bytes_of, pointers_of, same, tensors_in
 from stages.model.block.compiler import compiles_here
 from stages.model.block.runner import block_runner
-from stages.model.block.selective import watched_by
 from stages.model.decoder import Place, Stage
-from stages.model.head.shard import HeadShard
-from stages.model.moe.routing import Routing
-from stages.model.split_backward import DeferredGradients, deferring
+from stages.model.gradients.selective import watched_by
+from stages.model.gradients.split_backward import DeferredGradients, deferring
+from stages.model.head_shard import HeadShard
+from stages.model.routing import Routing
 from stages.pipeline.build import Rank, dtypes
 from stages.pipeline.stage_graph import InputGradient, graph_input
 from stages.pipeline.warm_up import leaving_no_trace

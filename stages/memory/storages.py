@@ -14,7 +14,7 @@ class SavedTensors:
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
         self.made_again: list[list[Tensor]] = []
-        """Of each cheap part that ran again, as `stages.model.block.selective` reports it."""
+        """Of each cheap part that ran again, as `stages.model.gradients.selective` reports it."""
 
     def keep(self, tensor: Tensor) -> Tensor:
         self.kept.append(tensor)

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from stages.config import RunConfig, tokens_per_step
+from stages.config.run_config import RunConfig, tokens_per_step
 from stages.data.dataset import Corpus
 from stages.memory.measure import RankMemory, memory_fields
 from stages.metrics import rows
 from stages.metrics.recorder import Recorder
 from stages.pipeline.evaluation import ValidationLoss
-from stages.pipeline.rank_stats import RankTrace, StepResult
 from stages.pipeline.timeline import Meeting, timeline
+from stages.update.rank_stats import RankTrace, StepResult
 
 HEARTBEAT_SECONDS = 0.5
 

@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stages.config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
+from stages.config.own_code import code_sha256, own_code
+from stages.config.run_config import OWN_SPLIT, RunConfig, eval_microbatches, tokens_per_step
 from stages.data.dataset import Corpus
 from stages.data.documents import attention_share
 from stages.data.shards import Tokens
 from stages.model.block.compiler import compiles_here
-from stages.model.families.catalogue import describe
-from stages.own_code import code_sha256, own_code
 from stages.pipeline.evaluation import ValidationLoss
-from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
+from stages.shape.families import describe
 from stages.update.balance import BlockLoad
+from stages.update.rank_stats import RankTrace, StageTrace, StepResult
 
 Row = dict[str, Any]
 _T = TypeVar("_T")

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from optimizers.named import import_named
-from stages.config import ModelConfig
+from stages.config.run_config import ModelConfig
 from stages.data.documents import Documents
 from stages.model.decoder import Place, RunBlock, Stage, run_as_it_stands
-from stages.model.head.loss import next_token_loss
-from stages.model.moe.routing import Routing
-from stages.model.partition import StageCut
+from stages.model.head_loss import next_token_loss
+from stages.model.routing import Routing
+from stages.shape.partition import StageCut
 
 Parts = tuple[nn.Module, Sequence[nn.Module], nn.Module]
 Factory = Callable[[ModelConfig, int], Parts]

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.config import ModelConfig
+from stages.config.run_config import ModelConfig
 from stages.data.documents import Documents
-from stages.model.families.catalogue import FAMILIES
-from stages.model.head.loss import capped, head_loss
-from stages.model.head.shard import HeadShard
-from stages.model.layers import Block, Embedding, RMSNorm
-from stages.model.moe.experts import ExpertBlock
-from stages.model.moe.routing import Routing
-from stages.model.moe.settings import has_experts
-from stages.model.parametrization import initial_std, output_multiplier
-from stages.model.partition import StageCut
-from stages.model.spec import head_dim
-from stages.model.split_backward import Linear
+from stages.model.experts import ExpertBlock
+from stages.model.gradients.split_backward import Linear
+from stages.model.head_loss import capped, head_loss
+from stages.model.head_shard import HeadShard
+from stages.model.layers import MLP, Attention, Block, Embedding, RMSNorm
+from stages.model.routing import Routing
+from stages.shape.families import FAMILIES
+from stages.shape.moe_settings import has_experts
+from stages.shape.parametrization import initial_std, output_multiplier
+from stages.shape.partition import StageCut
+from stages.shape.spec import head_dim
 
 RunBlock = Callable[..., Any]
 """Runs a block, its first argument, on what the block's `forward` takes, and returns what that returns."""
@@ -52,11 +52,10 @@ def make_block(
         attention: with its attention.
         mlp: with its MLP or experts.
     """
-    family = FAMILIES[config.family]
-    own_attention = family.make_attention(config) if attention else None
+    own_attention = Attention(config, normalized=FAMILIES[config.family].normalized) if attention else None
     if experts and mlp:
         return ExpertBlock(config, attention=own_attention)
-    return Block(config, attention=own_attention, mlp=family.make_mlp(config) if mlp else None)
+    return Block(config, attention=own_attention, mlp=MLP(config.width, config.mlp_width) if mlp else None)
 
 
 class Stage(nn.Module):
@@ -65,7 +64,7 @@ class Stage(nn.Module):
     The first stage takes token ids `(batch, context)`; later ones take activations `(batch, context, width)`.
     The last stage returns logits `(batch, context, vocab_size)`; earlier ones return activations. A stage may
     begin or end between a block's attention and its MLP. A shard of the head takes what the last stage with
-    blocks returns, and returns its part of the loss (`stages.model.head.shard`). One of a tied head also
+    blocks returns, and returns its part of the loss (`stages.model.head_shard`). One of a tied head also
     takes token ids, without targets, and returns those in its rows embedded.
     """
 
@@ -103,7 +102,7 @@ class Stage(nn.Module):
             self.head = HeadShard(config.width, cut.head_rows)
         if isinstance(self.head, Linear) and config.tied:
             # Of another stage where this one has no embedding: put in place by
-            # `stages.pipeline.weights.tied_head`.
+            # `stages.weights.tied_head`.
             self.head.register_parameter("weight", None)
         self._tie()
         self.rotation: Tensor | None = None
@@ -207,7 +206,7 @@ def rotary_table(config: ModelConfig, *, context: int) -> Tensor:
 def initialise(parameter: Tensor, *, name: str, seed: int, model: ModelConfig) -> None:
     """Fill one parameter with its initial values, which depend on its name and the seed alone.
 
-    Norm weights are 1, biases 0; matrices are normal (`stages.model.parametrization.initial_std`). Each
+    Norm weights are 1, biases 0; matrices are normal (`stages.shape.parametrization.initial_std`). Each
     matrix of a stack of experts is drawn for itself, under the stack's name and the expert's number.
     """
     if parameter.ndim <= 1:

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.config import ModelConfig
+from stages.config.run_config import ModelConfig
 from stages.data.documents import Documents
-from stages.model.block.selective import cheap
 from stages.model.document_attention import document_attention
-from stages.model.parametrization import attention_scale, residual_multiplier
-from stages.model.spec import head_dim
-from stages.model.split_backward import Linear
-from stages.model.weight_gradient import add_rows, is_added_in_backward
+from stages.model.gradients.selective import cheap
+from stages.model.gradients.split_backward import Linear
+from stages.model.gradients.weight_gradient import add_rows, is_added_in_backward
+from stages.shape.parametrization import attention_scale, residual_multiplier
+from stages.shape.spec import head_dim
 
 
 class Embedding(nn.Embedding):

@@ -11,22 +11,22 @@ import torch
 
 from schedules import Program, analyze, verify
 from stages.comm.topology import Connection
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import schedule_facts, segment_program, sync_steps
 from stages.data.batches import Batches
 from stages.data.dataset import Corpus
 from stages.model.block.compiler import compiles_here, is_compiled, missing_for_compile
 from stages.model.block.runner import block_runner
-from stages.model.partition import cut_of
-from stages.pipeline.clock import clock_of
 from stages.pipeline.executor import RankExecutor
-from stages.pipeline.rank_stats import StepResult
-from stages.pipeline.weights.gradient_buffers import gradient_buffers
-from stages.pipeline.weights.tied_head import TiedHead
-from stages.pipeline.weights.weight_versions import WeightVersions
-from stages.segments import schedule_facts, segment_program, sync_steps
+from stages.shape.partition import cut_of
+from stages.update.clock import clock_of
 from stages.update.optimizer_step import StageState, StageUpdate
+from stages.update.rank_stats import StepResult
 from stages.update.step_decision import UpdateRules
 from stages.update.update_stream import OneStream, streams_of
+from stages.weights.gradient_buffers import gradient_buffers
+from stages.weights.tied_head import TiedHead
+from stages.weights.weight_versions import WeightVersions
 
 MOST_ACTIONS = 1_000_000
 """Approximate maximum of actions in a segment: about 200 MB, and a second or two to build."""

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from schedules.actions import Action, Op
-from stages.model.weight_gradient import WholeGradients
+from stages.model.gradients.weight_gradient import WholeGradients
 from stages.pipeline.stage_pass import Pass, run_stage
-from stages.pipeline.weights.weight_versions import Replica, WeightVersions
+from stages.weights.weight_versions import Replica, WeightVersions
 
 Replay = Callable[[], None]
 Record = Callable[[Callable[[], None]], Replay]

@@ -16,9 +16,9 @@ from stages.comm.collectives import Exchange
 from stages.comm.p2p import Links
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
-from stages.model.head.shard import HeadShard, merge_parts
-from stages.pipeline.weights.flat_buffers import members_of
+from stages.model.head_shard import HeadShard, merge_parts
 from stages.update.optimizer_step import StageState
+from stages.weights.flat_buffers import members_of
 
 
 class ValidationLoss(NamedTuple):

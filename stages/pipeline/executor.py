@@ -17,19 +17,19 @@ from schedules.dependencies import launched, updated
 from schedules.messages import Kind, Message, received, sent
 from stages.comm.topology import Connection
 from stages.data.batches import Batches
-from stages.model.head.shard import HeadShard, ShardPass, merge_parts
-from stages.model.split_backward import DeferredGradients, add_matrix
-from stages.pipeline.clock import Clock
+from stages.model.gradients.split_backward import DeferredGradients, add_matrix
+from stages.model.head_shard import HeadShard, ShardPass, merge_parts
 from stages.pipeline.cuda_graphs import GraphedStage, most_in_flight, updates_until_backward
-from stages.pipeline.rank_stats import RankTrace, StageTrace, StepResult
 from stages.pipeline.stage_pass import Pass, run_stage
 from stages.pipeline.timeline import kept_actions
-from stages.pipeline.weights.weight_versions import Replica
 from stages.update.async_update import RankUpdates
+from stages.update.clock import Clock
 from stages.update.optimizer_step import StageState
+from stages.update.rank_stats import RankTrace, StageTrace, StepResult
 from stages.update.step_decision import UpdateRules
 from stages.update.update_phases import UpdateContext
 from stages.update.update_stream import Streams
+from stages.weights.weight_versions import Replica
 
 
 @dataclass(frozen=True)

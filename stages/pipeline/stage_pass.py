@@ -11,9 +11,9 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 
 from stages.data.documents import Documents
 from stages.model.decoder import Stage
-from stages.model.moe.routing import Routing
-from stages.model.split_backward import DeferredGradients, deferring
-from stages.model.weight_gradient import WholeGradients
+from stages.model.gradients.split_backward import DeferredGradients, deferring
+from stages.model.gradients.weight_gradient import WholeGradients
+from stages.model.routing import Routing
 from stages.pipeline.stage_graph import InputGradient, graph_input
 
 

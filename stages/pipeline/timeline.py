@@ -13,7 +13,7 @@ from itertools import dropwhile
 from typing import Any
 
 from schedules.actions import Op
-from stages.pipeline.rank_stats import RankTrace, Timed
+from stages.update.rank_stats import RankTrace, Timed
 
 STEPS = 4
 """Steps that a timeline covers, back from the drain."""

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import torch
 
 from schedules import Op
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.data.batches import whole_sequences
 from stages.model.decoder import Stage
-from stages.model.head.shard import HeadShard, merge_parts
-from stages.model.split_backward import DeferredGradients, add_matrix, deferring
+from stages.model.gradients.split_backward import DeferredGradients, add_matrix, deferring
+from stages.model.head_shard import HeadShard, merge_parts
 from stages.pipeline.build import Rank, activation_shape, dtypes, representative_programs
 from stages.update.optimizer_step import StageState
 

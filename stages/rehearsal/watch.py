@@ -324,7 +324,7 @@ def shortened(file: str) -> str:
 
 def _bodies() -> dict[Any, Callable[..., Any]]:
     from stages.model.document_attention import document_attention, document_attention_gradients
-    from stages.model.moe.grouped import stack_gradient, times_stack
+    from stages.model.grouped import stack_gradient, times_stack
 
     operators = (times_stack, stack_gradient, document_attention, document_attention_gradients)
     return {op._opoverload: op._init_fn for op in operators}

@@ -17,7 +17,7 @@ import torch
 from schedules.actions import Action, Op, Program
 from schedules.dependencies import steps_to_agree
 from stages.comm.collectives import Exchange, Group, sum_in_order
-from stages.pipeline.host_copies import to_host
+from stages.update.host_copies import to_host
 
 
 @dataclass

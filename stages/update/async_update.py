@@ -20,14 +20,14 @@ from torch import Tensor
 from schedules.actions import ADDING_NOTHING, Action, Op, Program
 from schedules.dependencies import Place, launched, places_to_agree
 from stages.comm.collectives import Exchange, Reduction
-from stages.model.weight_gradient import WholeGradients
-from stages.pipeline.host_copies import to_host
-from stages.pipeline.rank_stats import RankTrace
-from stages.pipeline.weights.flat_buffers import GradientBuffer
+from stages.model.gradients.weight_gradient import WholeGradients
 from stages.update.early_reduction import needs_update, slack_of
+from stages.update.host_copies import to_host
+from stages.update.rank_stats import RankTrace
 from stages.update.step_decision import Gathered
 from stages.update.update_phases import UpdateContext, UpdatePhases
 from stages.update.update_stream import Streams
+from stages.weights.flat_buffers import GradientBuffer
 
 T = TypeVar("T")
 

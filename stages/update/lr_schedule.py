@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stages.config import OptimizerConfig
+from stages.config.run_config import OptimizerConfig
 
 DECAY_SHARE = 0.2
 """Share of the steps in which `wsd` decays, where the configuration does not say."""

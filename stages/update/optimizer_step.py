@@ -20,17 +20,17 @@ from optimizers.corrections.catalogue import CORRECTIONS, check_correction
 from optimizers.corrections.dc_asgd import compensate
 from optimizers.corrections.discrepancy import DiscrepancyCorrection
 from optimizers.named import is_custom
-from stages.config import RunConfig, chosen_correction, optimizer_options
-from stages.model.families.catalogue import parameter_roles
-from stages.model.moe.settings import mixture_of
-from stages.model.parametrization import growth_of
-from stages.pipeline.weights.flat_buffers import GradientBuffer
-from stages.pipeline.weights.tied_head import TiedHead
-from stages.pipeline.weights.weight_versions import Replica, WeightVersions, writing_under_pending_backward
+from stages.config.run_config import RunConfig, chosen_correction, optimizer_options
+from stages.shape.families import parameter_roles
+from stages.shape.moe_settings import mixture_of
+from stages.shape.parametrization import growth_of
 from stages.update.balance import LoadTally, moved
 from stages.update.lr_schedule import learning_rate_factor
 from stages.update.recorded_updates import RecordedUpdates
 from stages.update.weight_average import AveragedWeights
+from stages.weights.flat_buffers import GradientBuffer
+from stages.weights.tied_head import TiedHead
+from stages.weights.weight_versions import Replica, WeightVersions, writing_under_pending_backward
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does."""

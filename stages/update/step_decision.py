@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from stages.comm.collectives import Exchange, Group, Reduction, sum_in_order
-from stages.pipeline.host_copies import to_host
-from stages.pipeline.weights.flat_buffers import GradientBuffer
+from stages.update.host_copies import to_host
 from stages.update.optimizer_step import StageState, squared_norm
+from stages.weights.flat_buffers import GradientBuffer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from typing import Any
 from schedules.actions import NO_MICROBATCH, Action, Op, Program
 from stages.comm.collectives import Exchange, Group
 from stages.liveness.stop_signal import never
-from stages.pipeline.clock import Clock
-from stages.pipeline.rank_stats import RankTrace, StepResult
-from stages.pipeline.weights.weight_versions import Replica
 from stages.update.agreed_end import Agreement
+from stages.update.clock import Clock
 from stages.update.optimizer_step import StageState
+from stages.update.rank_stats import RankTrace, StepResult
 from stages.update.step_decision import Gathered, UpdateRules, Verdict, judge
+from stages.weights.weight_versions import Replica
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support.command_line import asyncpp
 
-from asyncpp_cli.atomic_files import read_json, write_text
+from asyncpp_cli.base.atomic_files import read_json, write_text
+from asyncpp_cli.base.errors import DamagedError, UserError, doing, refusal_of
 from asyncpp_cli.commands.reference import templates
-from asyncpp_cli.errors import DamagedError, UserError, doing, refusal_of
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.files import ROOT
 
-from asyncpp_cli.version import (
+from asyncpp_cli.base.version import (
     RELEASE,
     STAMP_FILE,
     Stamp,

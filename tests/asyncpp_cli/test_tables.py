@@ -19,10 +19,10 @@ from support.launches import TINY
 from support.report_experiment import quickstart_folder, settings
 from support.tuned_experiment import tuned_experiment
 
-from asyncpp_cli.console import shown_table
+from asyncpp_cli.base.console import shown_table
+from asyncpp_cli.base.tables import Fit, wrapped
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.status import Cause, State, Status
-from asyncpp_cli.tables import Fit, wrapped
 
 WORDS = st.lists(st.text(alphabet="abcdefgh", min_size=1, max_size=9), max_size=6).map(" ".join)
 NUMBERS = st.floats(-1e6, 1e6).map(lambda value: f"{value:,.4f}")

@@ -16,7 +16,7 @@ def printed(code: str) -> str:
 def test_the_collector_rests_during_the_import_and_ignores_the_modules_later() -> None:
     shown = printed(
         "import gc\n"
-        "from stages.torch_process import importing_torch\n"
+        "from stages.config.torch_process import importing_torch\n"
         "print(gc.isenabled(), gc.get_freeze_count())\n"
         "with importing_torch():\n"
         "    import types, sys\n"

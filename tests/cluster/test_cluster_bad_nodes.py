@@ -10,7 +10,7 @@ from support.cluster_runs import ONE_RUN, kill_node, launch, outcomes, site_file
 from support.command_line import asyncpp, succeeded
 from support.slurm_queue import hurry, squeue
 
-from asyncpp_cli.launch.bad_nodes import excluded_nodes_at
+from asyncpp_cli.launch.common.bad_nodes import excluded_nodes_at
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State

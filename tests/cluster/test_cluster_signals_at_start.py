@@ -17,7 +17,7 @@ from asyncpp_cli.runs.status import State
 
 @pytest.mark.timeout(400)
 def test_a_run_without_retries_outlives_them(slurm_conf: Path, tmp_path: Path) -> None:
-    rank = "asyncpp_cli.launch.supervisor"
+    rank = "asyncpp_cli.launch.common.supervisor"
     early = dying(tmp_path / "early", [(rank, "SIGTERM"), (rank, "SIGUSR2"), ("train", "SIGTERM")])
     experiment = sweep(tmp_path / "e", *ONE_RUN, "train.steps=2")
     (run,) = experiment.runs

@@ -15,7 +15,7 @@ import pytest
 from support.cluster_runs import wait_for
 from support.slurm_queue import hurry, set_partition, squeue
 
-from asyncpp_cli.launch.bad_nodes import set_excluded
+from asyncpp_cli.launch.common.bad_nodes import set_excluded
 from asyncpp_cli.slurm import client as slurm
 from asyncpp_cli.slurm.client import KNOWN, JobPhase, phase_of
 

@@ -14,7 +14,7 @@ import optimizers
 from optimizers.build import build_optimizer
 from optimizers.catalogue import METHODS
 from optimizers.grouping import Role, assign, role_of
-from stages.config import OptimizerConfig
+from stages.config.run_config import OptimizerConfig
 
 
 def test_importing_the_package_imports_no_torch() -> None:

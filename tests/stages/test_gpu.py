@@ -14,12 +14,12 @@ import torch
 from support.small_runs import Rows, in_processes, small_config
 
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.model.block.compiler import missing_for_compile
-from stages.model.moe.grouped import add_stack_gradient
-from stages.model.weight_gradient import add_product, add_rows
-from stages.pipeline.clock import EventClock, clock_of
+from stages.model.gradients.weight_gradient import add_product, add_rows
+from stages.model.grouped import add_stack_gradient
 from stages.trainer import replay, train
+from stages.update.clock import EventClock, clock_of
 
 pytestmark = [
     pytest.mark.gpu,

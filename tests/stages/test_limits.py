@@ -11,8 +11,8 @@ from support.small_runs import small_config
 from asyncpp_cli.runs.settings import KEYS, assign, get
 from optimizers import METHODS
 from optimizers.options import Option
-from stages.config import OptimizerConfig, RunConfig
-from stages.config_keys import facts, with_options
+from stages.config.keys import facts, with_options
+from stages.config.run_config import OptimizerConfig, RunConfig
 from stages.validation import ConfigError, check
 
 WHOLE = [key for key in KEYS if isinstance(get(RunConfig(), key), int)]

@@ -14,7 +14,7 @@ import pytest
 from msgspec import field
 from support.files import ROOT
 
-from stages.records import (
+from stages.config.records import (
     Count,
     DamagedError,
     FileRecord,
@@ -123,14 +123,14 @@ def test_a_missing_file_is_not_a_damaged_one(tmp_path: Path) -> None:
 
 
 def test_the_codec_imports_no_torch() -> None:
-    program = "import sys, stages.records; sys.exit('torch' in sys.modules)"
+    program = "import sys, stages.config.records; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 THREADS = """
 import sys, threading
 import msgspec
-from stages.records import converted
+from stages.config.records import converted
 sys.setswitchinterval(1e-7)
 for number in range(300):
     inner = msgspec.defstruct(f"Inner{number}", [(f"a{key}", int, 0) for key in range(20)])

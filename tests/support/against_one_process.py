@@ -13,7 +13,7 @@ from support.single_process import delayed_training
 from support.small_runs import Rows
 from torch import Tensor
 
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.trainer import replay
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from support.every_command import on_terminal
 
 import asyncpp_cli.main as command_line
-from stages.torch_process import leave
+from stages.config.torch_process import leave
 
 
 def main(commands: list[tuple[list[str], list[int]]], results: Path) -> None:

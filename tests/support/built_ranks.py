@@ -4,10 +4,10 @@ import torch
 
 from stages.checkpoint.initial_broadcast import broadcast_initial_weights
 from stages.comm.topology import connect_in_process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, build_ranks
-from stages.segments import segment_program
 
 
 def ranks_of(config: RunConfig) -> list[Rank]:

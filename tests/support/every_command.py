@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stages.torch_process import leave
+from stages.config.torch_process import leave
 
 
 def commands(folder: Path, *, kind: str) -> list[list[str]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from support.command_line import succeeded
 
 from asyncpp_cli.experiment.run_data import owners_of
+from asyncpp_cli.runs.attempts.recorder import RunRecorder
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from asyncpp_cli.runs.recorder import RunRecorder
 from asyncpp_cli.runs.run_folder import Run
 from stages.trainer import replay
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.atomic_files import read_json, write_json
+from asyncpp_cli.base.atomic_files import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository's folder."""

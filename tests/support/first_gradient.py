@@ -11,17 +11,17 @@ from torch import Tensor
 
 from stages.checkpoint.initial_broadcast import broadcast_initial_weights
 from stages.comm.topology import connect_in_process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
-from stages.model.head.rows import split_name
 from stages.pipeline.build import build_ranks
 from stages.pipeline.replay import drive
-from stages.pipeline.weights.flat_buffers import GradientBuffer
-from stages.pipeline.weights.weight_versions import Replica, WeightVersions
-from stages.segments import segment_program
+from stages.shape.head_rows import split_name
 from stages.update.balance import LoadTally
 from stages.update.optimizer_step import UpdateResult
+from stages.weights.flat_buffers import GradientBuffer
+from stages.weights.weight_versions import Replica, WeightVersions
 
 
 class KeepGradient:

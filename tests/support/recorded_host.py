@@ -38,13 +38,13 @@ from schedules import Program
 from schedules.dependencies import Place
 from stages.comm.collectives import Exchange
 from stages.comm.topology import Connection, connect
-from stages.config import ModelConfig, RunConfig
+from stages.config.run_config import ModelConfig, RunConfig
+from stages.config.segments import schedule_facts, segment_program
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, activation_shape, build_ranks
 from stages.pipeline.replay import drive
 from stages.pipeline.warm_up import warm_up_ranks
-from stages.segments import schedule_facts, segment_program
 from stages.trainer import replay
 
 

@@ -23,7 +23,7 @@ from asyncpp_cli.runs.processes import this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import assign
 from asyncpp_cli.runs.status import State, Status
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 BASE = {
     "schedule.microbatches": 2,

@@ -14,8 +14,8 @@ from support.small_runs import Rows
 from support.training_cases import measured
 
 from stages.checkpoint import files
-from stages.config import RunConfig
-from stages.records import CHECKSUM, encoded
+from stages.config.records import CHECKSUM, encoded
+from stages.config.run_config import RunConfig
 from stages.trainer import replay
 
 

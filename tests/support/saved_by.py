@@ -20,7 +20,7 @@ from support.resumed import saving
 from support.small_runs import TEXT, Rows, small_config
 
 from stages.checkpoint import files
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.trainer import replay
 
 FOLDER = Path(__file__).with_suffix("")

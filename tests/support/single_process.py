@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from optimizers.build import build_optimizer
-from stages.config import RunConfig, optimizer_options
+from stages.config.run_config import RunConfig, optimizer_options
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.model.decoder import Stage, initialise
-from stages.model.families.catalogue import parameter_roles
-from stages.model.head.loss import next_token_loss
-from stages.model.parametrization import growth_of
-from stages.model.partition import cut_model
+from stages.model.head_loss import next_token_loss
+from stages.shape.families import parameter_roles
+from stages.shape.parametrization import growth_of
+from stages.shape.partition import cut_model
 from stages.update.lr_schedule import learning_rate_factor
 
 Weights = dict[str, Tensor]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.comm.process import Process, connected
-from stages.config import (
+from stages.config.run_config import (
     DataConfig,
     ErrorFeedbackConfig,
     ModelConfig,

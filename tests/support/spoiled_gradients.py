@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stages.pipeline.weights.flat_buffers import GradientBuffer
-from stages.pipeline.weights.weight_versions import WeightVersions
+from stages.weights.flat_buffers import GradientBuffer
+from stages.weights.weight_versions import WeightVersions
 
 
 def spoil_gradients(

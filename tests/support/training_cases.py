@@ -10,7 +10,7 @@ from typing import Any
 from support.small_runs import Rows, in_processes, small_config, with_experts
 
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.diagnostics.measure import Curvature
 from stages.pipeline.build import representative_programs
 from stages.trainer import replay, train

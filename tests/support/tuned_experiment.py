@@ -13,7 +13,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.tune.plan import Question
 from asyncpp_cli.tune.tuning import write_tuning
-from stages.config import tokens_per_step
+from stages.config.run_config import tokens_per_step
 
 LOSSES = {"1f1b": [3.0, 2.0, 2.5, 4.0], "2bw": [3.0, 2.9, 2.8, 2.1]}
 """By rate; of 1f1b the second is the best, of 2bw the last."""

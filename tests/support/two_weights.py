@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.model.decoder import rotary_table
-from stages.model.head.loss import next_token_loss
+from stages.model.head_loss import next_token_loss
 
 
 @dataclass(frozen=True)

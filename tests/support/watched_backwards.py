@@ -12,14 +12,14 @@ from torch import Tensor
 
 from schedules import Op, Program
 from stages.comm.topology import connect_in_process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
 from stages.pipeline.build import build_ranks
 from stages.pipeline.replay import drive
-from stages.pipeline.weights.weight_versions import Replica, WeightVersions
-from stages.segments import segment_program
 from stages.update.optimizer_step import StageUpdate
+from stages.weights.weight_versions import Replica, WeightVersions
 
 Named = dict[str, Tensor]
 

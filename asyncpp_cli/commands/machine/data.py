@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.console import tell
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.numbers import finite
+from asyncpp_cli.base.console import tell
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.numbers import finite
 
 app = typer.Typer(no_args_is_help=True, help="Turn text into token shards that training reads.")
 
@@ -52,7 +52,7 @@ def prepare(
 
     Can be interrupted and repeated: finished shards are kept. The result does not depend on --workers.
     """
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.data.prepare import PrepareOrder, prepare_data
     from asyncpp_cli.data.sources import find_sources
     from asyncpp_cli.sites.resources import this_machine
@@ -124,8 +124,8 @@ def moved(
 
     Runs that start or resume from now on read the data there.
     """
-    from asyncpp_cli.console import say
-    from asyncpp_cli.errors import DamagedError
+    from asyncpp_cli.base.console import say
+    from asyncpp_cli.base.errors import DamagedError
     from asyncpp_cli.experiment.run_data import move_data
     from asyncpp_cli.runs.experiment_folder import open_experiment
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.completion import sites
-from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
     from asyncpp_cli.doctor.checks import Check
@@ -73,8 +73,8 @@ def _checks(site: Site, folder: Path, *, job: bool) -> Iterator[Check]:
 
 
 def _show(checks: list[Check], *, title: str) -> None:
-    from asyncpp_cli.console import show_table
-    from asyncpp_cli.tables import Fit
+    from asyncpp_cli.base.console import show_table
+    from asyncpp_cli.base.tables import Fit
 
     rows = [[check.check, check.verdict, check.detail, check.advice] for check in checks]
     counts = {

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asyncpp_cli.base.errors import UserError, drawing
+from asyncpp_cli.base.numbers import finite
 from asyncpp_cli.completion import models_and_templates, settings, sites
-from asyncpp_cli.errors import UserError, drawing
-from asyncpp_cli.numbers import finite
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.base_config import Base
     from asyncpp_cli.planner.decision import Best
     from asyncpp_cli.planner.estimate import CostModel, Estimate
-    from stages.config import RunConfig
+    from stages.config.run_config import RunConfig
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def plan(
     there is one, else on `site.threads` CPU threads.
     """
     import schedules
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.planner.base_config import base_of
     from asyncpp_cli.planner.costs.devices import DEVICES
     from asyncpp_cli.planner.costs.roofline import Roofline
@@ -241,7 +241,7 @@ def _print_json(content: object) -> None:
 
 def _show_balance(base: Base, *, as_json: bool) -> None:
     """Print how evenly stages of whole blocks, and cuts within blocks, share the work."""
-    from asyncpp_cli.console import show_table
+    from asyncpp_cli.base.console import show_table
     from asyncpp_cli.planner.balance import balances
 
     found = list(balances(base.config))
@@ -268,7 +268,7 @@ def _show_balance(base: Base, *, as_json: bool) -> None:
 
 def _show_measured_balance(folder: Path, *, as_json: bool) -> None:
     """Print how even a run's ranks were, and the cut for ranks that are as fast."""
-    from asyncpp_cli.console import show_line, show_table
+    from asyncpp_cli.base.console import show_line, show_table
     from asyncpp_cli.planner.balance import measured_balance
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.schedule_tools.measured_costs import measured_run
@@ -321,9 +321,9 @@ def _show_map(
     out: Path | None,
 ) -> None:
     """Print the map, as a table or as JSON, and draw it into `out`."""
-    from asyncpp_cli.console import say, show_table
+    from asyncpp_cli.base.console import say, show_table
+    from asyncpp_cli.base.tables import Fit
     from asyncpp_cli.planner import decision
-    from asyncpp_cli.tables import Fit
 
     base, costs = order.base, order.costs
     if order.gpus < 2:
@@ -484,9 +484,9 @@ def _show(estimates: Iterator[Estimate], order: _Order, *, rows: int, tokens: in
         rows: layouts to print.
         tokens: per step.
     """
-    from asyncpp_cli.console import say, show_table
+    from asyncpp_cli.base.console import say, show_table
+    from asyncpp_cli.base.tables import Fit
     from asyncpp_cli.runs.attempts.cost import amount
-    from asyncpp_cli.tables import Fit
 
     gpus, threads, limit_gb = order.gpus, order.threads, order.limit_gb
     source = order.costs.source if order.times_known else None

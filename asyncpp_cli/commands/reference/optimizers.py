@@ -21,8 +21,8 @@ def list_optimizers(
     """
     import json
 
-    from asyncpp_cli.console import say, show_table
-    from asyncpp_cli.tables import Fit
+    from asyncpp_cli.base.console import say, show_table
+    from asyncpp_cli.base.tables import Fit
     from optimizers import CORRECTIONS, METHODS
 
     if as_json:
@@ -81,9 +81,9 @@ def show(
 ) -> None:
     """Show one optimizer or correction: what it keeps, by which rules it works, and its settings with
     defaults."""
-    from asyncpp_cli.console import show_line, show_table
-    from asyncpp_cli.errors import UserError
-    from asyncpp_cli.tables import Fit
+    from asyncpp_cli.base.console import show_line, show_table
+    from asyncpp_cli.base.errors import UserError
+    from asyncpp_cli.base.tables import Fit
     from optimizers import CORRECTIONS, METHODS
     from optimizers.grouping import DECAYED, Role
 

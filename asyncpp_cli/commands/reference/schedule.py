@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.base.console import say, show_line
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.commands.reference import schedule_files
-from asyncpp_cli.console import say, show_line
-from asyncpp_cli.errors import UserError
 from asyncpp_cli.schedule_tools.options import (
     Bandwidth,
     Chunks,

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.base.console import say, tell
+from asyncpp_cli.base.errors import UserError, drawing
+from asyncpp_cli.base.numbers import finite
 from asyncpp_cli.commands.arguments import with_options
-from asyncpp_cli.console import say, tell
-from asyncpp_cli.errors import UserError, drawing
-from asyncpp_cli.numbers import finite
 from asyncpp_cli.schedule_tools.options import (
     Geometry,
     Microbatches,
@@ -192,7 +192,7 @@ def _write(text: str, file: Path | None) -> None:
     if file is None:
         sys.stdout.write(text)
         return
-    from asyncpp_cli.atomic_files import write_text
+    from asyncpp_cli.base.atomic_files import write_text
 
     write_text(file, text)
     say(f"Wrote {file}")

@@ -20,7 +20,7 @@ def list_templates(
     ] = False,
 ) -> None:
     """List the shipped templates: experiments, model sizes and sites."""
-    from asyncpp_cli.console import console, show_table
+    from asyncpp_cli.base.console import console, show_table
     from asyncpp_cli.experiment.shipped import TEMPLATE_KINDS, TEMPLATES_FOLDER, template_names
 
     records = [
@@ -45,8 +45,8 @@ def _described(folder: str, name: str) -> dict[str, str]:
     from asyncpp_cli.experiment.shipped import find_template, model_settings
     from asyncpp_cli.experiment.yaml_data import read_mapping
     from asyncpp_cli.runs.settings import assign
-    from stages.config import RunConfig
-    from stages.model.families.catalogue import describe
+    from stages.config.run_config import RunConfig
+    from stages.shape.families import describe
 
     if folder == "models":
         config = RunConfig()
@@ -62,7 +62,7 @@ def _described(folder: str, name: str) -> dict[str, str]:
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help="A name listed by `list`.")]) -> None:
     """Print a template, to read or to start your own from."""
-    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.experiment.shipped import TEMPLATE_KINDS, find_template, template_names
 
     for folder in TEMPLATE_KINDS:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from asyncpp_cli.numbers import finite
+from asyncpp_cli.base.numbers import finite
 
 app = typer.Typer(no_args_is_help=True, help="Stability under delay, without a model.")
 
@@ -41,8 +41,8 @@ def stability(
     """
     import json
 
-    from asyncpp_cli.console import show_table
-    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.base.console import show_table
+    from asyncpp_cli.base.errors import UserError
     from optimizers.theory.stability import best_coefficient, stability_limit
 
     if momentum is None and as_json:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asyncpp_cli.base.console import say, tell
 from asyncpp_cli.completion import run_folders
-from asyncpp_cli.console import say, tell
 
 if TYPE_CHECKING:
     from asyncpp_cli.report.analysis.difference import CellPair, Difference, NumberPair, Values
@@ -51,7 +51,7 @@ def diff(
     Settings, versions of asyncpp (with its commit), torch and Python, machine, data, and the numbers of each
     cell that both have, as means over completed seeds.
     """
-    from asyncpp_cli.threads import need_polars
+    from asyncpp_cli.base.threads import need_polars
 
     need_polars()
     from asyncpp_cli.report.analysis.difference import difference
@@ -91,8 +91,8 @@ def _show(compared: Difference) -> None:
 
 
 def _show_values(values: Mapping[str, Values], *, name: str) -> None:
-    from asyncpp_cli.console import show_table
-    from asyncpp_cli.tables import Fit
+    from asyncpp_cli.base.console import show_table
+    from asyncpp_cli.base.tables import Fit
 
     if not values:
         print(f"The same {name}.\n")
@@ -103,7 +103,7 @@ def _show_values(values: Mapping[str, Values], *, name: str) -> None:
 
 
 def _show_numbers(pair: CellPair) -> None:
-    from asyncpp_cli.console import show_table
+    from asyncpp_cli.base.console import show_table
 
     rows = [
         [name, *_texts(name, number)]
@@ -120,7 +120,7 @@ def _show_numbers(pair: CellPair) -> None:
 
 def _show_cells(pairs: Sequence[CellPair]) -> None:
     """A row for each cell, with the numbers that tell most."""
-    from asyncpp_cli.console import show_table
+    from asyncpp_cli.base.console import show_table
 
     axes = [axis for axis in pairs[0].axes if len({repr(pair.axes[axis]) for pair in pairs}) > 1]
     columns = [*axes, "runs A", "runs B"]

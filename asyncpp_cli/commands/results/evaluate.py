@@ -53,8 +53,8 @@ def evaluate(
 
     With --site a job follows the run: it scores each checkpoint that appears, until the run has ended.
     """
-    from asyncpp_cli.console import tell
-    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.base.console import tell
+    from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.scoring.evaluation import Asked, evaluate_run
 

@@ -38,8 +38,8 @@ def export(
     Another run can start from the folder (`model.init`); with --format hf, Hugging Face transformers loads it
     with AutoModelForCausalLM.from_pretrained.
     """
-    from asyncpp_cli.atomic_files import new_folder
-    from asyncpp_cli.console import tell
+    from asyncpp_cli.base.atomic_files import new_folder
+    from asyncpp_cli.base.console import tell
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.scoring.exported import export_run
 

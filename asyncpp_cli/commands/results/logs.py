@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.plain_text import printable_lines
 from asyncpp_cli.completion import run_folders, runs_of_folder
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.plain_text import printable_lines
 
 if TYPE_CHECKING:
+    from asyncpp_cli.runs.attempts.logs import RankLog
     from asyncpp_cli.runs.experiment_folder import Experiment
-    from asyncpp_cli.runs.logs import RankLog
     from asyncpp_cli.runs.run_folder import Run
 
 _INTERRUPTED_CODE = 130
@@ -71,11 +71,11 @@ def logs(
 
 
 def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | None) -> None:
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.launch.follow_logs import job_output
     from asyncpp_cli.runs.attempts.attempt import Attempt
+    from asyncpp_cli.runs.attempts.logs import log_to_show, rank_logs
     from asyncpp_cli.runs.attempts.settle import current_status
-    from asyncpp_cli.runs.logs import log_to_show, rank_logs
 
     number = attempt or current_status(run).attempt
     log = log_to_show(run, attempt=number, rank=rank) if number else None
@@ -100,7 +100,7 @@ def _show(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | 
 
 
 def _follow(experiment: Experiment, run: Run, *, attempt: int | None, rank: int | None) -> None:
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.launch.follow_logs import follow
     from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.attempts.outcome import blamed_rank
@@ -123,8 +123,8 @@ def _follow(experiment: Experiment, run: Run, *, attempt: int | None, rank: int 
 
 
 def _say_files(run: Run, log: RankLog) -> None:
-    from asyncpp_cli.console import say
-    from asyncpp_cli.runs.logs import rank_logs
+    from asyncpp_cli.base.console import say
+    from asyncpp_cli.runs.attempts.logs import rank_logs
 
     others = [other.file.name for other in rank_logs(run) if other != log]
     say(str(log.file) + (f" (also: {', '.join(others)})" if others else ""))

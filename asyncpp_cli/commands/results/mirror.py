@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import ExperimentOrRun
-from asyncpp_cli.errors import UserError
 from asyncpp_cli.trackers.catalogue import TRACKERS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def mirror(
 
     Mirroring again adds what is new.
     """
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment, run_at
     from asyncpp_cli.trackers.catalogue import tracker_class
 
@@ -72,7 +72,7 @@ def mirror(
 
 def _update(tracker: Tracker, run: Run) -> int:
     """Mirror a run; returns the number of rows. A damaged run is reported and skipped."""
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
 
     try:
         return tracker.update(run)

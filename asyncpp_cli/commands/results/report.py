@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import with_options
 from asyncpp_cli.completion import experiments
-from asyncpp_cli.errors import UserError
 from asyncpp_cli.report.formats.catalogue import FORMATS
-from asyncpp_cli.report.options import ReportOptions
+from asyncpp_cli.report.formats.options import ReportOptions
 
 _NARROWEST, _WIDEST = 2.0, 14.0
 
@@ -33,7 +33,7 @@ def report(
 
     Works while runs are training. Failed, missing and damaged runs are shown with the reason.
     """
-    from asyncpp_cli.threads import need_polars
+    from asyncpp_cli.base.threads import need_polars
 
     need_polars()
     from asyncpp_cli.report.build import write_report

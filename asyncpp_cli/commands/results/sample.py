@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.base.numbers import finite
 from asyncpp_cli.commands.arguments import OneRun
-from asyncpp_cli.numbers import finite
 
 
 def sample(
@@ -36,8 +36,8 @@ def sample(
     The same seed gives the same text. On a CPU, with the weights that are evaluated; each token reads at most
     `data.context` tokens before it.
     """
-    from asyncpp_cli.console import tell
-    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.base.console import tell
+    from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.scoring.sample import sample_run
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.tables import Fit, printed
 from asyncpp_cli.completion import experiments
-from asyncpp_cli.errors import UserError
 from asyncpp_cli.runs.status import State
-from asyncpp_cli.tables import Fit, printed
 
 if TYPE_CHECKING:
     from asyncpp_cli.runs.attempts.cost import Cost
@@ -49,8 +49,8 @@ def status(
     A run whose processes have all vanished is marked failed. On a narrow terminal columns are left out and
     reasons are shown below their runs; --json has everything.
     """
-    from asyncpp_cli.console import say, show_table
-    from asyncpp_cli.launch.bad_nodes import exclusion_notes
+    from asyncpp_cli.base.console import say, show_table
+    from asyncpp_cli.launch.common.bad_nodes import exclusion_notes
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.slurm.run_status import SlurmQueue
     from asyncpp_cli.slurm.status_records import status_records
@@ -84,7 +84,7 @@ def _no_answer(queue: SlurmQueue) -> str:
 def _watch(experiment: Experiment, *, cells: bool, failed: bool) -> None:
     from rich.live import Live
 
-    from asyncpp_cli.console import console, show_table, shown_table
+    from asyncpp_cli.base.console import console, show_table, shown_table
 
     terminal = console()
     live = Live(console=terminal, auto_refresh=False, vertical_overflow="visible")
@@ -193,7 +193,7 @@ def _hours(cost: Cost | None) -> str:
 
 
 def _row(run_status: RunStatus, cost: Cost | None) -> list[str]:
-    from asyncpp_cli.console import duration
+    from asyncpp_cli.base.console import duration
     from asyncpp_cli.runs.attempts.attempt import Attempt
 
     status = run_status.status

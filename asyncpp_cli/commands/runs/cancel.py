@@ -15,7 +15,7 @@ def cancel(
 
     Returns when all of them have ended, so that they can be launched again at once.
     """
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.launch.cancel import cancel_runs
     from asyncpp_cli.runs.experiment_folder import runs_named
 

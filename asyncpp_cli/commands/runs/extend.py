@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
-from asyncpp_cli.errors import UserError
 
 
 def extend(
@@ -41,7 +41,7 @@ def extend(
 
     Its learning rate follows its own number of steps, so it may jump where it begins; the command says how.
     """
-    from asyncpp_cli.console import command, say
+    from asyncpp_cli.base.console import command, say
     from asyncpp_cli.experiment.continuation import SHORT_NAMES, continuations, write_continuations
     from asyncpp_cli.experiment.yaml_data import parse_value
     from asyncpp_cli.runs.experiment_folder import runs_named

@@ -9,7 +9,7 @@ import typer
 
 from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns, with_options
 from asyncpp_cli.completion import sites
-from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.launch.common.options import LaunchOptions
 
 
 @with_options
@@ -60,7 +60,7 @@ def launch(
     With --print nothing is started and nothing is claimed (docs/anywhere.md): for every run that is neither
     completed nor running, its ranks, nodes, GPUs, memory, time, and the command of each node.
     """
-    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.launch.formats.catalogue import printed
     from asyncpp_cli.launch.formats.described import described_runs
     from asyncpp_cli.launch.retry import chosen_by_site

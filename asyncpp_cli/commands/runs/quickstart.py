@@ -22,9 +22,9 @@ def quickstart(
 
     Same as `sweep`, `launch` and `report` with the template `quickstart`. Nothing is downloaded.
     """
+    from asyncpp_cli.base.console import command, quoted, say
     from asyncpp_cli.commands.results.report import report
-    from asyncpp_cli.console import command, quoted, say
-    from asyncpp_cli.launch.options import LaunchOptions
+    from asyncpp_cli.launch.common.options import LaunchOptions
     from asyncpp_cli.launch.start import INTERRUPTED_CODE, launch_locally
     from asyncpp_cli.planner.sweeping import sweep_template
 

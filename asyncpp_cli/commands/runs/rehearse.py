@@ -11,7 +11,7 @@ from asyncpp_cli.commands.arguments import ExperimentOrRun, MoreRuns
 
 if TYPE_CHECKING:
     from asyncpp_cli.planner.rehearsal import ComparedRank
-    from stages.config import RunConfig
+    from stages.config.run_config import RunConfig
 
 
 def rehearse(
@@ -37,8 +37,8 @@ def rehearse(
 
     Exit code 0 if nothing is found, 1 if something is.
     """
-    from asyncpp_cli.console import say
-    from asyncpp_cli.errors import UserError
+    from asyncpp_cli.base.console import say
+    from asyncpp_cli.base.errors import UserError
     from asyncpp_cli.experiment.run_data import config_to_train
     from asyncpp_cli.planner.cells import estimate_key
     from asyncpp_cli.planner.rehearsal import NOT_REHEARSED, write_csv
@@ -75,7 +75,7 @@ def rehearse(
 
 def _show(title: str, compared: list[ComparedRank]) -> bool:
     """Print a cell's ranks and what was found of them; returns whether nothing was."""
-    from asyncpp_cli.console import show_line, show_table
+    from asyncpp_cli.base.console import show_line, show_table
     from asyncpp_cli.planner.estimate import GB
 
     rows, lines = [], dict[str, list[int]]()

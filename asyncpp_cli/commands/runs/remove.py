@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import ExperimentOrRun
 from asyncpp_cli.completion import runs_of_folder
-from asyncpp_cli.errors import UserError
 
 
 def remove(
@@ -24,7 +24,7 @@ def remove(
 
     `asyncpp sweep` with the experiment's template adds the cells again, as runs that never started.
     """
-    from asyncpp_cli.console import agreed, command, say
+    from asyncpp_cli.base.console import agreed, command, say
     from asyncpp_cli.experiment.removal import losses, remove_runs
     from asyncpp_cli.runs.experiment_folder import runs_named
 

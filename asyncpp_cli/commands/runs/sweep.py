@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import Changes
 from asyncpp_cli.completion import sites, templates
-from asyncpp_cli.errors import UserError
 
 if TYPE_CHECKING:
     from asyncpp_cli.experiment.matrix import ResolvedCell
@@ -62,7 +62,7 @@ def sweep(
     In the folder of an existing experiment, only missing cells are added (more seeds, for example), and runs
     whose folder was removed are restored.
     """
-    from asyncpp_cli.console import command, say
+    from asyncpp_cli.base.console import command, say
     from asyncpp_cli.experiment.sweep_notes import notes
     from asyncpp_cli.planner.sweeping import sweep_template
 
@@ -114,7 +114,7 @@ def _record(resolved: ResolvedCell, cost: Expected) -> dict[str, Any]:
 
 def _say_cost(swept: Sweep) -> None:
     """Say what all cells are expected to cost, where that is known."""
-    from asyncpp_cli.console import say
+    from asyncpp_cli.base.console import say
     from asyncpp_cli.runs.attempts.cost import amount
 
     if swept.expected is None:
@@ -137,8 +137,8 @@ def _hours(cells: Sequence[ResolvedCell], costs: Sequence[Expected], name: str) 
 
 def show_cells(cells: list[ResolvedCell], costs: list[Expected] | None, *, title: str) -> None:
     """Print the cells as a table, with the memory and step time expected of each if they are known."""
-    from asyncpp_cli.console import show_table
-    from asyncpp_cli.tables import Fit, printed
+    from asyncpp_cli.base.console import show_table
+    from asyncpp_cli.base.tables import Fit, printed
 
     axes = list(cells[0].cell.axes)
     estimates: dict[str, list[float | None]] = {}

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import OneRun
-from asyncpp_cli.errors import UserError
-from stages.torch_process import importing_torch, leave
+from stages.config.torch_process import importing_torch, leave
 
 if TYPE_CHECKING:
-    from asyncpp_cli.launch.rank_env import RankEnv
+    from asyncpp_cli.launch.common.rank_env import RankEnv
     from asyncpp_cli.runs.attempts.attempt import Attempt
     from asyncpp_cli.runs.run_folder import Run
-    from stages.config import RunConfig
+    from stages.config.run_config import RunConfig
 
 
 def train(
@@ -36,11 +36,11 @@ def train(
 
     With torchrun: torchrun --nproc-per-node RANKS -m asyncpp_cli train DIR/RUN. Others: docs/anywhere.md.
     """
-    from asyncpp_cli.console import say
-    from asyncpp_cli.errors import DamagedError
+    from asyncpp_cli.base.console import say
+    from asyncpp_cli.base.errors import DamagedError
     from asyncpp_cli.experiment.run_data import config_to_train, owners_of
+    from asyncpp_cli.launch.common.rank_env import read_rank_env
     from asyncpp_cli.launch.joining import CompletedError, attempt_of_rank
-    from asyncpp_cli.launch.rank_env import read_rank_env
     from asyncpp_cli.runs.experiment_folder import run_at
     from asyncpp_cli.sites.resources import ranks_of
     from stages.liveness.stop_signal import RESUMABLE
@@ -98,9 +98,9 @@ def _train(
         SystemExit: with `RESUMABLE`, after saving on a request to stop.
     """
     from asyncpp_cli.runs.attempts.claims import record_processes
+    from asyncpp_cli.runs.attempts.recorder import RunRecorder
     from asyncpp_cli.runs.attempts.settle import end_rank
     from asyncpp_cli.runs.log_lines import StepLines
-    from asyncpp_cli.runs.recorder import RunRecorder
     from stages.comm.flight_recorder import set_flight_recorder, write_operations
     from stages.liveness.stop_signal import RESUMABLE, listening
 
@@ -198,7 +198,7 @@ def _is_cancelled(attempt: Attempt) -> bool:
 
 
 def _wrong_size(folder: Path, *, processes: int, actual: int, replay: bool) -> str:
-    from asyncpp_cli.console import quoted
+    from asyncpp_cli.base.console import quoted
 
     if replay:
         return f"--replay runs all ranks in one process, but there are {actual}: start it alone"

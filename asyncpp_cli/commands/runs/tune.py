@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.commands.arguments import Changes, with_options
 from asyncpp_cli.completion import settings, sites, templates_and_experiments
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.options import LaunchOptions, TrainOptions
+from asyncpp_cli.launch.common.options import LaunchOptions, TrainOptions
 
 if TYPE_CHECKING:
     from asyncpp_cli.tune.plan import Plan
@@ -120,8 +120,8 @@ def _shares(text: str) -> tuple[float, ...]:
 
 def _show_plan(plan: Plan, *, as_json: bool) -> None:
     """Print what a tuning would train."""
-    from asyncpp_cli.console import say, show_table
-    from asyncpp_cli.tables import printed
+    from asyncpp_cli.base.console import say, show_table
+    from asyncpp_cli.base.tables import printed
     from asyncpp_cli.tune.plan import budget
 
     rungs = budget(plan)
@@ -149,10 +149,10 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
 
 def _show_result(folder: Path, *, as_json: bool) -> None:
     """Print how the arms of a tuning stand."""
-    from asyncpp_cli.console import say, show_table
+    from asyncpp_cli.base.console import say, show_table
+    from asyncpp_cli.base.tables import Fit
     from asyncpp_cli.runs.experiment_folder import open_experiment
     from asyncpp_cli.slurm.run_status import SlurmQueue
-    from asyncpp_cli.tables import Fit
     from asyncpp_cli.tune.result import records, sentences, table
     from asyncpp_cli.tune.standing import standings
     from asyncpp_cli.tune.tuning import plan_in

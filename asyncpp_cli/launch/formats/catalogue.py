@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.formats.described import DescribedRun
 from asyncpp_cli.launch.formats.kubernetes import to_kubernetes
 from asyncpp_cli.launch.formats.skypilot import to_skypilot

@@ -10,14 +10,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.submission.arrays import JobShape, config_at, shape_of
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.launch.common.arrays import JobShape, config_at, shape_of
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.profile import LOCAL, Site
 from asyncpp_cli.sites.resources import this_machine
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.formats.described import DescribedRun, claims_of, job_name, mebibytes
 from asyncpp_cli.sites.profile import Site
 from stages.liveness.stop_signal import RESUMABLE

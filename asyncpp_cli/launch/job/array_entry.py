@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from asyncpp_cli.launch.job import early_signals
+from asyncpp_cli.launch.common import early_signals
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
     # First of all: imports take seconds when many jobs start at once.
     early_signals.listen(signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
-    from asyncpp_cli.errors import exit_code_of
+    from asyncpp_cli.base.errors import exit_code_of
     from asyncpp_cli.launch.job.array_task import run_task
 
     sys.exit(exit_code_of(lambda: run_task(sys.argv[1])))

@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncpp_cli.launch.bad_nodes import (
+from asyncpp_cli.launch.common.arrays import ArrayManifest, ManifestRow, read_manifest
+from asyncpp_cli.launch.common.bad_nodes import (
     broken_nodes,
     exclude_from_requeued,
     exclude_from_waiting,
@@ -22,11 +23,10 @@ from asyncpp_cli.launch.bad_nodes import (
     node_fault_reason,
     record_broken_nodes,
 )
-from asyncpp_cli.launch.job.early_signals import received, signals_blocked
-from asyncpp_cli.launch.job.srun_command import network_variables, srun_command
-from asyncpp_cli.launch.submission.arrays import ArrayManifest, ManifestRow, read_manifest
-from asyncpp_cli.launch.submission.snapshot import code_hash, difference, file_hash
-from asyncpp_cli.launch.supervisor import LIMIT_VARIABLE
+from asyncpp_cli.launch.common.early_signals import received, signals_blocked
+from asyncpp_cli.launch.common.snapshot import code_hash, difference, file_hash
+from asyncpp_cli.launch.common.srun_command import network_variables, srun_command
+from asyncpp_cli.launch.common.supervisor import LIMIT_VARIABLE
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Job, Outcome, RankEnd, RankError, Refused

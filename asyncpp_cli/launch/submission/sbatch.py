@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.job.early_signals import SIGNAL_VARIABLE
-from asyncpp_cli.launch.submission.arrays import JobShape
-from asyncpp_cli.launch.submission.snapshot import interpreter
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.launch.common.arrays import JobShape
+from asyncpp_cli.launch.common.early_signals import SIGNAL_VARIABLE
+from asyncpp_cli.launch.common.snapshot import interpreter
 from asyncpp_cli.sites.profile import Site
 from asyncpp_cli.sites.resources import import_path_in_bash
 from asyncpp_cli.slurm.client import SlurmError, clean_environment, error_text

@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from asyncpp_cli.launch.bad_nodes import excluded_nodes_at
-from asyncpp_cli.launch.end_message import submit_end_job
-from asyncpp_cli.launch.options import LaunchOptions
-from asyncpp_cli.launch.submission import sbatch, snapshot
-from asyncpp_cli.launch.submission.arrays import (
+from asyncpp_cli.launch.common import snapshot
+from asyncpp_cli.launch.common.arrays import (
     ArrayManifest,
     ManifestRow,
     PlannedArray,
@@ -20,6 +17,10 @@ from asyncpp_cli.launch.submission.arrays import (
     site_settings_of,
     write_manifest,
 )
+from asyncpp_cli.launch.common.bad_nodes import excluded_nodes_at
+from asyncpp_cli.launch.common.options import LaunchOptions
+from asyncpp_cli.launch.submission import sbatch
+from asyncpp_cli.launch.submission.end_message import submit_end_job
 from asyncpp_cli.launch.submission.sbatch import BatchJob, profile_keys
 from asyncpp_cli.runs.experiment_folder import Experiment
 from asyncpp_cli.runs.processes import user_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 
 PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
     "B200": {"bfloat16": 2250.0, "float32": 75.0},

@@ -6,13 +6,13 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncpp_cli.atomic_files import write_json
-from asyncpp_cli.console import say
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.atomic_files import write_json
+from asyncpp_cli.base.console import say
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.costs.profile_costs import FORMAT, conditions
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.torch_process import importing_torch
 from stages.model.block.compiler import compiles_here
-from stages.torch_process import importing_torch
 
 
 def measure(config: RunConfig, file: Path, *, microbatch_sizes: Sequence[int], repeats: int) -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.planner.costs.roofline import ModelTimes, PartTimes
-from stages.config import RunConfig
-from stages.model.families.catalogue import describe
-from stages.model.moe.settings import block_part
-from stages.model.spec import ModelPart, Parameter
-from stages.records import DamagedError, read_bytes
+from stages.config.records import DamagedError, read_bytes
+from stages.config.run_config import RunConfig
+from stages.shape.families import describe
+from stages.shape.moe_settings import block_part
+from stages.shape.spec import ModelPart, Parameter
 
 FORMAT = 3
 _MOST_BYTES = 1 << 24

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from asyncpp_cli.planner.costs.devices import Device
 from optimizers import check_options, method_named
 from optimizers.state_size import state_values
-from stages.config import RunConfig, optimizer_options
+from stages.config.run_config import RunConfig, optimizer_options
 from stages.data.documents import computed_share
 from stages.memory.estimate import head_chunk_rows, message_bytes, sizes
-from stages.model.families.catalogue import describe
-from stages.model.spec import Parameter, PartSpec
+from stages.shape.families import describe
+from stages.shape.spec import Parameter, PartSpec
 
 MATRIX_SHARE = 0.65
 """Share of the peak that large matrix products reach."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.load.measured_timeline import MeasuredTimeline, read_measured_timeline
 from asyncpp_cli.runs.run_folder import Run
@@ -15,8 +15,8 @@ from asyncpp_cli.schedule_tools.measured_costs import rank_times
 from schedules import Program, ScheduleError, is_custom
 from schedules.costs import Costs, RankTimes, uniform_costs, with_measured_ranks
 from schedules.simulate import Timeline, simulate, steps_to_measure, throughput
-from stages.config import RunConfig, ScheduleConfig
-from stages.segments import segment_program
+from stages.config.run_config import RunConfig, ScheduleConfig
+from stages.config.segments import segment_program
 
 STEPS_SHOWN = 4
 MOST_BOXES = 1200

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 
 if TYPE_CHECKING:
-    from asyncpp_cli.report.options import ReportOptions
+    from asyncpp_cli.report.formats.options import ReportOptions
     from asyncpp_cli.report.tables.document import Report
 
 
@@ -78,7 +78,7 @@ def _html(report: Report, options: ReportOptions) -> Mapping[Path, bytes]:
     """The page, a Parquet file with every step of its curves, and the charts' script if pages share it."""
     from plotly.offline import get_plotlyjs
 
-    from asyncpp_cli.report.formats.html.page import plotly_file, to_page
+    from asyncpp_cli.report.formats.page import plotly_file, to_page
     from asyncpp_cli.report.formats.step_table import is_step_table, to_step_table
 
     file, assets = options.file, options.assets

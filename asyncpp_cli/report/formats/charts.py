@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.tables import printed
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import arm_names
 from asyncpp_cli.report.analysis.verdict import time_by_loss, verdicts
 from asyncpp_cli.report.load.curves import Floats, band, curve
 from asyncpp_cli.report.load.diagnostics import by_step, sharpness_curve
 from asyncpp_cli.report.load.measure import Evaluation
-from asyncpp_cli.tables import printed
 from asyncpp_cli.tune.result import Tuning
 from asyncpp_cli.tune.standing import ArmStanding
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncpp_cli.atomic_files import write_bytes
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.atomic_files import write_bytes
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.report.formats.charts import Chart, Line, charts, loss_charts
 from asyncpp_cli.report.tables.document import Report
 

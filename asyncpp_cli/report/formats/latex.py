@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.tables.column import NOTHING
 from asyncpp_cli.report.tables.document import Report
-from asyncpp_cli.tables import Heading, Table
 
 PAGE_WIDTH = 84
 """Characters of a line in small type; a wider table has columns removed."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.base.plain_text import printable
+from asyncpp_cli.base.tables import one_line
 from asyncpp_cli.report.tables.document import Report
-from asyncpp_cli.tables import one_line
 
 
 def to_markdown(report: Report) -> str:

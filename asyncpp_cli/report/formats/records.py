@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.transfer import Transfer
 from asyncpp_cli.report.analysis.verdict import verdicts

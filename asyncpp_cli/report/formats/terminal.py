@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 from rich.text import Text
 
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.report.tables.document import Report
 
 PLAIN_WIDTH = 120

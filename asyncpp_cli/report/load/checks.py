@@ -9,7 +9,7 @@ import numpy as np
 from asyncpp_cli.report.load.metrics_rows import Metrics
 from asyncpp_cli.report.load.predict import predicted_delays
 from asyncpp_cli.runs.status import State
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 
 def fault(metrics: Metrics, config: RunConfig, *, state: State, from_start: bool) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.report.load.checks import fault
 from asyncpp_cli.report.load.measure import Measurement, measure, without_losses
 from asyncpp_cli.report.load.metrics_rows import Metrics, read_metrics
@@ -28,7 +28,7 @@ from asyncpp_cli.runs.settings import config_hash, items
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.run_status import SlurmQueue
 from stages.checkpoint.files import Owner
-from stages.records import read_record
+from stages.config.records import read_record
 
 _THREADS = 4
 """polars releases the interpreter lock while it parses."""

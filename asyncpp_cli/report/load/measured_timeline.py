@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.run_folder import Run
 from schedules.actions import Action, Op, Program, parse_action
 from schedules.io.chrome_trace import RankBytes, chrome_trace

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from asyncpp_cli.runs.run_folder import Run, still_valid
-from stages.records import CHECKSUM
+from stages.config.records import CHECKSUM
 
 MetricsRow = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ import schedules
 from schedules.analyze import analyze
 from schedules.costs import uniform_costs
 from schedules.simulate import simulate, steps_to_measure, throughput
-from stages.config import RunConfig
-from stages.segments import program_options, sync_steps
+from stages.config.run_config import RunConfig
+from stages.config.segments import program_options, sync_steps
 
 MOST_MICROBATCHES = 100_000
 """Limit of simulated forwards over all stages, so that a report stays quick."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from asyncpp_cli.planner.costs.devices import peak_tflops
-from stages.config import RunConfig
-from stages.model.families.catalogue import FAMILIES, describe
+from stages.config.run_config import RunConfig
+from stages.shape.families import FAMILIES, describe
 
 _TERA = 1e12
 

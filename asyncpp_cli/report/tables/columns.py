@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions
 from asyncpp_cli.report.analysis.pairs import Pairs

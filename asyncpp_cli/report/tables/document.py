@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncpp_cli.base.tables import Heading, Table
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.conditions import conditions_lines
 from asyncpp_cli.report.analysis.summary import summary_lines
@@ -12,7 +13,6 @@ from asyncpp_cli.report.analysis.transfer import Transfer
 from asyncpp_cli.report.analysis.verdict import verdict_lines
 from asyncpp_cli.report.tables.columns import shown_columns, value_columns
 from asyncpp_cli.report.tables.pivot import pivot
-from asyncpp_cli.tables import Heading, Table
 from asyncpp_cli.tune.result import Tuning
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.analysis.names import value_text
 from asyncpp_cli.report.tables.column import NOTHING, Column, Text, single

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.base.tables import Heading, Table, one_line
 from asyncpp_cli.experiment.template import SHORTHANDS, canonical
 from asyncpp_cli.report.analysis.cells import CellResult
 from asyncpp_cli.report.tables.column import NOTHING, Column
 from asyncpp_cli.report.tables.columns import runs_text, status_text, value_columns
 from asyncpp_cli.report.tables.key_columns import key_columns
 from asyncpp_cli.runs.settings import SettingError, check_key
-from asyncpp_cli.tables import Heading, Table, one_line
 
 ABSENT = ""
 """Text where the matrix has no such cell."""

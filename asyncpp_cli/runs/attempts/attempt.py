@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from asyncpp_cli.atomic_files import FULL, write_record
-from asyncpp_cli.errors import DamagedError, refusal_of
-from asyncpp_cli.plain_text import printable
+from asyncpp_cli.base.atomic_files import FULL, write_record
+from asyncpp_cli.base.errors import DamagedError, refusal_of
+from asyncpp_cli.base.plain_text import printable
 from asyncpp_cli.runs.attempts.files import (
     AttemptFile,
     Claimed,
@@ -35,10 +35,10 @@ from asyncpp_cli.runs.attempts.files import (
 from asyncpp_cli.runs.processes import ProcessId
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause
-from stages.config import SiteConfig
+from stages.config.records import read_record
+from stages.config.run_config import SiteConfig
 from stages.liveness.stop_signal import RESUMABLE, SIGNALS
 from stages.liveness.watchdog import Waiting, awaited_rank, longest_silence
-from stages.records import read_record
 
 Kind = TypeVar("Kind", bound=AttemptFile)
 

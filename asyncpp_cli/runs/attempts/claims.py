@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from asyncpp_cli.atomic_files import temporary_folder, write_record
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.atomic_files import temporary_folder, write_record
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, Job, Scheduler
 from asyncpp_cli.runs.attempts.lease import age
@@ -22,7 +22,7 @@ from asyncpp_cli.runs.attempts.settle import SECONDS_TO_START, settle_locked
 from asyncpp_cli.runs.processes import is_gone, this_process
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status, is_done
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 
 def claim(

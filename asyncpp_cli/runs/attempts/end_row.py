@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
-from stages.records import CHECKSUM, is_intact, open_file
+from stages.config.records import CHECKSUM, is_intact, open_file
 
 _START = b'"kind": "start"'
 

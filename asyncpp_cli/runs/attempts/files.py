@@ -24,7 +24,7 @@ from msgspec import field
 
 from asyncpp_cli.runs.processes import ProcessId
 from asyncpp_cli.runs.status import Cause, State, Time
-from stages.records import Count, FileRecord, Meta, Record, encoded
+from stages.config.records import Count, FileRecord, Meta, Record, encoded
 
 
 @dataclass(frozen=True, kw_only=True)

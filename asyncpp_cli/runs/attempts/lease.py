@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from asyncpp_cli.errors import TakenOverError
+from asyncpp_cli.base.errors import TakenOverError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import RankStart
 from asyncpp_cli.runs.run_folder import Run

@@ -6,7 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from asyncpp_cli.errors import DamagedError, UserError
+from asyncpp_cli.base.errors import DamagedError, UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Claimed, RankEnd, RankStart
 from asyncpp_cli.runs.attempts.lease import age
@@ -15,7 +15,7 @@ from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.processes import is_gone, is_local
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 _REASON = "its files were damaged and have been repaired; it resumes from its checkpoints"
 

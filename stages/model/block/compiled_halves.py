@@ -3,8 +3,8 @@
 A compiled backward is one piece that returns gradients and nothing else. So each matrix has two more inputs,
 channels, which its forward does not read. As their gradients, backward returns what the gradient of the
 matrix follows from: the gradient of the layer's output, and the layer's input. An autograd function outside
-of what is compiled receives them. It defers their product (`stages.model.split_backward`), or adds it to the
-matrix's float32 gradient (`stages.model.weight_gradient`).
+of what is compiled receives them. It defers their product (`stages.model.gradients.split_backward`), or adds
+it to the matrix's float32 gradient (`stages.model.gradients.weight_gradient`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stages.model.split_backward import DeferredGradients, Linear, add_matrix
+from stages.model.gradients.split_backward import DeferredGradients, Linear, add_matrix
 
 CHANNELS = ("output_channel", "input_channel")
 

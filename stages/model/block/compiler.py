@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import schedules
-from stages.config import RunConfig
-from stages.segments import segment_program, sync_steps
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program, sync_steps
 
 
 def compile_refusal(config: RunConfig) -> str | None:

@@ -3,7 +3,7 @@
 Full recomputation runs the block a second time when its backward begins, on the same replica, so with the
 weights that the backward reads. With a stash those are the forward's, and the result is the same. Without a
 stash (`paci`) they are the newest: all activations inside the block are then of the newest weights, and only
-its input is of the forward's. Selective recomputation is described in `stages.model.block.selective`.
+its input is of the forward's. Selective recomputation is described in `stages.model.gradients.selective`.
 
 One compilation serves all blocks of a kind, of all versions: the parameters are inputs of the compiled
 function. Where matrices' gradients are not left to autograd, in a split backward or in bfloat16, there is
@@ -25,16 +25,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from stages.config import ModelConfig
+from stages.config.run_config import ModelConfig
 from stages.model.block.compiled_halves import channels, hand_out
-from stages.model.block.selective import run_selectively
 from stages.model.decoder import RunBlock, make_block, run_as_it_stands
 from stages.model.document_attention import document_attention
+from stages.model.experts import ExpertBlock
+from stages.model.gradients.selective import run_selectively
+from stages.model.gradients.split_backward import deferred_now, deferring
+from stages.model.gradients.weight_gradient import is_added_in_backward
+from stages.model.grouped import times_stack
 from stages.model.layers import Block
-from stages.model.moe.experts import ExpertBlock
-from stages.model.moe.grouped import times_stack
-from stages.model.split_backward import deferred_now, deferring
-from stages.model.weight_gradient import is_added_in_backward
 
 
 def block_runner(config: ModelConfig, *, recompute: str, compiled: bool) -> RunBlock:

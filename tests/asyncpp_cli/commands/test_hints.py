@@ -10,8 +10,8 @@ import pytest
 from support.command_line import asyncpp, succeeded
 from support.launches import TINY
 
-from asyncpp_cli.console import command
-from asyncpp_cli.launch.options import LaunchOptions
+from asyncpp_cli.base.console import command
+from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.launch.start import resume_command
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State, Status

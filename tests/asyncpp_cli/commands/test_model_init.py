@@ -21,9 +21,9 @@ from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import config_hash
 from stages.checkpoint.initial_weights import InitError, check_init, read_initial
-from stages.config import ModelConfig
-from stages.model.families.catalogue import FAMILIES
-from stages.model.hf_config import config_differences, default_settings, hugging_face_of
+from stages.config.run_config import ModelConfig
+from stages.shape.families import FAMILIES
+from stages.shape.hf_config import config_differences, default_settings, hugging_face_of
 
 
 def test_identity_is_what_the_weights_are_and_not_where(run: Run, text: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from support.exported_runs import SHARED, TINY, train
 from support.files import ROOT
 from support.texts import prepared, some_documents, write_lines, write_tokenizer
 
+from asyncpp_cli.base.plain_text import printable_lines
 from asyncpp_cli.experiment.run_data import owners_of
-from asyncpp_cli.plain_text import printable_lines
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.sample import whole_model

@@ -17,7 +17,7 @@ from asyncpp_cli.planner.cells import estimate_key
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import ATTENTION_SHARE, Roofline
 from asyncpp_cli.runs.experiment_folder import open_experiment
-from stages.config import DataConfig, ModelConfig, RunConfig
+from stages.config.run_config import DataConfig, ModelConfig, RunConfig
 from stages.data.documents import computed_share
 
 TEMPLATE = """

@@ -40,7 +40,7 @@ from asyncpp_cli.doctor.machine import (
     torch_check,
     within,
 )
-from asyncpp_cli.launch.submission.snapshot import copy_code
+from asyncpp_cli.launch.common.snapshot import copy_code
 from asyncpp_cli.sites.containers import Container
 from asyncpp_cli.sites.profile import Site, find_site
 from stages.comm.handshake import transport

@@ -9,7 +9,7 @@ import pytest
 from support.command_line import asyncpp, refusal, succeeded
 
 from asyncpp_cli.experiment.yaml_data import parse_value, read_mapping
-from stages.records import DamagedError
+from stages.config.records import DamagedError
 
 GOOD = """
 matrix: {schedule: 2bw, optimizer: adamw}

@@ -14,7 +14,7 @@ from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.config_file import config_text, read_config
 from asyncpp_cli.runs.settings import config_hash, copy_of
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 
 def test_ids_say_what_a_run_is_and_are_safe_in_a_path(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command_line import Ended, asyncpp, succeeded
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.runs.config_file import read_config
 from asyncpp_cli.runs.experiment_folder import EXPERIMENT_FILE, open_experiment
 

@@ -12,7 +12,7 @@ import pytest
 from support.command_line import Ended, asyncpp, succeeded
 from support.files import contents
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment import render as experiments
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.render import render

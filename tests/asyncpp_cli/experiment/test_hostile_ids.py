@@ -11,11 +11,11 @@ from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents, edit
 from support.report_experiment import ExperimentFolder, begun, settings
 
-from asyncpp_cli.launch.submission.arrays import read_manifest
+from asyncpp_cli.launch.common.arrays import read_manifest
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State, Status
 from asyncpp_cli.slurm.submissions import read_submissions
-from stages.records import DamagedError
+from stages.config.records import DamagedError
 
 HOSTILE = [
     "..",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.templates import cells_of
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell, expand
 from asyncpp_cli.experiment.template import load, text_of
 from asyncpp_cli.runs.config_file import config_text, read_config

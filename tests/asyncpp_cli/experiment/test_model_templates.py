@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.templates import cells_of
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import check_cells, expand
 from asyncpp_cli.experiment.shipped import TEMPLATES_FOLDER, recommended_settings, template_names
 from asyncpp_cli.experiment.template import load

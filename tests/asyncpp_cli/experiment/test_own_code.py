@@ -13,11 +13,11 @@ import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.launches import TINY
 
+from asyncpp_cli.base.version import stamp_of
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
-from asyncpp_cli.version import stamp_of
-from stages.config import RunConfig
-from stages.own_code import code_sha256, own_code
+from stages.config.own_code import code_sha256, own_code
+from stages.config.run_config import RunConfig
 
 OPTIMIZER = """
 import json, torch

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import asyncpp, succeeded
 from support.files import ROOT
 
-from asyncpp_cli.errors import DamagedError
+from asyncpp_cli.base.errors import DamagedError
 from asyncpp_cli.experiment.run_data import locations
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State

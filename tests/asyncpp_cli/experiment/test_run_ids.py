@@ -9,7 +9,7 @@ import pytest
 from asyncpp_cli.experiment.matrix import expand
 from asyncpp_cli.experiment.template import load
 from asyncpp_cli.runs.settings import SITE, SettingError, assign, config_hash, copy_of, items
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.validation import ConfigError, check
 
 QUICKSTART = expand(load("quickstart", []))

@@ -11,7 +11,7 @@ from support.command_line import asyncpp, refusal, succeeded
 from support.small_runs import TEXT, Rows, small_config
 from support.templates import cells_of
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.matrix import ResolvedCell
 from asyncpp_cli.experiment.speed_runs import loss_givers
 from schedules import FAMILY

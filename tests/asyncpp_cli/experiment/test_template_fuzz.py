@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from support.command_line import asyncpp
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.experiment.yaml_data import parse_value
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.settings import KEYS, SECTIONS

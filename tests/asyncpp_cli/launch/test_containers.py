@@ -9,10 +9,10 @@ import pytest
 from support.cluster_runs import ONE_RUN, sweep
 from support.command_line import refusal
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch.cluster import show_scripts
-from asyncpp_cli.launch.options import LaunchOptions
-from asyncpp_cli.launch.submission.arrays import plan_arrays
+from asyncpp_cli.launch.common.arrays import plan_arrays
+from asyncpp_cli.launch.common.options import LaunchOptions
 from asyncpp_cli.sites.containers import (
     Container,
     ContainerError,
@@ -21,7 +21,7 @@ from asyncpp_cli.sites.containers import (
     mounts_of,
 )
 from asyncpp_cli.sites.profile import read_site
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 WORK = Path("/exp/submissions/1")
 ENVIRONMENT = {"PYTHONPATH": "../../code/c0de:/own", "NCCL_SOCKET_IFNAME": "ib0", "HOME": "/home/me"}
@@ -144,7 +144,7 @@ def test_a_dry_run_shows_the_command(
     first = command.index("--bind")
     assert command[first : first + 5] == [*binds, "/images/$(touch x).sif"]
     assert "GLOO_SOCKET_IFNAME=ib0" in command
-    tail = ["-P", "-m", "asyncpp_cli.launch.supervisor", str(experiment.runs[0].folder), "1"]
+    tail = ["-P", "-m", "asyncpp_cli.launch.common.supervisor", str(experiment.runs[0].folder), "1"]
     assert command[-6:] == ["python3", *tail]
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, settings
 
-from asyncpp_cli.launch.end_message import claim_end
+from asyncpp_cli.launch.submission.end_message import claim_end
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.slurm.submissions import Submission, write_submission
 

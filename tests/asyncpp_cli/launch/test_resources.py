@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.command_line import asyncpp, succeeded
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.status import State
 from asyncpp_cli.sites.resources import Machine, ranks_of, resources_of
-from stages.config import ModelConfig, ParallelConfig, RunConfig, ScheduleConfig
+from stages.config.run_config import ModelConfig, ParallelConfig, RunConfig, ScheduleConfig
 
 TINY = [
     "matrix.schedule=2bw",

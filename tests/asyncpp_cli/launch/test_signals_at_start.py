@@ -13,9 +13,9 @@ import pytest
 from support.attempts import claimed
 from support.early_death import dying
 
+from asyncpp_cli.launch.common.arrays import JobShape
 from asyncpp_cli.launch.job.array_task import JobEnd, corrected_outcome, signal_of
 from asyncpp_cli.launch.submission import sbatch
-from asyncpp_cli.launch.submission.arrays import JobShape
 from asyncpp_cli.launch.submission.sbatch import BatchJob
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
@@ -50,7 +50,7 @@ def test_a_trainer_that_dies_of_it_was_told_to_end(tmp_path: Path, name: str) ->
     rank = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
     environment = dict(os.environ) | rank | {"SLURM_STEP_TASKS_PER_NODE": "1"}
     environment["PYTHONPATH"] = str(dying(tmp_path / "early", [("train", name)]))
-    command = [sys.executable, "-P", "-m", "asyncpp_cli.launch.supervisor", str(run.folder), "1"]
+    command = [sys.executable, "-P", "-m", "asyncpp_cli.launch.common.supervisor", str(run.folder), "1"]
     ended = subprocess.run(command, env=environment, timeout=100, check=False)
     status = run.status()
     assert (status.state, status.cause) == (State.INTERRUPTED, Cause.STOPPED), status.reason
@@ -67,7 +67,7 @@ def test_a_trainer_that_is_ended_since_another_failed_was_not_told(tmp_path: Pat
     rank = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "0"}
     environment = dict(os.environ) | rank | {"SLURM_STEP_TASKS_PER_NODE": "2"}
     environment["PYTHONPATH"] = str(dying(tmp_path / "early", [("train", "SIGTERM")]))
-    command = [sys.executable, "-P", "-m", "asyncpp_cli.launch.supervisor", str(tmp_path), "1"]
+    command = [sys.executable, "-P", "-m", "asyncpp_cli.launch.common.supervisor", str(tmp_path), "1"]
     subprocess.run(command, env=environment, timeout=100, check=False)
     status = attempt.run.status()
     assert (status.state, status.reason) == (State.FAILED, "rank 0: ValueError: loss is not finite")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from support.command_line import refusal
 
-from asyncpp_cli.errors import UserError
-from asyncpp_cli.launch.submission.arrays import JobShape, shape_of
+from asyncpp_cli.base.errors import UserError
+from asyncpp_cli.launch.common.arrays import JobShape, shape_of
+from asyncpp_cli.launch.common.supervisor import tasks_of_node
 from asyncpp_cli.launch.submission.sbatch import BatchJob, array_script
-from asyncpp_cli.launch.supervisor import tasks_of_node
 from asyncpp_cli.runs.settings import assign
 from asyncpp_cli.sites.profile import find_site, read_site, site_files, user_folder
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 
 @pytest.fixture(autouse=True)

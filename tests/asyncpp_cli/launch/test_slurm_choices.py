@@ -13,15 +13,15 @@ from support.attempts import claimed
 from support.files import edit
 from support.report_experiment import ExperimentFolder, settings
 
-from asyncpp_cli.launch import bad_nodes
-from asyncpp_cli.launch.job import array_task
-from asyncpp_cli.launch.submission.arrays import (
+from asyncpp_cli.launch.common import bad_nodes
+from asyncpp_cli.launch.common.arrays import (
     ArrayManifest,
     JobShape,
     Throttle,
     site_settings_of,
     throttles,
 )
+from asyncpp_cli.launch.job import array_task
 from asyncpp_cli.launch.submission.sbatch import profile_keys
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import Job

@@ -286,7 +286,12 @@ def test_nothing_is_lost_in_kills_at_random_times(
     sweep = ["sweep", str(tmp_path / "soak.yaml"), "--out", str(tmp_path / "e")]
     subprocess.run([sys.executable, "-m", "asyncpp_cli", *sweep], check=True, stdout=subprocess.DEVNULL)
     forkserver.set_forkserver_preload(
-        ["asyncpp_cli.commands.runs.train", "asyncpp_cli.runs.recorder", "stages.trainer", "torch._dynamo"]
+        [
+            "asyncpp_cli.commands.runs.train",
+            "asyncpp_cli.runs.attempts.recorder",
+            "stages.trainer",
+            "torch._dynamo",
+        ]
     )
     runs = open_experiment(tmp_path / "e").runs
     kills = copies = 0

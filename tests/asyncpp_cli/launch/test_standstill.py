@@ -22,8 +22,8 @@ from support.privileges import NOBODY, permitted
 from support.report_experiment import ExperimentFolder, settings
 
 from asyncpp_cli.launch import local_machine as launcher
+from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.launch.local_machine import Launcher, SuspendedProcesses, Task
-from asyncpp_cli.launch.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.attempts.files import Outcome
@@ -32,7 +32,7 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.sites.resources import Machine, Resources
 from stages.comm.flight_recorder import set_flight_recorder
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 from stages.liveness.stop_signal import SIGNALS
 from stages.liveness.watchdog import awaited_rank
 
@@ -189,7 +189,7 @@ def test_no_process_can_be_started_in_the_middle_of_a_launch(
     start, started = subprocess.Popen.__init__, []
 
     def short(process: Any, command: Any, *arguments: Any, **options: Any) -> None:
-        if "asyncpp_cli.launch.supervisor" in command:
+        if "asyncpp_cli.launch.common.supervisor" in command:
             started.append(command)
             if len(started) == 2:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

@@ -19,10 +19,10 @@ import pytest
 from support.command_line import succeeded
 from support.launches import rows_of, sweep, wait_for
 
-from asyncpp_cli.atomic_files import write_record
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.atomic_files import write_record
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.launch import joining
-from asyncpp_cli.launch.rank_env import STARTERS, RankEnv, read_rank_env
+from asyncpp_cli.launch.common.rank_env import STARTERS, RankEnv, read_rank_env
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.processes import is_gone, process_id
 from asyncpp_cli.runs.run_folder import Run

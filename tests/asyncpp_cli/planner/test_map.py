@@ -19,7 +19,7 @@ from asyncpp_cli.planner.layouts import CONSIDERED
 from asyncpp_cli.planner.ranking import ranked
 from asyncpp_cli.planner.step_time import simulated_step
 from schedules.simulate import steps_to_measure
-from stages.segments import segment_program
+from stages.config.segments import segment_program
 
 COSTS = Roofline(find_device("h100", key=""))
 

@@ -16,10 +16,10 @@ from support.small_runs import small_config
 
 from asyncpp_cli.planner.balance import measured_balance
 from schedules.costs import RankTimes
-from stages.config import RunConfig
-from stages.model.families.catalogue import describe
-from stages.model.partition import StageCut, cut_of, stage_cuts
-from stages.segments import schedule_facts
+from stages.config.run_config import RunConfig
+from stages.config.segments import schedule_facts
+from stages.shape.families import describe
+from stages.shape.partition import StageCut, cut_of, stage_cuts
 
 
 def seconds_of(config: RunConfig, cuts: list[StageCut], pace: list[float]) -> list[float]:

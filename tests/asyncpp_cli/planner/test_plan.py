@@ -43,13 +43,13 @@ from asyncpp_cli.planner.representative import (
 from asyncpp_cli.runs.settings import assign, copy_of
 from schedules import ScheduleError, find, is_synchronous
 from schedules.messages import Kind
-from stages.config import RunConfig, tokens_per_step
+from stages.config.run_config import RunConfig, tokens_per_step
+from stages.config.segments import segment_program
 from stages.memory.estimate import course_of, stage_memory
-from stages.model.families.catalogue import describe
-from stages.model.partition import stage_cuts, with_head_shards
-from stages.model.spec import Parameter, PartSpec
 from stages.schedule_validation import check_schedule
-from stages.segments import segment_program
+from stages.shape.families import describe
+from stages.shape.partition import stage_cuts, with_head_shards
+from stages.shape.spec import Parameter, PartSpec
 from stages.validation import check
 
 

@@ -19,8 +19,8 @@ from asyncpp_cli.planner.layouts import layout
 from asyncpp_cli.planner.step_time import StageTimes, _found_cycles, least_step, simulated_step, step_time
 from schedules import FAMILY
 from schedules.simulate import steps_to_measure
-from stages.model.partition import cut_of
-from stages.segments import segment_program
+from stages.config.segments import segment_program
+from stages.shape.partition import cut_of
 
 
 def times(*, stages: int, uneven: bool, message: float, update: float, reduction: float = 0.0) -> StageTimes:

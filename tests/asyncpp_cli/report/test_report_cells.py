@@ -21,7 +21,7 @@ from asyncpp_cli.report.load.run import RunResult
 from asyncpp_cli.report.load.utilisation import utilisation
 from asyncpp_cli.report.tables.columns import NOT_REACHED, measured_columns, records
 from asyncpp_cli.runs.settings import assign
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 
 def run(

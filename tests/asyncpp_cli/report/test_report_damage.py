@@ -27,10 +27,10 @@ from support.report_experiment import (
 )
 
 from asyncpp_cli.report.analysis.timelines import timeline_pairs
-from asyncpp_cli.report.formats.html.gantt_svg import to_svg
-from asyncpp_cli.report.formats.html.page_data import page_data
+from asyncpp_cli.report.formats.gantt_svg import to_svg
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.markdown import to_markdown
+from asyncpp_cli.report.formats.page_data import page_data
 from asyncpp_cli.report.formats.records import to_csv, to_json, to_parquet
 from asyncpp_cli.report.formats.step_table import to_step_table
 from asyncpp_cli.report.formats.terminal import to_text

@@ -21,10 +21,10 @@ from support.command_line import asyncpp
 from support.report_experiment import ExperimentFolder, metrics, quickstart_folder, report_of, settings
 
 from asyncpp_cli.report.formats.charts import charts
-from asyncpp_cli.report.formats.html.page import to_page
-from asyncpp_cli.report.formats.html.page_data import page_data
 from asyncpp_cli.report.formats.latex import to_latex
 from asyncpp_cli.report.formats.markdown import to_markdown
+from asyncpp_cli.report.formats.page import to_page
+from asyncpp_cli.report.formats.page_data import page_data
 from asyncpp_cli.report.formats.records import to_csv, to_json, to_parquet
 from asyncpp_cli.report.formats.terminal import to_text
 from asyncpp_cli.report.tables import columns as columns_module

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from asyncpp_cli.report.load.predict import predicted_bubble, predicted_delays
-from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig, TrainConfig
+from stages.config.run_config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig, TrainConfig
 
 
 def predicted(name: str, *, stages: int, microbatches: int) -> float | None:

@@ -13,7 +13,7 @@ from threading import Barrier
 import pytest
 from support.attempts import claimed
 
-from asyncpp_cli.launch.submission import snapshot
+from asyncpp_cli.launch.common import snapshot
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import claim
 from asyncpp_cli.runs.run_folder import Run
@@ -67,7 +67,7 @@ def test_the_copy_of_the_code_is_what_runs_and_is_made_once(tmp_path: Path) -> N
     assert copied.name == snapshot.code_hash()
     assert snapshot.copy_code(tmp_path / "code") == copied
     ask = (
-        "import json, asyncpp_cli, stages; from asyncpp_cli.launch.submission.snapshot import code_hash; "
+        "import json, asyncpp_cli, stages; from asyncpp_cli.launch.common.snapshot import code_hash; "
         "print(json.dumps([asyncpp_cli.__file__, stages.__file__, code_hash()]))"
     )
     environment = {"PYTHONPATH": f"code/{copied.name}", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}

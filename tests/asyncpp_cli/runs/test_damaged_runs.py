@@ -18,7 +18,7 @@ from support.command_line import asyncpp, succeeded
 from support.files import edit
 from support.report_experiment import ExperimentFolder, begun, settings
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import RankEnd
 from asyncpp_cli.runs.attempts.repair import repair_run

@@ -64,7 +64,13 @@ def test_a_rank_of_a_job_that_cannot_even_begin_says_so_in_a_line(run: Run, smal
         "SLURM_STEP_TASKS_PER_NODE": "1",
         "SLURM_NODEID": "0",
     }
-    command = [sys.executable, "-m", "asyncpp_cli.launch.supervisor", str(run.folder), str(attempt.number)]
+    command = [
+        sys.executable,
+        "-m",
+        "asyncpp_cli.launch.common.supervisor",
+        str(run.folder),
+        str(attempt.number),
+    ]
     ended = subprocess.run(
         command, env=os.environ | job, capture_output=True, text=True, check=False, timeout=100
     )

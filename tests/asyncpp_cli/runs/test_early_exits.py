@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 from support.attempts import claimed
 
-from asyncpp_cli.launch.supervisor import Supervisor
+from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.files import EarlyExits, RankEnd
 from asyncpp_cli.runs.attempts.settle import end_rank, settle

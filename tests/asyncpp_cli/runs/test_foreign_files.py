@@ -16,7 +16,7 @@ from asyncpp_cli.experiment.matrix import run_id
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.settings import assign, config_hash
 from asyncpp_cli.runs.status import State, Status
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ from support.files import edit
 from support.report_experiment import step_row
 from support.small_runs import small_config
 
-from asyncpp_cli.errors import TakenOverError
+from asyncpp_cli.base.errors import TakenOverError
 from asyncpp_cli.runs.attempts.attempt import Attempt
 from asyncpp_cli.runs.attempts.claims import check_current, claim, record_processes
 from asyncpp_cli.runs.attempts.files import Claimed, RankStart
 from asyncpp_cli.runs.attempts.outcome import blamed_rank
+from asyncpp_cli.runs.attempts.recorder import RunRecorder
 from asyncpp_cli.runs.attempts.settle import end_rank, settle
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.processes import process_id, this_process
-from asyncpp_cli.runs.recorder import RunRecorder
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import Cause, State, Status
 from stages.comm.rendezvous.client import GoneError

@@ -29,7 +29,7 @@ from asyncpp_cli.runs.processes import (
     this_process,
 )
 from asyncpp_cli.runs.status import State, Status
-from stages.records import DamagedError, converted
+from stages.config.records import DamagedError, converted
 
 IN_ANOTHER_NAMESPACE = ("unshare", "--pid", "--fork")
 

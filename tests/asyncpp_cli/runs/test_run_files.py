@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from support.attempts import claimed
 from support.report_experiment import step_row
 
-from asyncpp_cli.atomic_files import read_json, write_json
-from asyncpp_cli.runs.recorder import MetricsWriter, RunRecorder
+from asyncpp_cli.base.atomic_files import read_json, write_json
+from asyncpp_cli.base.version import asyncpp_version, commit
+from asyncpp_cli.runs.attempts.recorder import MetricsWriter, RunRecorder
 from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State, Status
-from asyncpp_cli.version import asyncpp_version, commit
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asyncpp_cli.runs.settings import KEYS, LIST_KEYS, SettingError, typed
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 
 VALUES = [
     True,

@@ -15,7 +15,7 @@ import pytest
 from support.files import ROOT
 from typer.testing import CliRunner
 
-from asyncpp_cli.errors import DamagedError, UserError, refusal_of
+from asyncpp_cli.base.errors import DamagedError, UserError, refusal_of
 from asyncpp_cli.main import app
 from asyncpp_cli.schedule_tools.options import Geometry
 from schedules import NAMES, OPTIONS, build, verify

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.tune.search import parse_over, points
 
 

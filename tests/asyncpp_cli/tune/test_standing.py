@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.status import Cause, State, Status
 from asyncpp_cli.tune.plan import Arm, Candidate, survivors
 from asyncpp_cli.tune.standing import ArmStanding, RunRecord, arm_standing

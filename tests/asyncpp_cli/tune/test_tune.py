@@ -14,7 +14,7 @@ from support.launches import TINY, wait_for
 from support.small_runs import Rows
 
 import asyncpp as api
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.attempts.settle import current_status
 from asyncpp_cli.runs.experiment_folder import Experiment, open_experiment
 from asyncpp_cli.runs.run_folder import Run

@@ -11,7 +11,7 @@ from support.command_line import asyncpp, refusal, succeeded
 from support.files import contents
 from support.launches import TINY
 
-from asyncpp_cli.errors import UserError
+from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.tune.plan import Plan, Question, budget, expected_steps, read_plan
 from asyncpp_cli.tune.tuning import planned, write_tuning

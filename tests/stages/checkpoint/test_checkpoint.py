@@ -21,8 +21,8 @@ from support.training_cases import measured
 from stages.checkpoint import files
 from stages.checkpoint.files import CheckpointError
 from stages.comm.process import Process
-from stages.config import RunConfig, ScheduleConfig
-from stages.records import encoded
+from stages.config.records import encoded
+from stages.config.run_config import RunConfig, ScheduleConfig
 from stages.trainer import replay, train
 
 

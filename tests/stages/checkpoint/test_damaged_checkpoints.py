@@ -21,8 +21,8 @@ from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import newest_weights
-from stages.config import RunConfig
-from stages.records import encoded
+from stages.config.records import encoded
+from stages.config.run_config import RunConfig
 from stages.trainer import replay
 
 STEP = 1

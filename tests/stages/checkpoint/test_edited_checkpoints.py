@@ -24,9 +24,9 @@ from stages.checkpoint.files import LostCheckpointError
 from stages.checkpoint.manager import Checkpoints
 from stages.checkpoint.saved_weights import newest_weights
 from stages.checkpoint.state import pack
-from stages.config import RunConfig
-from stages.records import encoded
-from stages.segments import segment_program
+from stages.config.records import encoded
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.trainer import replay
 from stages.update.optimizer_step import StageState
 

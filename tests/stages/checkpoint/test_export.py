@@ -21,9 +21,9 @@ from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.initial_weights import read_initial
 from stages.checkpoint.saved_weights import SavedWeights, newest_weights
-from stages.config import CorrectionConfig, RunConfig
-from stages.model.families.catalogue import describe
-from stages.model.hf_config import hf_config
+from stages.config.run_config import CorrectionConfig, RunConfig
+from stages.shape.families import describe
+from stages.shape.hf_config import hf_config
 from stages.trainer import replay
 from stages.training_loop import TrainingResult
 

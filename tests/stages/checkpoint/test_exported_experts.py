@@ -20,9 +20,9 @@ from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.initial_weights import InitError, check_init
 from stages.checkpoint.saved_weights import SavedWeights, newest_weights
-from stages.config import RunConfig
-from stages.model.moe.routing import Routing
-from stages.model.stacks import member_names
+from stages.config.run_config import RunConfig
+from stages.model.routing import Routing
+from stages.shape.stacks import member_names
 from stages.trainer import replay
 
 GLM = {"shared_experts": 2, "dense_layers": 1, "route_scale": 1.5, "balance_rate": 0.05}

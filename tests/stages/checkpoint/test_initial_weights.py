@@ -14,7 +14,7 @@ from support.small_runs import Rows, in_processes, small_config
 
 from stages.checkpoint.initial_weights import WEIGHTS_FILE, content_sha256
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.trainer import replay, train
 
 

@@ -11,8 +11,8 @@ from support.training_cases import measured, of_writers
 
 from stages.checkpoint import files
 from stages.comm.process import Process
-from stages.config import RunConfig
-from stages.segments import pauses_exactly
+from stages.config.run_config import RunConfig
+from stages.config.segments import pauses_exactly
 from stages.trainer import replay, train
 
 PAUSE = 3

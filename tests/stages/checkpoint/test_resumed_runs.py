@@ -22,7 +22,7 @@ from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.saved_weights import newest_weights
 from stages.comm.process import Process
-from stages.config import CORRECTION_NAMES, CorrectionConfig, ParallelConfig, RunConfig
+from stages.config.run_config import CORRECTION_NAMES, CorrectionConfig, ParallelConfig, RunConfig
 from stages.pipeline.build import segment_lengths
 from stages.trainer import replay, train
 from stages.training_loop import TrainingResult

@@ -22,7 +22,7 @@ from stages.comm.device_settings import (
     set_up_link,
 )
 from stages.comm.process import Process, abort_together, choose_device
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 
 def test_environment_variables_already_set_are_kept() -> None:

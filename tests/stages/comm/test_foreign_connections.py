@@ -22,7 +22,7 @@ from stages.comm.process import ADDRESS_FILE, Process, connected
 from stages.comm.rendezvous import authenticated
 from stages.comm.rendezvous.authenticated import ForeignError
 from stages.comm.rendezvous.client import GoneError, Meetings, Member
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 ATTACKS = {
     "a pickle at once": pickle.dumps(Harmful()),

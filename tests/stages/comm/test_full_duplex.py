@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stages.comm.collectives import DistributedGroup
 from stages.comm.full_duplex import FullDuplex
-from stages.model.optimizer_sharding import assign_owners
-from stages.update.reduction_rounds import reduction_plan
+from stages.comm.reduction_rounds import reduction_plan
+from stages.shape.optimizer_sharding import assign_owners
 
 SIZE = 3
 SIZES = [4] * SIZE

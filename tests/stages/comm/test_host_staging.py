@@ -12,7 +12,7 @@ from support.small_runs import Rows, in_processes, small_config
 
 from stages.comm.process import Process
 from stages.comm.topology import connect_in_process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.data.dataset import prepare
 from stages.pipeline.build import build_ranks, dtypes
 from stages.pipeline.warm_up import warm_up

@@ -9,7 +9,7 @@ import torch
 
 from stages.comm.process import Process, connected
 from stages.comm.topology import connect
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 STAGES = DATA = 3
 BOUND_SECONDS = 20.0

@@ -13,7 +13,7 @@ from support.small_runs import Rows, in_processes, small_config
 from support.training_cases import OPTIMIZERS, SCHEDULES
 
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.trainer import replay, train
 
 

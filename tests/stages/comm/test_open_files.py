@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 from stages.comm.process import connected
-from stages.config import SiteConfig
+from stages.config.run_config import SiteConfig
 
 
 def test_a_process_may_open_as_many_files_as_the_system_lets_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from asyncpp_cli.launch.supervisor import Supervisor
+from asyncpp_cli.launch.common.supervisor import Supervisor
 from asyncpp_cli.runs.attempts.claims import check_current, claim, record_processes
 from asyncpp_cli.runs.attempts.settle import end_rank
 from asyncpp_cli.runs.processes import this_process
@@ -20,10 +20,10 @@ from asyncpp_cli.runs.run_folder import Run
 from asyncpp_cli.runs.status import State
 from stages.comm.collectives import Exchange, Group
 from stages.comm.process import connected
+from stages.comm.reduction_rounds import reduction_plan
 from stages.comm.topology import connect
-from stages.config import SiteConfig
-from stages.model.optimizer_sharding import assign_owners
-from stages.update.reduction_rounds import reduction_plan
+from stages.config.run_config import SiteConfig
+from stages.shape.optimizer_sharding import assign_owners
 
 STAGES = 2
 NUMBERS = 1000

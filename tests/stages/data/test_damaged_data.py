@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.shard_files import write_llm_c, write_megatron, write_nanogpt
 
-from stages.config import DataConfig
+from stages.config.run_config import DataConfig
 from stages.data.dataset import Corpus, DataError, find_corpus, prepare, vocabulary
 from stages.data.shards import Tokens, count
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.small_runs import small_config
 
-from stages.config import DataConfig
+from stages.config.run_config import DataConfig
 from stages.data.batches import Batches
 from stages.data.dataset import Corpus, DataError, prepare
 from stages.data.shards import count

@@ -13,7 +13,7 @@ from support.resumed import replay_twice, saving
 from support.shard_files import write_nanogpt
 from support.small_runs import Rows, small_config, with_documents
 
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.data.batches import Batches
 from stages.data.dataset import DataError, find_corpus, prepare
 from stages.data.documents import attention_share

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.shard_files import write_llm_c, write_megatron, write_nanogpt
 from support.small_runs import Rows, small_config
 
-from stages.config import DataConfig
+from stages.config.run_config import DataConfig
 from stages.data.batches import Batches
 from stages.data.checksummed_json import write_checksummed
 from stages.data.dataset import DataError, prepare, vocabulary

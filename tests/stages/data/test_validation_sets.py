@@ -13,10 +13,10 @@ from support.shard_files import write_nanogpt
 from support.small_runs import Rows, small_config
 from torch.nn import functional as F
 
-from stages.config import EVAL_TOKENS, OWN_SPLIT, RunConfig, eval_microbatches
+from stages.config.run_config import EVAL_TOKENS, OWN_SPLIT, RunConfig, eval_microbatches
 from stages.data.dataset import DataError, find_validation_set, prepare
 from stages.model.custom import make_stage
-from stages.model.partition import cut_model
+from stages.shape.partition import cut_model
 from stages.trainer import replay
 
 

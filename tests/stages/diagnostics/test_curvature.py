@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import stages.diagnostics.measure
 from optimizers.build import build_optimizer
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.diagnostics.curvature import hessian_product, largest_eigenvalue
 from stages.diagnostics.held_batch import MICROBATCHES
-from stages.model.families.catalogue import parameter_roles
-from stages.model.head.loss import next_token_loss
+from stages.model.head_loss import next_token_loss
+from stages.shape.families import parameter_roles
 from stages.trainer import replay
 from stages.update.lr_schedule import learning_rate_factor
 

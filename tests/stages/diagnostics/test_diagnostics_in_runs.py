@@ -10,7 +10,7 @@ from support.resumed import replay_twice, saving
 from support.small_runs import Rows, small_config
 from support.training_cases import measured
 
-from stages.config import CorrectionConfig, RunConfig
+from stages.config.run_config import CorrectionConfig, RunConfig
 from stages.trainer import replay
 
 

@@ -26,10 +26,10 @@ from stages.comm.collectives import DistributedGroup, Exchange
 from stages.comm.communicator import Communicator
 from stages.comm.p2p import Links
 from stages.comm.topology import Connection
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.pipeline.build import Rank, activation_shape, build_ranks, dtypes
-from stages.segments import segment_program
 
 GB = 10**9
 DATA = 16

@@ -18,7 +18,8 @@ from schedules import NAMES as SCHEDULES
 from schedules import analyze
 from schedules.messages import Message
 from stages.comm.p2p import InProcessLinks
-from stages.config import CorrectionConfig, RunConfig
+from stages.config.run_config import CorrectionConfig, RunConfig
+from stages.config.segments import segment_program
 from stages.memory.estimate import (
     course_of,
     rank_activations,
@@ -28,10 +29,9 @@ from stages.memory.estimate import (
 )
 from stages.memory.in_flight import in_flight_counts
 from stages.model.decoder import Stage
-from stages.model.families.catalogue import FAMILIES
-from stages.model.partition import cut_of, stage_cuts, stage_parameters
 from stages.pipeline.build import representative_programs
-from stages.segments import segment_program
+from stages.shape.families import FAMILIES
+from stages.shape.partition import cut_of, stage_cuts, stage_parameters
 from stages.trainer import replay
 
 OPTIONS: dict[str, dict[str, Any]] = {

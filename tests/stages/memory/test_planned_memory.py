@@ -13,7 +13,7 @@ from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import Estimate, estimate
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.trainer import replay, train
 
 COSTS = Roofline(find_device("h100", key=""))

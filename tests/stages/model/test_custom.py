@@ -13,9 +13,9 @@ from support.files import ROOT
 from support.small_runs import Rows, in_processes, small_config
 
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.model.custom import FactoryError, make_stage
-from stages.model.partition import cut_model
+from stages.shape.partition import cut_model
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check
 

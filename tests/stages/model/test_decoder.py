@@ -9,13 +9,13 @@ from support.small_runs import small_config
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stages.config import ModelConfig, RunConfig
+from stages.config.run_config import ModelConfig, RunConfig
 from stages.model import layers
 from stages.model.decoder import Stage, initialise, rotary_table
-from stages.model.head.loss import next_token_loss
+from stages.model.head_loss import next_token_loss
 from stages.model.layers import Attention, rotate
-from stages.model.partition import cut_of
-from stages.model.spec import head_dim
+from stages.shape.partition import cut_of
+from stages.shape.spec import head_dim
 
 TOKENS = torch.tensor([[5, 7, 7, 250, 0, 31, 9, 9], [1, 2, 3, 4, 5, 6, 7, 8]])
 

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from support.small_runs import small_config
 from torch import Tensor
 
-from stages.config import ModelConfig
+from stages.config.run_config import ModelConfig
+from stages.model import experts as experts_module
+from stages.model import grouped
 from stages.model.block.runner import block_runner
 from stages.model.decoder import initialise, make_block, rotary_table
-from stages.model.moe import experts as experts_module
-from stages.model.moe import grouped
-from stages.model.moe.experts import ExpertBlock, Experts
-from stages.model.moe.routing import route
-from stages.model.moe.settings import Mixture, mixture_of
-from stages.model.split_backward import DeferredGradients, deferring
+from stages.model.experts import ExpertBlock, Experts
+from stages.model.gradients.split_backward import DeferredGradients, deferring
+from stages.model.routing import route
+from stages.shape.moe_settings import Mixture, mixture_of
 from stages.validation import ConfigError, check
 
 MODEL = ModelConfig(

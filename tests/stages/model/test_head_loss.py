@@ -18,16 +18,16 @@ from torch.profiler import ProfilerActivity, profile
 from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.peak_memory import forward_bytes
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.memory.estimate import course_of, head_chunk_rows, stage_memory
-from stages.model.head import chunks
-from stages.model.head.chunks import chunk_rows
-from stages.model.head.loss import head_loss, next_token_loss
-from stages.model.partition import cut_of
-from stages.model.split_backward import DeferredGradients, Linear, deferring
+from stages.model.gradients.split_backward import DeferredGradients, Linear, deferring
+from stages.model.head_loss import head_loss, next_token_loss
 from stages.pipeline.build import representative_programs
-from stages.pipeline.weights.gradient_buffers import gradient_buffers
+from stages.shape import head_chunks as chunks
+from stages.shape.head_chunks import chunk_rows
+from stages.shape.partition import cut_of
 from stages.trainer import replay
+from stages.weights.gradient_buffers import gradient_buffers
 
 
 @pytest.fixture

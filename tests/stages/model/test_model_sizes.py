@@ -9,10 +9,10 @@ import torch
 import yaml
 from support.files import ROOT
 
-from stages.config import ModelConfig
+from stages.config.run_config import ModelConfig
 from stages.model.decoder import Stage
-from stages.model.families.catalogue import describe
-from stages.model.partition import cut_model
+from stages.shape.families import describe
+from stages.shape.partition import cut_model
 
 SIZES = {
     "micro": 53_536,
@@ -88,4 +88,4 @@ def test_active_parameters_are_those_that_a_token_meets(name: str) -> None:
 
 def test_the_family_in_the_documents_is_the_one_in_the_code() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
-    assert (ROOT / "stages" / "model" / "families" / "qwen3.py").read_text() in text
+    assert (ROOT / "stages" / "shape" / "qwen3.py").read_text() in text

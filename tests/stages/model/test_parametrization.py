@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from optimizers import METHODS
 from optimizers.build import build_optimizer
 from optimizers.growth import growth_refusal
-from stages.config import ModelConfig, RunConfig, optimizer_options
-from stages.limits import ConfigError
+from stages.config.limits import ConfigError
+from stages.config.run_config import ModelConfig, RunConfig, optimizer_options
 from stages.model.decoder import initialise
-from stages.model.families.catalogue import parameter_roles
 from stages.model.layers import Block
-from stages.model.parametrization import factor_in_plain_decoder, growth_of
+from stages.shape.families import parameter_roles
+from stages.shape.parametrization import factor_in_plain_decoder, growth_of
 from stages.trainer import replay
 from stages.validation import check
 

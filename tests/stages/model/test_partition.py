@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.small_runs import Rows, small_config, with_experts
 
-from stages.config import ModelConfig
-from stages.model.families.catalogue import describe
-from stages.model.partition import (
+from stages.config.run_config import ModelConfig
+from stages.schedule_validation import check_schedule
+from stages.shape.families import describe
+from stages.shape.partition import (
     RankWork,
     balance,
     cut_model,
@@ -22,7 +23,6 @@ from stages.model.partition import (
     fitting_cut,
     stage_cost,
 )
-from stages.schedule_validation import check_schedule
 from stages.trainer import replay
 from stages.validation import ConfigError, check
 

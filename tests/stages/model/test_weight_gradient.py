@@ -13,17 +13,18 @@ from support.small_runs import Rows, small_config, with_experts
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stages.config import RunConfig
-from stages.model import layers, split_backward
-from stages.model.families.catalogue import describe
-from stages.model.head import chunks
+from stages.config.run_config import RunConfig
+from stages.model import experts as experts_module
+from stages.model import layers
+from stages.model.experts import Experts
+from stages.model.gradients import split_backward
+from stages.model.gradients.split_backward import DeferredGradients, Linear, deferring
+from stages.model.gradients.weight_gradient import WholeGradients, add_product, add_rows, sums_by_token
+from stages.model.grouped import add_stack_gradient
 from stages.model.layers import Embedding
-from stages.model.moe import experts as experts_module
-from stages.model.moe.experts import Experts
-from stages.model.moe.grouped import add_stack_gradient
-from stages.model.moe.settings import mixture_of
-from stages.model.split_backward import DeferredGradients, Linear, deferring
-from stages.model.weight_gradient import WholeGradients, add_product, add_rows, sums_by_token
+from stages.shape import head_chunks as chunks
+from stages.shape.families import describe
+from stages.shape.moe_settings import mixture_of
 from stages.trainer import replay
 
 MICROBATCHES, ROWS, INPUTS, OUTPUTS = 8, 512, 48, 40

@@ -21,8 +21,8 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 from schedules import Action, Op
-from stages.config import RunConfig
-from stages.model.head.loss import next_token_loss
+from stages.config.run_config import RunConfig
+from stages.model.head_loss import next_token_loss
 from stages.pipeline.executor import RankExecutor
 from stages.trainer import replay
 from stages.validation import ConfigError, check

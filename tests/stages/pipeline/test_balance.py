@@ -21,18 +21,18 @@ from torch import Tensor
 from schedules.actions import Action, Op
 from stages.checkpoint.files import folder_of, read_index
 from stages.comm.process import Process
-from stages.config import ParallelConfig, RunConfig
-from stages.model.moe import experts as experts_module
-from stages.model.moe.routing import route
+from stages.config.run_config import ParallelConfig, RunConfig
+from stages.config.segments import segment_program
+from stages.model import experts as experts_module
+from stages.model.routing import route
 from stages.pipeline.build import representative_programs
 from stages.pipeline.executor import RankExecutor
 from stages.pipeline.replay import drive
-from stages.pipeline.weights.flat_buffers import GradientBuffer
-from stages.pipeline.weights.weight_versions import WeightVersions
-from stages.segments import segment_program
 from stages.trainer import replay, train
 from stages.update.balance import LoadTally, moved
 from stages.update.optimizer_step import StageUpdate
+from stages.weights.flat_buffers import GradientBuffer
+from stages.weights.weight_versions import WeightVersions
 
 RATE = 0.25
 """So large that two versions of a bias choose differently."""

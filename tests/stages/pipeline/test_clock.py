@@ -9,8 +9,8 @@ from itertools import pairwise
 import pytest
 
 from schedules.actions import Action, Op
-from stages.pipeline.clock import AHEAD, Clock, EventClock, HostClock
-from stages.pipeline.rank_stats import RankTrace, StageTrace
+from stages.update.clock import AHEAD, Clock, EventClock, HostClock
+from stages.update.rank_stats import RankTrace, StageTrace
 
 
 class Device:

@@ -15,11 +15,11 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
 from schedules import FAMILY
-from stages.config import ModelConfig, RunConfig
+from stages.config.run_config import ModelConfig, RunConfig
 from stages.model.block.compiler import compile_refusal, compiles_here, is_compiled, missing_for_compile
 from stages.model.block.runner import block_runner
 from stages.model.decoder import initialise, make_block, rotary_table
-from stages.model.split_backward import DeferredGradients, deferring
+from stages.model.gradients.split_backward import DeferredGradients, deferring
 from stages.trainer import replay
 from stages.validation import check
 

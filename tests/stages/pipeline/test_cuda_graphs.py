@@ -18,14 +18,14 @@ from torch.utils._pytree import tree_leaves
 from asyncpp_cli.planner.estimate import planned_memory
 from asyncpp_cli.planner.peak_memory import backward_bytes, forward_bytes
 from stages.comm.process import Process
-from stages.config import RunConfig
-from stages.model.partition import cut_of
+from stages.config.run_config import RunConfig
 from stages.pipeline import cuda_graphs
 from stages.pipeline.warm_up import warm_up_ranks
-from stages.pipeline.weights.weight_versions import WeightVersions
 from stages.rehearsal.rank import rehearse_rank
+from stages.shape.partition import cut_of
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check
+from stages.weights.weight_versions import WeightVersions
 
 
 class Outside(TorchDispatchMode):

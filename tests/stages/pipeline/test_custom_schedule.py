@@ -16,8 +16,8 @@ from support.small_runs import Rows, in_processes, small_config
 from support.training_cases import measured
 
 from stages.comm.process import Process
-from stages.config import CorrectionConfig, RunConfig
-from stages.segments import schedule_facts
+from stages.config.run_config import CorrectionConfig, RunConfig
+from stages.config.segments import schedule_facts
 from stages.trainer import replay, train
 from stages.validation import ConfigError, check
 

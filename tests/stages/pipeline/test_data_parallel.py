@@ -13,10 +13,10 @@ from support.small_runs import Rows, in_processes, small_config
 from support.spoiled_gradients import newest_version, spoil_gradients
 from support.training_cases import OPTIMIZERS, SCHEDULES, measured
 
-import stages.update.reduction_rounds
+import stages.comm.reduction_rounds
 from stages.comm.process import Process
-from stages.config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
-from stages.model.optimizer_sharding import assign_owners
+from stages.config.run_config import CorrectionConfig, ParallelConfig, RunConfig, ScheduleConfig
+from stages.shape.optimizer_sharding import assign_owners
 from stages.trainer import replay, train
 from stages.training_loop import SkippedTooOftenError
 from stages.validation import ConfigError, check
@@ -73,8 +73,8 @@ def do(process: Process, job: Job) -> list[list[dict[str, Any]]] | str:
     rows, again = Rows(), Rows()
     with pytest.MonkeyPatch.context() as patch:
         if job.in_small_rounds:
-            patch.setattr(stages.update.reduction_rounds, "ROUND_BYTES", 2048)
-            patch.setattr(stages.update.reduction_rounds, "LEAST_PIECE", 1)
+            patch.setattr(stages.comm.reduction_rounds, "ROUND_BYTES", 2048)
+            patch.setattr(stages.comm.reduction_rounds, "LEAST_PIECE", 1)
         if job.spoiled_from is not None:
             first = job.spoiled_from
             spoil_gradients(patch, when=lambda weights: newest_version(weights) >= first, data_rank=1)

@@ -13,14 +13,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from schedules.deadlock import UNACKNOWLEDGED, sends_in_flight
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.data.batches import Batches
 from stages.data.dataset import prepare
 from stages.model.decoder import Stage, initialise
-from stages.model.head.loss import next_token_loss
-from stages.model.partition import cut_model
+from stages.model.head_loss import next_token_loss
 from stages.pipeline.build import activation_shape
-from stages.segments import segment_program
+from stages.shape.partition import cut_model
 from stages.trainer import replay
 
 

@@ -17,7 +17,7 @@ from support.training_cases import check_processes_are_replays, within_blocks
 from torch import Tensor
 
 from schedules import FAMILY
-from stages.config import RunConfig, eval_microbatches
+from stages.config.run_config import RunConfig, eval_microbatches
 from stages.data.dataset import prepare
 from stages.data.shards import Tokens
 from stages.trainer import replay

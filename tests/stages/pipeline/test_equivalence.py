@@ -16,11 +16,11 @@ from schedules import FAMILY
 from stages.comm.topology import connect_in_process
 from stages.data.dataset import prepare
 from stages.liveness.stop_signal import never
-from stages.model.partition import cut_model
 from stages.pipeline.build import build_ranks, segment_lengths
-from stages.pipeline.weights.flat_buffers import GradientBuffer
-from stages.pipeline.weights.weight_versions import WeightVersions
+from stages.shape.partition import cut_model
 from stages.trainer import replay
+from stages.weights.flat_buffers import GradientBuffer
+from stages.weights.weight_versions import WeightVersions
 
 SYNCHRONOUS = tuple(name for name, schedule in FAMILY.items() if schedule.synchronous)
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from stages.checkpoint.export import write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.saved_weights import newest_weights
-from stages.config import RunConfig
-from stages.model.families.catalogue import describe
-from stages.model.head.rows import shard_rows
-from stages.model.head.shard import HeadShard, ShardPass
+from stages.config.run_config import RunConfig
+from stages.model.head_shard import HeadShard, ShardPass
+from stages.shape.families import describe
+from stages.shape.head_rows import shard_rows
 from stages.trainer import replay
 from stages.validation import ConfigError, check
 

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stages.update.step_decision
 from optimizers import NAMES
 from stages.comm.collectives import Exchange
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.pipeline.build import Rank
-from stages.pipeline.host_copies import to_host
 from stages.pipeline.replay import drive
-from stages.segments import segment_program
+from stages.update.host_copies import to_host
 
 TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 """Of operators whose result, or its shape, the host must see values for."""

@@ -16,14 +16,14 @@ from support.training_cases import check_processes_are_replays
 
 from optimizers.grouping import Role
 from schedules import NAMES, Op, build
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.memory.estimate import course_of, stage_memory
-from stages.model.families.catalogue import describe
 from stages.pipeline.build import representative_programs
-from stages.pipeline.weights.gradient_buffers import gradient_buffers
 from stages.schedule_validation import can_tie, tied_problem
+from stages.shape.families import describe
 from stages.trainer import replay
 from stages.validation import ConfigError, check
+from stages.weights.gradient_buffers import gradient_buffers
 
 IN_A_V = [*can_tie(), "2bw-v, split"]
 

@@ -12,11 +12,11 @@ from support.small_runs import Rows, in_processes, small_config
 
 from schedules.actions import Action, Op, parse_action
 from stages.comm.process import Process
-from stages.config import RunConfig
-from stages.pipeline.rank_stats import RankTrace, StageTrace
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.pipeline.timeline import MOST_ACTIONS, STEPS, Meeting, kept_actions, timeline
-from stages.segments import segment_program
 from stages.trainer import replay, train
+from stages.update.rank_stats import RankTrace, StageTrace
 
 MICROBATCHES = 4
 TRAINED = 9

@@ -11,9 +11,9 @@ import torch
 from support.small_runs import Rows, in_processes, small_config
 
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.pipeline.torch_profile import memory_snapshot
-from stages.segments import segment_program
 from stages.trainer import train
 
 PROFILED = 2

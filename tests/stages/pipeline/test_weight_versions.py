@@ -6,8 +6,8 @@ from support.small_runs import small_config
 from torch import Tensor
 
 from stages.comm.collectives import InProcessExchanges, InProcessGroup
-from stages.model.partition import cut_model
-from stages.pipeline.weights.weight_versions import WeightVersions
+from stages.shape.partition import cut_model
+from stages.weights.weight_versions import WeightVersions
 
 TOKENS = torch.tensor([[1, 2, 3, 4]])
 

@@ -22,14 +22,14 @@ from asyncpp_cli.planner.peak_memory import backward_bytes, update_bytes
 from asyncpp_cli.planner.rehearsal import rehearse
 from optimizers import CORRECTIONS
 from optimizers.catalogue import NAMES, method_named
-from stages.config import RunConfig, chosen_correction
+from stages.config.run_config import RunConfig, chosen_correction
 from stages.model import layers
 from stages.model.block.runner import block_runner
 from stages.model.decoder import RunBlock, make_block
-from stages.model.partition import cut_of, owned_members, stage_parameters
 from stages.rehearsal.compiled import compile_on
 from stages.rehearsal.rank import Rehearsal, rehearse_rank
 from stages.rehearsal.watch import Watch
+from stages.shape.partition import cut_of, owned_members, stage_parameters
 from stages.update.optimizer_step import StageUpdate
 
 FULL_WIDTH = ["model.layers=8", "parallel.stages=4", "schedule.microbatches=4", "train.microbatch_size=1"]

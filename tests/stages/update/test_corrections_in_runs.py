@@ -10,12 +10,12 @@ from support.against_one_process import check_close
 from support.single_process import delayed_training
 from support.small_runs import Rows, small_config
 
-from stages.config import CorrectionConfig, RunConfig
-from stages.model.partition import cut_model
-from stages.pipeline.weights.weight_versions import WeightVersions
+from stages.config.run_config import CorrectionConfig, RunConfig
+from stages.shape.partition import cut_model
 from stages.trainer import replay
 from stages.update.optimizer_step import StageUpdate
 from stages.validation import ConfigError, check
+from stages.weights.weight_versions import WeightVersions
 
 
 def losses(config: RunConfig) -> list[float]:

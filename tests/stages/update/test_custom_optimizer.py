@@ -18,7 +18,7 @@ from asyncpp_cli.runs.config_file import config_text, read_config
 from asyncpp_cli.runs.settings import assign, config_hash, get
 from optimizers.build import build_optimizer
 from stages.comm.process import Process
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
 from stages.memory.estimate import course_of, stage_memory
 from stages.pipeline.build import representative_programs
 from stages.trainer import replay, train

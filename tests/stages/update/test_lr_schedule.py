@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.small_runs import Rows, small_config
 
-from stages.config import OptimizerConfig
+from stages.config.run_config import OptimizerConfig
 from stages.trainer import replay
 from stages.update.lr_schedule import SCHEDULES, learning_rate_factor
 from stages.validation import ConfigError, check

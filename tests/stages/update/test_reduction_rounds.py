@@ -16,18 +16,18 @@ from support.small_runs import small_config
 from torch import Tensor
 
 from schedules import Op, build
+from stages.comm import reduction_rounds
 from stages.comm.collectives import DistributedGroup, SingleRankGroup
 from stages.comm.communicator import Communicator
 from stages.comm.p2p import InProcessLinks
+from stages.comm.reduction_rounds import ReductionPlan, Round, reduction_plan, room_bytes
 from stages.comm.topology import Connection
+from stages.config.segments import segment_program
 from stages.data.dataset import prepare
-from stages.model.optimizer_sharding import Run, assign_owners
 from stages.pipeline.build import build_ranks
 from stages.pipeline.executor import RankExecutor
-from stages.segments import segment_program
-from stages.update import reduction_rounds
+from stages.shape.optimizer_sharding import Run, assign_owners
 from stages.update.early_reduction import slack_of
-from stages.update.reduction_rounds import ReductionPlan, Round, reduction_plan, room_bytes
 
 GB = 10**9
 

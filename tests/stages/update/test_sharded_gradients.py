@@ -15,8 +15,8 @@ from asyncpp_cli.planner.costs.devices import find_device
 from asyncpp_cli.planner.costs.roofline import Roofline
 from asyncpp_cli.planner.estimate import estimate
 from stages.comm.process import Process
-from stages.config import RunConfig
-from stages.limits import ConfigError
+from stages.config.limits import ConfigError
+from stages.config.run_config import RunConfig
 from stages.schedule_validation import check_schedule
 from stages.trainer import replay, train
 from stages.update.async_update import RankUpdates

@@ -15,9 +15,9 @@ from support.small_runs import Rows, small_config
 from torch import Tensor, nn
 
 import optimizers
-from stages.config import ModelConfig, RunConfig
-from stages.model.optimizer_sharding import assign_owners, runs_between
-from stages.model.stacks import member_count, member_names, member_shape
+from stages.config.run_config import ModelConfig, RunConfig
+from stages.shape.optimizer_sharding import assign_owners, runs_between
+from stages.shape.stacks import member_count, member_names, member_shape
 from stages.trainer import replay
 
 EXPERTS, EXPERT_WIDTH = 5, 8

@@ -16,10 +16,10 @@ from support.stream_model import unordered
 from support.training_cases import SCHEDULES, TWO_STAGES_A_RANK
 
 import stages.pipeline.build
-from stages.config import RunConfig
-from stages.pipeline.weights.gradient_buffers import gradient_buffers
+from stages.config.run_config import RunConfig
 from stages.trainer import replay
 from stages.update.update_stream import Streams
+from stages.weights.gradient_buffers import gradient_buffers
 
 ALL: dict[str, dict[str, Any]] = SCHEDULES | TWO_STAGES_A_RANK
 LAYOUTS = [(1, 1), (2, 2)]

@@ -18,8 +18,8 @@ from support.small_runs import small_config
 from support.virtual_device import Device, VirtualCommunicator, VirtualEvent, VirtualStreams, World
 from torch import Tensor, nn
 
+import stages.comm.reduction_rounds
 import stages.pipeline.build
-import stages.update.reduction_rounds
 import stages.update.step_decision
 from schedules import Op, Program
 from schedules.actions import Action
@@ -27,19 +27,19 @@ from schedules.messages import Message
 from stages.comm.collectives import DistributedGroup, Exchange
 from stages.comm.communicator import Communicator
 from stages.comm.p2p import Links
+from stages.comm.reduction_rounds import reduction_plan
 from stages.comm.topology import Connection
-from stages.config import RunConfig
+from stages.config.run_config import RunConfig
+from stages.config.segments import segment_program
 from stages.data.dataset import prepare
 from stages.model.decoder import RunBlock, Stage
 from stages.model.layers import Block
-from stages.model.optimizer_sharding import assign_owners
-from stages.model.partition import cut_of, stage_parameters
 from stages.pipeline.build import Rank, activation_shape, build_ranks
-from stages.pipeline.clock import EventClock
-from stages.segments import segment_program
+from stages.shape.optimizer_sharding import assign_owners
+from stages.shape.partition import cut_of, stage_parameters
+from stages.update.clock import EventClock
 from stages.update.early_reduction import needs_update
 from stages.update.optimizer_step import StageUpdate
-from stages.update.reduction_rounds import reduction_plan
 from stages.update.update_stream import OneStream
 
 NUMBERS = 0.01
@@ -163,7 +163,7 @@ def played(
     with monkeypatch.context() as patch:
         patch.setattr(StageUpdate, "apply", timed_apply)
         patch.setattr(stages.update.step_decision, "to_host", lambda numbers: to_host(world, numbers))
-        patch.setattr(stages.update.reduction_rounds, "LEAST_PIECE", 1)
+        patch.setattr(stages.comm.reduction_rounds, "LEAST_PIECE", 1)
         for number, device in enumerate(devices):
             clock = EventClock(lambda device=device: VirtualEvent(device))  # type: ignore[misc]
             streams = OneStream() if one_stream else VirtualStreams(device)
@@ -279,7 +279,7 @@ def test_a_flush_loses_what_cannot_be_hidden(text: Path, monkeypatch: pytest.Mon
     )
     config.model.width, config.model.mlp_width = 48, 80
     with monkeypatch.context() as patch:
-        patch.setattr(stages.update.reduction_rounds, "LEAST_PIECE", 1)
+        patch.setattr(stages.comm.reduction_rounds, "LEAST_PIECE", 1)
         parameters = stage_parameters(config.model, cut_of(config)[0])
         sizes = [parameter.size for parameter in parameters]
         ownership = assign_owners([parameter.shape for parameter in parameters], data_ranks=2)

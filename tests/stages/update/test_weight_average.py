@@ -21,8 +21,8 @@ from stages.checkpoint.export import WEIGHTS_FILE, write_weights
 from stages.checkpoint.export_options import ExportFormat, Weights
 from stages.checkpoint.files import CheckpointError
 from stages.checkpoint.saved_weights import newest_weights
-from stages.config import RunConfig
-from stages.model.head.loss import next_token_loss
+from stages.config.run_config import RunConfig
+from stages.model.head_loss import next_token_loss
 from stages.trainer import replay
 from stages.update.weight_average import AveragedWeights
 

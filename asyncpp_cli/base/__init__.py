@@ -1,0 +1,1 @@
+"""What every folder of the command line uses: errors, console, files, numbers."""

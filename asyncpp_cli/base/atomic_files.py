@@ -1,0 +1,151 @@
+"""Writes files and folders atomically.
+
+Files and folders get the rights that any new ones get in their folder, by its setgid bit, its default ACL and
+the umask; those of Python's `tempfile` belong to their owner alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.base.errors import DamagedError, UserError, doing
+from stages.config.records import encoded, loaded, read_bytes, with_checksum
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file atomically: readers see the old text or the new, never a part."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(
+    path: Path, content: bytes, *, unless: Callable[[], bool] | None = None, sync: bool = False
+) -> None:
+    """As `write_text`, for bytes.
+
+    Args:
+        path: the file.
+        content: its new content.
+        unless: asked once the temporary file is there; the file stays as it is if this holds.
+        sync: whether the content is on the disk before it replaces the file.
+    """
+    with doing("written", path):
+        temporary = _temporary_name(path)
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if unless is not None and unless():
+                temporary.unlink(missing_ok=True)
+            else:
+                temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def remove_temporary(path: Path) -> None:
+    """Remove the temporary files of all who are writing a file; they get FileNotFoundError."""
+    for temporary in path.parent.glob(f"{_temporary_prefix(path)}*"):
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary_name(path: Path) -> Path:
+    return path.parent / f"{_temporary_prefix(path)}{secrets.token_hex(8)}"
+
+
+def _temporary_prefix(path: Path) -> str:
+    # Not the whole name: with a suffix it could be too long.
+    return f".{path.name[:40]}."
+
+
+def temporary_folder(folder: Path) -> Path:
+    """Make a hidden folder next to `folder`, to be filled and renamed to it."""
+    temporary = _temporary_name(folder.absolute())
+    temporary.mkdir()
+    return temporary
+
+
+def append_line(file: Path, text: str) -> None:
+    """Append a line to a file, which is made if it is missing; a torn last line stays apart.
+
+    Raises:
+        OSError: it could not be written, or only in part.
+    """
+    with doing("written", file), file.open("a+b", buffering=0) as opened:
+        line = f"{text}\n".encode()
+        size = opened.seek(0, os.SEEK_END)
+        if size and os.pread(opened.fileno(), 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if opened.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def write_json(path: Path, content: Mapping[str, Any], *, unless: Callable[[], bool] | None = None) -> None:
+    """As `write_bytes`, for a JSON object, with a checksum (`stages.config.records`)."""
+    write_bytes(path, with_checksum(json.dumps(content)), unless=unless)
+
+
+def write_record(path: Path, record: object) -> None:
+    """As `write_text`, for a record (`stages.config.records`)."""
+    write_bytes(path, encoded(record))
+
+
+def read_json(path: Path, *, newest_format: int) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        DamagedError: it cannot be read, is not a JSON object, does not match its checksum, or has a `format`
+            above `newest_format`.
+    """
+    content = loaded(read_bytes(path), where=str(path), newest_format=newest_format)
+    if not isinstance(content, dict):
+        raise DamagedError(f"{path} holds no JSON object")
+    return dict(content)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, created if missing; no lock if the filesystem has none."""
+    with file.open("a") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        except OSError:
+            # Claims need no lock, and files are written atomically: either of two writers is right.
+            yield
+            return
+        yield
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder to fill, which becomes `folder` at the end.
+
+    Raises:
+        UserError: `folder` exists and is not an empty folder.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already; name a new or empty folder")
+    with doing("made", folder):
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_folder(folder)
+    try:
+        yield temporary
+        temporary.replace(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

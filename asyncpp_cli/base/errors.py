@@ -1,0 +1,181 @@
+"""Errors of the user and of the system, their messages and exit codes.
+
+| error | exit code |
+|---|---|
+| a mistake of the user; a file that cannot be read, written or made | 2 |
+| a resource is exhausted or an output is closed: the same command may succeed later | 1 |
+| another machine has taken over the run | 1 |
+| a bug of asyncpp: a traceback, and where to report it | 1 |
+
+docs/index.md lists the exit codes of all commands.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from stages.config.records import DamagedError as DamagedError
+
+WRONG = 2
+"""Exit code if the command, or what it works on, must be changed."""
+
+FAILED = 1
+"""Exit code if the same command may succeed later, and if runs have failed."""
+
+
+class UserError(Exception):
+    """A mistake of the user: one line on standard error, exit code 2."""
+
+
+class TakenOverError(Exception):
+    """Another machine has taken over the run: one line on standard error, exit code 1."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Message and exit code of an error that is not a bug of asyncpp."""
+
+    message: str
+    code: int
+
+
+_ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or ask for a larger quota",
+    errno.EAGAIN: "no more processes or threads are allowed here (ulimit -u)",
+    errno.EMFILE: "more files are open than this process is allowed (ulimit -n)",
+    errno.ENFILE: "more files are open than this machine allows",
+    errno.ENOMEM: "the machine has no memory left",
+    errno.EFBIG: "files are not allowed to grow so large here (ulimit -f)",
+    errno.EIO: "the disk or the network failed",
+    errno.ESTALE: "the file server has lost it",
+    errno.ETIMEDOUT: "the file server does not answer",
+    errno.EPIPE: "nobody reads it any more",
+    errno.EBADF: "it is closed",
+}
+"""What is exhausted or unavailable, or what to do about it, by error number."""
+
+_NO_THREAD = "Resource temporarily unavailable"
+"""Text in the panic of a Rust library that cannot start a thread."""
+
+_DONE = {
+    "read_text": "read",
+    "read_bytes": "read",
+    "write_text": "written",
+    "write_bytes": "written",
+    "_mkstemp_inner": "written",
+    "mkdtemp": "made",
+    "mkdir": "made",
+    "makedirs": "made",
+    "iterdir": "listed",
+    "scandir": "listed",
+    "glob": "listed",
+    "rename": "renamed",
+    "replace": "replaced",
+    "unlink": "removed",
+    "rmdir": "removed",
+    "chmod": "changed",
+    "stat": "looked at",
+    "exists": "looked at",
+    "is_file": "looked at",
+    "is_dir": "looked at",
+    "_execute_child": "started",
+    "fork": "started",
+}
+"""Participle of what a function of Python's library does to a file, by the function's name."""
+
+
+@contextmanager
+def doing(done: str, what: str | os.PathLike[str]) -> Iterator[None]:
+    """Add to operating-system errors what was being done, and to which file.
+
+    Args:
+        done: a participle, such as "written".
+        what: the file; replaces a temporary file, or none, that the error names.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not hasattr(error, "asyncpp_done"):
+            error.filename, error.filename2 = os.fspath(what), None
+            error.asyncpp_done = done  # type: ignore[attr-defined]
+        raise
+
+
+@contextmanager
+def drawing(file: str | os.PathLike[str]) -> Iterator[None]:
+    """While a picture is drawn into a file: say what of it is not accepted, or not installed.
+
+    Raises:
+        UserError: the picture is refused, or needs the extra `plot`.
+    """
+    try:
+        with doing("written", file):
+            yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise UserError(f"a picture needs {error.name}: pip install 'asyncpp[plot]'") from error
+
+
+def refusal_of(error: BaseException) -> Refusal | None:
+    """Message and exit code for an error; None if it is a bug of asyncpp."""
+    match error:
+        case UserError() | DamagedError():
+            return Refusal(str(error), WRONG)
+        case TakenOverError():
+            return Refusal(str(error), FAILED)
+        case OSError(errno=int()):
+            code = FAILED if error.errno in _ADVICE else WRONG
+            return Refusal(_system_error_message(error), code)
+        case MemoryError():
+            return Refusal("this machine has not enough memory for it", FAILED)
+        case RuntimeError() if "can't start new thread" in str(error):
+            return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]})", FAILED)
+        case _ if type(error).__name__ == "PanicException" and _NO_THREAD in str(error):
+            return Refusal(f"a thread cannot be started ({_ADVICE[errno.EAGAIN]})", FAILED)
+        case RuntimeError() if "determine home directory" in str(error):
+            return Refusal("the home folder is not known: set HOME to a folder", WRONG)
+        case UnicodeEncodeError() if any("\ud800" <= character <= "\udfff" for character in error.object):
+            return Refusal(f"{error.object!r} is not UTF-8: use another name", WRONG)
+    return None
+
+
+def exit_code_of(program: Callable[[], int]) -> int:
+    """Run a program that has no command line; for an error that is no bug, prints its message.
+
+    Returns:
+        The program's exit code, or that of its error.
+    """
+    try:
+        return program()
+    except Exception as error:
+        if (refusal := refusal_of(error)) is None:
+            raise
+        # A full disk may not even take this line.
+        with suppress(OSError):
+            print(refusal.message, flush=True)
+        return refusal.code
+
+
+def _system_error_message(error: OSError) -> str:
+    reason = error.strerror or type(error).__name__
+    advice = f": {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
+    if error.filename is None:
+        problem = "a process cannot be started" if error.errno == errno.EAGAIN else "the system refuses"
+        return f"{problem} ({reason}{advice})"
+    file = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename)
+    return f"{file} cannot be {_done(error)} ({reason}{advice})"
+
+
+def _done(error: OSError) -> str:
+    """The participle given by `doing`, or that of the innermost known function in the traceback."""
+    if (participle := getattr(error, "asyncpp_done", None)) is not None:
+        return str(participle)
+    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    return next((_DONE[name] for name in reversed(names) if name in _DONE), "opened")

@@ -1,0 +1,1 @@
+"""What starting runs here and on SLURM have in common."""

@@ -1,0 +1,317 @@
+"""Grouping runs into job arrays by shape, after checking each run's configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from asyncpp_cli.base.atomic_files import write_record
+from asyncpp_cli.base.errors import DamagedError, UserError
+from asyncpp_cli.experiment.run_data import config_to_train
+from asyncpp_cli.launch.common.options import LaunchOptions, Pauses, check_pause
+from asyncpp_cli.runs.lineage import FolderName, RunId
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import is_done
+from asyncpp_cli.sites.containers import Container, ContainerError, mounts_of
+from asyncpp_cli.sites.profile import Site
+from asyncpp_cli.sites.resources import ranks_of
+from asyncpp_cli.slurm import client as slurm
+from asyncpp_cli.slurm.run_status import RunStatus
+from stages.config.records import Count, FileRecord, Record, read_record
+from stages.config.run_config import RunConfig
+from stages.validation import ConfigError, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A run that will be a task of an array."""
+
+    run: Run
+    shape: JobShape
+    steps: int
+    until: int | None
+    """Step after which it pauses; None: it trains to the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedArray:
+    """Runs of one shape that will be one array."""
+
+    shape: JobShape
+    runs: tuple[PlannedRun, ...]
+    throttle: Throttle
+
+
+def runs_to_submit(
+    run_statuses: Sequence[RunStatus], *, only: Collection[str] | None, pauses: Pauses
+) -> list[Run]:
+    """The runs that are neither done, nor running, nor queued."""
+    return [
+        run_status.run
+        for run_status in run_statuses
+        if (only is None or run_status.run.id in only)
+        and not is_done(run_status.status, until=pauses.get(run_status.run.id))
+        and not run_status.is_live
+    ]
+
+
+def plan_arrays(
+    runs: Sequence[Run],
+    site: Site,
+    options: LaunchOptions,
+    *,
+    max_array_size: int,
+    free_jobs: int | None = None,
+) -> list[PlannedArray]:
+    """The arrays to submit, with each run's configuration checked.
+
+    Args:
+        runs: runs to submit.
+        site: site profile.
+        options: options of the launch.
+        max_array_size: SLURM's limit on the tasks of an array.
+        free_jobs: number of jobs that may be submitted; further runs are left out. None: no limit.
+
+    Raises:
+        UserError: a run cannot be read, trained, or placed at this site.
+    """
+    planned = []
+    seen: dict[str, Any] = {}
+    for run in runs:
+        config = _checked_config(run, site, seen)
+        shape = shape_of(config, site, replay=options.replay)
+        check_pause(run, config, options.pauses)
+        until = options.pauses.get(run.id)
+        planned.append(PlannedRun(run=run, shape=shape, steps=config.train.steps, until=until))
+    largest = array_size(site, max_array_size)
+    groups = []
+    for shape, same_shape in groupby(sorted(planned, key=_shape)[:free_jobs], key=_shape):
+        group = tuple(same_shape)
+        groups += [(shape, group[first : first + largest]) for first in range(0, len(group), largest)]
+    at_once = options.max_parallel or site.max_parallel
+    array_throttles = throttles([len(group) for _, group in groups], at_once=at_once)
+    return [
+        PlannedArray(shape=shape, runs=group, throttle=throttle)
+        for (shape, group), throttle in zip(groups, array_throttles, strict=True)
+    ]
+
+
+def array_size(site: Site, max_array_size: int) -> int:
+    """Largest number of tasks per array at a site, given SLURM's limit."""
+    return min(site.array_limit or max_array_size, max_array_size)
+
+
+def _shape(planned: PlannedRun) -> JobShape:
+    return planned.shape
+
+
+def config_at(run: Run, site: Site, seen: dict[str, Any] | None = None) -> RunConfig:
+    """The configuration of a run at a site, checked.
+
+    Raises:
+        UserError: the run cannot be read or trained.
+    """
+    try:
+        config = config_to_train(run)
+        config.site = replace(config.site, **site.run)
+        check(config, seen=seen)
+    except DamagedError as error:
+        raise UserError(str(error)) from error
+    except ConfigError as error:
+        raise UserError(f"{run.config_file}: {error.key}: {error.message}") from error
+    return config
+
+
+def _checked_config(run: Run, site: Site, seen: dict[str, Any]) -> RunConfig:
+    config = config_at(run, site, seen)
+    if site.container is not None:
+        try:
+            mounts_of(site.container, run.folder.absolute().parents[1], config)
+        except ContainerError as error:
+            raise UserError(f"{site.file}: container.{error.key}: {error.message}") from None
+    if site.signal_lead < config.site.grace + 10:
+        raise UserError(
+            f"{site.file}: signal_lead: {site.signal_lead} s are too few for a run that may take "
+            f"{config.site.grace:g} s to save; accepted: {config.site.grace + 10:g} or more, or run.grace"
+        )
+    return config
+
+
+def free_jobs(site: Site) -> int | None:
+    """Number of jobs that this user may still submit at the site; None if the profile has no limit.
+
+    Raises:
+        SlurmError: SLURM does not answer.
+    """
+    return None if site.submit_limit is None else max(0, site.submit_limit - slurm.user_job_count())
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class JobShape:
+    """Resources of a job. Each task is one rank, with one GPU if the site has any."""
+
+    nodes: int
+    tasks: int
+    """Total number of tasks."""
+    tasks_per_node: int
+    """The last node has fewer if the tasks do not divide evenly."""
+    cpus_per_task: int
+    gpus_per_node: int
+
+    def __str__(self) -> str:
+        gpus = f", {self.gpus_per_node} GPUs per node" if self.gpus_per_node else ""
+        cpus = _count(self.cpus_per_task, "CPU")
+        return f"{_count(self.nodes, 'node')}, {_count(self.tasks, 'task')} of {cpus}{gpus}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def shape_of(config: RunConfig, site: Site, *, replay: bool) -> JobShape:
+    """Shape of a run's job at a site.
+
+    Raises:
+        UserError: the run does not fit the site's profile.
+    """
+    tasks = 1 if replay else ranks_of(config)
+    cpus = site.cpus_per_task or config.site.threads
+    with_gpus = site.gpus_per_node > 0 and config.site.device != "cpu"
+    if config.site.device == "cuda" and not with_gpus:
+        raise UserError(
+            f"{site.file}: gpus_per_node: site.device is cuda, but this site has no GPUs; "
+            "accepted: a number of GPUs here, or run: {device: cpu}"
+        )
+    limits = [tasks]
+    if with_gpus:
+        limits.append(site.gpus_per_node)
+    if site.cpus_per_node is not None:
+        limits.append(site.cpus_per_node // cpus)
+    if site.tasks_per_node is not None:
+        limits.append(site.tasks_per_node)
+    if min(limits) < 1:
+        raise UserError(
+            f"{site.file}: cpus_per_node: a rank takes {cpus} CPUs, and a node has {site.cpus_per_node}"
+        )
+    nodes = math.ceil(tasks / min(limits))
+    if site.max_nodes is not None and nodes > site.max_nodes:
+        raise UserError(f"{site.file}: max_nodes: {tasks} ranks take {nodes} nodes, not {site.max_nodes}")
+    tasks_per_node = math.ceil(tasks / nodes)
+    return JobShape(
+        nodes=nodes,
+        tasks=tasks,
+        tasks_per_node=tasks_per_node,
+        cpus_per_task=cpus,
+        gpus_per_node=tasks_per_node if with_gpus else 0,
+    )
+
+
+def site_settings_of(shape: JobShape, site: Site) -> dict[str, Any]:
+    """Settings `site.*` that override those of runs in jobs of a shape.
+
+    With GPUs the device is `cuda`: `auto` would train on the CPUs of a node whose driver has failed.
+    """
+    return site.run | ({"device": "cuda"} if shape.gpus_per_node else {})
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """When an array may start, and how many of its tasks may run at the same time."""
+
+    at_once: int
+    """Number of its tasks that may run at the same time."""
+    after: int | None = None
+    """Index of the array that must have ended first; smaller than its own."""
+
+
+def throttles(sizes: Sequence[int], *, at_once: int | None) -> list[Throttle]:
+    """The throttle of each array.
+
+    SLURM throttles the tasks of one array (`--array=0-9%3`), not of several together. If there are no more
+    arrays than runs allowed, each array gets a share of the limit. If there are more, arrays run one task at
+    a time in as many lanes as runs are allowed; an array starts when the one before it in its lane has ended.
+
+    Args:
+        sizes: number of tasks of each array.
+        at_once: number of tasks of all arrays that may run at the same time; None: no limit.
+    """
+    if at_once is None or at_once >= sum(sizes):
+        return [Throttle(size) for size in sizes]
+    if at_once >= len(sizes):
+        return [Throttle(share) for share in _shares(sizes, at_once)]
+    return _in_lanes(sizes, lanes=at_once)
+
+
+def _shares(sizes: Sequence[int], total: int) -> list[int]:
+    """Divide `total` slots among arrays, at least one each, roughly in proportion to their sizes."""
+    shares = [1] * len(sizes)
+    for _ in range(total - len(sizes)):
+        most = max(range(len(sizes)), key=lambda index: sizes[index] / shares[index])
+        shares[most] += 1
+    return shares
+
+
+def _in_lanes(sizes: Sequence[int], *, lanes: int) -> list[Throttle]:
+    """Arrays that run one task at a time, in lanes of about the same length."""
+    queues: list[list[int]] = [[] for _ in range(lanes)]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        shortest = min(queues, key=lambda queue: sum(sizes[other] for other in queue))
+        shortest.append(index)
+    before = {later: earlier for queue in map(sorted, queues) for earlier, later in pairwise(queue)}
+    return [Throttle(1, after=before.get(index)) for index in range(len(sizes))]
+
+
+class ManifestRow(Record, frozen=True, kw_only=True):
+    """A run of an array."""
+
+    id: RunId
+    config_sha256: str
+    steps: Count
+    until: Count | None = None
+    """Step after which it pauses; None: it trains to the end."""
+
+
+class ArrayManifest(FileRecord, frozen=True, kw_only=True):
+    """Content of array-K.json, read by the array's tasks when they start."""
+
+    name: str
+    """Job name."""
+    submission: FolderName
+    cluster: str
+    replay: bool
+    retries: int
+    signal_lead: int
+    network_interface: str | None
+    srun_flags: list[str]
+    site_settings: dict[str, Any]
+    code: str
+    """`snapshot.code_hash` of the code to run."""
+    software: dict[str, str]
+    shape: JobShape
+    rows: list[ManifestRow]
+    """Runs by array index."""
+    exclude: str = ""
+    """Nodes that the site's profile excludes."""
+    container: Container | None = None
+    """Container of the ranks."""
+    image_state: str = ""
+    """`containers.image_state` at submission."""
+
+
+def write_manifest(file: Path, manifest: ArrayManifest) -> None:
+    """Write array-K.json."""
+    write_record(file, manifest)
+
+
+def read_manifest(file: Path) -> ArrayManifest:
+    """The manifest in a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedError: it is damaged.
+    """
+    return read_record(file, ArrayManifest)

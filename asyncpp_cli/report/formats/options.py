@@ -1,0 +1,109 @@
+"""The options of a report, which the command line and the Python API share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asyncpp_cli.base.numbers import finite
+from asyncpp_cli.completion import models_and_templates
+from asyncpp_cli.report.formats.catalogue import FORMATS, Format
+
+if TYPE_CHECKING:
+    ReportFormat = str
+else:
+    ReportFormat = StrEnum("ReportFormat", {name.upper(): name for name in FORMATS})
+    """Output format of a report, a name of `FORMATS`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options of `asyncpp report`; each is a field and its option of the command line."""
+
+    output_format: Annotated[
+        ReportFormat,
+        typer.Option(
+            "--format",
+            help="Output format; json: a list of cells; steps: every step, as Parquet; html: one page.",
+        ),
+    ] = "table"
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write into this file instead of standard output.")
+    ] = None
+    rows: Annotated[
+        str | None, typer.Option(metavar="KEY,..", help="Configuration keys that identify the rows.")
+    ] = None
+    cols: Annotated[
+        str | None, typer.Option(metavar="KEY,..", help="Configuration keys whose values become columns.")
+    ] = None
+    value: Annotated[
+        str, typer.Option(metavar="NAME,..", help="With --cols: values to show, by JSON key.")
+    ] = "val_loss"
+    target: Annotated[
+        float | None,
+        typer.Option(
+            parser=finite, metavar="LOSS", help="Show steps, tokens and time to this validation loss."
+        ),
+    ] = None
+    best_over: Annotated[
+        str | None, typer.Option(metavar="KEY,..", help="Keep the best value of these keys for each arm.")
+    ] = None
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the plots to this folder as SVG, PDF and PNG.")
+    ] = None
+    figure_width: Annotated[
+        float,
+        typer.Option(
+            parser=finite,
+            metavar="INCHES",
+            help="Width of the plots; a column of a two-column page is about 3.3.",
+        ),
+    ] = 5.5
+    assets: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --format html: the charts' script (5 MB) in this folder, for several pages.",
+        ),
+    ] = None
+    caption: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Caption of --format latex, in LaTeX.")
+    ] = None
+    label: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Label of --format latex; default: tab:EXPERIMENT.")
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="MODEL",
+            help="Carry the verdict's steps over to this model, at a planned speed.",
+            autocompletion=models_and_templates,
+        ),
+    ] = None
+    gpus: Annotated[int | None, typer.Option(metavar="N", min=2, help="With --for: number of GPUs.")] = None
+    tokens_per_step: Annotated[
+        int | None, typer.Option(metavar="T", min=1, help="With --for: tokens per step; default: 524,288.")
+    ] = None
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --for: the GPU; default: h100.")
+    ] = None
+
+    @property
+    def format(self) -> Format:
+        return FORMATS[self.output_format]
+
+    @property
+    def curves(self) -> bool:
+        """Whether the report shows curves, which need every step of the runs."""
+        return self.format.keeps_steps or self.figures is not None
+
+    @property
+    def file(self) -> Path:
+        """`out` of a format that is written to files alone."""
+        assert self.out is not None
+        return self.out

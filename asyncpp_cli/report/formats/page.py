@@ -1,0 +1,212 @@
+"""A report as a self-contained HTML page: it needs no network and no other file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote
+
+from asyncpp_cli.base.version import asyncpp_version
+from asyncpp_cli.report.analysis.cells import CellResult
+from asyncpp_cli.report.analysis.names import arm_names, value_text
+from asyncpp_cli.report.analysis.timelines import TimelinePair, timeline_pairs
+from asyncpp_cli.report.formats.charts import Chart, charts
+from asyncpp_cli.report.formats.gantt_svg import to_svg
+from asyncpp_cli.report.formats.page_data import page_data
+from asyncpp_cli.report.formats.page_table import escaped, html_table
+from asyncpp_cli.report.load.run import RunResult
+from asyncpp_cli.report.tables.document import Report, table_of_cells
+from asyncpp_cli.tune.result import table
+
+MOST_TIMELINES = 8
+
+
+def _policy(*, own_file: bool) -> str:
+    """The page loads nothing, or from where it lies alone."""
+    scripts = "'unsafe-inline' 'self'" if own_file else "'unsafe-inline'"
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def plotly_file() -> str:
+    """Name of the file in the folder of assets; pages of another version refer to another one."""
+    from plotly.offline import get_plotlyjs_version
+
+    return f"plotly-{get_plotlyjs_version()}.min.js"
+
+
+def _relative(file: Path, folder: Path) -> str:
+    """A link that holds when page and file are moved together."""
+    return quote(os.fsencode(os.path.relpath(file.absolute(), folder).replace(os.sep, "/")))
+
+
+def to_page(report: Report, *, steps_file: str, folder: Path, assets: Path | None = None) -> str:
+    """The page.
+
+    Args:
+        report: its content.
+        steps_file: name of the Parquet file with every step, in the same folder.
+        folder: of the page; links to run folders are relative to it.
+        assets: folder with the `plotly_file`, which the page then refers to; None: the page contains it.
+    """
+    from plotly.offline import get_plotlyjs
+
+    plotly = f"<script>{get_plotlyjs() if assets is None else ''}</script>"
+    if assets is not None:
+        plotly = f'<script src="{escape(_relative(assets / plotly_file(), folder))}"></script>'
+    drawn = charts(report.cells, report.tunings)
+    tuned = {name: chart for name, chart in drawn.items() if name.startswith("tuning-")}
+    beside = {name: chart for name, chart in drawn.items() if name not in tuned}
+    name = escaped(report.name)
+    resources = files(__package__)
+    parts = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{name}</title>',
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(own_file=assets is not None)}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{resources.joinpath('page.css').read_text(encoding='utf-8')}</style></head><body>",
+        f"<header><h1>{name}</h1><p>{escaped(_summary(report.cells))}</p></header><main>",
+        _section("answer", "Summary", _list(report.summary)),
+        _section("table", "Cells", _tables(report)),
+        _section("tuning", "Tuning", _tunings(report, tuned)),
+        _section("curves", "Loss", _CURVES + _curves_note(steps_file)),
+        *(_section(name, escaped(chart.title), _chart(name, chart)) for name, chart in beside.items()),
+        _section("timelines", "Predicted and measured timelines", _timelines(report.cells)),
+        _section("arms", "Configurations and runs", _configurations(report.cells, folder)),
+        f"</main><footer><p>Written by asyncpp {escaped(asyncpp_version())}.</p></footer>",
+        f'<script type="application/json" id="data">{page_data(report.cells, drawn)}</script>',
+        plotly,
+        f"<script>{resources.joinpath('page.js').read_text(encoding='utf-8')}</script>",
+        "</body></html>",
+    ]
+    return "\n".join(part for part in parts if part) + "\n"
+
+
+_CURVES = """
+<div class="controls" id="controls"></div>
+<div class="columns"><div class="chart tall" id="loss-chart"></div><div id="arm-list"></div></div>
+"""
+_EVERY_COLUMN = '<label class="every-column"><input type="checkbox" id="every-column"> all columns</label>'
+
+
+def _section(name: str, title: str, content: str) -> str:
+    return f'<section id="{name}"><h2>{title}</h2>{content}</section>' if content else ""
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _summary(cells: Sequence[CellResult]) -> str:
+    runs = [run.state for cell in cells for run in cell.runs]
+    counts = ", ".join(f"{runs.count(state)} {state}" for state in dict.fromkeys(runs))
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{len(cells)} cells, {len(runs)} runs: {counts}. Written {now}."
+
+
+def _tables(report: Report) -> str:
+    cells = html_table(table_of_cells(report.cells, leading=report.rows))
+    pivot = html_table(report.table(width=None)) if report.cols else ""
+    problems = f'<div class="problems">{_list(report.problems)}</div>' if report.problems else ""
+    conditions = "".join(f'<p class="conditions">{escaped(line)}</p>' for line in report.conditions)
+    return f"{pivot}{_EVERY_COLUMN}{cells}{problems}{conditions}"
+
+
+def _chart(name: str, chart: Chart) -> str:
+    return f'<p>{escaped(chart.about)}</p><div class="chart" id="{escaped(name)}-chart"></div>'
+
+
+def _tunings(report: Report, tuned: Mapping[str, Chart]) -> str:
+    """A table of the arms of every tuning, and a chart for each tuned key."""
+    parts = []
+    for tuning in report.tunings:
+        columns, rows = table(tuning.plan, tuning.arms)
+        head = "".join(f"<th>{escaped(column)}</th>" for column in columns)
+        body = "".join(f"<tr>{''.join(f'<td>{escaped(text)}</td>' for text in row)}</tr>" for row in rows)
+        parts.append(
+            f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        )
+    return "".join([*parts, *(_chart(name, chart) for name, chart in tuned.items())])
+
+
+def _curves_note(steps_file: str) -> str:
+    return (
+        '<p class="conditions">Long curves show the extremes of equal bins of steps; smoothing averages all '
+        "steps. Every step of every run: "
+        f'<a href="{quote(os.fsencode(steps_file))}">{escaped(steps_file)}</a>.</p>'
+    )
+
+
+def _timelines(cells: Sequence[CellResult]) -> str:
+    pairs = timeline_pairs(cells)
+    if not pairs:
+        return ""
+    legend = (
+        "<p>Each row is a rank, each box a micro-batch: pale boxes are forwards, opaque ones backwards, "
+        "outlined bars updates. Colours are weight versions. Measured: by the clocks of one run's ranks; "
+        "between boxes a rank waited or did something else. Predicted: the same actions if stages cost the "
+        "same, a backward takes twice as long as a forward, and updates and messages take no time.</p>"
+    )
+    figures = "".join(
+        f"<figure><figcaption>{escaped(_caption(pair))}</figcaption>"
+        f'<div class="scroll">{to_svg(pair)}</div></figure>'
+        for pair in pairs[:MOST_TIMELINES]
+    )
+    more = len(pairs) - MOST_TIMELINES
+    rest = f"<p>{more} more programs are not drawn (asyncpp schedule draw).</p>" if more > 0 else ""
+    return f"{legend}{figures}{rest}"
+
+
+def _caption(pair: TimelinePair) -> str:
+    problem = f"{pair.problem}." if pair.problem is not None else ""
+    return " ".join(part for part in (f"{pair.title}.", f"{pair.steps}.", _bubbles(pair), problem) if part)
+
+
+def _bubbles(pair: TimelinePair) -> str:
+    bubbles = (
+        ("predicted", pair.predicted_bubble),
+        ("from the mean times of actions", pair.mean_times_bubble),
+        ("measured", pair.measured_bubble),
+    )
+    text = ", ".join(f"{name} {share:.0%}" for name, share in bubbles if share is not None)
+    return f"Bubble: {text}." if text else ""
+
+
+def _configurations(cells: Sequence[CellResult], folder: Path) -> str:
+    """The settings that all arms share, and for each arm its other settings and its runs."""
+    configs = [cell.config for cell in cells]
+    known = [config for config in configs if config is not None]
+    keys = [key for key in (known[0] if known else ()) if key != "seed" and not key.startswith("site.")]
+    varying = [key for key in keys if len({repr(config.get(key)) for config in known}) > 1]
+    shared = {key: known[0][key] for key in keys if key not in varying}
+    parts = [f"<details><summary>Settings of all arms ({len(shared)})</summary>{_keys(shared)}</details>"]
+    for cell, name, config in zip(cells, arm_names(cells), configs, strict=True):
+        settings = _keys({key: config.get(key) for key in varying}) if config is not None else ""
+        runs = "".join(_run(run, folder) for run in cell.runs)
+        parts.append(f"<details><summary>{escaped(name)}</summary>{settings}<ul>{runs}</ul></details>")
+    return "".join(parts)
+
+
+def _keys(values: dict[str, object]) -> str:
+    rows = "".join(
+        f"<tr><td>{escaped(key)}</td><td>{escaped('null' if value is None else value_text(value))}</td></tr>"
+        for key, value in values.items()
+    )
+    return f'<div class="scroll"><table class="keys"><tbody>{rows}</tbody></table></div>'
+
+
+def _run(run: RunResult, folder: Path) -> str:
+    label = escaped(run.id)
+    if run.folder is not None:
+        label = f'<a href="{escape(_relative(run.folder, folder))}/">{label}</a>'
+    loss = run.measurement.val_loss
+    parts = [run.state, *([f"validation loss {loss:.4f}"] if loss is not None else [])]
+    if run.reason is not None:
+        parts.append(run.reason)
+    return f"<li>{label}: {escaped(', '.join(parts))}</li>"

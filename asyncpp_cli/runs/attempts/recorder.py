@@ -1,0 +1,157 @@
+"""Recording a run while it trains: metrics rows, heartbeats in the status, the timeline."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from asyncpp_cli.base.atomic_files import write_bytes
+from asyncpp_cli.base.version import asyncpp_version, commit
+from asyncpp_cli.runs.attempts.attempt import Attempt
+from asyncpp_cli.runs.attempts.lease import is_superseded, taken_over
+from asyncpp_cli.runs.log_lines import StepLines
+from asyncpp_cli.runs.run_folder import Run
+from asyncpp_cli.runs.status import Status
+from stages.config.records import with_checksum
+
+
+class MetricsWriter:
+    """Appends rows to a run's metrics, each in one write. Used by one process per run.
+
+    It goes on in a copy of the file, so that a process of an earlier attempt that was only frozen appends
+    to a file that nobody reads any more. The rows that end an attempt have a checksum of all that the file
+    holds before it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            write_bytes(run.metrics_file, run.metrics_file.read_bytes(), sync=True)
+        self._descriptor = os.open(run.metrics_file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        size = os.fstat(self._descriptor).st_size
+        # An attempt killed in the middle of a line leaves it open: end it.
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            os.write(self._descriptor, b"\n")
+        with run.metrics_file.open("rb") as written:
+            self._digest = hashlib.file_digest(written, "sha256")
+
+    @property
+    def is_removed(self) -> bool:
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        if self.is_removed:
+            raise OSError("metrics.jsonl was removed while the run writes it")
+        if row["kind"] in ("end", "pause"):
+            line = with_checksum(json.dumps(row), before=self._digest)
+        else:
+            line = (json.dumps(row) + "\n").encode()
+        self._digest.update(line)
+        if os.write(self._descriptor, line) != len(line):
+            raise OSError("the disk is full: a metrics row was written in part")
+
+    def flush(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class RunRecorder:
+    """Records metrics rows and heartbeats; the trainer uses it on its writer rank.
+
+    No file is opened before the first row, so that every rank can have a recorder.
+
+    Args:
+        run: the run.
+        attempt: number of the attempt.
+        lines: prints progress to the log; None: nothing is printed.
+    """
+
+    _SECONDS_BETWEEN_HEARTBEATS = 0.5
+
+    def __init__(self, run: Run, *, attempt: int, lines: StepLines | None = None) -> None:
+        self._run = run
+        self._lines = lines
+        self._attempt = Attempt(run, attempt)
+        self._metrics: MetricsWriter | None = None
+        self._latest: Status | None = None
+        self._written_at = 0.0
+        self._last_step: Mapping[str, Any] | None = None
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append a row to the metrics.
+
+        `start` rows get the run's id, the attempt and the code version, `segment` rows the machine's load.
+
+        Raises:
+            TakenOverError: the next attempt has begun to write.
+        """
+        if self._metrics is None:
+            self._check_not_superseded()
+            self._metrics = MetricsWriter(self._run)
+        if self._metrics.is_removed:
+            self._check_not_superseded()
+        if row["kind"] == "start":
+            ours = {"run": self._run.id, "attempt": self._attempt.number}
+            row = {**row, **ours, "asyncpp": asyncpp_version(), "commit": commit()}
+        if row["kind"] == "segment":
+            row = {**row, "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1)}
+        self._metrics.append(row)
+        if self._lines is not None:
+            self._lines.row(row)
+        if row["kind"] == "step":
+            self._last_step = row
+
+    def timeline(self, timeline: Mapping[str, Any]) -> None:
+        """Replace the run's timeline."""
+        if not is_superseded(self._attempt):
+            self._run.write_timeline(timeline)
+
+    def flush(self) -> None:
+        """Sync the metrics to disk, so that no checkpoint is newer than they are.
+
+        Raises:
+            TakenOverError: the next attempt has begun; no checkpoint may be completed any more.
+        """
+        if self._metrics is not None:
+            self._metrics.flush()
+            self._check_not_superseded()
+
+    def heartbeat(self, step: int, *, train_loss: float, tokens_per_second: float) -> None:
+        """Update progress in the status; written at most twice per second."""
+        now = time.time()
+        self._latest = replace(
+            self._latest or self._run.status(),
+            step=step,
+            train_loss=train_loss,
+            tokens_per_second=tokens_per_second,
+            updated=now,
+        )
+        if now - self._written_at >= self._SECONDS_BETWEEN_HEARTBEATS:
+            superseded = partial(is_superseded, self._attempt)
+            try:
+                self._run.write_status(self._latest, unless=superseded)
+            except FileNotFoundError:
+                if not superseded():
+                    raise
+            self._written_at = now
+
+    def close(self) -> None:
+        """Write the final progress with the mean throughput to the status, and close the metrics."""
+        if (row := self._last_step) is not None:
+            rate = row["tokens"] / row["seconds"] if row["seconds"] else 0.0
+            self._written_at = 0.0
+            self.heartbeat(row["step"], train_loss=row["train_loss"], tokens_per_second=rate)
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _check_not_superseded(self) -> None:
+        if is_superseded(self._attempt):
+            raise taken_over(self._attempt)

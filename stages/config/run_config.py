@@ -1,0 +1,395 @@
+"""The typed configuration of a run. Imports no torch, so that the command line checks it quickly.
+
+Each field says what it accepts (`stages.config.keys.key`); its meaning and unit stand under it. `site` holds
+what may differ from machine to machine without making it another run; everything else is part of the run's
+identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from optimizers import CORRECTIONS, METHODS
+from stages.config.keys import MISSING, facts, key, with_options, with_schedule_options
+
+
+class _Declared:
+    """A section with keys that are declared elsewhere."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, option: str) -> Any: ...
+
+        def __setattr__(self, option: str, value: Any) -> None: ...
+
+
+@with_schedule_options
+@dataclass
+class ScheduleConfig(_Declared):
+    """With a key for every option of schedules (`schedules.OPTIONS`)."""
+
+    name: str = MISSING
+    """A schedule of `schedules.NAMES`, or `package.module:function`: one of your own (docs/schedules.md)."""
+    microbatches: int = key(4, low=1, high=100_000)
+    """Micro-batches per step, in each pipeline."""
+    code_sha256: str | None = None
+    """Hash of the source of a schedule of your own (docs/run-folder.md#code). `sweep` writes it; a run
+    refuses other code."""
+
+
+@with_options(METHODS.values())
+@dataclass
+class OptimizerConfig(_Declared):
+    """With a key for every option that an optimizer declares (`asyncpp optimizers show NAME`)."""
+
+    name: str = MISSING
+    """An optimizer of `optimizers.NAMES`, or `package.module:name`: one of your own (docs/optimizers.md)."""
+    lr: float = key(2e-3, above=0)
+    """Peak learning rate."""
+    weight_decay: float = key(0.1, low=0)
+    """Decoupled; on matrices only."""
+    warmup: float = key(0.1, low=0, high=1)
+    """Share of the steps in which the learning rate rises linearly."""
+    final_lr: float = key(0.1, low=0)
+    """Learning rate at the end of the schedule, as a share of the peak."""
+    schedule: str = "cosine"
+    """Learning rate after the warm-up: `cosine`, `linear`, `constant`, or `wsd` (stable, then a linear
+    decay)."""
+    decay_share: float | None = key(None, above=0, high=1)
+    """wsd: share of the steps in which the learning rate decays; null: 0.2."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of an optimizer of your own, passed to it by keyword: `optimizer.options.KEY`."""
+    code_sha256: str | None = None
+    """Hash of the source of an optimizer of your own, as `schedule.code_sha256`."""
+
+
+@dataclass
+class ErrorFeedbackConfig:
+    coefficient: float = key(0.0, low=0)
+    """c in x' = x - u - c (u - u_previous); 0 turns the correction off."""
+    form: str = key("look-ahead", choices=("look-ahead", "buffered"))
+    """`look-ahead` (no extra buffer) or `buffered` (the reference)."""
+    decay_at: str = key("y", choices=("y", "x"))
+    """Weights that weight decay applies to: `y` (evaluated and saved) or `x` (computed with; `buffered`
+    only)."""
+
+
+CORRECTION_NAMES = tuple(name for name, method in CORRECTIONS.items() if not method.set_by)
+"""The corrections that `correction.name` accepts; error feedback has a section of its own."""
+
+
+@with_options(CORRECTIONS[name] for name in CORRECTION_NAMES)
+@dataclass
+class CorrectionConfig(_Declared):
+    """With a key for every option that a correction declares."""
+
+    name: str = key(
+        "none",
+        choices=("none", *CORRECTION_NAMES),
+        set_by={name: method.set_by for name, method in CORRECTIONS.items() if method.set_by},
+    )
+    """A correction instead of error feedback, one of `optimizers.CORRECTIONS`, or `none`."""
+
+
+@dataclass
+class ModelConfig:
+    name: str = MISSING
+    """Name of the model size, for display."""
+    family: str = "llama"
+    """Family of the decoder (docs/models.md): `llama`, or `qwen3` (queries and keys are normalized)."""
+    layers: int = key(MISSING, low=1, high=10_000)
+    """Number of blocks."""
+    width: int = key(MISSING, low=1, high=10**6)
+    """Width of the activations between blocks."""
+    heads: int = key(MISSING, low=1, high=10**5)
+    """Number of attention heads."""
+    kv_heads: int = key(MISSING, low=1, high=10**5)
+    """Key/value heads (grouped-query attention); divides `heads`."""
+    head_dim: int | None = key(None, low=1, high=10**5)
+    """Width of a head; null: `width` / `heads`."""
+    mlp_width: int = key(MISSING, low=1, high=10**7)
+    """Hidden width of the SwiGLU block."""
+    vocab_size: int = key(256, high=2**31 - 1)
+    """Number of tokens in the vocabulary."""
+    tied: bool = False
+    """The head multiplies with the embedding's matrix and has none of its own. Needs both on one rank: one
+    stage alone, or a schedule in a V (`2bw-v`, `zb-v`, `v-half`, `v-min`, `dualpipe-v`); or
+    `parallel.shard_head`."""
+    rope_base: float = key(10000.0, low=1, high=1e15)
+    """Base of the rotary frequencies."""
+    norm_eps: float = key(1e-5, above=0, high=1.0)
+    """Added to the mean square in RMSNorm."""
+    init_std: float = key(0.02, above=0, high=10.0)
+    """Standard deviation of initial matrices; of those that write into the residual stream, over
+    sqrt(2 `layers`)."""
+    logit_softcap: float | None = key(None, above=0, high=1e6)
+    """c: logits become c tanh(logits / c); null: none."""
+    z_loss: float = key(0.0, low=0, high=1.0)
+    """Weight of the mean squared logarithm of the softmax's sum in what is minimized. Losses that are
+    reported are without it."""
+    parametrization: str = key("standard", choices=("standard", "mup"))
+    """`mup`: initial weights, learning rates and multipliers follow from the size relative to a base model,
+    so that a learning rate found at one size serves others (docs/models.md#rates-that-transfer)."""
+    base_width: int | None = key(None, low=1, high=10**6)
+    """mup: width of the base model, at which it is the standard model."""
+    base_layers: int | None = key(None, low=1, high=10_000)
+    """mup: number of blocks of the base model; null: `layers`."""
+    base_head_dim: int | None = key(None, low=1, high=10**5)
+    """mup: width of a head of the base model; null: that of this one."""
+    factory: str | None = None
+    """`package.module:function` that makes a model of your own (docs/models.md); null: the decoder of
+    `model.family`."""
+    code_sha256: str | None = None
+    """Hash of the source of a model of your own, as `schedule.code_sha256`."""
+    init: str | None = None
+    """Initial weights: safetensors (a folder or a file) from `asyncpp export`, or of the family's class in
+    Hugging Face transformers; null: random, from `seed`."""
+    init_sha256: str | None = None
+    """SHA-256 of the weights in `init`. `sweep` writes it; a run refuses other weights."""
+    experts: int = key(0, low=0, high=10**5)
+    """Routed experts in a block, which take the place of its MLP; 0: a dense model."""
+    active_experts: int | None = key(None, low=1, high=10**5)
+    """Experts that each token is sent to."""
+    shared_experts: int = key(0, low=0, high=10**4)
+    """Further experts that every token passes; they are computed as one of their joint width."""
+    expert_width: int | None = key(None, low=1, high=10**7)
+    """Hidden width of an expert."""
+    dense_layers: int = key(0, low=0, high=10_000)
+    """First blocks that have an MLP of `mlp_width` instead of experts."""
+    router_score: str | None = None
+    """`sigmoid`, or `softmax` over all experts; null: `sigmoid`."""
+    route_normalised: bool | None = None
+    """Divide the scores of a token's experts by their sum; null: true."""
+    route_scale: float | None = key(None, above=0, high=1e6)
+    """Factor of the routed experts' output; null: 1."""
+    balance: str | None = None
+    """`bias`: a bias, added to the scores for the selection alone, moves towards an even load after each
+    step; `none`; null: `bias`."""
+    balance_rate: float | None = key(None, above=0, high=1.0)
+    """Step of the balance bias; null: 0.001."""
+
+
+OWN_SPLIT = "data"
+"""Name of the data's own validation split among several validation sets."""
+
+
+@dataclass
+class DataConfig:
+    path: str | None = None
+    """A folder that `asyncpp data prepare` wrote; token shards of llm.c, modded-nanogpt or nanoGPT (a .bin
+    file or a folder of them) or of Megatron-LM (the .bin beside its .idx); or a text file or a folder of
+    them, read as bytes. null: the text of the Python standard library, or `sources`."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """A mixture in place of `path`: `{wiki: PATH, code: PATH}`. Each sequence is of one source, drawn in
+    proportion to `weights` (docs/data.md). Paths as `path`."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of `sources`, above 0, in any unit: `{wiki: 3, code: 1}`. A source without one has 1."""
+    sha256: str | None = None
+    """SHA-256 of the data and its split. `sweep` writes it; a run refuses other data."""
+    context: int = key(128, low=1, high=10**7)
+    """Tokens in a sequence."""
+    validation_share: float = key(0.05, above=0, below=1)
+    """Share held out for validation if the data has no split of its own: whole files of a folder of text,
+    the end of token shards."""
+    validation: dict[str, str] = field(default_factory=dict)
+    """Further validation sets by name: `{wiki: PATH, code: PATH}`. An evaluation then measures the loss of
+    the data's own split, which is called `data`, and of each set. Paths as `path`: of prepared data the
+    validation split is read; of token shards those with `val` in their names, if any; otherwise all."""
+    validation_sha256: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each of these sets. `sweep` writes it; a run refuses other data."""
+    headline: str = OWN_SPLIT
+    """Validation set whose loss the report compares (`val_loss`): `data`, or a name in `validation`."""
+    document_mask: bool = False
+    """Attention stays within a document, and positions begin at 0 in each (docs/data.md). A document ends
+    with the data's end-of-document token."""
+    end_of_document: int | None = key(None, low=0, high=2**31 - 1)
+    """With `document_mask`: the token that ends a document, if the data does not record it; only prepared
+    data does."""
+
+
+def trained_paths(data: DataConfig) -> dict[str, str]:
+    """Paths of the data that is trained on, by key; none for the text of the Python standard library."""
+    if data.sources:
+        return {f"data.sources.{name}": path for name, path in data.sources.items()}
+    return {} if data.path is None else {"data.path": data.path}
+
+
+@dataclass
+class ParallelConfig:
+    stages: int = key(2, low=1, high=10_000)
+    """Pipeline ranks; each holds one stage, or `schedule.chunks` of them."""
+    cut: list[float] | None = None
+    """Blocks in each stage, in order, such as [5.5, 6.5]: with .5 the cut is between a block's attention and
+    its MLP or experts, and a last 0 leaves the head alone. null: stages of equal cost, of whole blocks."""
+    data: int = key(1, low=1, high=10_000)
+    """Data-parallel replicas of the pipeline, each with its own micro-batches. A run has `stages` x
+    `data` processes."""
+    shard_head: bool = key(False)
+    """The head's matrix in shards on all pipeline ranks, which compute the loss together: ranks are equally
+    fast, for one more micro-batch in flight (docs/parallel.md). With `model.tied` the embedding is in the
+    same shards."""
+    shard_gradients: bool = key(False)
+    """2bw and others that gather the next step's gradient while they apply the last: data ranks keep only
+    their part of the one that is applied. Same numbers; backwards then wait for the reduction
+    (docs/parallel.md)."""
+
+
+@dataclass
+class TrainConfig:
+    steps: int = key(MISSING, low=1, high=10**7)
+    """Optimizer steps. Each has `schedule.microbatches` micro-batches on each of the `parallel.data`
+    pipelines."""
+    microbatch_size: int = key(8, low=1, high=10**5)
+    """Sequences in a micro-batch."""
+    eval_interval: int = key(100, low=1)
+    """Steps between evaluations; the pipeline drains for each. The run always ends with one."""
+    eval_microbatches: int = key(8, low=1, high=10**6)
+    """Micro-batches of the data's own validation split per evaluation."""
+    eval_tokens: int | None = key(None, low=1, high=10**12)
+    """Least number of tokens that an evaluation reads of each validation set, if the set has as many without
+    overlap. null: `eval_microbatches` of the data's own split, 1,000,000 tokens of each set in
+    `data.validation`."""
+    clip: str = key("global", choices=("global", "stage", "none"))
+    """Gradient clipping: `global` (norm over all stages), `stage` (each stage by its own norm) or `none`."""
+    clip_norm: float = key(1.0, above=0, high=1e30)
+    """Largest gradient norm after clipping."""
+    ema_decay: float | None = key(None, above=0, below=1)
+    """d: the weights are averaged over updates, with factors d^0, d^1, ... from the newest to the oldest
+    (exponential moving average), and evaluations measure the average, too
+    (docs/optimizers.md#average-of-weights). null: no average."""
+    max_skipped: int = key(20, low=0)
+    """Consecutive steps with a non-finite gradient, which are skipped, before the run fails; 0: it never
+    fails for that."""
+    precision: str = key("float32", choices=("float32", "float64", "bfloat16"))
+    """`float32`, `float64` (for tests), or `bfloat16` (weights used for computing; master weights and
+    gradients stay float32)."""
+    recompute: str = key("none", choices=("none", "selective", "full"))
+    """What backward computes again instead of keeping it. `selective`: norms, rotary positions and SwiGLU's
+    product, for about half of the activations and a few per cent more time. `full`: all but the input of
+    each block, for a third more compute. Without a weight stash (`paci`) either changes the numbers, because
+    what runs again reads the newest weights."""
+    compile: bool | None = None
+    """Compile the blocks with torch.compile. Needs a compiler; the first step takes up to a minute longer.
+    null: on a GPU, if the schedule and the machine allow it (docs/memory.md)."""
+    cuda_graphs: bool = False
+    """On a GPU, launch each forward and backward of a stage as one CUDA graph, for small models whose
+    micro-batches are shorter than their launches. Takes memory; no GPU has tried it yet
+    (docs/memory.md#traincuda_graphs)."""
+    deterministic: bool = False
+    """On a GPU, use only torch kernels that give the same bits every time: they may be slower, and an
+    operator without one is an error. A CPU run is deterministic anyway."""
+    checkpoint_interval: int = key(100, low=0)
+    """Steps between checkpoints. The pipeline drains for each, which changes the numbers of `pipedream`
+    and `paci` slightly. 0: only at the end, and when the run is stopped."""
+    diagnostics: int = key(0, low=0)
+    """Steps between measurements of curvature and of how updates turn (docs/diagnostics.md), a multiple of
+    `eval_interval`; 0: none. The weights stay the same."""
+    profile_steps: int = key(0, low=0, high=1000)
+    """First steps of each attempt that torch's profiler records, per rank, into `attempts/<n>/`; 0, and in
+    a replay: none. On a GPU a snapshot of memory, written if it runs out, then has the stack of every
+    allocation."""
+
+
+@dataclass
+class SiteConfig:
+    device: str = key("auto", choices=("auto", "cpu", "cuda"))
+    """`auto` (CUDA if there is one), `cpu` or `cuda`."""
+    threads: int = key(1, low=1, high=10_000)
+    """CPU threads per process."""
+    timeout: float = key(60.0, above=0, high=1e8)
+    """Seconds a process waits for a message from another rank. A process that starts nothing for twice as
+    long dumps its stack traces and exits."""
+    start_timeout: float = key(600.0, above=0, high=1e8)
+    """Seconds for all processes of a run to start, find each other and build their stages."""
+    grace: float = key(30.0, above=0, high=1e6)
+    """Seconds a run may take to save once it is told to stop; then it is killed."""
+    save_timeout: float = key(1800.0, above=0, high=1e8)
+    """Seconds that reading or writing a checkpoint may take."""
+    lease: float = key(60.0, above=0, high=1e8)
+    """Seconds of silence after which another machine may take over a run. The file server should never be
+    away for so long; a live machine writes to it six times within them."""
+    keep_checkpoints: int = key(2, low=1)
+    """Number of newest checkpoints to keep."""
+    peak_tflops: float | None = key(None, above=0)
+    """Peak of one device at the run's precision, TFLOP/s, for the report's MFU; null: looked up by the
+    device's name."""
+    memory_gb: float | None = key(None, above=0)
+    """Memory available to a rank, in units of 10^9 bytes. `sweep` refuses cells that do not fit; null: no
+    check."""
+    gpu: str | None = None
+    """GPU of each rank (h100, a100, ...), for the step time that `sweep` estimates; null: no estimate."""
+
+
+@dataclass
+class RunConfig:
+    """All settings of a run: those that decide what it computes, and `site`."""
+
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    error_feedback: ErrorFeedbackConfig = field(default_factory=ErrorFeedbackConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    site: SiteConfig = field(default_factory=SiteConfig)
+    seed: int = key(0, low=0, high=2**63 - 1)
+    """Seed of the initial weights (together with each parameter's name) and of the data order."""
+
+
+def optimizer_options(config: OptimizerConfig) -> dict[str, float | bool | str]:
+    """The optimizer options that the configuration sets; the others keep their defaults."""
+    return {**declared_options(config), **config.options}
+
+
+def correction_options(config: CorrectionConfig) -> dict[str, float | bool | str]:
+    """The correction options that the configuration sets; the others keep their defaults."""
+    return declared_options(config)
+
+
+def chosen_correction(config: RunConfig) -> tuple[str, dict[str, float | bool | str]] | None:
+    """The run's correction by its name in `optimizers.CORRECTIONS`, and its options; None: plain delay.
+
+    The section `error_feedback` is the short form of the two corrections of that name.
+    """
+    if config.correction.name != "none":
+        return config.correction.name, correction_options(config.correction)
+    feedback = config.error_feedback
+    if feedback.coefficient == 0:
+        return None
+    if feedback.form == "look-ahead":
+        return "error-feedback", {"coefficient": feedback.coefficient}
+    return "error-feedback-buffered", {"coefficient": feedback.coefficient, "decay_at": feedback.decay_at}
+
+
+def declared_options(section: OptimizerConfig | CorrectionConfig) -> dict[str, float | bool | str]:
+    """The options of the catalogue that a section sets."""
+    options = {name: getattr(section, name) for name in _OPTION_NAMES[type(section)]}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+_OPTION_NAMES = {
+    section: tuple(entry.name for entry in fields(section) if facts(entry).option)
+    for section in (OptimizerConfig, CorrectionConfig)
+}
+
+
+EVAL_TOKENS = 1_000_000
+"""Tokens that an evaluation reads of a set in `data.validation`, if `train.eval_tokens` does not say."""
+
+
+def eval_microbatches(config: RunConfig, name: str, *, tokens: int) -> int:
+    """Micro-batches per evaluation of the validation set `name`, which has so many tokens."""
+    wanted = config.train.eval_tokens
+    if wanted is None and name == OWN_SPLIT:
+        return config.train.eval_microbatches
+    size, context = config.train.microbatch_size, config.data.context
+    without_overlap = (tokens - 1) // context // size
+    return max(1, min(without_overlap, -(-(wanted or EVAL_TOKENS) // (size * context))))
+
+
+def tokens_per_step(config: RunConfig) -> int:
+    """Tokens per optimizer step, over all micro-batches of all pipelines."""
+    microbatches = config.schedule.microbatches * config.parallel.data
+    return microbatches * config.train.microbatch_size * config.data.context

@@ -1,0 +1,1 @@
+"""Backward passes: selective recomputation, split backward, gradients of weights."""

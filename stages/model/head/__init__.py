@@ -1,1 +1,0 @@
-"""The head: its loss, in chunks and in shards over the ranks."""

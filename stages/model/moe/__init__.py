@@ -1,1 +1,0 @@
-"""Blocks of experts: their settings, description, routing and module."""

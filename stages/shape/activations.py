@@ -1,0 +1,51 @@
+"""Numbers of values that parts of a model keep, and their bytes. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INDEX_BYTES = 8
+"""Size of an index or a token id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """Numbers of values by the type that they are computed in."""
+
+    narrow: int = 0
+    """In the type of the weights that forward and backward compute with."""
+    wide: int = 0
+    """In that type, or in float32 where it is narrower: norms, sums of attention, the router, the loss."""
+    normalized: int = 0
+    """Inputs of norms. Kernels of a CPU keep them widened and normalized, a GPU's as they are."""
+    indices: int = 0
+    """Integers of 8 bytes."""
+
+    def __add__(self, other: Values) -> Values:
+        return Values(
+            narrow=self.narrow + other.narrow,
+            wide=self.wide + other.wide,
+            normalized=self.normalized + other.normalized,
+            indices=self.indices + other.indices,
+        )
+
+    def bytes(self, *, narrow: int, wide: int, fused: bool) -> int:
+        """Bytes, with those of one value of each type; `fused`: norms are a kernel each, as on a GPU."""
+        of_norms = self.normalized * (narrow if fused else 2 * wide)
+        return self.narrow * narrow + self.wide * wide + of_norms + self.indices * INDEX_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheapPart:
+    """What selective recomputation computes again at once (`stages.model.gradients.selective`), per token."""
+
+    made: Values
+    """Activations, with the part's output."""
+    normalized: int = 0
+    """Values of a norm's input. Kernels of a CPU make them normalized, and widened where there is a wider
+    type; a fused one of a GPU neither."""
+
+    def bytes(self, *, narrow: int, wide: int, fused: bool) -> int:
+        """As those of `Values`."""
+        copies = 0 if fused else 1 if wide == narrow else 2
+        return self.made.bytes(narrow=narrow, wide=wide, fused=fused) + copies * self.normalized * wide

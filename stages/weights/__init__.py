@@ -1,0 +1,1 @@
+"""Buffers and versions of a stage's weights."""
