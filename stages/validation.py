@@ -358,7 +358,10 @@ def _check_sources(data: DataConfig) -> None:
         if tokenizer is not None:
             tokenizers[tokenizer] = path
         if len(tokenizers) > 1:
-            raise ConfigError(key, f"{path} was made with another tokenizer than {min(tokenizers.values())}")
+            other = min(tokenizers.values())
+            raise ConfigError(
+                key, f"{path} was made with another tokenizer, or start of documents, than {other}"
+            )
 
 
 def _check_validation_sets(config: RunConfig) -> None:
@@ -378,7 +381,10 @@ def _check_validation_sets(config: RunConfig) -> None:
         except (DataError, RuntimeError) as error:
             raise ConfigError(key, str(error)) from error
         if len(tokenizers) > 1:
-            raise ConfigError(key, f"{path} was made with another tokenizer than the data that is trained on")
+            other = "the data that is trained on"
+            raise ConfigError(
+                key, f"{path} was made with another tokenizer, or start of documents, than {other}"
+            )
         for of_training, other in trained.items() if whole else ():
             if Path(path).resolve() == Path(other).resolve():
                 raise ConfigError(key, f"{path} is trained on ({of_training}); accepted: data that is not")

@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncpp_cli.base.console import show_table, tell
 from asyncpp_cli.base.errors import UserError
-from asyncpp_cli.data.tokenizers import Bytes, Tokenizer, read_tokenizer
+from asyncpp_cli.data.tokenizers import Bytes, Library, Tokenizer, read_tokenizer, recorded_text
 from stages.config.run_config import DataConfig
 from stages.data.dataset import is_prepared, prepare
 from stages.data.foreign_formats import find_shards
@@ -105,15 +105,7 @@ def _decoder(prepared: Prepared | None, tokenizer: str | None) -> Tokenizer | No
         return None
     if prepared.tokenizer_file is None:
         return Bytes()
-    try:
-        checksum = hashlib.sha256(prepared.tokenizer_file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UserError(f"{prepared.tokenizer_file} cannot be read ({error.strerror})") from error
-    if checksum != prepared.tokenizer_sha256:
-        raise UserError(
-            f"{prepared.tokenizer_file} is not the tokenizer that {MANIFEST} names: SHA-256 is {checksum}"
-        )
-    return read_tokenizer(str(prepared.tokenizer_file), end=None)
+    return Library(recorded_text(prepared), name=prepared.tokenizer, end=prepared.end_of_document)
 
 
 def _show_prepared(prepared: Prepared) -> None:

@@ -48,6 +48,7 @@ def manifest(
             "file": file if tokenizer.text is not None else None,
             "sha256": sha256_of(tokenizer),
             "end_of_document": tokenizer.end_of_document,
+            "start_of_document": tokenizer.start_of_document,
         },
         "unigram_bits_per_byte": entropy(np.asarray(counts)),
         "splits": splits,

@@ -55,6 +55,8 @@ class PrepareOrder:
     tokenizer: str
     end: str | None
     """End-of-document token, if the user named one."""
+    start: str | None
+    """Token that begins each document, if the user named one."""
     field: str
     separator: str
     validation_share: float
@@ -95,6 +97,7 @@ def prepare_data(order: PrepareOrder) -> tuple[Prepared, bool]:
         tokenizer=order.tokenizer if train_size(order.tokenizer) is not None else tokenizer.name,
         tokenizer_sha256=sha256_of(tokenizer),
         end_of_document=tokenizer.end_of_document,
+        start_of_document=tokenizer.start_of_document,
         field=order.field,
         separator=order.separator,
         validation_share=order.validation_share,
@@ -158,11 +161,11 @@ def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 def _tokenizer(order: PrepareOrder, *, started_plan: dict[str, Any] | None) -> Tokenizer:
     size = train_size(order.tokenizer)
     if size is None:
-        return read_tokenizer(order.tokenizer, end=order.end)
+        return read_tokenizer(order.tokenizer, end=order.end, start=order.start)
     kept = order.out / TOKENIZER
     planned = (started_plan or {}).get("settings", {}).get("tokenizer")
     if planned == order.tokenizer and kept.is_file():
-        return read_tokenizer(str(kept), end=order.end)
+        return read_tokenizer(str(kept), end=order.end, start=order.start)
     say(f"training a BPE of {size} tokens")
     return train_tokenizer(_training_text(order), size=size)
 

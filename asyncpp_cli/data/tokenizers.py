@@ -15,6 +15,7 @@ import numpy as np
 
 from asyncpp_cli.base.errors import UserError
 from asyncpp_cli.data.sources import EXTRA
+from stages.data.prepared import MANIFEST, Prepared
 from stages.data.shards import dtype_for
 
 FORMS = "accepted: bytes, a tokenizer.json, a folder with GPT-2's BPE files, or train:SIZE"
@@ -33,13 +34,15 @@ class Tokenizer(Protocol):
     name: str
     vocab_size: int
     end_of_document: int
+    start_of_document: int | None
+    """None: documents begin with their text."""
 
     @property
     def text(self) -> str | None:
         """Content of the tokenizer.json; None if there is none."""
 
     def encode(self, documents: Sequence[bytes]) -> list[np.ndarray]:
-        """Tokens of each document (UTF-8), without the end-of-document token."""
+        """Tokens of each document (UTF-8), without those that begin and end it."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, for display."""
@@ -51,6 +54,7 @@ class Bytes:
     name = "bytes"
     vocab_size = 256
     end_of_document = 0
+    start_of_document: int | None = None
     text = None
 
     def encode(self, documents: Sequence[bytes]) -> list[np.ndarray]:
@@ -87,13 +91,14 @@ class Library:
     Args:
         text: content of a tokenizer.json.
         name: for people.
-        end: end-of-document token; None: the first of `ENDS` in the vocabulary.
+        end: end-of-document token, or its number; None: the first of `ENDS` in the vocabulary.
+        start: token that begins each document; None: there is none.
 
     Raises:
-        UserError: the library is missing, the text is not a tokenizer, or the token is not in it.
+        UserError: the library is missing, the text is not a tokenizer, or a token is not in it.
     """
 
-    def __init__(self, text: str, *, name: str, end: str | None) -> None:
+    def __init__(self, text: str, *, name: str, end: str | int | None, start: str | None = None) -> None:
         try:
             self._tokenizer = library().Tokenizer.from_str(text)
         except UserError:
@@ -109,14 +114,20 @@ class Library:
         self.text = text
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
         self._dtype = np.dtype(dtype_for(self.vocab_size))
-        names = ENDS if end is None else (end,)
-        end_tokens = [token for token in map(self._tokenizer.token_to_id, names) if token is not None]
-        if not end_tokens:
-            raise UserError(
-                f"{name} has no token {' or '.join(names)} to end a document with; "
-                "name one with --end-of-document"
-            )
-        self.end_of_document = end_tokens[0]
+        if isinstance(end, int):
+            self.end_of_document = end
+        else:
+            names = ENDS if end is None else (end,)
+            end_tokens = [token for token in map(self._tokenizer.token_to_id, names) if token is not None]
+            if not end_tokens:
+                raise UserError(
+                    f"{name} has no token {' or '.join(names)} to end a document with; "
+                    "name one with --end-of-document"
+                )
+            self.end_of_document = end_tokens[0]
+        self.start_of_document = None if start is None else self._tokenizer.token_to_id(start)
+        if start is not None and self.start_of_document is None:
+            raise UserError(f"{name} has no token {start} to begin a document with (--start-of-document)")
 
     def encode(self, documents: Sequence[bytes]) -> list[np.ndarray]:
         texts = [document.decode() for document in documents]
@@ -143,7 +154,7 @@ def library() -> Any:
     return tokenizers
 
 
-def read_tokenizer(name: str, *, end: str | None) -> Tokenizer:
+def read_tokenizer(name: str, *, end: str | None, start: str | None = None) -> Tokenizer:
     """Read a tokenizer: `bytes`, a tokenizer.json, or a folder with GPT-2's files.
 
     Raises:
@@ -152,20 +163,40 @@ def read_tokenizer(name: str, *, end: str | None) -> Tokenizer:
     if name == "bytes":
         if end is not None:
             raise UserError("--end-of-document: with bytes, a zero byte ends a document")
+        if start is not None:
+            raise UserError("--start-of-document: bytes have no token that begins a document")
         return Bytes()
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
             path = path / "tokenizer.json"
         else:
-            return Library(_gpt2_tokenizer_json(path), name=f"GPT-2 BPE ({path.name})", end=end)
+            return Library(_gpt2_tokenizer_json(path), name=f"GPT-2 BPE ({path.name})", end=end, start=start)
     if not path.is_file():
         raise UserError(f"--tokenizer {name}: there is no such file; {FORMS}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text ({error})") from error
-    return Library(text, name=path.name, end=end)
+    return Library(text, name=path.name, end=end, start=start)
+
+
+def recorded_text(prepared: Prepared) -> str:
+    """The tokenizer.json of prepared data, which has one.
+
+    Raises:
+        UserError: it cannot be read, or is not the one that the manifest names.
+    """
+    assert prepared.tokenizer_file is not None
+    try:
+        content = prepared.tokenizer_file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{prepared.tokenizer_file} cannot be read ({error.strerror})") from error
+    if (checksum := hashlib.sha256(content).hexdigest()) != prepared.tokenizer_sha256:
+        raise UserError(
+            f"{prepared.tokenizer_file} is not the tokenizer that {MANIFEST} names: SHA-256 is {checksum}"
+        )
+    return content.decode()
 
 
 def train_size(name: str) -> int | None:

@@ -31,6 +31,7 @@ class ShardSettings:
     """Name of the tokenizer, or `train:SIZE`."""
     tokenizer_sha256: str | None
     end_of_document: int
+    start_of_document: int | None
     field: str
     separator: str
     validation_share: float
@@ -87,7 +88,8 @@ def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, 
         UserError: the input is not valid.
     """
     dtype = np.dtype(dtype_for(tokenizer.vocab_size)).newbyteorder("<")
-    end = np.array([tokenizer.end_of_document], dtype=dtype)
+    start, end = settings.start_of_document, np.array([settings.end_of_document], dtype=dtype)
+    before = np.array([] if start is None else [start], dtype=dtype)
     splits = {name: PartSplit() for name in SPLITS}
     counts = {name: np.zeros(256, dtype=np.int64) for name in SPLITS}
     with ExitStack() as opened:
@@ -98,7 +100,7 @@ def tokenize(part: InputPart, *, settings: ShardSettings, tokenizer: Tokenizer, 
         for batch in _batches(part, settings):
             for document, tokens in zip(batch, tokenizer.encode(batch), strict=True):
                 name = SPLITS[is_held_out(document, share=settings.validation_share)]
-                shards[name].write(tokens.astype(dtype, copy=False), end)
+                shards[name].write(before, tokens.astype(dtype, copy=False), end)
                 splits[name].documents += 1
                 splits[name].bytes += len(document)
                 counts[name] += np.bincount(np.frombuffer(document, dtype=np.uint8), minlength=256)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from asyncpp_cli.base.console import say
 from asyncpp_cli.base.errors import DamagedError, UserError
-from asyncpp_cli.data.tokenizers import Bytes, byte_tokenizer_json
+from asyncpp_cli.data.exported_tokenizer import encoding_difference, for_transformers
+from asyncpp_cli.data.tokenizers import Bytes, byte_tokenizer_json, recorded_text
 from asyncpp_cli.experiment.run_data import config_to_train, owners_of
 from asyncpp_cli.runs.run_folder import Run
 from stages.checkpoint.export_options import ExportFormat, Weights
@@ -51,8 +50,16 @@ def export_run(
             from stages.checkpoint.saved_weights import newest_weights
 
         saved = newest_weights(run.checkpoints, config, step=step, owners=owners_of(run))
-        end = _write_tokenizer(config, folder) if format is ExportFormat.HF else None
-        count = write_weights(saved, config, folder, format=format, weights=weights, end_of_document=end)
+        start, end = _write_tokenizer(config, folder) if format is ExportFormat.HF else (None, None)
+        count = write_weights(
+            saved,
+            config,
+            folder,
+            format=format,
+            weights=weights,
+            start_of_document=start,
+            end_of_document=end,
+        )
     except (DamagedError, CheckpointError) as error:
         raise UserError(str(error)) from error
     # safetensors makes files that only their owner can read.
@@ -61,11 +68,14 @@ def export_run(
     return saved.step, count
 
 
-def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
-    """Write the data's tokenizer next to the weights; returns the end-of-document token.
+def _write_tokenizer(config: RunConfig, folder: Path) -> tuple[int | None, int | None]:
+    """Write the data's tokenizer next to the weights; returns the tokens that begin and end a document.
 
-    None if documents have no end, as in plain text, or the data is not available. The tokenizer of another
+    None where documents have none, as in plain text, or the data is not available. The tokenizer of another
     project's token shards is unknown.
+
+    Raises:
+        UserError: transformers would read other tokens out of a text than those that were trained on.
     """
     path = None
     try:
@@ -75,31 +85,24 @@ def _write_tokenizer(config: RunConfig, folder: Path) -> int | None:
         if path is not None and not path.exists():
             raise DataError(f"{path} does not exist")
         if prepared is not None and prepared.tokenizer_file is not None:
-            content = prepared.tokenizer_file.read_text(encoding="utf-8")
+            trained = recorded_text(prepared)
         else:
-            content = byte_tokenizer_json()
-    except (DataError, OSError, ValueError) as error:
+            trained = byte_tokenizer_json()
+    except (DataError, OSError, ValueError, UserError) as error:
         say(f"The tokenizer is left out: {error}")
-        return None
+        return None, None
     if foreign:
         say(f"The tokenizer is left out: {path} does not say which one made its tokens")
-        return None
+        return None, None
+    start = None if prepared is None else prepared.start_of_document
     end = Bytes.end_of_document if prepared is None else prepared.end_of_document
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.data.context,
-        # lm-eval pads with it, and starts every text with it.
-        "eos_token": _token(json.loads(content), end),
-    }
+    content, settings = for_transformers(trained, start=start, end=end)
+    settings["model_max_length"] = config.data.context
+    if difference := encoding_difference(trained, content, settings):
+        raise UserError(
+            f"transformers would read other tokens than those that were trained on: {difference}; "
+            "accepted: --format safetensors"
+        )
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
-    return None if prepared is None else end
-
-
-def _token(tokenizer: Mapping[str, Any], number: int) -> str | None:
-    """The text of a token in the content of a tokenizer.json."""
-    added = {entry["id"]: entry["content"] for entry in tokenizer.get("added_tokens") or []}
-    vocabulary = tokenizer["model"]["vocab"]
-    if isinstance(vocabulary, list):  # Unigram: pairs of token and score
-        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-    return added.get(number) or next((token for token, index in vocabulary.items() if index == number), None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    return start, None if prepared is None else end

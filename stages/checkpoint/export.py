@@ -31,6 +31,7 @@ def write_weights(
     *,
     format: ExportFormat,
     weights: Weights,
+    start_of_document: int | None = None,
     end_of_document: int | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
@@ -71,6 +72,7 @@ def write_weights(
             config.model,
             context=config.data.context,
             dtype=dtype_name,
+            start_of_document=start_of_document,
             end_of_document=end_of_document,
         )
         _write_json(folder / "config.json", content)

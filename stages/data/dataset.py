@@ -190,8 +190,9 @@ def tokenizer_of(path: str | None) -> str | None:
     """
     folder = _path(DataConfig(path=path))
     if folder is not None and is_prepared(folder):
-        return read_prepared(folder).tokenizer_sha256 or "bytes"
-    return None if folder is not None and find_shards(folder) else "bytes"
+        prepared = read_prepared(folder)
+        return f"{prepared.tokenizer_sha256 or 'bytes'} {prepared.start_of_document}"
+    return None if folder is not None and find_shards(folder) else "bytes None"
 
 
 def vocabulary(config: DataConfig, *, cache: Path | None = None) -> int:

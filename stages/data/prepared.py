@@ -36,6 +36,8 @@ class Prepared:
     """SHA-256 of each file."""
     vocab_size: int
     end_of_document: int
+    start_of_document: int | None
+    """Token that begins each document; None: documents begin with their text."""
     tokenizer: str
     """Name of the tokenizer, for display."""
     tokenizer_file: Path | None
@@ -132,6 +134,7 @@ def _read(folder: Path, content: Mapping[str, Any]) -> Prepared:
         checksums=checksums,
         vocab_size=vocab_size,
         end_of_document=_count(tokenizer["end_of_document"]),
+        start_of_document=None if (start := tokenizer.get("start_of_document")) is None else _count(start),
         tokenizer=str(tokenizer["name"]),
         tokenizer_file=folder / Path(tokenizer["file"]).name if tokenizer["file"] is not None else None,
         tokenizer_sha256=tokenizer["sha256"],

@@ -16,7 +16,12 @@ from stages.shape.spec import HuggingFace, head_dim
 
 
 def hf_config(
-    config: ModelConfig, *, context: int, dtype: str, end_of_document: int | None = None
+    config: ModelConfig,
+    *,
+    context: int,
+    dtype: str,
+    start_of_document: int | None = None,
+    end_of_document: int | None = None,
 ) -> dict[str, Any]:
     """The content of config.json.
 
@@ -24,6 +29,7 @@ def hf_config(
         config: the model.
         context: tokens in the sequences that it was trained on.
         dtype: torch's name of the weights' type.
+        start_of_document: the token that begins a document, where there is one.
         end_of_document: the token that ends a document, where one is known.
 
     Raises:
@@ -36,7 +42,7 @@ def hf_config(
     return {
         "architectures": [hugging_face.architecture],
         "attention_dropout": 0.0,
-        "bos_token_id": None,
+        "bos_token_id": start_of_document,
         "eos_token_id": end_of_document,
         "head_dim": head_dim(config),
         "hidden_act": "silu",

@@ -24,7 +24,7 @@ def some_documents(count: int, *, seed: int = 0, length: int = 60) -> list[str]:
     ]
 
 
-def write_tokenizer(file: Path) -> Any:
+def write_tokenizer(file: Path, *, specials: Sequence[str] = ("</s>",)) -> Any:
     """A small BPE tokenizer, saved as a tokenizer.json; its end-of-document token is `</s>`."""
     import tokenizers
 
@@ -33,7 +33,7 @@ def write_tokenizer(file: Path) -> Any:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=300,
-        special_tokens=["</s>"],
+        special_tokens=list(specials),
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

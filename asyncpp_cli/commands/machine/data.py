@@ -44,6 +44,10 @@ def prepare(
     end_of_document: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="End-of-document token, if not a usual one.")
     ] = None,
+    start_of_document: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", help="Token to begin each document with, such as <s>."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Processes; default: one per core.")
     ] = None,
@@ -69,6 +73,7 @@ def prepare(
         sources=find_sources(inputs),
         tokenizer=tokenizer,
         end=end_of_document,
+        start=start_of_document,
         field=field,
         separator=separator,
         validation_share=validation_share,

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from support.command_line import asyncpp, refusal, succeeded
 from support.exported_runs import SHARED, TINY, run_of, train
+from support.texts import some_documents, write_lines, write_tokenizer, written_tokens
+from tokenizers import pre_tokenizers, processors
 
+from asyncpp_cli.data.exported_tokenizer import encoding_difference, for_transformers
+from asyncpp_cli.data.tokenizers import Library
 from asyncpp_cli.runs.config_file import config_text
 from asyncpp_cli.runs.experiment_folder import open_experiment
 from asyncpp_cli.runs.run_folder import Run
@@ -57,14 +61,31 @@ def test_export_overwrites_nothing_and_says_what_is_missing(run: Run, tmp_path: 
     assert "no such experiment or run" in refusal("export", tmp_path, "--out", tmp_path / "out")
 
 
+@pytest.mark.parametrize("start", [None, "<s>"])
 @pytest.mark.slow
-def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
+def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(
+    start: str | None, tmp_path: Path
+) -> None:
+    """It makes the tokens that were trained on, though the given one adds some of its own, and cuts."""
     from transformers import AutoTokenizer
 
-    (tmp_path / "text.txt").write_text(Path(__file__).read_text() * 4)
-    data = tmp_path / "data"
-    succeeded("data", "prepare", tmp_path / "text.txt", "--tokenizer", "train:300", "--out", data)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", specials=["</s>", "<s>"])
+    tokenizer.post_processor = POST_PROCESSORS["template"]
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    documents, data = some_documents(60), tmp_path / "data"
+    write_lines(tmp_path / "in.jsonl", documents)
+    options = ["--validation-share", "0.1"] if start is None else ["--start-of-document", start]
+    arguments = [
+        tmp_path / "in.jsonl",
+        "--tokenizer",
+        tmp_path / "tokenizer.json",
+        *options,
+        "--workers",
+        "1",
+    ]
+    succeeded("data", "prepare", *arguments, "--out", data)
     (tmp_path / "tiny.yaml").write_text(TINY.replace("}", ", vocab_size: 320}"))
     (tmp_path / "t.yaml").write_text(SHARED % ("", data, 1, "1f1b", "1e-3"))
     succeeded("sweep", tmp_path / "t.yaml", "--out", tmp_path / "e")
@@ -72,18 +93,72 @@ def test_the_tokenizer_of_prepared_data_comes_with_a_model_for_transformers(tmp_
     train(run)
     succeeded("export", run.folder, "--out", tmp_path / "hf")
     said = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert (
-        said["eos_token_id"]
-        == json.loads((data / "manifest.json").read_text())["tokenizer"]["end_of_document"]
-    )
-    text = "def test_the_tokenizer(tmp_path: Path)"
-    expected = Tokenizer.from_file(str(data / "tokenizer.json")).encode(text).ids
+    recorded = json.loads((data / "manifest.json").read_text())["tokenizer"]
+    assert said["eos_token_id"] == recorded["end_of_document"] == 0
+    assert said["bos_token_id"] == recorded["start_of_document"] == (None if start is None else 1)
     loaded = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert loaded(text)["input_ids"] == expected
-    assert (loaded.eos_token, loaded.eos_token_id) == ("<|endoftext|>", said["eos_token_id"])
+    trained = [token for tokens in written_tokens(data).values() for token in tokens]
+    read = [token for document in documents for token in (*loaded(document)["input_ids"], 0)]
+    assert sorted(read) == sorted(trained)
+    assert read.count(1) == (0 if start is None else len(documents))
+    assert (loaded.bos_token, loaded.eos_token, loaded.eos_token_id) == (start, "</s>", 0)
     check_that_lm_eval_scores(tmp_path / "hf")
     succeeded("export", run.folder, "--format", "safetensors", "--out", tmp_path / "own")
     assert [file.name for file in (tmp_path / "own").iterdir()] == ["model.safetensors"]
+    (data / "tokenizer.json").write_text((data / "tokenizer.json").read_text() + " ")
+    changed = succeeded("export", run.folder, "--out", tmp_path / "changed")
+    assert "The tokenizer is left out" in changed.errors
+    assert "is not the tokenizer that manifest.json names" in changed.errors
+
+
+_SPECIAL = [("</s>", 0), ("<s>", 1)]
+POST_PROCESSORS = {
+    "none": None,
+    "template": processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A <s> $B:1", special_tokens=_SPECIAL
+    ),
+    "bert": processors.BertProcessing(*_SPECIAL),
+    "roberta": processors.RobertaProcessing(*_SPECIAL),
+    "byte-level": processors.ByteLevel(trim_offsets=False),
+    "sequence": processors.Sequence(
+        [
+            processors.ByteLevel(),
+            processors.TemplateProcessing(single="$A </s>", pair=None, special_tokens=_SPECIAL),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("start", [None, "<s>"])
+@pytest.mark.parametrize("kind", POST_PROCESSORS)
+@pytest.mark.parametrize("space", [False, True])
+def test_transformers_reads_a_text_as_training_did(
+    space: bool, kind: str, start: str | None, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = write_tokenizer(tmp_path / "t.json", specials=["</s>", "<s>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+    tokenizer.post_processor = POST_PROCESSORS[kind]
+    trained = tokenizer.to_str()
+    content, settings = for_transformers(trained, start=None if start is None else 1, end=0)
+    assert encoding_difference(trained, content, settings) is None
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*some_documents(3), "12 . 5, it 's", " a\r\n\tb", ""):
+        [tokens] = Library(trained, name="t", end="</s>").encode([text.encode()])
+        assert loaded(text)["input_ids"] == [1] * (start is not None) + tokens.tolist()
+        assert loaded.decode(tokens.tolist()) == tokenizer.decode(tokens.tolist())
+
+
+def test_a_tokenizer_that_transformers_would_read_in_another_way_is_noticed(tmp_path: Path) -> None:
+    """transformers takes the end of a document out of a text before anything else is done with it."""
+    tokenizer = write_tokenizer(tmp_path / "t.json")
+    content, settings = for_transformers(tokenizer.to_str(), start=None, end=tokenizer.token_to_id("o"))
+    said = encoding_difference(tokenizer.to_str(), content, settings)
+    assert said is not None
+    assert "of a sample on" in said
 
 
 @pytest.mark.slow
